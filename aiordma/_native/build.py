@@ -1,0 +1,63 @@
+"""Builds the compiled module `aiordma._native._lib` with cffi in API mode.
+
+Run by setuptools (see setup.py), never imported by the package.  The headers in native/ are the
+only source of declarations: cffi reads the same files as the compiler, so a layout that differs
+fails the build, not the program.
+"""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from cffi import FFI
+
+NATIVE = Path("native")  # relative: setuptools wants the paths of sources relative to setup.py
+
+# Types of the system headers, of which cffi learns the layout from the compiler.
+PRELUDE = """
+typedef struct { ...; } pthread_mutex_t;
+typedef struct { ...; } pthread_cond_t;
+struct sockaddr { ...; };
+struct sockaddr_in { ...; };
+struct sockaddr_in6 { ...; };
+struct sockaddr_storage { ...; };
+"""
+
+CALL = re.compile(r"^CALL\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$")
+
+
+def calls_struct(header: str) -> str:
+    """`struct aiordma_calls` as cffi must see it, from the lines of calls.h."""
+    members = [match for line in header.splitlines() if (match := CALL.match(line))]
+    if len(members) != sum(line.startswith("CALL(") for line in header.splitlines()):
+        raise ValueError("native/calls.h: a CALL line that the build cannot read")
+    lines = (f"\t{m['result']}(*{m['name']}) {m['arguments']};" for m in members)
+    return "struct aiordma_calls {\n" + "\n".join(lines) + "\n};\n"
+
+
+def declarations() -> str:
+    read = {name: (NATIVE / name).read_text() for name in ("calls.h", "interface.h")}
+    abi = "".join((NATIVE / "abi" / name).read_text() for name in ("verbs.h", "rdma_cma.h"))
+    return PRELUDE + abi + calls_struct(read["calls.h"]) + read["interface.h"]
+
+
+SOURCES = [NATIVE / "batch.c", NATIVE / "system.c", *sorted((NATIVE / "soft").glob("*.c"))]
+
+ffibuilder = FFI()
+ffibuilder.cdef(declarations())
+ffibuilder.set_source(
+    "aiordma._native._lib",
+    '#include "native.h"',
+    sources=[str(path) for path in SOURCES],
+    depends=[str(path) for path in sorted(NATIVE.rglob("*.h"))],
+    include_dirs=[str(NATIVE)],
+    libraries=["dl", "pthread"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O2",
+        "-fvisibility=hidden",
+        *shlex.split(os.environ.get("AIORDMA_CFLAGS", "")),
+    ],
+    extra_link_args=shlex.split(os.environ.get("AIORDMA_LDFLAGS", "")),
+)

@@ -1,0 +1,225 @@
+/* Many work requests or completions per crossing from Python into C.
+ *
+ * A crossing costs more than a post (measured: 190 ns per completion when each field is read from
+ * Python, 50 ns when packed here), so Python hands over arrays and gets arrays.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "native.h"
+
+/* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
+enum { BLOCK = 64 };
+
+static void fill_send(struct ibv_send_wr *wr, const struct aiordma_send *send,
+		      const struct ibv_sge *sges)
+{
+	memset(wr, 0, sizeof(*wr));
+	wr->wr_id = send->wr_id;
+	wr->sg_list = (struct ibv_sge *)&sges[send->first_sge];
+	wr->num_sge = (int)send->num_sge;
+	wr->opcode = (enum ibv_wr_opcode)send->opcode;
+	wr->send_flags = send->send_flags;
+	wr->imm_data = htonl(send->imm_data);
+	switch (wr->opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		wr->wr.atomic.remote_addr = send->remote_addr;
+		wr->wr.atomic.rkey = send->rkey;
+		wr->wr.atomic.compare_add = send->compare_add;
+		wr->wr.atomic.swap = send->swap;
+		break;
+	default:
+		wr->wr.rdma.remote_addr = send->remote_addr;
+		wr->wr.rdma.rkey = send->rkey;
+	}
+}
+
+int aiordma_post_send(struct ibv_qp *qp, const struct aiordma_send *sends, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted)
+{
+	*posted = 0;
+	while (*posted < count) {
+		struct ibv_send_wr chain[BLOCK];
+		struct ibv_send_wr *bad = NULL;
+		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+
+		for (uint32_t i = 0; i < length; i++) {
+			fill_send(&chain[i], &sends[*posted + i], sges);
+			chain[i].next = i + 1 < length ? &chain[i + 1] : NULL;
+		}
+		int rc = qp->context->ops.post_send(qp, chain, &bad);
+		if (rc) {
+			*posted += bad ? (uint32_t)(bad - chain) : 0;
+			return rc;
+		}
+		*posted += length;
+	}
+	return 0;
+}
+
+int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted)
+{
+	*posted = 0;
+	while (*posted < count) {
+		struct ibv_recv_wr chain[BLOCK];
+		struct ibv_recv_wr *bad = NULL;
+		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+
+		for (uint32_t i = 0; i < length; i++) {
+			const struct aiordma_recv *recv = &recvs[*posted + i];
+
+			chain[i] = (struct ibv_recv_wr){
+				.wr_id = recv->wr_id,
+				.next = i + 1 < length ? &chain[i + 1] : NULL,
+				.sg_list = (struct ibv_sge *)&sges[recv->first_sge],
+				.num_sge = (int)recv->num_sge,
+			};
+		}
+		int rc = qp->context->ops.post_recv(qp, chain, &bad);
+		if (rc) {
+			*posted += bad ? (uint32_t)(bad - chain) : 0;
+			return rc;
+		}
+		*posted += length;
+	}
+	return 0;
+}
+
+int aiordma_post_send_one(struct ibv_qp *qp, uint64_t wr_id, uint32_t opcode, uint32_t send_flags,
+			  uint32_t imm_data, uint64_t addr, uint32_t length, uint32_t lkey,
+			  uint64_t remote_addr, uint32_t rkey)
+{
+	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+	struct aiordma_send send = {
+		.wr_id = wr_id,
+		.remote_addr = remote_addr,
+		.rkey = rkey,
+		.opcode = opcode,
+		.send_flags = send_flags,
+		.imm_data = imm_data,
+		.num_sge = length ? 1 : 0,
+	};
+	uint32_t posted;
+
+	return aiordma_post_send(qp, &send, 1, &sge, &posted);
+}
+
+int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+			  uint32_t lkey)
+{
+	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+	struct aiordma_recv recv = {.wr_id = wr_id, .num_sge = length ? 1 : 0};
+	uint32_t posted;
+
+	return aiordma_post_recv(qp, &recv, 1, &sge, &posted);
+}
+
+int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity)
+{
+	int total = 0;
+
+	while (total < capacity) {
+		struct ibv_wc wc[BLOCK];
+		int room = capacity - total < BLOCK ? capacity - total : BLOCK;
+		int n = cq->context->ops.poll_cq(cq, room, wc);
+
+		if (n < 0) /* ibv_poll_cq says only "negative"; errno is not defined by it */
+			return total ? total : -EIO;
+		for (int i = 0; i < n; i++)
+			out[total + i] = (struct aiordma_completion){
+				.wr_id = wc[i].wr_id,
+				.status = wc[i].status,
+				.opcode = wc[i].opcode,
+				.vendor_err = wc[i].vendor_err,
+				.byte_len = wc[i].byte_len,
+				.imm_data = ntohl(wc[i].imm_data),
+				.qp_num = wc[i].qp_num,
+				.src_qp = wc[i].src_qp,
+				.wc_flags = wc[i].wc_flags,
+			};
+		total += n;
+		if (n < room)
+			break;
+	}
+	return total;
+}
+
+int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)
+{
+	return cq->context->ops.req_notify_cq(cq, solicited_only);
+}
+
+/* Take events until there are none, note each CQ once, acknowledge.  A CQ beyond the table's room
+ * leaves its event in the channel, whose fd then stays readable. */
+static int take_events(struct aiordma_drain *drain)
+{
+	while (drain->ready_count < sizeof(drain->ready) / sizeof(drain->ready[0])) {
+		struct ibv_cq *cq;
+		void *context;
+		uint32_t i;
+
+		if (drain->calls->ibv_get_cq_event(drain->channel, &cq, &context)) {
+			if (errno == EINTR)
+				continue;
+			return errno == EAGAIN ? 0 : -errno;
+		}
+		drain->events++;
+		drain->calls->ibv_ack_cq_events(cq, 1);
+		for (i = 0; i < drain->ready_count && drain->ready[i] != cq; i++)
+			;
+		if (i == drain->ready_count)
+			drain->ready[drain->ready_count++] = cq;
+		/* Arm before polling: a completion between the two then makes a new event. */
+		int rc = aiordma_req_notify(cq, 0);
+		if (rc)
+			return -rc;
+	}
+	return 0;
+}
+
+int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
+		  int *more)
+{
+	int total = 0;
+	int rc = take_events(drain);
+
+	*more = 0;
+	if (rc)
+		return rc;
+	while (drain->ready_count && total < capacity) {
+		struct ibv_cq *cq = drain->ready[drain->ready_count - 1];
+		int n = aiordma_poll(cq, out + total, capacity - total);
+
+		if (n < 0)
+			return total ? total : n;
+		total += n;
+		if (total < capacity)
+			drain->ready_count--;
+	}
+	*more = drain->ready_count > 0;
+	return total;
+}
+
+void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
+{
+	uint32_t kept = 0;
+
+	take_events(drain);
+	for (uint32_t i = 0; i < drain->ready_count; i++)
+		if (drain->ready[i] != cq)
+			drain->ready[kept++] = drain->ready[i];
+	drain->ready_count = kept;
+}
+
+int aiordma_set_nonblocking(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+		return errno;
+	return 0;
+}

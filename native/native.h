@@ -1,0 +1,15 @@
+/* What the C part offers to Python and to the C tests: two tables of calls, and batches. */
+#ifndef AIORDMA_NATIVE_H
+#define AIORDMA_NATIVE_H
+
+#include "abi/abi.h"
+
+struct aiordma_calls {
+#define CALL(library, result, name, arguments) result(*name) arguments;
+#include "calls.h"
+#undef CALL
+};
+
+#include "interface.h"
+
+#endif
