@@ -1,0 +1,101 @@
+"""The types of the fields of control messages: how each travels in msgpack, and what it may be.
+
+A type is an ``Annotated`` alias: the type checker sees the plain type, and
+:mod:`aiordma._core.protocol` finds the codec in the annotation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from aiordma._core.region import ALL_RIGHTS, RegionToken, Rights
+
+MAX_TEXT = 256
+"""Bytes (UTF-8) of the longest text in a message; longer ones are cut when they are encoded."""
+
+
+class Codec(Protocol):
+    """Turns a field into what msgpack carries, and back; both raise ValueError with a text."""
+
+    def encode(self, value: object) -> object:
+        """Check a value of this side and turn it into what travels."""
+
+    def decode(self, value: object) -> object:
+        """Check what arrived from the peer, of any type, and turn it into the value."""
+
+
+def _unsigned(value: object, bits: int) -> int:
+    # bool is an int in Python, but not in msgpack.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"an integer is needed, not {type(value).__name__}")
+    if value < 0 or value >> bits:
+        raise ValueError(f"{value} does not fit {bits} bits")
+    return int(value)
+
+
+class _Unsigned:
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def encode(self, value: object) -> object:
+        return _unsigned(value, self._bits)
+
+    decode = encode
+
+
+class _OptionalUnsigned:
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def encode(self, value: object) -> object:
+        return None if value is None else _unsigned(value, self._bits)
+
+    decode = encode
+
+
+class _Text:
+    def encode(self, value: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError(f"a text is needed, not {type(value).__name__}")
+        # Cutting may leave half a character, and a str may hold lone surrogates: drop both.
+        return value.encode("utf-8", "ignore")[:MAX_TEXT].decode("utf-8", "ignore")
+
+    def decode(self, value: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError(f"a text is needed, not {type(value).__name__}")
+        if len(value.encode()) > MAX_TEXT:
+            raise ValueError(f"it has more than {MAX_TEXT} bytes")
+        return value
+
+
+class _Access:
+    def encode(self, value: object) -> object:
+        number = _unsigned(value, 32)
+        unknown = number & ~ALL_RIGHTS
+        if unknown:
+            raise ValueError(f"unknown rights {unknown:#x}")
+        return number
+
+    def decode(self, value: object) -> object:
+        return Rights(_unsigned(self.encode(value), 32))
+
+
+class _Token:
+    def encode(self, value: object) -> object:
+        if not isinstance(value, RegionToken):
+            raise ValueError(f"a region token is needed, not {type(value).__name__}")
+        return value.pack()
+
+    def decode(self, value: object) -> object:
+        if not isinstance(value, bytes):
+            raise ValueError(f"bytes are needed, not {type(value).__name__}")
+        return RegionToken.unpack(value)
+
+
+U16 = Annotated[int, _Unsigned(16)]
+U32 = Annotated[int, _Unsigned(32)]
+U64 = Annotated[int, _Unsigned(64)]
+OptionalU32 = Annotated[int | None, _OptionalUnsigned(32)]
+Text = Annotated[str, _Text()]
+Access = Annotated[Rights, _Access()]
+Token = Annotated[RegionToken, _Token()]

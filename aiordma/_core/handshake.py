@@ -1,0 +1,221 @@
+"""What both sides tell each other before the first message, in fixed layouts, little endian.
+
+:class:`Hello` is about the transport: sizes, credits, limits. It fits the private data of a
+connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
+
+    offset  0  4s   b"AIOR"                      offset  8  u32  eager_size
+    offset  4  u8   version, 1                   offset 12  u16  data_receives
+    offset  5  u8   flags, 0                     offset 14  u16  control_receives
+    offset  6  u8   max_rd_atomic                offset 16  u64  max_message
+    offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
+
+:class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
+manager; it can travel by any channel::
+
+    offset  0  4s   b"AIOE"                      offset 24  u32  qp_num
+    offset  4  u8   version, 1                   offset 28  u32  psn
+    offset  5  u8   flags, bit 0: is_global      offset 32  u32  qkey
+    offset  6  u8   qp_type (enum ibv_qp_type)   offset 36  u16  lid
+    offset  7  u8   mtu (enum ibv_mtu)           offset 38  u8   max_rd_atomic
+    offset  8  16s  gid                          offset 39  u8   max_dest_rd_atomic
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from aiordma._core.credits import (
+    MAX_CONTROL_RECEIVES,
+    MAX_DATA_RECEIVES,
+    MIN_CONTROL_RECEIVES,
+    MIN_DATA_RECEIVES,
+)
+from aiordma._core.frames import HEADER_SIZE
+from aiordma._core.layout import check_layout
+from aiordma._core.protocol import MAX_LENGTH
+from aiordma._core.qp_states import QPType
+from aiordma._core.region import U32_MAX, U64_MAX
+from aiordma.errors import ProtocolError
+
+_VERSION = 1
+
+_HELLO = struct.Struct("<4sBBBBIHHQQ")
+_HELLO_MAGIC = b"AIOR"
+HELLO_SIZE = _HELLO.size
+"""Bytes of a packed :class:`Hello`."""
+
+_ENDPOINT = struct.Struct("<4sBBBB16sIIIHBB")
+_ENDPOINT_MAGIC = b"AIOE"
+_IS_GLOBAL = 1
+ENDPOINT_SIZE = _ENDPOINT.size
+"""Bytes of a packed :class:`Endpoint`."""
+
+MIN_EAGER_SIZE = HEADER_SIZE + MAX_LENGTH
+"""Bytes that every receive must have: any of them may be hit by the longest control message."""
+
+_U24_MAX = (1 << 24) - 1
+_MTU_256, _MTU_4096 = 1, 5
+
+_HELLO_BOUNDS = {
+    "eager_size": (MIN_EAGER_SIZE, U32_MAX),
+    "data_receives": (MIN_DATA_RECEIVES, MAX_DATA_RECEIVES),
+    "control_receives": (MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES),
+    "max_message": (0, U64_MAX),
+    "lend_quota": (0, U64_MAX),
+    "max_rd_atomic": (0, 0xFF),
+    "max_dest_rd_atomic": (0, 0xFF),
+}
+_ENDPOINT_BOUNDS = {
+    "qp_num": (0, _U24_MAX),
+    "psn": (0, _U24_MAX),
+    "lid": (0, 0xFFFF),
+    "mtu": (_MTU_256, _MTU_4096),
+    "max_rd_atomic": (0, 0xFF),
+    "max_dest_rd_atomic": (0, 0xFF),
+    "qkey": (0, U32_MAX),
+}
+
+
+def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
+    for name, (low, high) in bounds.items():
+        value = getattr(message, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be within {low}..{high}, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What one side offers: the other keeps to it. ValueError when a number is out of bounds."""
+
+    eager_size: int
+    """Bytes of each of its receives, the frame's header included."""
+    data_receives: int
+    """DATA and OFFER frames it can take before it gives credits back."""
+    control_receives: int
+    """The same for CONTROL and CREDIT frames."""
+    max_message: int
+    """Bytes of the longest message it accepts."""
+    lend_quota: int
+    """Bytes it lends to the peer at most."""
+    max_rd_atomic: int = 0
+    """Reads and atomics it would have under way at once."""
+    max_dest_rd_atomic: int = 0
+    """Reads and atomics of the peer that it can serve at once."""
+
+    def __post_init__(self) -> None:
+        _check(self, _HELLO_BOUNDS)
+
+    def pack(self) -> bytes:
+        """The hello as HELLO_SIZE bytes."""
+        return _HELLO.pack(
+            _HELLO_MAGIC,
+            _VERSION,
+            0,
+            self.max_rd_atomic,
+            self.max_dest_rd_atomic,
+            self.eager_size,
+            self.data_receives,
+            self.control_receives,
+            self.max_message,
+            self.lend_quota,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Hello:
+        """Read a hello; zeros may follow it. ProtocolError for everything else."""
+        check_layout(
+            data,
+            what="hello",
+            magic=_HELLO_MAGIC,
+            version=_VERSION,
+            flags=0,
+            size=HELLO_SIZE,
+            padded=True,
+        )
+        (_, _, _, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives, control_receives,
+         max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
+        try:
+            return cls(
+                eager_size=eager_size,
+                data_receives=data_receives,
+                control_receives=control_receives,
+                max_message=max_message,
+                lend_quota=lend_quota,
+                max_rd_atomic=max_rd_atomic,
+                max_dest_rd_atomic=max_dest_rd_atomic,
+            )
+        except ValueError as error:
+            raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One queue pair, as its partner needs to know it to connect.
+
+    ``gid`` is 16 bytes in network order. Raises ValueError when a number is out of bounds.
+    """
+
+    gid: bytes
+    qp_num: int
+    psn: int
+    lid: int
+    mtu: int
+    """Active path MTU of its port, as ``enum ibv_mtu`` (1: 256 bytes ... 5: 4096)."""
+    qp_type: QPType = QPType.RC
+    is_global: bool = True
+    """Whether it must be addressed by its GID (with a GRH), as on RoCE."""
+    qkey: int = 0
+    max_rd_atomic: int = 0
+    max_dest_rd_atomic: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.gid) != 16:
+            raise ValueError(f"a gid has 16 bytes, not {len(self.gid)}")
+        _check(self, _ENDPOINT_BOUNDS)
+
+    def pack(self) -> bytes:
+        """The endpoint as ENDPOINT_SIZE bytes."""
+        return _ENDPOINT.pack(
+            _ENDPOINT_MAGIC,
+            _VERSION,
+            _IS_GLOBAL if self.is_global else 0,
+            self.qp_type,
+            self.mtu,
+            self.gid,
+            self.qp_num,
+            self.psn,
+            self.qkey,
+            self.lid,
+            self.max_rd_atomic,
+            self.max_dest_rd_atomic,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Endpoint:
+        """Read an endpoint. Raises ProtocolError for anything that :meth:`pack` does not write."""
+        check_layout(
+            data,
+            what="endpoint",
+            magic=_ENDPOINT_MAGIC,
+            version=_VERSION,
+            flags=_IS_GLOBAL,
+            size=ENDPOINT_SIZE,
+        )
+        (_, _, flags, qp_type, mtu, gid, qp_num, psn, qkey, lid, max_rd_atomic,
+         max_dest_rd_atomic) = _ENDPOINT.unpack_from(data)  # fmt: skip
+        try:
+            return cls(
+                gid=gid,
+                qp_num=qp_num,
+                psn=psn,
+                lid=lid,
+                mtu=mtu,
+                qp_type=QPType(qp_type),
+                is_global=bool(flags & _IS_GLOBAL),
+                qkey=qkey,
+                max_rd_atomic=max_rd_atomic,
+                max_dest_rd_atomic=max_dest_rd_atomic,
+            )
+        except ValueError as error:
+            raise ProtocolError(f"endpoint: the peer sent nonsense: {error}") from None

@@ -1,0 +1,49 @@
+"""The first six bytes that all fixed layouts share: magic (4), version (1), flags (1).
+
+Whoever reads one asks here first, so that what is not ours, or is of another version, is refused
+with a text that says which of the two it is.
+"""
+
+from __future__ import annotations
+
+from aiordma.errors import ProtocolError
+
+PREFIX_SIZE = 6
+"""Bytes that all layouts share."""
+
+
+def check_layout(
+    data: bytes | bytearray | memoryview,
+    *,
+    what: str,
+    magic: bytes,
+    version: int,
+    flags: int,
+    size: int,
+    padded: bool = False,
+) -> None:
+    """Raise ProtocolError unless ``data`` is ``size`` bytes of this layout.
+
+    ``what`` names it in the text, ``flags`` are all the bits that this version knows. ``padded``
+    allows zeros after the end: the connection manager pads private data with them.
+    """
+    view = memoryview(data)
+    if view.nbytes < PREFIX_SIZE or view[:4] != magic:
+        raise ProtocolError(
+            f"this is no {what} of aiordma ({view.nbytes} bytes, beginning with "
+            f"{bytes(view[:4])!r}): whoever sent it speaks something else"
+        )
+    if view[4] != version:
+        raise ProtocolError(
+            f"{what}: the peer speaks version {view[4]}, this side version {version}; "
+            "run the same release of aiordma on both"
+        )
+    if view[5] & ~flags:
+        raise ProtocolError(
+            f"{what}: the peer wants what this side does not know (flags {view[5]:#04x}); "
+            "run the same release of aiordma on both"
+        )
+    if view.nbytes < size:
+        raise ProtocolError(f"{what}: cut short, {view.nbytes} bytes of {size} arrived")
+    if view.nbytes > size and (not padded or any(view[size:])):
+        raise ProtocolError(f"{what}: the peer sent bytes after the end of it")

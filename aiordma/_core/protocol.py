@@ -1,0 +1,269 @@
+"""Control messages between the two ends of a connection, in msgpack.
+
+Each is an array ``[magic, version, type, request id, body]``, the body an array of the fields of
+its dataclass below, in order. It travels in a CONTROL frame (:mod:`aiordma._core.frames`); it is
+never longer than MAX_LENGTH, so it fits every receive that a peer may post.
+
+A request has a request id of its sender's choice (not 0); what answers it carries the same id,
+and every request is answered: with what was asked for, or with an Error. Id 0 is for messages that
+answer nothing and want no answer. Decoding is strict: wrong types, numbers out of range, unknown
+versions and types, missing, additional and trailing bytes are all a ProtocolError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, ClassVar, get_args, get_type_hints
+
+import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
+
+from aiordma._core.fields import U16, U32, U64, Access, Codec, OptionalU32, Text, Token
+from aiordma._core.region import U64_MAX
+from aiordma.errors import ProtocolError
+
+MAGIC = 0xA17D
+VERSION = 1
+MAX_LENGTH = 512
+"""Bytes of the longest control message."""
+
+
+class MessageType(IntEnum):
+    """What a message is; stands third in its array."""
+
+    RENDEZVOUS = 1
+    RENDEZVOUS_DONE = 2
+    REGION_GRANT = 3
+    REGION_RETURN = 4
+    REGION_REQUEST = 5
+    REGION_RELEASE = 6
+    PING = 7
+    PONG = 8
+    GOODBYE = 9
+    ERROR = 10
+
+
+class ErrorCode(IntEnum):
+    """Why a request was refused. Numbers that are not here may come from a later release."""
+
+    OK = 0
+    INTERNAL = 1
+    UNSUPPORTED = 2
+    QUOTA = 3
+    UNKNOWN_REGION = 4
+    ACCESS = 5
+    TOO_LONG = 6
+    BUSY = 7
+    CANCELLED = 8
+
+
+class GoodbyeCode(IntEnum):
+    """Why a side ends the connection. Numbers that are not here may come from a later release."""
+
+    NORMAL = 0
+    SHUTDOWN = 1
+    PROTOCOL_ERROR = 2
+    TIMEOUT = 3
+    INTERNAL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The base of all control messages."""
+
+    TYPE: ClassVar[MessageType]
+    request_id: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous(Message):
+    """A message of ``length`` bytes waits at ``address``: read it, then say RendezvousDone.
+
+    The memory stays as it is until then. ``imm`` is the message's immediate data, or None.
+    """
+
+    TYPE: ClassVar[MessageType] = MessageType.RENDEZVOUS
+    address: U64
+    rkey: U32
+    length: U64
+    imm: OptionalU32 = None
+
+    def __post_init__(self) -> None:
+        if self.address + self.length > U64_MAX + 1:
+            raise ValueError("the message goes beyond the end of the address space")
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousDone(Message):
+    """The offered memory has been read (``status`` 0), or will not be (an ErrorCode)."""
+
+    TYPE: ClassVar[MessageType] = MessageType.RENDEZVOUS_DONE
+    status: U16
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGrant(Message):
+    """A region of the sender is the receiver's to use, within the rights and lease of ``token``.
+
+    Answers a RegionRequest (its request id), or is handed over unasked (0).
+    """
+
+    TYPE: ClassVar[MessageType] = MessageType.REGION_GRANT
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReturn(Message):
+    """A region that its owner lent goes back to the owner, as something to look at.
+
+    The sender is done with it and promises not to use its token any more.
+    """
+
+    TYPE: ClassVar[MessageType] = MessageType.REGION_RETURN
+    region_id: U64
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRequest(Message):
+    """Lend me ``length`` bytes with these rights, for ``lease_ms`` (0: until I release them).
+
+    Answered by RegionGrant, or by Error (over the quota, for instance).
+    """
+
+    TYPE: ClassVar[MessageType] = MessageType.REGION_REQUEST
+    length: U64
+    access: Access
+    lease_ms: U32
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRelease(Message):
+    """The sender needs the owner's region no longer; its contents do not matter."""
+
+    TYPE: ClassVar[MessageType] = MessageType.REGION_RELEASE
+    region_id: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Message):
+    """Are you there? Answered by Pong."""
+
+    TYPE: ClassVar[MessageType] = MessageType.PING
+
+
+@dataclass(frozen=True, slots=True)
+class Pong(Message):
+    """Answers Ping."""
+
+    TYPE: ClassVar[MessageType] = MessageType.PONG
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye(Message):
+    """The sender will send nothing after this; ``code`` is a GoodbyeCode."""
+
+    TYPE: ClassVar[MessageType] = MessageType.GOODBYE
+    code: U16
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Message):
+    """The request of this id is refused; ``code`` is an ErrorCode."""
+
+    TYPE: ClassVar[MessageType] = MessageType.ERROR
+    code: U16
+    text: Text
+
+
+_CLASSES: tuple[type[Message], ...] = (
+    Rendezvous,
+    RendezvousDone,
+    RegionGrant,
+    RegionReturn,
+    RegionRequest,
+    RegionRelease,
+    Ping,
+    Pong,
+    Goodbye,
+    Error,
+)
+
+
+def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple((field.name, get_args(hints[field.name])[-1]) for field in fields(cls))
+
+
+# By type: the class and, for the request id and each field of the body, name and codec.
+_FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
+    cls.TYPE: (cls, _codecs(cls)) for cls in _CLASSES
+}
+
+
+def _pack(value: list[object]) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def _unpack(data: bytes | bytearray | memoryview) -> object:
+    # No map and no extension type is part of the protocol. Arrays and strings that claim to be
+    # longer than the message are refused by msgpack before it allocates anything for them.
+    try:
+        value: object = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        text = str(error) or type(error).__name__
+        raise ProtocolError(f"the peer sent a control message that is no msgpack: {text}") from None
+    return value
+
+
+def _is(value: object, number: int) -> bool:
+    # 1.0 and True are equal to 1, but they are not what the peer has to send.
+    return type(value) is int and value == number
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
+    _, codecs = _FORMATS[message.TYPE]
+    values = []
+    for name, codec in codecs:
+        try:
+            values.append(codec.encode(getattr(message, name)))
+        except ValueError as error:
+            raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
+    return _pack([MAGIC, VERSION, int(message.TYPE), values[0], values[1:]])
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """The message in ``data``, all of it. Raises ProtocolError, and nothing else, if it is none."""
+    if len(data) > MAX_LENGTH:
+        raise ProtocolError(f"the peer sent a control message of {len(data)} bytes")
+    envelope = _unpack(data)
+    if type(envelope) is not list or not envelope or not _is(envelope[0], MAGIC):
+        raise ProtocolError("the peer sent something that is no control message of aiordma")
+    if len(envelope) < 2 or not _is(envelope[1], VERSION):
+        raise ProtocolError(
+            f"the peer speaks version {envelope[1:2]!r:.40} of the control protocol, this side "
+            f"[{VERSION}]; run the same release of aiordma on both"
+        )
+    if len(envelope) != 5:
+        raise ProtocolError(f"the peer sent a control message of {len(envelope)} parts, not 5")
+    _, _, number, request_id, body = envelope
+    known = _FORMATS.get(number) if type(number) is int else None
+    if known is None:
+        raise ProtocolError(f"the peer sent a control message of unknown type {number!r:.40}")
+    cls, codecs = known
+    if type(body) is not list or len(body) != len(codecs) - 1:
+        raise ProtocolError(f"the peer sent a {cls.__name__} without its {len(codecs) - 1} fields")
+    values: dict[str, Any] = {}
+    for (name, codec), value in zip(codecs, [request_id, *body], strict=True):
+        try:
+            values[name] = codec.decode(value)
+        except ValueError as error:
+            raise ProtocolError(
+                f"the peer sent a {cls.__name__} with a bad {name}: {error}"
+            ) from None
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ProtocolError(f"the peer sent a {cls.__name__}: {error}") from None

@@ -1,0 +1,228 @@
+"""Which bytes of which slab: the arithmetic of the memory pool, without any memory.
+
+A slab is a piece of memory that is registered at once, ``slab_size`` bytes long. It is cut into
+blocks whose sizes are powers of two, from ``smallest`` up to the slab itself; a block of size s
+begins at a multiple of s within its slab, so it is aligned to its size if the slab is.
+
+Blocks are split in halves (buddies) as needed. A freed block goes on a list of its size and comes
+back from there, last in, first out, while it is still in the caches: that is the path nearly
+every call takes, and its cost does not depend on the number of blocks. Buddies are joined again
+only when a request would go unanswered otherwise, or a slab is to be given up: joining at every
+free would split and join the same blocks all day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiordma.errors import BufferStateError, InternalError, QuotaError
+
+
+@dataclass(frozen=True, slots=True)
+class SlabStatistics:
+    """Bytes and counts as they are now; ``peak_bytes`` is the most that was ever in use.
+
+    ``used_bytes`` counts whole blocks, ``used_blocks`` how many there are of each size.
+    """
+
+    slabs: int
+    slab_size: int
+    used_bytes: int
+    free_bytes: int
+    peak_bytes: int
+    used_blocks: dict[int, int]
+    joins: int
+
+
+class SlabAllocator:
+    """Blocks within slabs. Makes no slab by itself: the owner registers memory, then adds one.
+
+    ``slab_size`` and ``smallest`` are powers of two, in bytes; ``limit`` is the most bytes of
+    slabs there may be (None: no limit).
+    """
+
+    __slots__ = (
+        "_classes",
+        "_free",
+        "_joined_at",
+        "_joins",
+        "_limit",
+        "_peak",
+        "_releases",
+        "_shift",
+        "_slabs",
+        "_smallest_bits",
+        "_used",
+        "_used_bytes",
+        "slab_size",
+        "smallest",
+    )
+
+    def __init__(self, slab_size: int, *, smallest: int = 4096, limit: int | None = None) -> None:
+        for name, value in (("slab_size", slab_size), ("smallest", smallest)):
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two, not {value}")
+        if smallest > slab_size:
+            raise ValueError(f"smallest ({smallest}) is larger than slab_size ({slab_size})")
+        if limit is not None and limit < slab_size:
+            raise ValueError(f"limit ({limit}) leaves no room for one slab of {slab_size}")
+        self.slab_size = slab_size
+        self.smallest = smallest
+        self._limit = limit
+        self._shift = slab_size.bit_length() - 1
+        self._smallest_bits = smallest.bit_length() - 1
+        self._classes = self._shift - self._smallest_bits + 1
+        # A place is slab << shift | offset: one integer names a block. Free ones by class,
+        # class 0 being the smallest; used ones with their class.
+        self._free: list[list[int]] = [[] for _ in range(self._classes)]
+        self._used: dict[int, int] = {}
+        self._slabs: set[int] = set()
+        self._used_bytes = self._peak = self._joins = 0
+        self._releases = self._joined_at = 0
+
+    def _class_of(self, size: int) -> int:
+        if not 1 <= size <= self.slab_size:
+            raise ValueError(f"a block has 1 to {self.slab_size} bytes, not {size}")
+        return max(0, (size - 1).bit_length() - self._smallest_bits)
+
+    def block_size(self, size: int) -> int:
+        """How many bytes a request for ``size`` takes: the next power of two."""
+        return self.smallest << self._class_of(size)
+
+    @property
+    def can_add_slab(self) -> bool:
+        """Whether the limit leaves room for another slab."""
+        return self._limit is None or (len(self._slabs) + 1) * self.slab_size <= self._limit
+
+    def add_slab(self) -> int:
+        """Take in a new, free slab; the answer is its index (the lowest that is not in use).
+
+        Raises QuotaError when the limit is reached.
+        """
+        if self._limit is not None and not self.can_add_slab:
+            raise QuotaError(
+                f"the pool is limited to {self._limit} bytes and has {len(self._slabs)} slabs "
+                f"of {self.slab_size}",
+                amount=(len(self._slabs) + 1) * self.slab_size,
+                limit=self._limit,
+            )
+        slab = next(index for index in range(len(self._slabs) + 1) if index not in self._slabs)
+        self._slabs.add(slab)
+        self._free[-1].append(slab << self._shift)
+        return slab
+
+    def allocate(self, size: int) -> tuple[int, int] | None:
+        """A free block of at least ``size`` bytes, as (slab index, offset).
+
+        None when the slabs there are have no room: add one, or wait for a free. Raises ValueError
+        for a size that no block has.
+        """
+        wanted = self._class_of(size)
+        free = self._free[wanted]
+        if free:
+            place = free.pop()
+        else:
+            split = self._split(wanted)
+            if split is None:
+                return None
+            place = split
+        self._used[place] = wanted
+        self._used_bytes += self.smallest << wanted
+        self._peak = max(self._peak, self._used_bytes)
+        return place >> self._shift, place & (self.slab_size - 1)
+
+    def _split(self, wanted: int) -> int | None:
+        found = self._larger(wanted)
+        if found is None and self._releases != self._joined_at and self._has(wanted):
+            self._join()
+            found = wanted if self._free[wanted] else self._larger(wanted)
+        if found is None:
+            return None
+        place = self._free[found].pop()
+        for smaller in range(found - 1, wanted - 1, -1):
+            self._free[smaller].append(place + (self.smallest << smaller))
+        return place
+
+    def _has(self, wanted: int) -> bool:
+        return len(self._slabs) * self.slab_size - self._used_bytes >= self.smallest << wanted
+
+    def _larger(self, wanted: int) -> int | None:
+        for larger in range(wanted + 1, self._classes):
+            if self._free[larger]:
+                return larger
+        return None
+
+    def free(self, slab: int, offset: int) -> None:
+        """Give a block back. BufferStateError if nothing is allocated there (freed twice)."""
+        place = slab << self._shift | offset
+        size_class = self._used.pop(place, None) if 0 <= offset < self.slab_size else None
+        if size_class is None:
+            raise BufferStateError(f"no block is allocated at offset {offset} of slab {slab}")
+        self._free[size_class].append(place)
+        self._used_bytes -= self.smallest << size_class
+        self._releases += 1
+
+    def _join(self) -> None:
+        """Join free buddies, from the smallest class up, until no two are left."""
+        self._joins += 1
+        self._joined_at = self._releases
+        for size_class in range(self._classes - 1):
+            bit = self.smallest << size_class
+            places = set(self._free[size_class])
+            pairs = [place for place in places if not place & bit and place | bit in places]
+            if not pairs:
+                continue
+            self._free[size_class + 1] += pairs
+            places.difference_update(pairs, [place | bit for place in pairs])
+            # In descending order, so that the lowest places are used first and high ones empty.
+            self._free[size_class] = sorted(places, reverse=True)
+
+    def trim(self, keep: int = 0) -> list[int]:
+        """Give up slabs that are wholly free, but for ``keep`` of them; the answer names them.
+
+        The owner can deregister those. Their indexes will be given to new slabs.
+        """
+        self._join()
+        whole = self._free[-1]
+        whole.sort(reverse=True)
+        spare = max(0, len(whole) - keep)
+        gone = [place >> self._shift for place in whole[:spare]]
+        del whole[:spare]
+        self._slabs.difference_update(gone)
+        return gone
+
+    def statistics(self) -> SlabStatistics:
+        """Bytes and counts; walks the used blocks."""
+        used_blocks: dict[int, int] = {}
+        for size_class in self._used.values():
+            size = self.smallest << size_class
+            used_blocks[size] = used_blocks.get(size, 0) + 1
+        return SlabStatistics(
+            slabs=len(self._slabs),
+            slab_size=self.slab_size,
+            used_bytes=self._used_bytes,
+            free_bytes=len(self._slabs) * self.slab_size - self._used_bytes,
+            peak_bytes=self._peak,
+            used_blocks=used_blocks,
+            joins=self._joins,
+        )
+
+    def check(self) -> None:
+        """Raise InternalError unless used and free blocks cover every slab exactly once.
+
+        For tests and for a debug mode; walks everything.
+        """
+        blocks = [(place, self.smallest << c) for place, c in self._used.items()]
+        for size_class, places in enumerate(self._free):
+            blocks += [(place, self.smallest << size_class) for place in places]
+        blocks.sort()
+        covered = [0] * (max(self._slabs, default=-1) + 1)
+        end = 0
+        for place, size in blocks:
+            slab = place >> self._shift
+            if place < end or place % size or slab not in self._slabs:
+                raise InternalError(f"block of {size} bytes at {place:#x} is not where it may be")
+            end = place + size
+            covered[slab] += size
+        if any(covered[slab] != self.slab_size for slab in self._slabs):
+            raise InternalError("bytes of a slab are lost")

@@ -1,0 +1,99 @@
+"""The header of two-sided messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from aiordma.errors import ProtocolError
+
+u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
+
+
+def packed(kind: FrameKind, control: int, data: int, imm: int | None = None) -> bytes:
+    buffer = bytearray(HEADER_SIZE)
+    pack_header(buffer, 0, kind, control, data, imm=imm)
+    return bytes(buffer)
+
+
+def test_layout() -> None:
+    assert HEADER_SIZE == 8
+    assert packed(FrameKind.DATA, 2, 0x0304, 0x05060708).hex() == "8102040308070605"
+    assert packed(FrameKind.DATA, 0, 0).hex() == "0100000000000000"
+    assert packed(FrameKind.CONTROL, 255, 65535).hex() == "02ffffff00000000"
+    assert packed(FrameKind.CREDIT, 1, 0).hex() == "0301000000000000"
+    assert packed(FrameKind.OFFER, 0, 1).hex() == "0400010000000000"
+
+
+@given(st.sampled_from(FrameKind), u8, u16)
+def test_round_trip(kind: FrameKind, control: int, data: int) -> None:
+    assert unpack_header(packed(kind, control, data)) == (kind, control, data, None)
+
+
+@given(u8, u16, u32)
+def test_round_trip_with_immediate(control: int, data: int, imm: int) -> None:
+    header = packed(FrameKind.DATA, control, data, imm)
+    assert unpack_header(header) == (FrameKind.DATA, control, data, imm)
+
+
+@given(st.binary(max_size=16), st.integers(0, 8))
+def test_packs_in_place(around: bytes, offset: int) -> None:
+    buffer = bytearray(around.ljust(16, b"\xaa"))
+    before = bytes(buffer)
+    pack_header(memoryview(buffer), offset, FrameKind.DATA, 1, 2, imm=3)
+    assert unpack_header(buffer, offset) == (FrameKind.DATA, 1, 2, 3)
+    assert buffer[:offset] == before[:offset]
+    assert buffer[offset + HEADER_SIZE :] == before[offset + HEADER_SIZE :]
+
+
+@given(st.binary(max_size=12))
+def test_any_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
+    try:
+        kind, control, credits, imm = unpack_header(data)
+    except ProtocolError:
+        return
+    assert packed(kind, control, credits, imm) == data[:HEADER_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("", "shorter than its header"),
+        ("01000000000000", "shorter than its header"),
+        ("0000000000000000", "unknown kind 0x00"),
+        ("0500000000000000", "unknown kind 0x05"),
+        ("8200000000000000", "unknown kind 0x82"),
+        ("8400000000000000", "unknown kind 0x84"),
+        ("4100000000000000", "unknown kind 0x41"),
+        ("0100000001000000", "DATA frame with stray immediate"),
+        ("0300000000000001", "CREDIT frame with stray immediate"),
+    ],
+)
+def test_what_is_refused(header: str, text: str) -> None:
+    with pytest.raises(ProtocolError, match=f"the peer sent .*{text}"):
+        unpack_header(bytes.fromhex(header))
+
+
+@pytest.mark.parametrize(
+    ("kind", "control", "data", "imm"),
+    [
+        (FrameKind.DATA, 256, 0, None),
+        (FrameKind.DATA, -1, 0, None),
+        (FrameKind.DATA, 0, 65536, None),
+        (FrameKind.DATA, 0, 0, 1 << 32),
+        (FrameKind.DATA, 0, 0, -1),
+        (FrameKind.CONTROL, 0, 0, 0),
+        (FrameKind.CREDIT, 0, 0, 7),
+        (FrameKind.OFFER, 0, 0, 7),
+    ],
+)
+def test_what_does_not_fit(kind: FrameKind, control: int, data: int, imm: int | None) -> None:
+    with pytest.raises(ValueError, match=r"frame"):
+        packed(kind, control, data, imm)
+
+
+def test_no_room_for_the_header() -> None:
+    with pytest.raises(ValueError, match="no frame header"):
+        pack_header(bytearray(10), 3, FrameKind.DATA, 0, 0)

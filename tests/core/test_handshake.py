@@ -1,0 +1,198 @@
+"""Hello and Endpoint: fixed layouts, strict reading."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core.handshake import (
+    ENDPOINT_SIZE,
+    HELLO_SIZE,
+    MIN_EAGER_SIZE,
+    Endpoint,
+    Hello,
+)
+from aiordma._core.qp_states import QPType
+from aiordma.errors import ProtocolError
+
+u8, u16, u24, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 24, 32, 64))
+
+hellos = st.builds(
+    Hello,
+    eager_size=st.integers(MIN_EAGER_SIZE, (1 << 32) - 1),
+    data_receives=st.integers(1, 65535),
+    control_receives=st.integers(4, 255),
+    max_message=u64,
+    lend_quota=u64,
+    max_rd_atomic=u8,
+    max_dest_rd_atomic=u8,
+)
+endpoints = st.builds(
+    Endpoint,
+    gid=st.binary(min_size=16, max_size=16),
+    qp_num=u24,
+    psn=u24,
+    lid=u16,
+    mtu=st.integers(1, 5),
+    qp_type=st.sampled_from(QPType),
+    is_global=st.booleans(),
+    qkey=u32,
+    max_rd_atomic=u8,
+    max_dest_rd_atomic=u8,
+)
+HELLO = Hello(
+    eager_size=8192,
+    data_receives=64,
+    control_receives=8,
+    max_message=1 << 30,
+    lend_quota=1 << 20,
+    max_rd_atomic=16,
+    max_dest_rd_atomic=17,
+)
+ENDPOINT = Endpoint(
+    gid=bytes(range(16)),
+    qp_num=0x010203,
+    psn=0x040506,
+    lid=0x0708,
+    mtu=5,
+    qkey=0x11111111,
+    max_rd_atomic=16,
+    max_dest_rd_atomic=17,
+)
+
+
+def test_hello_layout() -> None:
+    assert HELLO_SIZE == 32
+    assert HELLO.pack().hex(" ") == (
+        "41 49 4f 52 01 00 10 11 00 20 00 00 40 00 08 00 "
+        "00 00 00 40 00 00 00 00 00 00 10 00 00 00 00 00"
+    )
+
+
+def test_endpoint_layout() -> None:
+    assert ENDPOINT_SIZE == 40
+    assert ENDPOINT.pack().hex(" ") == (
+        "41 49 4f 45 01 01 02 05 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f "
+        "03 02 01 00 06 05 04 00 11 11 11 11 08 07 10 11"
+    )
+
+
+@given(hellos, st.integers(0, 164))
+def test_hello_round_trip_with_padding(hello: Hello, padding: int) -> None:
+    assert Hello.unpack(hello.pack() + bytes(padding)) == hello
+
+
+@given(endpoints)
+def test_endpoint_round_trip(endpoint: Endpoint) -> None:
+    again = Endpoint.unpack(memoryview(bytearray(endpoint.pack())))
+    assert again == endpoint
+    assert isinstance(again.gid, bytes)
+    assert isinstance(again.qp_type, QPType)
+
+
+def fuzzed(packed: bytes) -> st.SearchStrategy[bytes]:
+    """Random bytes, random bytes behind a good beginning, and good ones with one byte changed."""
+    return st.one_of(
+        st.binary(max_size=len(packed) + 4),
+        st.builds(lambda tail: packed[:6] + tail, st.binary(max_size=len(packed))),
+        st.builds(
+            lambda at, value: packed[:at] + bytes([value]) + packed[at + 1 :],
+            st.integers(0, len(packed) - 1),
+            u8,
+        ),
+    )
+
+
+@given(fuzzed(HELLO.pack()))
+def test_any_bytes_are_a_hello_or_a_protocol_error(data: bytes) -> None:
+    try:
+        hello = Hello.unpack(data)
+    except ProtocolError:
+        return
+    assert hello.pack() == data[:HELLO_SIZE]
+    assert not any(data[HELLO_SIZE:])
+
+
+@given(fuzzed(ENDPOINT.pack()))
+def test_any_bytes_are_an_endpoint_or_a_protocol_error(data: bytes) -> None:
+    try:
+        endpoint = Endpoint.unpack(data)
+    except ProtocolError:
+        return
+    assert endpoint.pack() == data
+
+
+def edited(packed: bytes, position: int, *values: int) -> bytes:
+    return packed[:position] + bytes(values) + packed[position + len(values) :]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (bytes(56), "this is no hello of aiordma (56 bytes"),
+        (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
+        (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 1"),
+        (edited(HELLO.pack(), 5, 4), "what this side does not know (flags 0x04)"),
+        (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
+        (HELLO.pack() + b"\0\0x", "bytes after the end"),
+        (edited(HELLO.pack(), 8, 0, 0), "eager_size must be within 520.."),
+        (edited(HELLO.pack(), 12, 0, 0), "data_receives must be within 1..65535, not 0"),
+        (edited(HELLO.pack(), 14, 3), "control_receives must be within 4..255, not 3"),
+        (edited(HELLO.pack(), 14, 0, 1), "control_receives must be within 4..255, not 256"),
+    ],
+)
+def test_refused_hellos(data: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        Hello.unpack(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "this is no endpoint of aiordma (0 bytes"),
+        (edited(ENDPOINT.pack(), 4, 0), "endpoint: the peer speaks version 0"),
+        (edited(ENDPOINT.pack(), 5, 3), "flags 0x03"),
+        (
+            edited(ENDPOINT.pack(), 6, 7),
+            "endpoint: the peer sent nonsense: 7 is not a valid QPType",
+        ),
+        (edited(ENDPOINT.pack(), 7, 0), "mtu must be within 1..5, not 0"),
+        (edited(ENDPOINT.pack(), 27, 1), "qp_num must be within 0..16777215"),
+        (edited(ENDPOINT.pack(), 31, 1), "psn must be within"),
+        (ENDPOINT.pack() + b"\0", "bytes after the end"),
+        (ENDPOINT.pack()[:-1], "cut short"),
+    ],
+)
+def test_refused_endpoints(data: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        Endpoint.unpack(data)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        (HELLO, {"eager_size": MIN_EAGER_SIZE - 1}),
+        (HELLO, {"data_receives": 0}),
+        (HELLO, {"control_receives": 256}),
+        (HELLO, {"max_message": -1}),
+        (HELLO, {"lend_quota": 1 << 64}),
+        (HELLO, {"max_rd_atomic": 256}),
+        (ENDPOINT, {"gid": b"short"}),
+        (ENDPOINT, {"qp_num": 1 << 24}),
+        (ENDPOINT, {"psn": -1}),
+        (ENDPOINT, {"lid": 1 << 16}),
+        (ENDPOINT, {"mtu": 6}),
+        (ENDPOINT, {"qkey": 1 << 32}),
+    ],
+)
+def test_what_cannot_be_said(message: Any, changes: dict[str, object]) -> None:
+    replace: Callable[..., object] = dataclasses.replace
+    (name,) = changes
+    with pytest.raises(ValueError, match=name):
+        replace(message, **changes)

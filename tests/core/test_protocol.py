@@ -1,0 +1,250 @@
+"""Control messages: round trips, strictness, and that nothing but a ProtocolError comes out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiordma._core import protocol
+from aiordma._core.fields import MAX_TEXT
+from aiordma._core.protocol import (
+    MAGIC,
+    MAX_LENGTH,
+    VERSION,
+    Error,
+    Goodbye,
+    Message,
+    MessageType,
+    Ping,
+    Pong,
+    RegionGrant,
+    RegionRelease,
+    RegionRequest,
+    RegionReturn,
+    Rendezvous,
+    RendezvousDone,
+    decode,
+    encode,
+)
+from aiordma._core.region import RegionToken, Rights
+from aiordma.errors import ProtocolError
+
+u16, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
+rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
+texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda text: len(text.encode()) <= MAX_TEXT
+)
+low_addresses = st.integers(0, 1 << 63)
+tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, 1 << 63), u32, rights, u32)
+MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
+    MessageType.RENDEZVOUS: st.builds(
+        Rendezvous, u32, low_addresses, u32, st.integers(0, 1 << 63), st.one_of(st.none(), u32)
+    ),
+    MessageType.RENDEZVOUS_DONE: st.builds(RendezvousDone, u32, u16),
+    MessageType.REGION_GRANT: st.builds(RegionGrant, u32, tokens),
+    MessageType.REGION_RETURN: st.builds(RegionReturn, u32, u64),
+    MessageType.REGION_REQUEST: st.builds(RegionRequest, u32, u64, rights, u32),
+    MessageType.REGION_RELEASE: st.builds(RegionRelease, u32, u64),
+    MessageType.PING: st.builds(Ping, u32),
+    MessageType.PONG: st.builds(Pong, u32),
+    MessageType.GOODBYE: st.builds(Goodbye, u32, u16, texts),
+    MessageType.ERROR: st.builds(Error, u32, u16, texts),
+}
+messages = st.one_of(*MESSAGES.values())
+
+
+def pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def envelope(number: object, body: object, request_id: object = 1) -> bytes:
+    return pack([MAGIC, VERSION, number, request_id, body])
+
+
+def test_every_type_is_tried_here() -> None:
+    assert MESSAGES.keys() == set(MessageType) == protocol._FORMATS.keys()
+
+
+@given(messages)
+def test_round_trip(message: Message) -> None:
+    data = encode(message)
+    assert len(data) <= MAX_LENGTH
+    assert decode(data) == message
+    assert decode(memoryview(bytearray(data))) == message
+    assert type(decode(data)) is type(message)
+
+
+def test_layout() -> None:
+    assert encode(Ping(5)) == pack([0xA17D, 1, 7, 5, []])
+    assert encode(Rendezvous(1, 2, 3, 4)) == pack([0xA17D, 1, 1, 1, [2, 3, 4, None]])
+    assert encode(RegionRequest(9, 1 << 20, Rights.READ, 60_000)) == pack(
+        [0xA17D, 1, 5, 9, [1 << 20, 4, 60_000]]
+    )
+
+
+def test_the_longest_messages_fit() -> None:
+    token = RegionToken((1 << 64) - 1, 1 << 63, 1 << 63, (1 << 32) - 1, Rights.READ)
+    for message in (
+        Goodbye((1 << 32) - 1, 65535, "x" * 10_000),
+        Error((1 << 32) - 1, 65535, "\N{SNOWMAN}" * 10_000),
+        RegionGrant((1 << 32) - 1, token),
+    ):
+        assert len(encode(message)) <= MAX_LENGTH
+
+
+@given(st.text(st.characters()))
+def test_long_and_odd_texts_are_cut_not_refused(text: str) -> None:
+    for long in (text, text * 100):
+        message = decode(encode(Error(1, 2, long)))
+        assert isinstance(message, Error)
+        assert len(message.text.encode()) <= MAX_TEXT
+        assert long.encode("utf-8", "ignore").decode().startswith(message.text)
+
+
+def test_decoded_rights_are_rights() -> None:
+    message = decode(encode(RegionRequest(1, 2, Rights.READ | Rights.ATOMIC, 0)))
+    assert isinstance(message, RegionRequest)
+    assert isinstance(message.access, Rights)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+GOOD = [MAGIC, VERSION, 7, 1, []]
+REFUSED = [
+    (b"", "no msgpack"),
+    (b"GET / HTTP/1.1\r\n", "no msgpack"),
+    (b"\xc1", "no msgpack"),
+    (pack(GOOD) + b"\0", "no msgpack"),
+    (pack(GOOD)[:-1], "no msgpack"),
+    (b"\x91" * 500, "no msgpack"),
+    (b"\xdd\xff\xff\xff\xff", "no msgpack"),
+    (b"\xdb\xff\xff\xff\xff", "no msgpack"),
+    (pack({"a": 1}), "no msgpack"),
+    (pack([*GOOD[:4], [msgpack.ExtType(5, b"x")]]), "no msgpack"),
+    (pack([*GOOD[:4], [msgpack.Timestamp(1)]]), "no msgpack"),
+    (b"\xa4\xff\xff\xff\xff", "no msgpack"),
+    (bytes(MAX_LENGTH + 1), "a control message of 513 bytes"),
+    (pack({}), "no control message of aiordma"),
+    (pack(7), "no control message of aiordma"),
+    (pack([]), "no control message of aiordma"),
+    (pack([MAGIC + 1, *GOOD[1:]]), "no control message of aiordma"),
+    (pack([float(MAGIC), *GOOD[1:]]), "no control message of aiordma"),
+    (pack([MAGIC]), "speaks version [] of the control protocol, this side [1]"),
+    (pack([MAGIC, 2]), "speaks version [2] of"),
+    (pack([MAGIC, True, *GOOD[2:]]), "speaks version [True] of"),
+    (pack([MAGIC, "x" * 400]), "speaks version"),
+    (pack(GOOD[:4]), "4 parts, not 5"),
+    (pack([*GOOD, 0]), "6 parts, not 5"),
+    (envelope(0, []), "unknown type 0"),
+    (envelope(11, []), "unknown type 11"),
+    (envelope("PING", []), "unknown type 'PING'"),
+    (envelope(7.0, []), "unknown type 7.0"),
+    (envelope([7], []), "unknown type [7]"),
+    (envelope(True, [2, 3, 4, None]), "unknown type True"),
+    (envelope(7, None), "a Ping without its 0 fields"),
+    (envelope(7, {}), "a Ping without its 0 fields"),
+    (envelope(7, [1]), "a Ping without its 0 fields"),
+    (envelope(4, []), "a RegionReturn without its 1 fields"),
+    (envelope(7, [], None), "a Ping with a bad request_id: an integer is needed, not NoneType"),
+    (envelope(7, [], -1), "a Ping with a bad request_id: -1 does not fit 32 bits"),
+    (envelope(7, [], 1 << 32), "bad request_id: 4294967296 does not fit 32 bits"),
+    (envelope(4, [True]), "bad region_id: an integer is needed, not bool"),
+    (envelope(4, [1.0]), "bad region_id: an integer is needed, not float"),
+    (envelope(2, [65536]), "bad status: 65536 does not fit 16 bits"),
+    (envelope(1, [0, 0, 0, -1]), "bad imm: -1 does not fit"),
+    (envelope(1, [0, 0, 0, "x"]), "bad imm: an integer is needed"),
+    (envelope(1, [1, 0, (1 << 64) - 1, 0]), None),
+    (envelope(1, [2, 0, (1 << 64) - 1, 0]), "a Rendezvous: the message goes beyond the end"),
+    (envelope(5, [1, 1, 0]), "a RegionRequest with a bad access: unknown rights 0x1"),
+    (envelope(5, [1, 16 | 2, 0]), "bad access: unknown rights 0x10"),
+    (envelope(9, [0, b"bytes"]), "a Goodbye with a bad text: a text is needed, not bytes"),
+    (envelope(9, [0, "x" * (MAX_TEXT + 1)]), "bad text: it has more than 256 bytes"),
+    (envelope(3, ["x"]), "a RegionGrant with a bad token: bytes are needed, not str"),
+    (envelope(3, [b"x"]), "no region token of aiordma"),
+    (envelope(3, [RegionToken(1, 2, 3, 4, Rights.READ).pack() + b"\0"]), "bytes after the end"),
+]
+
+
+@pytest.mark.parametrize(("data", "text"), REFUSED)
+def test_refused(data: bytes, text: str | None) -> None:
+    if text is None:
+        decode(data)
+        return
+    with pytest.raises(ProtocolError, match=re.escape(text)) as caught:
+        decode(data)
+    assert "peer" in str(caught.value) or "whoever sent it" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+json_like: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 64) - 1),
+        st.floats(),
+        st.text(max_size=8),
+        st.binary(max_size=50),
+        st.sampled_from([MAGIC, VERSION]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=6), st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+mutated = st.builds(
+    lambda data, at, value: data[: at % len(data)] + bytes([value]) + data[at % len(data) + 1 :],
+    messages.map(encode),
+    st.integers(0, 1000),
+    st.integers(0, 255),
+)
+
+
+@settings(max_examples=500)
+@given(
+    st.one_of(
+        st.binary(max_size=80),
+        json_like.map(pack),
+        st.builds(envelope, st.integers(0, 12), json_like, st.one_of(u32, json_like)),
+        st.builds(
+            envelope, st.integers(1, 10), st.lists(st.one_of(u16, st.text(max_size=3), json_like))
+        ),
+        mutated,
+    )
+)
+def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except ProtocolError:
+        return
+    assert decode(encode(message)) == message
+
+
+# --- what cannot be said -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Ping(-1), "Ping.request_id: -1 does not fit 32 bits"),
+        (Ping(True), "Ping.request_id: an integer is needed"),
+        (RendezvousDone(1, 1 << 16), "RendezvousDone.status"),
+        (Rendezvous(1, 0, 0, 0, 1 << 32), "Rendezvous.imm"),
+        (RegionRequest(1, 2, Rights(32), 0), "RegionRequest.access: unknown rights 0x20"),
+        (RegionGrant(1, "token"), "RegionGrant.token: a region token is needed"),  # type: ignore[arg-type]
+        (Error(1, 2, b"text"), "Error.text: a text is needed"),  # type: ignore[arg-type]
+    ],
+)
+def test_encoding_checks_every_field(message: Message, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        encode(message)
+
+
+def test_a_rendezvous_does_not_wrap_around() -> None:
+    with pytest.raises(ValueError, match="address space"):
+        Rendezvous(1, 1 << 63, 0, (1 << 63) + 1)

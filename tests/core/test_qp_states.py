@@ -1,0 +1,285 @@
+"""The table of queue-pair transitions: a second entry of its contents, the check, the outputs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core import qp_states
+from aiordma._core.qp_states import (
+    TRANSITIONS,
+    QPAttrMask,
+    QPState,
+    QPType,
+    attribute_names,
+    c_header,
+    check_transition,
+    mermaid,
+    next_states,
+)
+
+HEADER = Path(__file__).parents[2] / "native" / "soft" / "qp_states.h"
+ALL = sum(QPAttrMask)
+
+
+def mask(names: str) -> int:
+    return sum(QPAttrMask[name] for name in names.split())
+
+
+# Written a second time, row by row, from IBTA volume 1 clause 11.2.5.2: required | optional.
+EXPECTED = {
+    QPType.RC: """
+        RESET INIT: PKEY_INDEX PORT ACCESS_FLAGS |
+        INIT INIT: | PKEY_INDEX PORT ACCESS_FLAGS
+        INIT RTR: AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER \
+            | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        RTR RTS: TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC \
+            | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTS RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTS SQD: | EN_SQD_ASYNC_NOTIFY
+        SQD RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        SQD SQD: | PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC MAX_DEST_RD_ATOMIC \
+            ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE
+    """,
+    QPType.UC: """
+        RESET INIT: PKEY_INDEX PORT ACCESS_FLAGS |
+        INIT INIT: | PKEY_INDEX PORT ACCESS_FLAGS
+        INIT RTR: AV PATH_MTU DEST_QPN RQ_PSN | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        RTR RTS: SQ_PSN | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTS RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTS SQD: | EN_SQD_ASYNC_NOTIFY
+        SQD RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        SQD SQD: | AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE
+        SQE RTS: | CUR_STATE ACCESS_FLAGS
+    """,
+    QPType.UD: """
+        RESET INIT: PKEY_INDEX PORT QKEY |
+        INIT INIT: | PKEY_INDEX PORT QKEY
+        INIT RTR: | PKEY_INDEX QKEY
+        RTR RTS: SQ_PSN | CUR_STATE QKEY
+        RTS RTS: | CUR_STATE QKEY
+        RTS SQD: | EN_SQD_ASYNC_NOTIFY
+        SQD RTS: | CUR_STATE QKEY
+        SQD SQD: | PKEY_INDEX QKEY
+        SQE RTS: | CUR_STATE QKEY
+    """,
+    QPType.RAW_PACKET: """
+        RESET INIT: PORT |
+        INIT INIT: |
+        INIT RTR: |
+        RTR RTS: | RATE_LIMIT
+        RTS RTS: | RATE_LIMIT
+        RTS SQD: |
+        SQD RTS: |
+        SQD SQD: |
+        SQE RTS: |
+    """,
+    QPType.XRC_SEND: """
+        RESET INIT: PKEY_INDEX PORT ACCESS_FLAGS |
+        INIT INIT: | PKEY_INDEX PORT ACCESS_FLAGS
+        INIT RTR: AV PATH_MTU DEST_QPN RQ_PSN | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        RTR RTS: TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC \
+            | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTS RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        RTS SQD: | EN_SQD_ASYNC_NOTIFY
+        SQD RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE
+        SQD SQD: | PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH ACCESS_FLAGS \
+            PKEY_INDEX PATH_MIG_STATE
+    """,
+    QPType.XRC_RECV: """
+        RESET INIT: PKEY_INDEX PORT ACCESS_FLAGS |
+        INIT INIT: | PKEY_INDEX PORT ACCESS_FLAGS
+        INIT RTR: AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER \
+            | ALT_PATH ACCESS_FLAGS PKEY_INDEX
+        RTR RTS: TIMEOUT SQ_PSN | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTS RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        RTS SQD: | EN_SQD_ASYNC_NOTIFY
+        SQD RTS: | CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE
+        SQD SQD: | PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX \
+            MIN_RNR_TIMER PATH_MIG_STATE
+    """,
+}
+RELIABLE = {QPType.RC, QPType.XRC_SEND, QPType.XRC_RECV}
+
+
+def expected_rows(qp_type: QPType) -> dict[tuple[QPState, QPState], tuple[int, int]]:
+    rows = {}
+    for line in EXPECTED[qp_type].strip().splitlines():
+        step, _, attributes = line.partition(":")
+        current, following = (QPState[name] for name in step.split())
+        required, optional = (mask(part) for part in attributes.split("|"))
+        if current is following:
+            optional |= QPAttrMask.STATE
+        else:
+            required |= QPAttrMask.STATE
+        rows[current, following] = required, optional
+    for current in QPState:
+        if current is not QPState.SQE or qp_type not in RELIABLE:
+            state = int(QPAttrMask.STATE)
+            rows[current, QPState.RESET] = (
+                (state, 0) if current is not QPState.RESET else (0, state)
+            )
+            rows[current, QPState.ERR] = (state, 0) if current is not QPState.ERR else (0, state)
+    del rows[QPState.RESET, QPState.ERR]
+    return rows
+
+
+@pytest.mark.parametrize("qp_type", QPType)
+def test_table_against_its_second_entry(qp_type: QPType) -> None:
+    actual = {
+        (current, following): (int(row.required), int(row.optional))
+        for (of, current, following), row in TRANSITIONS.items()
+        if of is qp_type
+    }
+    assert actual == expected_rows(qp_type)
+
+
+# ibv_modify_qp(3), NOTES: "the minimum list of attributes" on the way up.
+MANUAL = {
+    QPType.UD: ("STATE PKEY_INDEX PORT QKEY", "STATE", "STATE SQ_PSN"),
+    QPType.UC: (
+        "STATE PKEY_INDEX PORT ACCESS_FLAGS",
+        "STATE AV PATH_MTU DEST_QPN RQ_PSN",
+        "STATE SQ_PSN",
+    ),
+    QPType.RC: (
+        "STATE PKEY_INDEX PORT ACCESS_FLAGS",
+        "STATE AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER",
+        "STATE SQ_PSN MAX_QP_RD_ATOMIC RETRY_CNT RNR_RETRY TIMEOUT",
+    ),
+    QPType.RAW_PACKET: ("STATE PORT", "STATE", "STATE"),
+}
+WAY_UP = [QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS]
+
+
+@pytest.mark.parametrize("qp_type", MANUAL)
+def test_required_attributes_of_the_manual_page(qp_type: QPType) -> None:
+    for current, following, names in zip(WAY_UP, WAY_UP[1:], MANUAL[qp_type], strict=False):
+        assert TRANSITIONS[qp_type, current, following].required == mask(names)
+        assert check_transition(qp_type, current, following, mask(names)).ok
+
+
+types = st.sampled_from(QPType)
+states = st.sampled_from(QPState)
+masks = st.builds(sum, st.sets(st.sampled_from([1 << n for n in range(27)])))
+
+
+@given(types, states, states, masks)
+def test_check_agrees_with_the_rule(
+    qp_type: QPType, current: QPState, following: QPState, bits: int
+) -> None:
+    check = check_transition(qp_type, current, following, bits)
+    row = expected_rows(qp_type).get((current, following))
+    assert check.is_transition == (row is not None)
+    if row is None:
+        assert (check.missing, check.forbidden) == (0, 0)
+    else:
+        required, optional = row
+        assert check.missing == required - (required & bits)
+        assert check.forbidden == bits - (bits & (required | optional))
+    assert check.ok == (check.problem() == "")
+
+
+@given(types, states, states, masks)
+def test_following_the_diagnosis_makes_it_legal(
+    qp_type: QPType, current: QPState, following: QPState, bits: int
+) -> None:
+    check = check_transition(qp_type, current, following, bits)
+    if check.is_transition:
+        corrected = (bits | check.missing) & ~int(check.forbidden)
+        assert check_transition(qp_type, current, following, corrected).ok
+
+
+def test_texts() -> None:
+    check = check_transition(
+        QPType.RC, QPState.INIT, QPState.RTR, mask("STATE AV PATH_MTU DEST_QPN RQ_PSN QKEY")
+    )
+    assert check.missing == mask("MAX_DEST_RD_ATOMIC MIN_RNR_TIMER")
+    assert check.forbidden == QPAttrMask.QKEY
+    assert check.problem() == (
+        "RC INIT -> RTR: missing: MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC; forbidden: QKEY"
+    )
+    assert check_transition(QPType.RC, QPState.RESET, QPState.RTS, ALL).problem() == (
+        "RC RESET -> RTS is not a transition; from RESET it goes to: RESET, INIT"
+    )
+    assert "goes to: nowhere" in check_transition(QPType.RC, QPState.SQE, QPState.RTS, 1).problem()
+
+
+def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
+    check = check_transition(QPType.RC, QPState.ERR, QPState.RESET, 1 | 1 << 22)
+    assert check.forbidden == 1 << 22
+    assert "forbidden: 0x400000" in check.problem()
+    assert attribute_names(0) == "none"
+    assert attribute_names(ALL) == ", ".join(bit.name or "" for bit in QPAttrMask)
+
+
+def test_next_states() -> None:
+    assert next_states(QPType.UD, QPState.SQE) == (QPState.RESET, QPState.RTS, QPState.ERR)
+    assert next_states(QPType.RC, QPState.SQE) == ()
+
+
+def test_the_committed_header_is_what_the_table_gives() -> None:
+    assert HEADER.read_bytes() == c_header().encode()
+
+
+def test_header_rows_are_the_table() -> None:
+    rows = re.findall(r"\{ +(\d+), (\d), (\d), (0x\w+), (0x\w+) \}", c_header())
+    assert [tuple(int(value, 0) for value in row) for row in rows] == [
+        (row.qp_type, row.current, row.next, row.required, row.optional)
+        for row in TRANSITIONS.values()
+    ]
+
+
+def test_header_compiles_alone_and_twice(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "building aiordma needs a C compiler"
+    (tmp_path / "qp_states.h").write_text(c_header())
+    source = tmp_path / "check.c"
+    source.write_text(
+        '#include "qp_states.h"\n#include "qp_states.h"\n'
+        "int main(void) { return sizeof soft_qp_transitions / sizeof *soft_qp_transitions; }\n"
+    )
+    program = tmp_path / "check"
+    subprocess.run(
+        [compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True
+    )
+    assert subprocess.run([program], check=False).returncode == len(TRANSITIONS) % 256
+
+
+@pytest.mark.parametrize("qp_type", QPType)
+def test_diagram_draws_every_row(qp_type: QPType) -> None:
+    lines = mermaid(qp_type).splitlines()
+    assert lines[0] == "stateDiagram-v2"
+    drawn = [
+        (QPState[match[1]], QPState[match[2]])
+        for line in lines
+        if (match := re.match(r" +(\w+) --> (\w+)", line)) and "device," not in line
+    ]
+    assert drawn == list(expected_rows_sorted(qp_type))
+    assert any("--> SQE" in line for line in lines) == (qp_type not in RELIABLE)
+
+
+def expected_rows_sorted(qp_type: QPType) -> list[tuple[QPState, QPState]]:
+    return sorted(expected_rows(qp_type))
+
+
+def test_diagram_names_the_attributes() -> None:
+    assert "    RTR --> RTS: requires SQ_PSN<br/>may set CUR_STATE, QKEY\n" in mermaid(QPType.UD)
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert qp_states.main(["header"]) == 0
+    assert capsys.readouterr().out == c_header()
+    assert qp_states.main(["mermaid", "UC"]) == 0
+    assert capsys.readouterr().out == mermaid(QPType.UC)
+    for wrong in ([], ["mermaid"], ["mermaid", "DC"], ["header", "x"]):
+        assert qp_states.main(wrong) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("usage: ")

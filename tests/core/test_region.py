@@ -1,0 +1,247 @@
+"""Region tokens and ranges: the layout, slices as Python has them, rights."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core.region import (
+    TOKEN_SIZE,
+    RegionToken,
+    RemoteRange,
+    Rights,
+    check_range,
+    slice_range,
+)
+from aiordma.errors import LocalRangeError, ProtocolError, RemoteRangeError
+
+u32, u64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
+
+
+@st.composite
+def tokens(draw: st.DrawFn) -> RegionToken:
+    address = draw(u64)
+    length = draw(st.integers(0, (1 << 64) - address))
+    return RegionToken(
+        draw(u64), address, min(length, (1 << 64) - 1), draw(u32), draw(rights), draw(u32)
+    )
+
+
+TOKEN = RegionToken(7, 0x10000, 100, 0xABCD, Rights.READ | Rights.WRITE, 5000)
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def test_token_layout() -> None:
+    assert TOKEN_SIZE == 44
+    assert TOKEN.pack().hex(" ") == (
+        "41 49 4f 54 01 00 00 00 07 00 00 00 00 00 00 00 00 00 01 00 00 00 00 00 "
+        "64 00 00 00 00 00 00 00 cd ab 00 00 06 00 00 00 88 13 00 00"
+    )
+
+
+@given(tokens())
+def test_token_round_trip(token: RegionToken) -> None:
+    packed = token.pack()
+    assert RegionToken.unpack(packed) == token
+    assert RegionToken.unpack(memoryview(bytearray(packed))) == token
+    assert isinstance(RegionToken.unpack(packed).access, Rights)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=TOKEN_SIZE + 2),
+        st.builds(lambda body: TOKEN.pack()[:6] + body, st.binary(min_size=38, max_size=38)),
+    )
+)
+def test_any_bytes_are_a_token_or_a_protocol_error(data: bytes) -> None:
+    try:
+        token = RegionToken.unpack(data)
+    except ProtocolError:
+        return
+    assert token.pack() == data
+
+
+@given(st.integers(0, TOKEN_SIZE - 1), st.integers(1, 255))
+def test_a_changed_byte_is_noticed_or_another_token(position: int, change: int) -> None:
+    data = bytearray(TOKEN.pack())
+    data[position] ^= change
+    with contextlib.suppress(ProtocolError):
+        assert RegionToken.unpack(data) != TOKEN
+
+
+def edited(position: int, value: int) -> bytes:
+    data = bytearray(TOKEN.pack())
+    data[position] = value
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "no region token of aiordma"),
+        (
+            b"HTTP/1.1 400 Bad Request",
+            "no region token of aiordma (24 bytes, beginning with b'HTTP')",
+        ),
+        (edited(4, 2), "the peer speaks version 2, this side version 1"),
+        (edited(5, 0x80), "what this side does not know (flags 0x80)"),
+        (edited(6, 1), "used a reserved field"),
+        (edited(36, 1), "unknown rights 0x1"),
+        (edited(39, 1), "unknown rights 0x1000006"),
+        (TOKEN.pack()[:-1], "cut short, 43 bytes of 44 arrived"),
+        (TOKEN.pack() + b"\0", "bytes after the end of it"),
+        (
+            TOKEN.pack()[:16] + struct.pack("<QQ", (1 << 64) - 1, 2) + TOKEN.pack()[32:],
+            "beyond the end of the address space",
+        ),
+    ],
+)
+def test_refused_tokens(data: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        RegionToken.unpack(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("region_id", -1),
+        ("region_id", 1 << 64),
+        ("address", 1 << 64),
+        ("length", 1 << 64),
+        ("length", (1 << 64) - 0x10000 + 1),
+        ("rkey", 1 << 32),
+        ("lease_ms", -1),
+        ("access", Rights(1)),
+    ],
+)
+def test_tokens_that_cannot_be(name: str, value: int) -> None:
+    fields = {
+        "region_id": 7,
+        "address": 0x10000,
+        "length": 100,
+        "rkey": 1,
+        "access": Rights.READ,
+        "lease_ms": 0,
+    }
+    with pytest.raises(ValueError, match=r"fit|address space|rights"):
+        RegionToken(**fields | {name: value})  # type: ignore[arg-type]
+
+
+def test_representation_shows_the_key_in_hex() -> None:
+    assert repr(TOKEN) == (
+        "<RegionToken 0x7: 100 bytes at 0x10000, rkey 0xabcd, WRITE|READ, lease 5000 ms>"
+    )
+    assert ", none, " in repr(RegionToken(1, 0, 0, 0, Rights(0)))
+
+
+# --- slices and ranges ---------------------------------------------------------------------------
+
+bounds = st.one_of(st.none(), st.integers(-20, 20))
+
+
+@given(st.integers(0, 15), bounds, bounds, st.sampled_from([None, 1]))
+def test_slices_are_those_of_python(
+    length: int, start: int | None, stop: int | None, step: int | None
+) -> None:
+    key = slice(start, stop, step)
+    inside = all(bound is None or -length <= bound <= length for bound in (start, stop))
+    try:
+        offset, count = slice_range(key, length)
+    except RemoteRangeError:
+        assert not inside
+        return
+    assert inside
+    assert list(range(length)[key]) == list(range(offset, offset + count))
+    assert 0 <= offset <= offset + count <= length
+
+
+def test_slice_errors() -> None:
+    with pytest.raises(RemoteRangeError) as caught:
+        slice_range(slice(10, 200), 100)
+    error = caught.value
+    assert (error.offset, error.length, error.region_length) == (10, 190, 100)
+    assert str(error) == (
+        "offset 10, length 190 of a remote region of 100 bytes: [10:200] is out of range"
+    )
+    with pytest.raises(RemoteRangeError, match="a step of 2 is not contiguous"):
+        slice_range(slice(0, 10, 2), 100)
+    with pytest.raises(RemoteRangeError, match="a step of -1"):
+        slice_range(slice(None, None, -1), 100)
+    with pytest.raises(LocalRangeError, match="a local buffer of 100 bytes"):
+        slice_range(slice(-101, None), 100, LocalRangeError)
+    with pytest.raises(TypeError, match="not indexed with 5"):
+        slice_range(5, 100)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        slice_range(slice("a", "b"), 100)
+
+
+@given(st.integers(-3, 12), st.integers(-3, 12), st.integers(0, 9))
+def test_check_range(offset: int, length: int, available: int) -> None:
+    inside = (
+        offset >= 0 and length >= 0 and set(range(offset, offset + length)) <= set(range(available))
+    )
+    # An empty range may also stand at the very end, but not beyond it.
+    inside = inside and offset <= available
+    if inside:
+        check_range(offset, length, available)
+    else:
+        with pytest.raises(RemoteRangeError):
+            check_range(offset, length, available)
+
+
+@given(tokens(), st.lists(st.tuples(bounds, bounds), max_size=4))
+def test_a_slice_of_a_slice_stays_inside(
+    token: RegionToken, keys: list[tuple[int | None, int | None]]
+) -> None:
+    part = RemoteRange.of(token)
+    for start, stop in keys:
+        try:
+            narrower = part[start:stop]
+        except RemoteRangeError:
+            continue
+        assert narrower.address >= part.address
+        assert narrower.address + narrower.length <= part.address + part.length
+        assert narrower.address == token.address + narrower.offset
+        part = narrower
+    assert part.rkey == token.rkey
+
+
+def test_slices_are_relative_to_their_range() -> None:
+    part = RemoteRange.of(TOKEN)[10:60][20:-10]
+    assert (part.offset, part.length, part.address) == (30, 20, 0x10000 + 30)
+    with pytest.raises(RemoteRangeError, match="region of 20 bytes"):
+        part[:21]
+
+
+def test_a_range_beyond_the_region_cannot_be_made() -> None:
+    with pytest.raises(RemoteRangeError):
+        RemoteRange(TOKEN, 50, 51)
+
+
+def test_rights() -> None:
+    part = RemoteRange.of(TOKEN)
+    part.require(Rights.READ)
+    part.require(Rights.READ | Rights.WRITE)
+    with pytest.raises(RemoteRangeError, match=r"without the right to atomic$") as caught:
+        part.require(Rights.ATOMIC | Rights.READ)
+    assert caught.value.right == "atomic"
+    none = RemoteRange.of(RegionToken(1, 0, 8, 0, Rights(0)))
+    with pytest.raises(RemoteRangeError, match="the right to write and read"):
+        none.require(Rights.WRITE | Rights.READ)
+
+
+def test_atomics_need_the_right_and_eight_aligned_bytes() -> None:
+    part = RemoteRange.of(RegionToken(1, 0x1004, 64, 0, Rights.ATOMIC))
+    part[4:12].require_atomic()
+    for key in (slice(0, 8), slice(4, 8), slice(4, 20), slice(5, 13)):
+        with pytest.raises(RemoteRangeError, match="needs 8 bytes at a multiple of 8"):
+            part[key].require_atomic()
+    with pytest.raises(RemoteRangeError, match="right to atomic"):
+        RemoteRange.of(TOKEN)[0:8].require_atomic()
