@@ -1,0 +1,30 @@
+"""The boundary to C: the only importer of the compiled module.
+
+Above it there are no return codes and no errno: :mod:`.calls` turns every failure into an
+exception, and :mod:`.records` packs and unpacks what crosses in numbers. What is left to the rooms
+above is `ffi` for memory and `lib` for the data path.
+"""
+
+from ._lib import ffi, lib
+from .calls import CONVENTIONS, Calls, Convention, failure
+from .library import Library, embedded, system
+from .records import COMPLETION, RECV, SEND, SGE, CompletionArray, Record, RequestArray
+
+__all__ = [
+    "COMPLETION",
+    "CONVENTIONS",
+    "RECV",
+    "SEND",
+    "SGE",
+    "Calls",
+    "CompletionArray",
+    "Convention",
+    "Library",
+    "Record",
+    "RequestArray",
+    "embedded",
+    "failure",
+    "ffi",
+    "lib",
+    "system",
+]

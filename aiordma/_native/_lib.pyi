@@ -1,0 +1,409 @@
+"""The compiled module as the type checker sees it: the contract between C and Python.
+
+One class per C structure that is reached through a pointer; only the members that Python touches
+are listed. None of these classes exists at run time (everything there is `ffi.CData`), so import
+them through `aiordma._native.handles` under `TYPE_CHECKING` only. `tests/native` compares the
+names here with those of the compiled module.
+"""
+
+
+from typing import Final, Generic, Literal, TypeVar, overload
+
+from typing_extensions import Buffer
+
+_T = TypeVar("_T")
+
+class Null: ...
+class VoidPointer: ...
+
+class Integer:
+    def __int__(self) -> int: ...
+
+class Pointer(Generic[_T]):
+    """`_T *` with one element behind it, or an array of them."""
+
+    def __getitem__(self, index: int) -> _T: ...
+
+class IntegerPointer:
+    """`int *`, `uint8_t *` ..., and arrays of them."""
+
+    def __getitem__(self, index: int) -> int: ...
+
+class Characters:
+    """`char[]` from `ffi.from_buffer`: holds the exporter's buffer until it is released."""
+
+    def __len__(self) -> int: ...
+
+class Text:
+    """`const char *`, for `ffi.string`."""
+
+class Bytes(Buffer):
+    """`ffi.buffer`: the memory itself, not a copy; its slices are copies."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: slice) -> bytes: ...
+    def __setitem__(self, index: slice, value: bytes) -> None: ...
+
+# --- structures of the verbs -----------------------------------------------------------------
+
+class Gid:
+    @property
+    def raw(self) -> IntegerPointer: ...
+
+class GidEntry:
+    gid: Gid
+    gid_index: int
+    port_num: int
+    gid_type: int
+    ndev_ifindex: int
+
+class GidEntries:
+    def __getitem__(self, index: int) -> GidEntry: ...
+
+class Device:
+    node_type: int
+    transport_type: int
+
+class DeviceList:
+    def __getitem__(self, index: int) -> Device: ...
+
+class Context:
+    device: Device
+    async_fd: int
+    num_comp_vectors: int
+
+class DeviceAttr:
+    @property
+    def fw_ver(self) -> Text: ...
+    node_guid: int
+    sys_image_guid: int
+    max_mr_size: int
+    page_size_cap: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    max_qp: int
+    max_qp_wr: int
+    device_cap_flags: int
+    max_sge: int
+    max_sge_rd: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_qp_rd_atom: int
+    max_res_rd_atom: int
+    max_qp_init_rd_atom: int
+    atomic_cap: int
+    max_mw: int
+    max_mcast_grp: int
+    max_mcast_qp_attach: int
+    max_total_mcast_qp_attach: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_pkeys: int
+    local_ca_ack_delay: int
+    phys_port_cnt: int
+
+class CompatPortAttr:
+    """`struct _compat_ibv_port_attr *`: incomplete, ibv_query_port's argument."""
+
+class PortAttr:
+    state: int
+    max_mtu: int
+    active_mtu: int
+    gid_tbl_len: int
+    port_cap_flags: int
+    max_msg_sz: int
+    bad_pkey_cntr: int
+    qkey_viol_cntr: int
+    pkey_tbl_len: int
+    lid: int
+    sm_lid: int
+    lmc: int
+    max_vl_num: int
+    sm_sl: int
+    subnet_timeout: int
+    active_width: int
+    active_speed: int
+    phys_state: int
+    link_layer: int
+    flags: int
+
+class AsyncEventElement:
+    cq: CompletionQueue
+    qp: QueuePair
+    port_num: int
+
+class AsyncEvent:
+    @property
+    def element(self) -> AsyncEventElement: ...
+    event_type: int
+
+class ProtectionDomain: ...
+
+class MemoryRegion:
+    lkey: int
+    rkey: int
+
+class CompletionChannel:
+    fd: int
+
+class CompletionQueue:
+    cqe: int
+
+class SharedReceiveQueue: ...
+
+class QPCap:
+    max_send_wr: int
+    max_recv_wr: int
+    max_send_sge: int
+    max_recv_sge: int
+    max_inline_data: int
+
+class QPInitAttr:
+    send_cq: CompletionQueue
+    recv_cq: CompletionQueue
+    @property
+    def cap(self) -> QPCap: ...
+    qp_type: int
+    sq_sig_all: int
+
+class GlobalRoute:
+    @property
+    def dgid(self) -> Gid: ...
+    flow_label: int
+    sgid_index: int
+    hop_limit: int
+    traffic_class: int
+
+class AHAttr:
+    @property
+    def grh(self) -> GlobalRoute: ...
+    dlid: int
+    sl: int
+    src_path_bits: int
+    static_rate: int
+    is_global: int
+    port_num: int
+
+class QPAttr:
+    qp_state: int
+    cur_qp_state: int
+    path_mtu: int
+    path_mig_state: int
+    qkey: int
+    rq_psn: int
+    sq_psn: int
+    dest_qp_num: int
+    qp_access_flags: int
+    @property
+    def cap(self) -> QPCap: ...
+    @property
+    def ah_attr(self) -> AHAttr: ...
+    @property
+    def alt_ah_attr(self) -> AHAttr: ...
+    pkey_index: int
+    alt_pkey_index: int
+    en_sqd_async_notify: int
+    sq_draining: int
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+    min_rnr_timer: int
+    port_num: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    alt_port_num: int
+    alt_timeout: int
+    rate_limit: int
+
+class QueuePair:
+    qp_num: int
+    state: int
+    qp_type: int
+
+class Sge: ...
+class Send: ...
+class Recv: ...
+class Completion: ...
+
+# --- structures of the connection manager ----------------------------------------------------
+
+class EventChannel:
+    fd: int
+
+class SocketAddress: ...
+class SocketStorage: ...
+
+class Address:
+    @property
+    def src_storage(self) -> SocketStorage: ...
+    @property
+    def dst_storage(self) -> SocketStorage: ...
+
+class Route:
+    @property
+    def addr(self) -> Address: ...
+
+class ConnectionId:
+    verbs: Context
+    qp: QueuePair
+    @property
+    def route(self) -> Route: ...
+    ps: int
+    port_num: int
+
+class ConnParam:
+    private_data: Characters | VoidPointer
+    private_data_len: int
+    responder_resources: int
+    initiator_depth: int
+    flow_control: int
+    retry_count: int
+    rnr_retry_count: int
+    srq: int
+    qp_num: int
+
+class EventParam:
+    @property
+    def conn(self) -> ConnParam: ...
+
+class ConnectionEvent:
+    id: ConnectionId
+    listen_id: ConnectionId
+    event: int
+    status: int
+    @property
+    def param(self) -> EventParam: ...
+
+# --- the C part's own ------------------------------------------------------------------------
+
+class Calls: ...
+
+class Drain:
+    calls: Calls
+    channel: CompletionChannel
+    events: int
+
+class CField:
+    name: str
+
+class CType:
+    kind: str
+    cname: str
+    fields: list[tuple[str, CField]]
+    elements: dict[int, str]
+    relements: dict[str, int]
+
+class FFI:
+    NULL: Final[Null]
+    errno: int
+    class CData: ...
+
+    @overload
+    def new(self, cdecl: Literal["int *"], init: int = ...) -> IntegerPointer: ...
+    @overload
+    def new(self, cdecl: Literal["uint8_t *"], init: int = ...) -> IntegerPointer: ...
+    @overload
+    def new(self, cdecl: Literal["uint16_t *"], init: int = ...) -> IntegerPointer: ...
+    @overload
+    def new(self, cdecl: Literal["uint32_t *"], init: int = ...) -> IntegerPointer: ...
+    @overload
+    def new(self, cdecl: Literal["char[]"], init: int | bytes) -> Characters: ...
+    @overload
+    def new(self, cdecl: Literal["void **"]) -> Pointer[VoidPointer]: ...
+    @overload
+    def new(self, cdecl: Literal["union ibv_gid *"]) -> Gid: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_gid_entry *"]) -> GidEntry: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_gid_entry[]"], init: int) -> GidEntries: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_device_attr *"]) -> DeviceAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_port_attr *"]) -> PortAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_async_event *"]) -> AsyncEvent: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_cq **"]) -> Pointer[CompletionQueue]: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_init_attr *"]) -> QPInitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_attr *"]) -> QPAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> Sge: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_send[]"], init: int) -> Send: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_recv[]"], init: int) -> Recv: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_completion[]"], init: int) -> Completion: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_drain *"]) -> Drain: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_calls **"]) -> Pointer[Calls]: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_cm_id **"]) -> Pointer[ConnectionId]: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_cm_event **"]) -> Pointer[ConnectionEvent]: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_conn_param *"]) -> ConnParam: ...
+    @overload
+    def new(self, cdecl: Literal["struct sockaddr_storage *"]) -> SocketStorage: ...
+    @overload
+    def cast(self, cdecl: Literal["uintptr_t"], source: object) -> Integer: ...
+    @overload
+    def cast(self, cdecl: Literal["void *"], source: object) -> VoidPointer: ...
+    @overload
+    def cast(
+        self, cdecl: Literal["struct _compat_ibv_port_attr *"], source: PortAttr
+    ) -> CompatPortAttr: ...
+    @overload
+    def cast(self, cdecl: Literal["struct sockaddr *"], source: SocketStorage) -> SocketAddress: ...
+    def buffer(self, cdata: object, size: int = ...) -> Bytes: ...
+    def from_buffer(self, python_buffer: Buffer, require_writable: bool = ...) -> Characters: ...
+    def release(self, cdata: object) -> None: ...
+    def string(self, cdata: Text | Characters) -> bytes: ...
+    def sizeof(self, cdecl: str | object) -> int: ...
+    def typeof(self, cdecl: str | object) -> CType: ...
+
+class Lib:
+    def aiordma_system_calls(
+        self, calls: Pointer[Calls], error: Characters, error_size: int
+    ) -> int: ...
+    def aiordma_embedded_calls(self) -> Calls: ...
+    def aiordma_post_send(
+        self, qp: QueuePair, sends: Send, count: int, sges: Sge, posted: IntegerPointer
+    ) -> int: ...
+    def aiordma_post_recv(
+        self, qp: QueuePair, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
+    ) -> int: ...
+    def aiordma_post_send_one(
+        self,
+        qp: QueuePair,
+        wr_id: int,
+        opcode: int,
+        send_flags: int,
+        imm_data: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        remote_addr: int,
+        rkey: int,
+    ) -> int: ...
+    def aiordma_post_recv_one(
+        self, qp: QueuePair, wr_id: int, addr: int, length: int, lkey: int
+    ) -> int: ...
+    def aiordma_poll(self, cq: CompletionQueue, out: Completion, capacity: int) -> int: ...
+    def aiordma_req_notify(self, cq: CompletionQueue, solicited_only: int) -> int: ...
+    def aiordma_drain(
+        self, drain: Drain, out: Completion, capacity: int, more: IntegerPointer
+    ) -> int: ...
+    def aiordma_drain_forget(self, drain: Drain, cq: CompletionQueue) -> None: ...
+    def aiordma_set_nonblocking(self, fd: int) -> int: ...
+
+ffi: Final[FFI]
+lib: Final[Lib]

@@ -1,0 +1,233 @@
+"""A table of calls with every failure turned into an exception: the only place that does.
+
+C reports failure in several ways, and each call has its own; `CONVENTIONS` says which, from the
+manual page of the call (ibv_*(3), rdma_*(3)). What a call returns here is what is left when
+failure has been taken away: nothing, a pointer, a count.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from aiordma.errors import UnsupportedError, VerbsError
+
+from ._lib import ffi
+
+if TYPE_CHECKING:
+    from . import handles as h
+
+
+class Convention(Enum):
+    """How a call says that it failed."""
+
+    ERRNO = auto()
+    """Returns 0 or an errno value; some providers return -1 and set errno."""
+    MINUS_ONE = auto()
+    """Returns 0, or -1 and sets errno."""
+    POINTER = auto()
+    """Returns a pointer, or NULL and sets errno."""
+    COUNT = auto()
+    """Returns a number, or a negative errno value."""
+    EVENT = auto()
+    """As MINUS_ONE, but EAGAIN is an answer: here the call returns whether there was an event."""
+    PLAIN = auto()
+    """Cannot fail; what it returns is passed on."""
+
+
+CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
+    {
+        "ibv_get_device_list": Convention.POINTER,
+        "ibv_free_device_list": Convention.PLAIN,
+        "ibv_get_device_name": Convention.PLAIN,
+        "ibv_get_device_guid": Convention.PLAIN,
+        "ibv_open_device": Convention.POINTER,
+        "ibv_close_device": Convention.MINUS_ONE,
+        "ibv_get_async_event": Convention.EVENT,
+        "ibv_ack_async_event": Convention.PLAIN,
+        "ibv_query_device": Convention.ERRNO,
+        "ibv_query_port": Convention.ERRNO,
+        "ibv_query_gid": Convention.MINUS_ONE,
+        "_ibv_query_gid_ex": Convention.ERRNO,
+        "_ibv_query_gid_table": Convention.COUNT,
+        "ibv_query_pkey": Convention.MINUS_ONE,
+        "ibv_alloc_pd": Convention.POINTER,
+        "ibv_dealloc_pd": Convention.ERRNO,
+        "ibv_reg_mr": Convention.POINTER,
+        "ibv_reg_mr_iova2": Convention.POINTER,
+        "ibv_dereg_mr": Convention.ERRNO,
+        "ibv_create_comp_channel": Convention.POINTER,
+        "ibv_destroy_comp_channel": Convention.ERRNO,
+        "ibv_create_cq": Convention.POINTER,
+        "ibv_resize_cq": Convention.ERRNO,
+        "ibv_destroy_cq": Convention.ERRNO,
+        "ibv_get_cq_event": Convention.EVENT,
+        "ibv_ack_cq_events": Convention.PLAIN,
+        "ibv_create_qp": Convention.POINTER,
+        "ibv_modify_qp": Convention.ERRNO,
+        "ibv_query_qp": Convention.ERRNO,
+        "ibv_destroy_qp": Convention.ERRNO,
+        "ibv_wc_status_str": Convention.PLAIN,
+        "ibv_event_type_str": Convention.PLAIN,
+        "rdma_create_event_channel": Convention.POINTER,
+        "rdma_destroy_event_channel": Convention.PLAIN,
+        "rdma_create_id": Convention.MINUS_ONE,
+        "rdma_destroy_id": Convention.MINUS_ONE,
+        "rdma_bind_addr": Convention.MINUS_ONE,
+        "rdma_resolve_addr": Convention.MINUS_ONE,
+        "rdma_resolve_route": Convention.MINUS_ONE,
+        "rdma_create_qp": Convention.MINUS_ONE,
+        "rdma_destroy_qp": Convention.PLAIN,
+        "rdma_connect": Convention.MINUS_ONE,
+        "rdma_establish": Convention.MINUS_ONE,
+        "rdma_listen": Convention.MINUS_ONE,
+        "rdma_accept": Convention.MINUS_ONE,
+        "rdma_reject": Convention.MINUS_ONE,
+        "rdma_notify": Convention.MINUS_ONE,
+        "rdma_disconnect": Convention.MINUS_ONE,
+        "rdma_get_cm_event": Convention.EVENT,
+        "rdma_ack_cm_event": Convention.MINUS_ONE,
+        "rdma_get_src_port": Convention.PLAIN,
+        "rdma_get_dst_port": Convention.PLAIN,
+        "rdma_event_str": Convention.PLAIN,
+        "rdma_set_option": Convention.MINUS_ONE,
+        "rdma_migrate_id": Convention.MINUS_ONE,
+        "rdma_init_qp_attr": Convention.MINUS_ONE,
+    }
+)
+
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+def failure(verb: str, code: int, detail: str = "") -> VerbsError:
+    """The exception for a call that failed with errno value ``code``."""
+    if code in _UNSUPPORTED:
+        return UnsupportedError(detail or verb, verb=verb, errno=code)
+    return VerbsError(code, verb, detail)
+
+
+def _checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
+    # errno is cleared first: a call that fails without setting it must not show an older one.
+    def errno_value(*arguments: object) -> None:
+        ffi.errno = 0
+        code: int = call(*arguments)
+        if code:
+            raise failure(verb, code if code > 0 else ffi.errno if code == -1 else -code)
+
+    def minus_one(*arguments: object) -> None:
+        ffi.errno = 0
+        code: int = call(*arguments)
+        if code:
+            # The manual says -1; older librdmacm and some providers pass errno values through.
+            raise failure(verb, ffi.errno or abs(code))
+
+    def pointer(*arguments: object) -> object:
+        ffi.errno = 0
+        result: object = call(*arguments)
+        if not result:
+            raise failure(verb, ffi.errno)
+        return result
+
+    def count(*arguments: object) -> int:
+        result: int = call(*arguments)
+        if result < 0:
+            raise failure(verb, -result)
+        return result
+
+    def event(*arguments: object) -> bool:
+        while True:
+            ffi.errno = 0
+            if call(*arguments) == 0:
+                return True
+            code = ffi.errno
+            if code == errno.EAGAIN:
+                return False
+            if code != errno.EINTR:
+                raise failure(verb, code)
+
+    return {
+        Convention.ERRNO: errno_value,
+        Convention.MINUS_ONE: minus_one,
+        Convention.POINTER: pointer,
+        Convention.COUNT: count,
+        Convention.EVENT: event,
+        Convention.PLAIN: call,
+    }[convention]
+
+
+class Calls:
+    """The calls of one library, each raising :class:`VerbsError` (or its ``UnsupportedError``).
+
+    The annotations are what is left to pass and to return; a test compares them with the calls of
+    the C structure and with `CONVENTIONS`.
+    """
+
+    ibv_get_device_list: Callable[[h.IntegerPointer], h.DeviceList]
+    ibv_free_device_list: Callable[[h.DeviceList], None]
+    ibv_get_device_name: Callable[[h.DevicePointer], h.Text]
+    ibv_get_device_guid: Callable[[h.DevicePointer], int]
+    ibv_open_device: Callable[[h.DevicePointer], h.ContextPointer]
+    ibv_close_device: Callable[[h.ContextPointer], None]
+    ibv_get_async_event: Callable[[h.ContextPointer, h.AsyncEvent], bool]
+    ibv_ack_async_event: Callable[[h.AsyncEvent], None]
+    ibv_query_device: Callable[[h.ContextPointer, h.DeviceAttr], None]
+    ibv_query_port: Callable[[h.ContextPointer, int, h.CompatPortAttr], None]
+    ibv_query_gid: Callable[[h.ContextPointer, int, int, h.Gid], None]
+    _ibv_query_gid_ex: Callable[[h.ContextPointer, int, int, h.GidEntry, int, int], None]
+    _ibv_query_gid_table: Callable[[h.ContextPointer, h.GidEntries, int, int, int], int]
+    ibv_query_pkey: Callable[[h.ContextPointer, int, int, h.IntegerPointer], None]
+    ibv_alloc_pd: Callable[[h.ContextPointer], h.PDPointer]
+    ibv_dealloc_pd: Callable[[h.PDPointer], None]
+    ibv_reg_mr: Callable[[h.PDPointer, h.VoidPointer | h.Characters, int, int], h.MRPointer]
+    ibv_reg_mr_iova2: Callable[
+        [h.PDPointer, h.VoidPointer | h.Characters, int, int, int], h.MRPointer
+    ]
+    ibv_dereg_mr: Callable[[h.MRPointer], None]
+    ibv_create_comp_channel: Callable[[h.ContextPointer], h.ChannelPointer]
+    ibv_destroy_comp_channel: Callable[[h.ChannelPointer], None]
+    ibv_create_cq: Callable[
+        [h.ContextPointer, int, h.Null, h.ChannelPointer | h.Null, int], h.CQPointer
+    ]
+    ibv_resize_cq: Callable[[h.CQPointer, int], None]
+    ibv_destroy_cq: Callable[[h.CQPointer], None]
+    ibv_get_cq_event: Callable[
+        [h.ChannelPointer, h.Pointer[h.CQPointer], h.Pointer[h.VoidPointer]], bool
+    ]
+    ibv_ack_cq_events: Callable[[h.CQPointer, int], None]
+    ibv_create_qp: Callable[[h.PDPointer, h.QPInitAttr], h.QPPointer]
+    ibv_modify_qp: Callable[[h.QPPointer, h.QPAttr, int], None]
+    ibv_query_qp: Callable[[h.QPPointer, h.QPAttr, int, h.QPInitAttr], None]
+    ibv_destroy_qp: Callable[[h.QPPointer], None]
+    ibv_wc_status_str: Callable[[int], h.Text]
+    ibv_event_type_str: Callable[[int], h.Text]
+    rdma_create_event_channel: Callable[[], h.EventChannelPointer]
+    rdma_destroy_event_channel: Callable[[h.EventChannelPointer], None]
+    rdma_create_id: Callable[[h.EventChannelPointer, h.Pointer[h.IdPointer], h.Null, int], None]
+    rdma_destroy_id: Callable[[h.IdPointer], None]
+    rdma_bind_addr: Callable[[h.IdPointer, h.SocketAddress], None]
+    rdma_resolve_addr: Callable[[h.IdPointer, h.SocketAddress | h.Null, h.SocketAddress, int], None]
+    rdma_resolve_route: Callable[[h.IdPointer, int], None]
+    rdma_create_qp: Callable[[h.IdPointer, h.PDPointer, h.QPInitAttr], None]
+    rdma_destroy_qp: Callable[[h.IdPointer], None]
+    rdma_connect: Callable[[h.IdPointer, h.ConnParam], None]
+    rdma_establish: Callable[[h.IdPointer], None]
+    rdma_listen: Callable[[h.IdPointer, int], None]
+    rdma_accept: Callable[[h.IdPointer, h.ConnParam], None]
+    rdma_reject: Callable[[h.IdPointer, h.Characters | h.Null, int], None]
+    rdma_notify: Callable[[h.IdPointer, int], None]
+    rdma_disconnect: Callable[[h.IdPointer], None]
+    rdma_get_cm_event: Callable[[h.EventChannelPointer, h.Pointer[h.EventPointer]], bool]
+    rdma_ack_cm_event: Callable[[h.EventPointer], None]
+    rdma_get_src_port: Callable[[h.IdPointer], int]
+    rdma_get_dst_port: Callable[[h.IdPointer], int]
+    rdma_event_str: Callable[[int], h.Text]
+    rdma_set_option: Callable[[h.IdPointer, int, int, h.IntegerPointer, int], None]
+    rdma_migrate_id: Callable[[h.IdPointer, h.EventChannelPointer], None]
+    rdma_init_qp_attr: Callable[[h.IdPointer, h.QPAttr, h.IntegerPointer], None]
+
+    def __init__(self, table: h.CallsPointer) -> None:
+        for verb, convention in CONVENTIONS.items():
+            setattr(self, verb, _checked(verb, getattr(table, verb), convention))

@@ -1,0 +1,73 @@
+"""The two libraries of calls: the system's and the embedded device."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from aiordma.errors import InternalError, LibraryNotFoundError, VerbsError
+
+from ._lib import ffi, lib
+from .calls import Calls
+
+if TYPE_CHECKING:
+    from .handles import CallsPointer
+
+
+class Library:
+    """Where calls go: ``name`` is ``"system"`` or ``"embedded"``; ``calls`` raise on failure.
+
+    There is one object for each, made by :func:`system` and :func:`embedded`. Safe to use from
+    any thread.
+    """
+
+    __slots__ = ("calls", "name", "table")
+
+    def __init__(self, name: str, table: CallsPointer) -> None:
+        self.name = name
+        self.table = table
+        self.calls = Calls(table)
+
+    def __repr__(self) -> str:
+        return f"<Library {self.name}>"
+
+
+_libraries: dict[str, Library] = {}
+
+_MISSING_LIBRARY = re.compile(r"library (\S+) cannot be loaded \((.*)\); install ", re.DOTALL)
+_MISSING_SYMBOL = re.compile(r"symbol (\S+) is missing in (\S+),")
+
+
+def system() -> Library:
+    """libibverbs and librdmacm of the system, loaded at the first call.
+
+    Raises LibraryNotFoundError naming the library or symbol that is missing; the next call tries
+    again.
+    """
+    if (library := _libraries.get("system")) is None:
+        table = ffi.new("struct aiordma_calls **")
+        error = ffi.new("char[]", 1024)
+        code = lib.aiordma_system_calls(table, error, len(error))
+        if code:
+            raise _not_found(code, os.fsdecode(ffi.string(error)))
+        library = _libraries.setdefault("system", Library("system", table[0]))
+    return library
+
+
+def _not_found(code: int, text: str) -> VerbsError:
+    if match := _MISSING_LIBRARY.match(text):
+        return LibraryNotFoundError(match[1], detail=match[2])
+    if match := _MISSING_SYMBOL.match(text):
+        return LibraryNotFoundError(match[2], symbol=match[1])
+    return VerbsError(code, "dlopen", text)
+
+
+def embedded() -> Library:
+    """The software device that is part of aiordma: always there."""
+    if (library := _libraries.get("embedded")) is None:
+        table = lib.aiordma_embedded_calls()
+        if not table:
+            raise InternalError("the embedded device has no table of calls")
+        library = _libraries.setdefault("embedded", Library("embedded", table))
+    return library

@@ -1,0 +1,55 @@
+"""Arrays of work requests and completions in C memory, packed and unpacked in one go.
+
+Reading a C structure member by member costs about 190 ns per completion, unpacking an array of
+them about 50 ns each (house measurements); so the layouts here repeat native/interface.h, and a
+test compares every size and offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from ._lib import ffi
+
+if TYPE_CHECKING:
+    from .handles import Completion, IntegerPointer, Recv, Send, Sge
+
+Record: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int]"
+"""wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags."""
+
+COMPLETION = struct.Struct("=Q8I")
+SEND = struct.Struct("=4Q6I")
+RECV = struct.Struct("=Q2I")
+SGE = struct.Struct("=Q2I")
+
+
+class CompletionArray:
+    """Room for ``capacity`` completions. Used by one thread at a time."""
+
+    __slots__ = ("_bytes", "capacity", "pointer")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.pointer: Completion = ffi.new("struct aiordma_completion[]", capacity)
+        self._bytes = ffi.buffer(self.pointer)
+
+    def records(self, count: int) -> Iterator[Record]:
+        """The first ``count`` as tuples. They are copied first: the room may be used again."""
+        return COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
+
+
+class RequestArray:
+    """Room for work requests with their scatter/gather entries. Used by one thread at a time."""
+
+    __slots__ = ("posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes")
+
+    def __init__(self, requests: int, sges: int) -> None:
+        self.sends: Send = ffi.new("struct aiordma_send[]", requests)
+        self.recvs: Recv = ffi.new("struct aiordma_recv[]", requests)
+        self.sges: Sge = ffi.new("struct ibv_sge[]", max(1, sges))
+        self.sends_bytes = ffi.buffer(self.sends)
+        self.recvs_bytes = ffi.buffer(self.recvs)
+        self.sges_bytes = ffi.buffer(self.sges)
+        self.posted: IntegerPointer = ffi.new("uint32_t *")

@@ -1,0 +1,76 @@
+"""Socket addresses: (host, port) with a numeric host, and `struct sockaddr`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiordma._native import ffi
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+Address: TypeAlias = tuple[str, int]
+"""(host, port): a numeric IPv4 or IPv6 host; link-local IPv6 as ``fe80::1%eth0``."""
+
+# struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
+# port and flow in the network's.
+_FAMILY = struct.Struct("=H")
+_IPV4 = struct.Struct(">xxH4s8x")
+_IPV6 = struct.Struct(">xxHI16s")
+_SCOPE = struct.Struct("=I")
+
+
+def to_storage(address: Address) -> h.SocketStorage:
+    """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
+    host, port = address
+    if not 0 <= port <= 0xFFFF:
+        raise ValueError(f"port {port} is not 0 to 65535")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is not a numeric IP address; resolve names first") from None
+    storage = ffi.new("struct sockaddr_storage *")
+    if isinstance(ip, ipaddress.IPv4Address):
+        packed = _IPV4.pack(port, ip.packed)
+        family = socket.AF_INET
+    else:
+        packed = _IPV6.pack(port, 0, ip.packed) + _SCOPE.pack(_scope(ip.scope_id))
+        family = socket.AF_INET6
+    ffi.buffer(storage)[: len(packed)] = _FAMILY.pack(family) + packed[2:]
+    return storage
+
+
+def _scope(scope: str | None) -> int:
+    if scope is None:
+        return 0
+    if scope.isdecimal():
+        return int(scope)
+    try:
+        return socket.if_nametoindex(scope)
+    except OSError:
+        raise ValueError(f"there is no network interface {scope!r}") from None
+
+
+def from_storage(storage: h.SocketStorage) -> Address | None:
+    """The address in a ``struct sockaddr_storage``; None when it holds none."""
+    data = ffi.buffer(ffi.addressof(storage))[:28]
+    (family,) = _FAMILY.unpack_from(data)
+    if family == socket.AF_INET:
+        port, packed = _IPV4.unpack_from(data)
+        return str(ipaddress.IPv4Address(packed)), port
+    if family == socket.AF_INET6:
+        port, _, packed = _IPV6.unpack_from(data)
+        (scope,) = _SCOPE.unpack_from(data, _IPV6.size)
+        ip = ipaddress.IPv6Address(packed)
+        return f"{ip}%{_interface(scope)}" if scope else str(ip), port
+    return None
+
+
+def _interface(scope: int) -> str:
+    try:
+        return socket.if_indextoname(scope)
+    except OSError:
+        return str(scope)

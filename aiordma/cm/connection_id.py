@@ -1,0 +1,290 @@
+"""Connection ids: what a socket is to TCP, the id is to the connection manager."""
+
+from __future__ import annotations
+
+import errno
+import math
+import weakref
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from aiordma._native import Library, ffi
+from aiordma.errors import AddressError, RouteError, VerbsError
+from aiordma.verbs import CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
+from aiordma.verbs.enums import QPType
+from aiordma.verbs.qp_attributes import init_attr
+from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs.timers import encode_ack_timeout
+
+from .address import Address, from_storage, to_storage
+from .parameters import ConnectionParameters, PortSpace, check_private_data
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .event_channel import EventChannel
+
+# Whom an event concerns, by library and address of the C structure: an id may change its channel.
+_ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
+
+_DEFAULT_PARAMETERS = ConnectionParameters()
+
+
+def _key(library: Library, pointer: h.IdPointer) -> tuple[str, int]:
+    return library.name, int(ffi.cast("uintptr_t", pointer))
+
+
+class Option(IntEnum):
+    """An option of an id, by its number at level RDMA_OPTION_ID; see rdma_set_option(3)."""
+
+    TOS = 0
+    REUSEADDR = 1
+    AFONLY = 2
+    ACK_TIMEOUT = 3
+
+
+_LEVEL = 0  # RDMA_OPTION_ID
+_INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
+
+
+class ConnectionId(Resource["h.IdPointer"]):
+    """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
+
+    Each step starts something and returns at once; its end is an event on the channel. One id is
+    used by one thread at a time.
+    """
+
+    def __init__(self, channel: EventChannel, pointer: h.IdPointer) -> None:
+        self.library = channel.library
+        self.channel = channel
+        self.qp: QueuePair | None = None
+        self.port_space = PortSpace(pointer.ps)
+        self._context: Context | None = None
+        self._peer: Address | None = None
+        destroy = self.library.calls.rdma_destroy_id
+        super().__init__(Node("ConnectionId", pointer, destroy, [channel.node]))
+        _ids[_key(self.library, pointer)] = self
+
+    @classmethod
+    def of(cls, library: Library, pointer: h.IdPointer) -> ConnectionId | None:
+        """The object of a pointer in an event, None when it is gone."""
+        id = _ids.get(_key(library, pointer))
+        return id if id is not None and not id.closed else None
+
+    # --- what it is ------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context | None:
+        """The device that it is bound to, borrowed from the connection manager.
+
+        None as long as it is bound to none: before the address is resolved, or for a listener on
+        all addresses.
+        """
+        if self._context is None and (verbs := self.pointer.verbs):
+            self._context = Context.borrow(self.library, verbs)
+        return self._context
+
+    @property
+    def port_num(self) -> int:
+        """The device's port, 0 as long as there is none."""
+        return self.pointer.port_num
+
+    @property
+    def local_address(self) -> Address | None:
+        """The address that it is bound to, None before that."""
+        return from_storage(self.pointer.route.addr.src_storage)
+
+    @property
+    def peer_address(self) -> Address | None:
+        """The peer's address, None when there is none; known also after ``close()``."""
+        if not self.closed:
+            self._peer = from_storage(self.pointer.route.addr.dst_storage)
+        return self._peer
+
+    # --- addresses -------------------------------------------------------------------------
+
+    def bind_addr(self, address: Address) -> None:
+        """Bind to a local address; port 0 picks one. AddressError, with errno as for a socket."""
+        storage = to_storage(address)
+        sockaddr = ffi.cast("struct sockaddr *", storage)
+        try:
+            self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
+        except VerbsError as error:
+            raise _address_error("cannot bind to", address, error) from error
+
+    def resolve_addr(
+        self, address: Address, source: Address | None = None, timeout: float = 2.0
+    ) -> None:
+        """Find the device for a peer's address, within ``timeout`` seconds.
+
+        Then: ADDR_RESOLVED or ADDR_ERROR. AddressError when there is no way from the start.
+        """
+        storage = to_storage(address)
+        source_storage = to_storage(source) if source else None
+        try:
+            self.library.calls.rdma_resolve_addr(
+                self.pointer,
+                ffi.cast("struct sockaddr *", source_storage) if source_storage else ffi.NULL,
+                ffi.cast("struct sockaddr *", storage),
+                _milliseconds(timeout),
+            )
+        except VerbsError as error:
+            raise _address_error("no RDMA device leads to", address, error) from error
+
+    def resolve_route(self, timeout: float = 2.0) -> None:
+        """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
+        try:
+            self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
+        except VerbsError as error:
+            peer = self.peer_address
+            raise RouteError(
+                f"no route{f' to {peer[0]} port {peer[1]}' if peer else ''}: {error}",
+                status=-(error.errno or 0),
+            ) from error
+
+    def set_option(self, option: Option, value: int) -> None:
+        """Set an option by its raw value, before connecting or listening."""
+        try:
+            if option in _INT_OPTIONS:
+                data, size = ffi.new("int *", value), ffi.sizeof("int")
+            else:
+                data, size = ffi.new("uint8_t *", value), 1
+        except OverflowError as error:
+            raise ValueError(f"{option.name} {value}: {error}") from None
+        self.library.calls.rdma_set_option(self.pointer, _LEVEL, option.value, data, size)
+
+    def set_tos(self, tos: int) -> None:
+        """Type of service of the connection's packets, 0 to 255."""
+        self.set_option(Option.TOS, tos)
+
+    def set_reuseaddr(self, enabled: bool) -> None:
+        """Allow binding to an address that is still in use, as SO_REUSEADDR does."""
+        self.set_option(Option.REUSEADDR, int(enabled))
+
+    def set_afonly(self, enabled: bool) -> None:
+        """Keep a listener on ``::`` to IPv6, as IPV6_V6ONLY does."""
+        self.set_option(Option.AFONLY, int(enabled))
+
+    def set_ack_timeout(self, seconds: float) -> None:
+        """How long the queue pair waits for an acknowledgement before it sends again."""
+        self.set_option(Option.ACK_TIMEOUT, encode_ack_timeout(seconds))
+
+    # --- queue pair ------------------------------------------------------------------------
+
+    def create_qp(
+        self,
+        pd: ProtectionDomain,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue | None = None,
+        capabilities: QPCapabilities | None = None,
+        *,
+        qp_type: QPType = QPType.RC,
+        sq_sig_all: bool = False,
+    ) -> QueuePair:
+        """Make the id's queue pair, whose states the connection manager then drives.
+
+        The protection domain must be of this id's :attr:`context`. Receives may be posted at
+        once. As :meth:`ProtectionDomain.create_qp` otherwise.
+        """
+        if pd.context is not self.context:
+            raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
+        recv_cq = recv_cq or send_cq
+        attr = init_attr(send_cq, recv_cq, capabilities or QPCapabilities(), qp_type, sq_sig_all)
+        calls, pointer = self.library.calls, self.pointer
+        calls.rdma_create_qp(pointer, pd.pointer, attr)
+        parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, self.node]
+
+        def destroy(_: h.QPPointer) -> None:
+            calls.rdma_destroy_qp(pointer)
+
+        node = Node("QueuePair", pointer.qp, destroy, parents)
+        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr)
+        return self.qp
+
+    def destroy_qp(self) -> None:
+        """Close the queue pair; the connection's id stays. Nothing to do is no error."""
+        if self.qp is not None:
+            self.qp.close()
+            self.qp = None
+
+    # --- connections -----------------------------------------------------------------------
+
+    def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
+        """Ask the peer for a connection, after ROUTE_RESOLVED.
+
+        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. LimitError, before anything
+        is sent, for too much private data (56 bytes for PortSpace.TCP).
+        """
+        check_private_data(self.port_space, "connect", parameters.private_data)
+        param, _keep = parameters.packed()
+        self.library.calls.rdma_connect(self.pointer, param)
+
+    def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
+        """Accept a connect request, on the request's own id. Then: ESTABLISHED.
+
+        LimitError for too much private data (196 bytes for PortSpace.TCP).
+        """
+        check_private_data(self.port_space, "accept", parameters.private_data)
+        param, _keep = parameters.packed()
+        self.library.calls.rdma_accept(self.pointer, param)
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Reject a connect request, on the request's own id, which must still be closed.
+
+        LimitError for too much private data (148 bytes for PortSpace.TCP).
+        """
+        check_private_data(self.port_space, "reject", private_data)
+        data = ffi.from_buffer(private_data) if private_data else ffi.NULL
+        self.library.calls.rdma_reject(self.pointer, data, len(private_data))
+
+    def listen(self, backlog: int = 128) -> None:
+        """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own."""
+        try:
+            self.library.calls.rdma_listen(self.pointer, backlog)
+        except VerbsError as error:
+            address = self.local_address
+            if error.errno != errno.EADDRINUSE or address is None:
+                raise
+            raise _address_error("cannot listen on", address, error) from error
+
+    def establish(self) -> None:
+        """Complete a connection whose queue pair is not the id's, after CONNECT_RESPONSE."""
+        self.library.calls.rdma_establish(self.pointer)
+
+    def disconnect(self) -> None:
+        """End the connection: the queue pair goes to ERR, posted work is flushed.
+
+        Then: DISCONNECTED on both sides, and later TIMEWAIT_EXIT. VerbsError (EINVAL) when it is
+        not connected.
+        """
+        self.library.calls.rdma_disconnect(self.pointer)
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Let its events come on another channel of the same library from now on."""
+        if channel.library is not self.library:
+            raise ValueError(f"{self!r} cannot move to {channel!r}, which is of another library")
+        self.library.calls.rdma_migrate_id(self.pointer, channel.pointer)
+        self.node.move(self.channel.node, channel.node)
+        self.channel = channel
+
+    def _details(self) -> str:
+        local, peer = self.local_address, self.peer_address
+        parts = [self.port_space.name]
+        if local:
+            parts.append(f"{local[0]} port {local[1]}")
+        if peer:
+            parts.append(f"to {peer[0]} port {peer[1]}")
+        if self.qp is not None and not self.qp.closed:
+            parts.append(f"qp {self.qp.qp_num:#x} {self.qp.state.name}")
+        return " ".join(parts)
+
+
+def _milliseconds(seconds: float) -> int:
+    if not 0 <= seconds <= 0x7FFFFFFF / 1000:
+        raise ValueError(f"a timeout of {seconds} s")
+    return math.ceil(seconds * 1000)
+
+
+def _address_error(what: str, address: Address, error: VerbsError) -> AddressError:
+    host, port = address
+    return AddressError(f"{what} {host} port {port}: {error}", status=-(error.errno or 0))

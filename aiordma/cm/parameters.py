@@ -1,0 +1,110 @@
+"""What the two sides of a connection tell each other's connection manager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+from aiordma.errors import LimitError
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+class PortSpace(IntEnum):
+    """What kind of service ports name: ``enum rdma_port_space``."""
+
+    IPOIB = 0x0002
+    TCP = 0x0106
+    UDP = 0x0111
+    IB = 0x013F
+
+
+# Bytes of private data that the user may give to connect, accept and reject. The messages have
+# room for 92, 196 and 148 (IBTA volume 1, clause 12.6; 12.11 for datagrams), of which the CM's own
+# header takes 36 from a connection request (rdma_connect(3)).
+_LIMITS: Mapping[PortSpace, Mapping[str, int]] = MappingProxyType(
+    {
+        PortSpace.TCP: {"connect": 56, "accept": 196, "reject": 148},
+        PortSpace.UDP: {"connect": 180, "accept": 136, "reject": 136},
+        PortSpace.IPOIB: {"connect": 180, "accept": 136, "reject": 136},
+        PortSpace.IB: {"connect": 56, "accept": 196, "reject": 148},
+    }
+)
+
+
+CONNECT_DATA_MAX = _LIMITS[PortSpace.TCP]["connect"]
+"""Bytes of private data in a connection request of PortSpace.TCP."""
+ACCEPT_DATA_MAX = _LIMITS[PortSpace.TCP]["accept"]
+"""Bytes of private data in the acceptance of a connection of PortSpace.TCP."""
+REJECT_DATA_MAX = _LIMITS[PortSpace.TCP]["reject"]
+"""Bytes of private data in the rejection of a connection of PortSpace.TCP."""
+
+
+def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
+    """LimitError when the data does not fit."""
+    limit = _LIMITS[port_space][call]
+    if len(data) > limit:
+        raise LimitError(
+            f"{len(data)} bytes of private data; rdma_{call} carries at most {limit}"
+            f" (port space {port_space.name})",
+            amount=len(data),
+            limit=limit,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionParameters:
+    """``struct rdma_conn_param``, see rdma_connect(3).
+
+    ``responder_resources`` reads and atomics of the peer may be under way here at once,
+    ``initiator_depth`` of ours there; the peer's answer is in its event. ``retry_count`` and
+    ``rnr_retry_count`` are 0 to 7, where 7 receiver-not-ready retries mean for ever.
+    ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` matter only for a queue
+    pair that was not made by :meth:`ConnectionId.create_qp`.
+    """
+
+    private_data: bytes = b""
+    responder_resources: int = 1
+    initiator_depth: int = 1
+    flow_control: bool = True
+    retry_count: int = 7
+    rnr_retry_count: int = 7
+    srq: bool = False
+    qp_num: int = 0
+
+    def packed(self) -> tuple[h.ConnParam, object]:
+        """The C structure, and what must be kept as long as it is used."""
+        param = ffi.new("struct rdma_conn_param *")
+        data = ffi.from_buffer(self.private_data)
+        if self.private_data:
+            param.private_data = data
+            param.private_data_len = len(self.private_data)
+        param.responder_resources = self.responder_resources
+        param.initiator_depth = self.initiator_depth
+        param.flow_control = int(self.flow_control)
+        param.retry_count = self.retry_count
+        param.rnr_retry_count = self.rnr_retry_count
+        param.srq = int(self.srq)
+        param.qp_num = self.qp_num
+        return param, data
+
+    @classmethod
+    def read(cls, param: h.ConnParam) -> ConnectionParameters:
+        """A copy of the C structure, private data included."""
+        length = param.private_data_len
+        data = ffi.buffer(param.private_data, length)[:] if length else b""
+        return cls(
+            private_data=data,
+            responder_resources=param.responder_resources,
+            initiator_depth=param.initiator_depth,
+            flow_control=bool(param.flow_control),
+            retry_count=param.retry_count,
+            rnr_retry_count=param.rnr_retry_count,
+            srq=bool(param.srq),
+            qp_num=param.qp_num,
+        )

@@ -1,0 +1,103 @@
+"""The verbs: devices, memory, queues, work requests; synchronous, without an event loop.
+
+::
+
+    with verbs.open_device() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
+        mr = pd.reg_mr(4096)
+        qp = pd.create_qp(cq)
+        local = qp.endpoint()                 # to the peer, by whatever channel; its answer:
+        qp.connect(local, remote)
+        qp.post_send_one(1, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
+        while not (completions := cq.poll()): ...
+
+The owner makes the child, closing the owner closes the child. Fields keep their names in C; times
+are seconds. Failures are exceptions of :mod:`aiordma.errors`.
+"""
+
+from aiordma._core.handshake import Endpoint
+from aiordma._native import Library, Record
+
+from .address import GID, AddressVector, GIDEntry
+from .attributes import DeviceAttributes, PortAttributes
+from .completion import CompletionChannel, CompletionQueue, WorkCompletion
+from .context import AsyncEvent, Context
+from .device import Device, devices, find_device, libraries, open_device
+from .enums import (
+    MTU,
+    AccessFlags,
+    AtomicCapability,
+    DeviceCapability,
+    EventType,
+    GIDType,
+    LinkLayer,
+    MigrationState,
+    NodeType,
+    PortCapability,
+    PortState,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlags,
+    TransportType,
+    WCFlags,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from .memory_region import MemoryRegion
+from .protection_domain import ProtectionDomain
+from .qp_attributes import QPAttributes, QPCapabilities
+from .queue_pair import QueuePair
+from .resource import live, remember_places
+from .work_request import ReceiveWorkRequest, ScatterGatherElement, SendWorkRequest
+
+__all__ = [
+    "GID",
+    "MTU",
+    "AccessFlags",
+    "AddressVector",
+    "AsyncEvent",
+    "AtomicCapability",
+    "CompletionChannel",
+    "CompletionQueue",
+    "Context",
+    "Device",
+    "DeviceAttributes",
+    "DeviceCapability",
+    "Endpoint",
+    "EventType",
+    "GIDEntry",
+    "GIDType",
+    "Library",
+    "LinkLayer",
+    "MemoryRegion",
+    "MigrationState",
+    "NodeType",
+    "PortAttributes",
+    "PortCapability",
+    "PortState",
+    "ProtectionDomain",
+    "QPAttrMask",
+    "QPAttributes",
+    "QPCapabilities",
+    "QPState",
+    "QPType",
+    "QueuePair",
+    "ReceiveWorkRequest",
+    "Record",
+    "ScatterGatherElement",
+    "SendFlags",
+    "SendWorkRequest",
+    "TransportType",
+    "WCFlags",
+    "WCOpcode",
+    "WCStatus",
+    "WROpcode",
+    "WorkCompletion",
+    "devices",
+    "find_device",
+    "libraries",
+    "live",
+    "open_device",
+    "remember_places",
+]

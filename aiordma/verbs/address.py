@@ -1,0 +1,144 @@
+"""GIDs, entries of the GID table, and the address vector of a path."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from aiordma._native import ffi
+
+from .enums import GIDType
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GID:
+    """A global identifier: 16 bytes in network order, laid out like an IPv6 address."""
+
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != 16:
+            raise ValueError(f"a GID has 16 bytes, not {len(self.raw)}")
+
+    @classmethod
+    def from_ip(cls, address: str | IPAddress) -> Self:
+        """The GID of a RoCE v2 interface with this address; IPv4 becomes ::ffff:a.b.c.d."""
+        parsed = ipaddress.ip_address(address)
+        if isinstance(parsed, ipaddress.IPv4Address):
+            return cls(bytes(10) + b"\xff\xff" + parsed.packed)
+        return cls(parsed.packed)
+
+    @property
+    def ip(self) -> IPAddress:
+        """As an IP address; an IPv4-mapped one as IPv4."""
+        address = ipaddress.IPv6Address(self.raw)
+        return address.ipv4_mapped or address
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the table entry is empty."""
+        return not any(self.raw)
+
+    def __str__(self) -> str:
+        ip = self.ip
+        return f"::ffff:{ip}" if ip.version == 4 else str(ip)
+
+    def __repr__(self) -> str:
+        return f"GID({str(self)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class GIDEntry:
+    """One entry of a port's GID table. ``ndev`` is its network interface, empty without one."""
+
+    gid: GID
+    gid_index: int
+    port_num: int
+    gid_type: GIDType
+    ndev: str
+
+    @classmethod
+    def read(cls, entry: h.GidEntry) -> Self:
+        """From ``struct ibv_gid_entry``."""
+        try:
+            ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
+        except OSError:  # it has gone since, or belongs to another network namespace
+            ndev = ""
+        return cls(
+            GID(ffi.buffer(entry.gid.raw)[:16]),
+            entry.gid_index,
+            entry.port_num,
+            GIDType(entry.gid_type),
+            ndev,
+        )
+
+    def preference(self) -> tuple[int, int, int]:
+        """Sort key of the automatic choice, best first: routable RoCE v2 before everything.
+
+        A link-local address does not leave its link, a loopback address not its host; RoCE v1
+        is not routed at all. The order within one class is that of the table.
+        """
+        ip = self.gid.ip
+        reach = 3 if self.gid.is_zero else 2 if ip.is_link_local else 1 if ip.is_loopback else 0
+        kind = {GIDType.ROCE_V2: 0, GIDType.IB: 0, GIDType.ROCE_V1: 1}.get(self.gid_type, 2)
+        if self.gid_type is GIDType.IB:
+            reach = 3 if self.gid.is_zero else 0  # fe80::/64 is the default subnet prefix there
+        return (reach == 3, kind, reach)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressVector:
+    """The way to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
+
+    With ``dgid`` there is a global route (always so on RoCE); ``hop_limit`` 0 or 1 ends at the
+    first router. ``dlid`` is the peer's LID, 0 on RoCE hardware.
+    """
+
+    dgid: GID | None = None
+    sgid_index: int = 0
+    hop_limit: int = 64
+    traffic_class: int = 0
+    flow_label: int = 0
+    dlid: int = 0
+    sl: int = 0
+    src_path_bits: int = 0
+    static_rate: int = 0
+    port_num: int = 1
+
+    def write(self, attr: h.AHAttr) -> None:
+        """Into ``struct ibv_ah_attr``."""
+        attr.dlid = self.dlid
+        attr.sl = self.sl
+        attr.src_path_bits = self.src_path_bits
+        attr.static_rate = self.static_rate
+        attr.port_num = self.port_num
+        attr.is_global = int(self.dgid is not None)
+        if self.dgid is not None:
+            ffi.buffer(attr.grh.dgid.raw)[:] = self.dgid.raw
+            attr.grh.sgid_index = self.sgid_index
+            attr.grh.hop_limit = self.hop_limit
+            attr.grh.traffic_class = self.traffic_class
+            attr.grh.flow_label = self.flow_label
+
+    @classmethod
+    def read(cls, attr: h.AHAttr) -> Self:
+        """From ``struct ibv_ah_attr``."""
+        return cls(
+            dgid=GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None,
+            sgid_index=attr.grh.sgid_index,
+            hop_limit=attr.grh.hop_limit,
+            traffic_class=attr.grh.traffic_class,
+            flow_label=attr.grh.flow_label,
+            dlid=attr.dlid,
+            sl=attr.sl,
+            src_path_bits=attr.src_path_bits,
+            static_rate=attr.static_rate,
+            port_num=attr.port_num,
+        )

@@ -1,0 +1,169 @@
+"""What a device and a port say of themselves, as typed objects with the header's field names."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from aiordma._native import ffi
+
+from .enums import (
+    MTU,
+    AtomicCapability,
+    DeviceCapability,
+    LinkLayer,
+    PortCapability,
+    PortState,
+)
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+def guid_from_network(value: int) -> int:
+    """A 64-bit identifier that C holds in network byte order, as a number."""
+    return int.from_bytes(value.to_bytes(8, sys.byteorder), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttributes:
+    """``struct ibv_device_attr``: the limits of a device; see ibv_query_device(3)."""
+
+    fw_ver: str
+    node_guid: int
+    sys_image_guid: int
+    max_mr_size: int
+    page_size_cap: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    max_qp: int
+    max_qp_wr: int
+    device_cap_flags: DeviceCapability
+    max_sge: int
+    max_sge_rd: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_qp_rd_atom: int
+    max_res_rd_atom: int
+    max_qp_init_rd_atom: int
+    atomic_cap: AtomicCapability
+    max_mw: int
+    max_mcast_grp: int
+    max_mcast_qp_attach: int
+    max_total_mcast_qp_attach: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_pkeys: int
+    local_ca_ack_delay: int
+    phys_port_cnt: int
+
+    @classmethod
+    def read(cls, attr: h.DeviceAttr) -> Self:
+        """From ``struct ibv_device_attr``."""
+        return cls(
+            fw_ver=ffi.string(attr.fw_ver).decode(errors="replace"),
+            node_guid=guid_from_network(attr.node_guid),
+            sys_image_guid=guid_from_network(attr.sys_image_guid),
+            max_mr_size=attr.max_mr_size,
+            page_size_cap=attr.page_size_cap,
+            vendor_id=attr.vendor_id,
+            vendor_part_id=attr.vendor_part_id,
+            hw_ver=attr.hw_ver,
+            max_qp=attr.max_qp,
+            max_qp_wr=attr.max_qp_wr,
+            device_cap_flags=DeviceCapability(attr.device_cap_flags),
+            max_sge=attr.max_sge,
+            max_sge_rd=attr.max_sge_rd,
+            max_cq=attr.max_cq,
+            max_cqe=attr.max_cqe,
+            max_mr=attr.max_mr,
+            max_pd=attr.max_pd,
+            max_qp_rd_atom=attr.max_qp_rd_atom,
+            max_res_rd_atom=attr.max_res_rd_atom,
+            max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
+            atomic_cap=AtomicCapability(attr.atomic_cap),
+            max_mw=attr.max_mw,
+            max_mcast_grp=attr.max_mcast_grp,
+            max_mcast_qp_attach=attr.max_mcast_qp_attach,
+            max_total_mcast_qp_attach=attr.max_total_mcast_qp_attach,
+            max_ah=attr.max_ah,
+            max_srq=attr.max_srq,
+            max_srq_wr=attr.max_srq_wr,
+            max_srq_sge=attr.max_srq_sge,
+            max_pkeys=attr.max_pkeys,
+            local_ca_ack_delay=attr.local_ca_ack_delay,
+            phys_port_cnt=attr.phys_port_cnt,
+        )
+
+
+# ibv_query_port(3): lanes and gigabits per second and lane (the signalling rate as it is spoken
+# of: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR).
+_WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
+_SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PortAttributes:
+    """``struct ibv_port_attr``: state and limits of a port; see ibv_query_port(3)."""
+
+    port_num: int
+    state: PortState
+    max_mtu: MTU
+    active_mtu: MTU
+    gid_tbl_len: int
+    port_cap_flags: PortCapability
+    max_msg_sz: int
+    bad_pkey_cntr: int
+    qkey_viol_cntr: int
+    pkey_tbl_len: int
+    lid: int
+    sm_lid: int
+    lmc: int
+    max_vl_num: int
+    sm_sl: int
+    subnet_timeout: int
+    active_width: int
+    active_speed: int
+    phys_state: int
+    link_layer: LinkLayer
+    flags: int
+
+    @property
+    def gigabits(self) -> float | None:
+        """Speed times width in Gbit/s; None when the device says nothing that is known."""
+        width = _WIDTHS.get(self.active_width)
+        speed = _SPEEDS.get(self.active_speed)
+        return width * speed if width and speed else None
+
+    @classmethod
+    def read(cls, port_num: int, attr: h.PortAttr) -> Self:
+        """From ``struct ibv_port_attr``."""
+        return cls(
+            port_num=port_num,
+            state=PortState(attr.state),
+            max_mtu=MTU(attr.max_mtu),
+            active_mtu=MTU(attr.active_mtu),
+            gid_tbl_len=attr.gid_tbl_len,
+            port_cap_flags=PortCapability(attr.port_cap_flags),
+            max_msg_sz=attr.max_msg_sz,
+            bad_pkey_cntr=attr.bad_pkey_cntr,
+            qkey_viol_cntr=attr.qkey_viol_cntr,
+            pkey_tbl_len=attr.pkey_tbl_len,
+            lid=attr.lid,
+            sm_lid=attr.sm_lid,
+            lmc=attr.lmc,
+            max_vl_num=attr.max_vl_num,
+            sm_sl=attr.sm_sl,
+            subnet_timeout=attr.subnet_timeout,
+            active_width=attr.active_width,
+            active_speed=attr.active_speed,
+            phys_state=attr.phys_state,
+            link_layer=LinkLayer(attr.link_layer),
+            flags=attr.flags,
+        )

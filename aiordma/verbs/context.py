@@ -1,0 +1,243 @@
+"""An open device: what it can do, its ports and addresses, and the resources made on it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiordma._native import Library, failure, ffi, lib
+from aiordma.errors import VerbsError
+
+from .address import GID, GIDEntry, IPAddress
+from .attributes import DeviceAttributes, PortAttributes
+from .completion import CompletionChannel, CompletionQueue
+from .enums import EventType
+from .protection_domain import ProtectionDomain
+from .resource import Node, Resource
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .queue_pair import QueuePair
+
+# Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
+_QP_EVENTS = frozenset(
+    {
+        EventType.QP_FATAL,
+        EventType.QP_REQ_ERR,
+        EventType.QP_ACCESS_ERR,
+        EventType.COMM_EST,
+        EventType.SQ_DRAINED,
+        EventType.PATH_MIG,
+        EventType.PATH_MIG_ERR,
+        EventType.QP_LAST_WQE_REACHED,
+    }
+)
+_PORT_EVENTS = frozenset(
+    {
+        EventType.PORT_ACTIVE,
+        EventType.PORT_ERR,
+        EventType.LID_CHANGE,
+        EventType.PKEY_CHANGE,
+        EventType.SM_CHANGE,
+        EventType.CLIENT_REREGISTER,
+        EventType.GID_CHANGE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """Something happened to a device, a port or a resource; see ibv_get_async_event(3).
+
+    ``element`` is the queue pair or completion queue concerned, None for others or when its
+    object is gone; ``port_num`` is the port of a port event.
+    """
+
+    type: EventType
+    element: QueuePair | CompletionQueue | None = None
+    port_num: int | None = None
+
+
+_borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakValueDictionary()
+_borrow_lock = threading.Lock()
+
+
+class Context(Resource["h.ContextPointer"]):
+    """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
+
+    Queries and making children may be called from any thread. Its children keep it alive;
+    closing it closes them.
+    """
+
+    def __init__(
+        self, library: Library, pointer: h.ContextPointer, name: str, *, borrowed: bool = False
+    ) -> None:
+        self.library = library
+        self.name = name
+        self.borrowed = borrowed
+        self.async_fd = pointer.async_fd
+        self.num_comp_vectors = pointer.num_comp_vectors
+        destroy = (lambda _: None) if borrowed else library.calls.ibv_close_device
+        super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
+        self._attributes: DeviceAttributes | None = None
+        self._events_nonblocking = False
+        # Whom an asynchronous event concerns, by the address of its C structure.
+        self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @classmethod
+    def borrow(cls, library: Library, pointer: h.ContextPointer) -> Context:
+        """The context of a device that someone else opened and will close, ``rdma_cm_id.verbs``.
+
+        There is one object for each pointer as long as anything uses it. Its ``close()`` closes
+        what was made from it and leaves the device open.
+        """
+        key = (library.name, int(ffi.cast("uintptr_t", pointer)))
+        with _borrow_lock:
+            context = _borrowed.get(key)
+            if context is None or context.closed:
+                raw = library.calls.ibv_get_device_name(pointer.device)
+                name = ffi.string(raw).decode(errors="replace")
+                context = _borrowed[key] = cls(library, pointer, name, borrowed=True)
+            return context
+
+    # --- what there is ---------------------------------------------------------------------
+
+    def query_device(self) -> DeviceAttributes:
+        """Limits and capabilities, asked once."""
+        if self._attributes is None:
+            attr = ffi.new("struct ibv_device_attr *")
+            self.library.calls.ibv_query_device(self.pointer, attr)
+            self._attributes = DeviceAttributes.read(attr)
+        return self._attributes
+
+    def query_port(self, port_num: int = 1) -> PortAttributes:
+        """State and limits of a port, as they are now. Ports count from 1."""
+        attr = ffi.new("struct ibv_port_attr *")
+        compat = ffi.cast("struct _compat_ibv_port_attr *", attr)
+        try:
+            self.library.calls.ibv_query_port(self.pointer, port_num, compat)
+        except VerbsError as error:
+            raise self._explained(error, f"port {port_num} of {self.name}") from None
+        return PortAttributes.read(port_num, attr)
+
+    def query_gid_table(self) -> list[GIDEntry]:
+        """The GIDs of all ports, empty entries left out."""
+        ports = range(1, self.query_device().phys_port_cnt + 1)
+        room = max(1, sum(self.query_port(port).gid_tbl_len for port in ports))
+        entries = ffi.new("struct ibv_gid_entry[]", room)
+        size = ffi.sizeof("struct ibv_gid_entry")
+        count = self.library.calls._ibv_query_gid_table(self.pointer, entries, room, 0, size)
+        return [GIDEntry.read(entries[index]) for index in range(count)]
+
+    def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
+        """One entry of a port's GID table. VerbsError (ENODATA) when the entry is empty."""
+        entry = ffi.new("struct ibv_gid_entry *")
+        size = ffi.sizeof("struct ibv_gid_entry")
+        try:
+            self.library.calls._ibv_query_gid_ex(self.pointer, port_num, index, entry, 0, size)
+        except VerbsError as error:
+            where = f"GID index {index} of port {port_num} of {self.name}"
+            raise self._explained(error, where) from None
+        return GIDEntry.read(entry)
+
+    def query_pkey(self, index: int, port_num: int = 1) -> int:
+        """One entry of a port's P_Key table."""
+        pkey = ffi.new("uint16_t *")
+        self.library.calls.ibv_query_pkey(self.pointer, port_num, index, pkey)
+        return int.from_bytes(ffi.buffer(pkey)[:], "big")
+
+    def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
+        """The entry of a local IP address, RoCE v2 before others. ValueError if there is none."""
+        gid = GID.from_ip(ip)
+        table = [e for e in self.query_gid_table() if port_num in (None, e.port_num)]
+        found = [entry for entry in table if entry.gid == gid]
+        if not found:
+            there = ", ".join(str(entry.gid) for entry in table) or "none"
+            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs: {there}")
+        return min(found, key=GIDEntry.preference)
+
+    def choose_gid(self, port_num: int = 1) -> GIDEntry:
+        """The best entry of a port: routable RoCE v2 first, loopback and link-local last.
+
+        ValueError when the port has no GID.
+        """
+        table = [e for e in self.query_gid_table() if e.port_num == port_num]
+        if not table:
+            raise ValueError(f"port {port_num} of {self.name} has no GID")
+        return min(table, key=GIDEntry.preference)
+
+    # --- what is made here -----------------------------------------------------------------
+
+    def alloc_pd(self) -> ProtectionDomain:
+        """Make a protection domain, in which memory and queue pairs belong together."""
+        return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
+
+    def create_comp_channel(self) -> CompletionChannel:
+        """Make a completion channel; its ``fd`` does not block."""
+        return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
+
+    def create_cq(
+        self, cqe: int, channel: CompletionChannel | None = None, comp_vector: int = 0
+    ) -> CompletionQueue:
+        """Make a completion queue of at least ``cqe`` entries.
+
+        Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
+        it can only be polled.
+        """
+        most = self.query_device().max_cqe
+        if not 0 < cqe <= most:
+            raise ValueError(f"a completion queue of {cqe} entries; {self.name} takes 1 to {most}")
+        pointer = self.library.calls.ibv_create_cq(
+            self.pointer, cqe, ffi.NULL, channel.pointer if channel else ffi.NULL, comp_vector
+        )
+        return CompletionQueue(self, pointer, channel)
+
+    # --- asynchronous events ---------------------------------------------------------------
+
+    def async_events(self) -> list[AsyncEvent]:
+        """Take and acknowledge the events that are there; never waits.
+
+        ``async_fd`` is readable when there are some; the first call makes it non-blocking. A
+        borrowed context is shared: whoever calls this takes the events for everybody.
+        """
+        if not self._events_nonblocking:
+            code = lib.aiordma_set_nonblocking(self.async_fd)
+            if code:
+                raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
+            self._events_nonblocking = True
+        calls, pointer = self.library.calls, self.pointer
+        raw = ffi.new("struct ibv_async_event *")
+        events = []
+        while calls.ibv_get_async_event(pointer, raw):
+            events.append(self._read_event(raw))
+            calls.ibv_ack_async_event(raw)
+        return events
+
+    def _read_event(self, raw: h.AsyncEvent) -> AsyncEvent:
+        kind = EventType(raw.event_type)
+        if kind in _PORT_EVENTS:
+            return AsyncEvent(kind, port_num=raw.element.port_num)
+        element: Any = None
+        if kind in _QP_EVENTS:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.qp)))
+        elif kind is EventType.CQ_ERR:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.cq)))
+        return AsyncEvent(kind, element)
+
+    def route_events(self, address: int, element: Resource[Any]) -> None:
+        """Name ``element`` in events of the C structure at ``address``; for this package."""
+        self._elements[address] = element
+
+    def _explained(self, error: VerbsError, detail: str) -> VerbsError:
+        return failure(error.verb, error.errno or 0, detail)
+
+    def _label(self) -> str:
+        return f"Context {self.name}"
+
+    def _details(self) -> str:
+        return f"({self.library.name}){' borrowed' if self.borrowed else ''}"

@@ -1,0 +1,76 @@
+"""Protection domains: memory and queue pairs that may be used together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiordma._native import failure
+from aiordma.errors import VerbsError
+
+from .enums import AccessFlags, QPType
+from .memory_region import MemoryRegion, register
+from .qp_attributes import QPCapabilities, init_attr
+from .queue_pair import QueuePair
+from .resource import Node, Resource
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .completion import CompletionQueue
+    from .context import Context
+
+
+class ProtectionDomain(Resource["h.PDPointer"]):
+    """Memory regions and queue pairs made here may be used together, and with no others.
+
+    Making children may be done from any thread.
+    """
+
+    def __init__(self, context: Context, pointer: h.PDPointer) -> None:
+        self.context = context
+        destroy = context.library.calls.ibv_dealloc_pd
+        super().__init__(Node("ProtectionDomain", pointer, destroy, [context.node]))
+
+    def reg_mr(self, memory: object, access: AccessFlags | None = None) -> MemoryRegion:
+        """Register memory with the device.
+
+        ``memory`` is a number of bytes, for new memory of the region's own (page aligned, zeros),
+        or any object with a contiguous buffer (bytearray, array, numpy array, mmap ...), which
+        stays pinned until the region is closed. Without ``access`` the region is for local use:
+        LOCAL_WRITE, or reading alone when the object is read-only. Remote rights are never
+        implied.
+
+XX
+        contiguous; VerbsError from the device, with the limit on locked memory where that may be
+        the reason (ENOMEM).
+        """
+        return register(self, memory, access)
+
+    def create_qp(
+        self,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue | None = None,
+        capabilities: QPCapabilities | None = None,
+        *,
+        qp_type: QPType = QPType.RC,
+        sq_sig_all: bool = False,
+    ) -> QueuePair:
+        """Make a queue pair, in state RESET.
+
+        ``recv_cq`` is ``send_cq`` unless given. The device may grant larger capabilities than
+        asked for: ``QueuePair.capabilities``. With ``sq_sig_all`` every send makes a completion.
+        """
+        recv_cq = recv_cq or send_cq
+        capabilities = capabilities or QPCapabilities()
+        attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all)
+        try:
+            pointer = self.context.library.calls.ibv_create_qp(self.pointer, attr)
+        except VerbsError as error:
+            detail = f"a {qp_type.name} queue pair with {capabilities} on {self.context.name}"
+            raise failure(error.verb, error.errno or 0, detail) from None
+        destroy = self.context.library.calls.ibv_destroy_qp
+        parents: list[Node[Any]] = [self.node, send_cq.node, recv_cq.node]
+        return QueuePair(Node("QueuePair", pointer, destroy, parents), self, send_cq, recv_cq, attr)
+
+    def _label(self) -> str:
+        return f"ProtectionDomain of {self.context.name}"

@@ -1,0 +1,52 @@
+"""The two encodings of time that a queue pair takes, as seconds.
+
+Both round up: a timeout is never shorter than what was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+# IBTA volume 1, clause 9.7.6.1.3 and 12.7.34: 4.096 us * 2^n for n in 1..31; 0 waits for ever.
+ACK_TIMEOUT_UNIT = 4.096e-6
+
+# IBTA volume 1, table 45: the RNR NAK timer field, milliseconds for codes 1..31; code 0 is the
+# longest of all.
+_RNR_MILLISECONDS = (
+    0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
+    2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84,
+    245.76, 327.68, 491.52, 655.36,
+)  # fmt: skip
+
+# Binary fractions: 0.064 s must not become the next step for a rounding error in the last bit.
+_TOLERANCE = 1 - 1e-9
+
+
+def encode_ack_timeout(seconds: float) -> int:
+    """The 5-bit exponent of at least ``seconds``; ``math.inf`` gives 0, which never times out."""
+    if seconds == math.inf:
+        return 0
+    if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
+        raise ValueError(
+            f"an ack timeout of {seconds} s: it must be above 0, at most "
+            f"{ACK_TIMEOUT_UNIT * 2**31:.0f}, or math.inf"
+        )
+    return max(1, math.ceil(math.log2(seconds * _TOLERANCE / ACK_TIMEOUT_UNIT)))
+
+
+def decode_ack_timeout(exponent: int) -> float:
+    """Seconds of the 5-bit exponent."""
+    return math.ldexp(ACK_TIMEOUT_UNIT, exponent) if exponent else math.inf
+
+
+def encode_rnr_timer(seconds: float) -> int:
+    """The code of at least ``seconds`` (0 to 0.65536), which the peer waits before it retries."""
+    if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
+        raise ValueError(f"an RNR timer of {seconds} s: it must be 0 to 0.65536")
+    return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32
+
+
+def decode_rnr_timer(code: int) -> float:
+    """Seconds of the 5-bit code."""
+    return _RNR_MILLISECONDS[(code - 1) % 32] / 1000
