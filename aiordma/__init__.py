@@ -1,0 +1,59 @@
+"""RDMA for asyncio: send, recv, read, write and atomics as awaits, with or without a card."""
+
+from .config import Config
+from .errors import (
+    BufferStateError,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ConnectionManagerError,
+    MessageTooLongError,
+    ProtocolError,
+    RDMAError,
+    RemoteRangeError,
+    RequestRefusedError,
+    VerbsError,
+    WorkCompletionError,
+)
+from .mr_pool import Buffer, MemoryPool, Region
+from .transport import (
+    Connection,
+    Listener,
+    Message,
+    RemoteRegion,
+    Rights,
+    Server,
+    Share,
+    connect,
+    listen,
+    start_server,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buffer",
+    "BufferStateError",
+    "Config",
+    "Connection",
+    "ConnectionBrokenError",
+    "ConnectionClosedError",
+    "ConnectionManagerError",
+    "Listener",
+    "MemoryPool",
+    "Message",
+    "MessageTooLongError",
+    "ProtocolError",
+    "RDMAError",
+    "Region",
+    "RemoteRangeError",
+    "RemoteRegion",
+    "RequestRefusedError",
+    "Rights",
+    "Server",
+    "Share",
+    "VerbsError",
+    "WorkCompletionError",
+    "connect",
+    "listen",
+    "start_server",
+]

@@ -1,0 +1,256 @@
+"""Connecting through the connection manager, never blocking.
+
+Active side: resolve the address, resolve the route, make the queue pair, post the receives,
+connect with our hello as private data; the answer's private data is the peer's hello.  Passive
+side: the request's private data is the peer's hello; make the queue pair, post the receives,
+accept with ours.  (rdma_cm(7))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from .. import cm, verbs
+from .._core.handshake import Hello
+from ..config import Config
+from ..driver import Driver, EventDriver
+from ..errors import ConnectionManagerError, ProtocolError, RDMAError
+from .connection import Address, Connection
+from .side import Side
+
+logger = logging.getLogger("aiordma.cm")
+
+# Private data of a rejection starts with these bytes when an aiordma listener refused.
+REJECTION_MAGIC = b"AIOX"
+
+ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
+
+
+class CMLink:
+    """The connection-manager id of a connection, from its making to its end."""
+
+    def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
+        """Takes over one use of `events`, and `id`."""
+        self._events = events
+        self.id = id
+        self._loop = asyncio.get_running_loop()
+        self._seen: asyncio.Queue[cm.ConnectionEvent] = asyncio.Queue()
+        self._on_end: Callable[[str], None] | None = None
+        self._connected = False
+        self._local: Address | None = None
+        self._peer: Address | None = None
+        events.attach(id, self._on_event)
+
+    @property
+    def local_address(self) -> Address | None:
+        return self._local
+
+    @property
+    def peer_address(self) -> Address | None:
+        return self._peer
+
+    def _on_event(self, event: cm.ConnectionEvent) -> None:
+        if self._on_end is None:
+            self._seen.put_nowait(event)
+        elif event.type in ENDED:
+            self._on_end(f"the peer disconnected without a goodbye ({event.type.name})")
+
+    async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
+        """The next event, which must be `wanted`; what it says otherwise is raised."""
+        event = await self._seen.get()
+        if event.type is not wanted:
+            raise event.error() or ConnectionManagerError(
+                f"{event.type.name} came instead of {wanted.name}",
+                event=event.type.name,
+                status=event.status,
+            )
+        return event
+
+    def established(self, on_end: Callable[[str], None]) -> None:
+        """The handshake is done; from now on `on_end` hears of a disconnect, once or never."""
+        self._connected = True
+        self._local = self.id.local_address
+        self._peer = self.id.peer_address
+        self._on_end = on_end
+        while not self._seen.empty():
+            self._on_event(self._seen.get_nowait())
+
+    def close(self) -> None:
+        if self._connected:
+            try:
+                self.id.disconnect()
+            except (RDMAError, OSError) as error:
+                logger.debug("disconnect: %s", error)  # the peer was quicker
+
+    def release(self) -> None:
+        self._events.detach(self.id)
+        self.id.close()
+        self._events.release()
+
+
+def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters:
+    """What is asked for; answering, no more than what the peer can serve and wants."""
+    responder, initiator = side.max_dest_rd_atomic, side.max_rd_atomic
+    if peer is not None:
+        responder = min(responder, peer.max_rd_atomic)
+        initiator = min(initiator, peer.max_dest_rd_atomic)
+    return cm.ConnectionParameters(
+        private_data=side.hello.pack(),
+        responder_resources=responder,
+        initiator_depth=initiator,
+        retry_count=7,
+        rnr_retry_count=7,
+    )
+
+
+def make_connection(link: CMLink, config: Config) -> tuple[Side, Connection]:
+    """The queue pair of a resolved id, with its receives posted."""
+    context = link.id.context
+    assert context is not None
+    side = Side(Driver.for_context(context, config.pool_limit), config)
+    try:
+        pd = side.driver.pd
+        side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps))
+        connection = Connection(side, config)
+    except BaseException:
+        side.close()
+        raise
+    connection._post_receives()
+    return side, connection
+
+
+async def connect(
+    library: verbs.Library,
+    device: str | None,
+    address: Address,
+    source: Address | None,
+    config: Config,
+) -> Connection:
+    """Connects to one numeric address.  The caller bounds the time."""
+    events = EventDriver.for_library(library)
+    try:
+        id = events.channel.create_id()
+    except BaseException:
+        events.release()
+        raise
+    link = CMLink(events, id)
+    connection: Connection | None = None
+    try:
+        id.resolve_addr(address, source=source, timeout=config.connect_timeout)
+        await link.expect(cm.EventType.ADDR_RESOLVED)
+        check_device(id, device, address)
+        id.resolve_route(timeout=config.connect_timeout)
+        await link.expect(cm.EventType.ROUTE_RESOLVED)
+        side, connection = make_connection(link, config)
+        id.connect(parameters(side))
+        event = await link.expect(cm.EventType.ESTABLISHED)
+        connection._start(link, Hello.unpack(event.private_data))
+        link.established(connection._disconnected)
+    except BaseException as error:
+        if connection is None:
+            link.release()
+        else:
+            connection._give_up(link, error)
+        raise
+    return connection
+
+
+def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
+    assert id.context is not None
+    if device is not None and id.context.name != device:
+        raise ConnectionManagerError(
+            f"the way to {address[0]} is through device {id.context.name!r}, not {device!r}; "
+            f"name that one, none, or a source address of {device!r}"
+        )
+
+
+class CMAcceptor:
+    """Listens on one address and hands finished connections to `deliver`."""
+
+    def __init__(
+        self,
+        library: verbs.Library,
+        device: str | None,
+        address: Address,
+        backlog: int,
+        config: Config,
+        deliver: Callable[[Connection], None],
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._deliver = deliver
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._events = EventDriver.for_library(library)
+        self._id: cm.ConnectionId | None = None
+        try:
+            self._id = id = self._events.channel.create_id()
+            self._events.attach(id, self._on_event)
+            id.set_reuseaddr(True)
+            id.bind_addr(address)
+            id.listen(backlog)
+            self.address = id.local_address or address
+        except BaseException:
+            self._release()
+            raise
+
+    def _on_event(self, event: cm.ConnectionEvent) -> None:
+        if event.type is not cm.EventType.CONNECT_REQUEST:
+            logger.warning("listener on %s: %s", self.address, event.type.name)
+            return
+        if len(self._handshakes) >= self._config.max_handshakes:
+            refuse(event.id, "too many handshakes are under way")
+            event.id.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._accept(event))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _accept(self, event: cm.ConnectionEvent) -> None:
+        id = event.id
+        link = CMLink(EventDriver.for_library(id.channel.library), id)
+        connection: Connection | None = None
+        try:
+            peer = Hello.unpack(event.private_data)
+            check_device(id, self._device, self.address)
+            side, connection = make_connection(link, self._config)
+            id.accept(parameters(side, peer))
+            async with asyncio.timeout(self._config.handshake_timeout):
+                await link.expect(cm.EventType.ESTABLISHED)
+            connection._start(link, peer)
+            link.established(connection._disconnected)
+        except BaseException as error:
+            # The peer, or this machine, failed one handshake: the listener goes on.
+            logger.info("handshake on %s failed: %s", self.address, error)
+            if connection is None:
+                refuse(id, str(error))
+                link.release()
+            else:
+                connection._give_up(link, error)
+            if not isinstance(error, (RDMAError, OSError, ProtocolError)):
+                raise
+        else:
+            self._deliver(connection)
+
+    def _release(self) -> None:
+        if self._id is not None:
+            self._events.detach(self._id)
+            self._id.close()
+        self._events.release()
+
+    async def close(self) -> None:
+        """Listens no more; handshakes under way are given up."""
+        self._release()
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+
+def refuse(id: cm.ConnectionId, why: str) -> None:
+    """Rejects a request, with the reason for the peer's log."""
+    data = (REJECTION_MAGIC + why.encode(errors="replace"))[: cm.REJECT_DATA_MAX]
+    try:
+        id.reject(data)
+    except (RDMAError, OSError) as error:
+        logger.debug("reject: %s", error)

@@ -1,0 +1,407 @@
+"""A connection: the user's face of the parts in this folder, and its life and death.
+
+One event decides how a connection ended: the first of the user's `close`, the peer's goodbye, a
+failed work request, a disconnect, a broken protocol.  From then on every waiter fails, with that
+event as the cause; messages that had arrived can still be received; the resources go at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from .._core import protocol
+from .._core.handshake import Hello
+from .._core.region import Rights
+from ..config import Config
+from ..errors import (
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    MessageTooLongError,
+    ProtocolError,
+)
+from ..mr_pool import Buffer, LocalMemory, Region
+from .message import Message
+from .messages import Messages
+from .one_sided import OneSided, Remote, buffer_view
+from .sharing import RemoteRegion, Share, Sharing
+from .side import Side
+from .work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferLike
+
+logger = logging.getLogger("aiordma.connection")
+
+Address = tuple[str, int]
+
+
+class Link(Protocol):
+    """How the connection came about, and how its end is told to the other side."""
+
+    @property
+    def local_address(self) -> Address | None: ...
+
+    @property
+    def peer_address(self) -> Address | None: ...
+
+    def close(self) -> None:
+        """Disconnects, before the queue pair is destroyed.  Never raises, never blocks."""
+
+    def release(self) -> None:
+        """Gives the rest back, after the queue pair is destroyed."""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since the connection was made."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    reads: int = 0
+    writes: int = 0
+    atomics: int = 0
+
+
+class Connection:
+    """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
+
+    Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
+    was posted to the device is then finished by the device, its memory held until that moment,
+    and order is kept.  After the end every call raises ConnectionClosedError (closed in order, by
+    this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
+    """
+
+    def __init__(self, side: Side, config: Config) -> None:
+        assert side.qp is not None
+        self._side = side
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._peer: Hello | None = None
+        self._root: BaseException | None = None
+        self._closing = False
+        self._closed = asyncio.Event()
+        self._statistics = Statistics()
+        driver = side.driver
+        self._queue = WorkQueue(driver, side.qp, self._end, self._waiter_error)
+        self._messages = Messages(
+            queue=self._queue,
+            pool=driver.pool,
+            config=config,
+            on_control=self._control,
+            on_protocol_error=self._protocol_error,
+            waiter_error=self._waiter_error,
+        )
+        self._queue.on_room = self._messages.pump
+        self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
+        self._one_sided = OneSided(self._queue, driver.pool, self._sharing, self._check)
+
+    def _post_receives(self) -> None:
+        """Before the peer may send: the queue pair is in INIT or beyond."""
+        self._messages.post_receives()
+
+    def _start(self, link: Link, peer: Hello) -> None:
+        """The handshake is done."""
+        self._link = link
+        self._peer = peer
+        self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
+
+    def _give_up(self, link: Link, error: BaseException) -> None:
+        """The handshake failed: everything goes, and nobody was waiting yet."""
+        self._link = link
+        self._end(error)
+
+    # ---- what it is ----------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        if self._root is not None:
+            state = "closed" if isinstance(self._root, ConnectionClosedError) else "broken"
+        else:
+            state = "closing" if self._closing else "open"
+        return f"<Connection on {self.device} with {self.peer_address}, {state}>"
+
+    @property
+    def device(self) -> str:
+        """The name of the device that carries it."""
+        return self._side.driver.context.name
+
+    @property
+    def local_address(self) -> Address | None:
+        return self._link.local_address if self._link else None
+
+    @property
+    def peer_address(self) -> Address | None:
+        return self._link.peer_address if self._link else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._root is not None
+
+    @property
+    def max_message(self) -> int:
+        """The longest message that the peer takes, in bytes."""
+        assert self._peer is not None
+        return self._peer.max_message
+
+    def statistics(self) -> Statistics:
+        return self._statistics
+
+    # ---- messages ------------------------------------------------------------------------
+
+    async def send(self, data: Message | BufferLike, *, imm: int | None = None) -> None:
+        """Sends one message: any contiguous buffer, or a received Message; of any size.
+
+        Returns when the peer's device has it (small messages) or the peer has read it (large
+        ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
+        travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
+        has no room.  Cancelled before it was posted, the message is not sent; after that it is.
+        Raises MessageTooLongError before anything is sent.
+        """
+        self._check()
+        view = data.data if isinstance(data, Message) else buffer_view(data)
+        if len(view) > self.max_message:
+            raise MessageTooLongError(len(view), self.max_message)
+        if imm is not None and not 0 <= imm < 1 << 32:
+            raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
+        await self._messages.send(view, imm)
+        self._statistics.messages_sent += 1
+        self._statistics.bytes_sent += len(view)
+
+    async def recv(self) -> Message:
+        """The next message, as a leased view of the memory it arrived in; see `Message`.
+
+        Cancelling loses nothing.  Messages that arrived before the end can still be received
+        after it; then ConnectionClosedError or ConnectionBrokenError.
+        """
+        message = await self._messages.recv()
+        self._statistics.messages_received += 1
+        self._statistics.bytes_received += len(message)
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
+        while True:
+            try:
+                message = await self.recv()
+            except ConnectionClosedError:
+                return
+            yield message
+
+    # ---- memory --------------------------------------------------------------------------
+
+    def alloc(self, size: int) -> Buffer:
+        """Leases `size` bytes of registered memory from the pool; contents undefined."""
+        self._check()
+        return self._side.driver.pool.alloc(size)
+
+    def register(self, memory: BufferLike) -> Region:
+        """Registers the caller's own memory (anything with the buffer protocol) for operations.
+
+        The object is pinned until `Region.close`.  Read-only memory can be sent from and written
+        from, not read into.
+        """
+        self._check()
+        return Region(self._side.driver.pd.reg_mr(memory))
+
+    async def send_region(
+        self,
+        region: LocalMemory | RemoteRegion,
+        *,
+        access: Rights = Rights.READ,
+        lease: float | None = None,
+    ) -> Share | None:
+        """Lets the peer use memory of this side, or hands borrowed memory back to its owner.
+
+        A Buffer, Region or slice becomes a RemoteRegion at the peer, with exactly these bytes
+        and rights, for `lease` seconds (None: until the Share that is returned is revoked, or the
+        connection ends).  A RemoteRegion from `request_region` becomes a Buffer at the peer, and
+        cannot be used here any more; nothing is returned.
+        """
+        self._check()
+        if isinstance(region, RemoteRegion):
+            await self._sharing.hand_over(region)
+            return None
+        check_lease(lease)
+        return await self._sharing.share(region, access, lease)
+
+    async def recv_region(self) -> RemoteRegion | Buffer:
+        """The next region the peer sent: its memory (RemoteRegion), or this side's, which it had
+        borrowed and now hands over (Buffer).  Cancelling loses nothing.
+        """
+        return await self._sharing.receive()
+
+    async def request_region(
+        self,
+        size: int,
+        *,
+        access: Rights = Rights.READ | Rights.WRITE,
+        lease: float | None = None,
+    ) -> RemoteRegion:
+        """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
+
+        RequestRefusedError when the peer says no.
+        """
+        self._check()
+        check_lease(lease)
+        if not 1 <= size < 1 << 64:
+            raise ValueError(f"a region has at least one byte, not {size}")
+        return await self._sharing.request(size, access, lease)
+
+    # ---- one-sided operations ------------------------------------------------------------
+
+    async def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
+        """Writes registered memory, or any buffer, to the peer's memory of the same length.
+
+        Returns when the bytes are in the peer's memory; its program is not told.  `source` must
+        not change until then.  RemoteRangeError before anything is posted when the range or the
+        right is not there.
+        """
+        await self._one_sided.write(source, target)
+        self._statistics.writes += 1
+
+    async def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
+        """Reads the peer's memory into registered memory, or any writable buffer, as long."""
+        await self._one_sided.read(source, target)
+        self._statistics.reads += 1
+
+    async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
+        """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
+
+        The numbers are unsigned 64-bit in the peer's byte order, at an address that is a multiple
+        of 8.  It has swapped if and only if the result equals `expected`.
+        """
+        old = await self._one_sided.compare_and_swap(target, expected, desired)
+        self._statistics.atomics += 1
+        return old
+
+    async def fetch_and_add(self, target: Remote, add: int) -> int:
+        """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before."""
+        old = await self._one_sided.fetch_and_add(target, add)
+        self._statistics.atomics += 1
+        return old
+
+    # ---- life and death ------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._root is not None:
+            raise self._waiter_error(self._root)
+        if self._closing:
+            raise ConnectionClosedError("the connection is being closed")
+
+    def _waiter_error(self, root: BaseException) -> BaseException:
+        """A fresh exception for one waiter; the cause is shared."""
+        if isinstance(root, ConnectionClosedError):
+            return ConnectionClosedError(str(root), by_peer=root.by_peer)
+        error: Exception
+        if isinstance(root, ProtocolError):
+            error = ProtocolError(str(root))
+        else:
+            error = ConnectionBrokenError(f"the connection with {self.peer_address} broke: {root}")
+        error.__cause__ = root
+        return error
+
+    def _control(self, message: protocol.Message) -> None:
+        match message:
+            case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
+                self._end(ConnectionClosedError(by_peer=True))
+            case protocol.Goodbye():
+                self._end(
+                    ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
+                )
+            case protocol.Ping():
+                self._messages.send_control(protocol.Pong(message.request_id))
+            case _:
+                self._sharing.control(message)
+
+    def _protocol_error(self, error: ProtocolError) -> None:
+        logger.warning("%r: %s", self, error)
+        # The peer's device may still take the reason; nobody waits for it.
+        self._messages.send_control(
+            protocol.Goodbye(0, protocol.GoodbyeCode.PROTOCOL_ERROR, str(error))
+        )
+        self._end(error)
+
+    def _disconnected(self, reason: str) -> None:
+        """The other side is gone.  A goodbye may lie in the completion queue still: look first."""
+        if self._root is None:
+            self._side.driver.poll()
+        self._end(ConnectionBrokenError(reason))
+
+    def _end(self, root: BaseException) -> None:
+        """The one event that ended the connection; later ones change nothing."""
+        if self._root is not None:
+            return
+        self._root = root
+        self._queue.fail(root)
+        self._sharing.end(root)
+        self._messages.end(root)
+        # Not from here: this may be the middle of a drain, or of a post.
+        self._loop.call_soon(self._tear_down)
+
+    def _tear_down(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._queue.close()
+        self._messages.close()
+        self._side.close()
+        if self._link is not None:
+            self._link.release()
+        self._closed.set()
+
+    async def close(self) -> None:
+        """Ends the connection in order: waits for what is under way, says goodbye, disconnects.
+
+        Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
+        be received.  A second call waits for the first.  Cancelled, it aborts.
+        """
+        if self._root is None and not self._closing:
+            self._closing = True
+            try:
+                async with asyncio.timeout(self._config.close_timeout):
+                    await self._messages.drained()
+                    await self._sharing.tell(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+            except (TimeoutError, ConnectionError, ProtocolError):
+                pass  # the peer is gone, or does not read: it will see the disconnect
+            finally:
+                self._end(ConnectionClosedError())
+        await self._closed.wait()
+
+    def abort(self) -> None:
+        """Ends the connection now: work under way is dropped, the peer sees a broken connection.
+
+        The resources are given back in the next turn of the loop; `wait_closed` waits for that.
+        """
+        self._end(ConnectionClosedError("the connection was aborted"))
+
+    async def wait_closed(self) -> None:
+        """Waits until the connection has ended, in whatever way, and given back its resources."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if self._root is None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+
+
+def check_lease(lease: float | None) -> None:
+    if lease is not None and not 0 < lease <= 0xFFFFFFFF / 1000:
+        raise ValueError(f"a lease is more than 0 and at most 4294967 seconds, not {lease}")

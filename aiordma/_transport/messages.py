@@ -1,0 +1,530 @@
+"""Messages of any size, in order, within what both ends have room for.
+
+Some facts, and what they mean here:
+
+- A send needs a receive that is already posted at the peer.  `_core.credits` counts them; what
+  has no credit waits here, first come first served, so order is kept among concurrent awaits.
+- A receive has one size.  A message that fits (with its header) is *eager*: copied into a frame
+  and sent.  A longer one is *offered*: the frame says where it lies, the receiver reads it with
+  RDMA when it has room, straight into the memory that its user will see, and says so.  Offers
+  take their turn among the messages, so the order is the same for both kinds.
+- Memory under a posted request must stay.  An eager frame lives in its block until completion;
+  an offered message stays registered (read-only for the peer) until the peer says it has read it.
+- A slow reader must cost a bounded amount.  A data credit goes back only when the user has
+  taken the message; offered messages are read ahead only up to `Config.fetch_ahead` bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from .. import verbs
+from .._core import protocol
+from .._core.credits import Credits
+from .._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from .._core.operations import OperationKind
+from ..config import Config
+from ..errors import ProtocolError, QuotaError, RDMAError
+from ..mr_pool import Block, MemoryPool
+from .message import Message
+from .work_queue import Work, WorkQueue
+
+SEND = int(verbs.WROpcode.SEND)
+READ = int(verbs.WROpcode.RDMA_READ)
+
+# The longest single RDMA read: bounded so that a message does not keep other work waiting for
+# all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
+READ_SIZE = 8 << 20
+
+
+class FrameSend(Work):
+    """A frame on its way out, in a block of the pool."""
+
+    __slots__ = ("block", "future")
+
+    def __init__(self, block: Block, length: int, future: asyncio.Future[None] | None) -> None:
+        super().__init__(OperationKind.SEND, SEND, block.address, length, block.lkey)
+        self.block = block
+        self.future = future
+
+    def done(self, byte_len: int) -> None:
+        self.block.release()
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def failed(self, error: BaseException) -> None:
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def release(self) -> None:
+        self.block.release()
+
+
+class FrameReceive:
+    """A posted receive, in a block of the pool."""
+
+    __slots__ = ("address", "block", "length", "lkey", "messages")
+
+    def __init__(self, messages: Messages, block: Block, length: int) -> None:
+        self.messages = messages
+        self.block = block
+        self.address = block.address
+        self.length = length
+        self.lkey = block.lkey
+
+    def done(self, byte_len: int) -> None:
+        self.messages.received(self, byte_len)
+
+    def release(self) -> None:
+        self.block.release()
+
+
+class Outgoing:
+    """A message that waits for its turn."""
+
+    __slots__ = ("future", "imm", "view")
+
+    def __init__(self, view: memoryview, imm: int | None, future: asyncio.Future[None]) -> None:
+        self.view = view
+        self.imm = imm
+        self.future = future
+
+
+class Offered:
+    """An outgoing message that the peer will read: the memory it reads from."""
+
+    __slots__ = ("future", "mr")
+
+    def __init__(self, mr: verbs.MemoryRegion, future: asyncio.Future[None]) -> None:
+        self.mr = mr
+        self.future = future
+
+
+class Incoming:
+    """A message in the order of arrival: here already, or offered and to be read."""
+
+    __slots__ = ("message", "offer", "reads_left", "started")
+
+    def __init__(self, message: Message | None, offer: protocol.Rendezvous | None) -> None:
+        self.message = message
+        self.offer = offer
+        self.started = False
+        self.reads_left = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.message is not None and not self.reads_left
+
+
+class Fetch(Work):
+    """One RDMA read of an offered message."""
+
+    __slots__ = ("block", "incoming", "messages")
+
+    def __init__(
+        self, messages: Messages, incoming: Incoming, block: Block, offset: int, length: int
+    ) -> None:
+        offer = incoming.offer
+        assert offer is not None
+        super().__init__(
+            OperationKind.READ,
+            READ,
+            block.address + offset,
+            length,
+            block.lkey,
+            offer.address + offset,
+            offer.rkey,
+        )
+        self.messages = messages
+        self.incoming = incoming
+        self.block = block
+        block.pin()
+
+    def done(self, byte_len: int) -> None:
+        self.block.unpin()
+        self.incoming.reads_left -= 1
+        if not self.incoming.reads_left:
+            self.messages.fetched(self.incoming)
+
+    def failed(self, error: BaseException) -> None:
+        pass  # the queue pair has failed, and with it everybody who waits for the message
+
+    def release(self) -> None:
+        self.block.unpin()
+
+
+class Messages:
+    """The two-sided traffic of one connection.
+
+    `on_control` gets every control message that is not about messages; `on_protocol_error` is
+    called when the peer does not keep to the protocol.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: WorkQueue,
+        pool: MemoryPool,
+        config: Config,
+        on_control: Callable[[protocol.Message], None],
+        on_protocol_error: Callable[[ProtocolError], None],
+        waiter_error: Callable[[BaseException], BaseException],
+    ) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._config = config
+        self._on_control = on_control
+        self._on_protocol_error = on_protocol_error
+        self._waiter_error = waiter_error
+        self._loop = asyncio.get_running_loop()
+        self._credits: Credits | None = None
+        self._peer_eager = 0
+        self._waiting: deque[Outgoing] = deque()
+        self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
+        self._offers: dict[int, Offered] = {}
+        self._next_request = 0
+        self._incoming: deque[Incoming] = deque()
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._ahead = 0
+        self._taken = 0
+        self._refill = max(1, config.data_receives // 4)
+        self._ended: BaseException | None = None
+        self._early: list[tuple[FrameReceive, int]] = []
+        self._drain_waiters: list[asyncio.Future[None]] = []
+
+    # ---- bring-up ------------------------------------------------------------------------
+
+    def post_receives(self) -> None:
+        """Posts every receive; before the peer can send, and so before the handshake ends."""
+        for _ in range(self._config.data_receives + self._config.control_receives):
+            self._post_receive(self._pool.block(self._config.eager_size))
+
+    def start(self, peer_eager: int, peer_data: int, peer_control: int) -> None:
+        """The handshake is done: what the peer has room for is known."""
+        self._peer_eager = peer_eager
+        self._credits = Credits(
+            data_receives=self._config.data_receives,
+            control_receives=self._config.control_receives,
+            peer_data_receives=peer_data,
+            peer_control_receives=peer_control,
+        )
+        early, self._early = self._early, []
+        for receive, byte_len in early:
+            self.received(receive, byte_len)
+
+    def _post_receive(self, block: Block) -> None:
+        self._queue.post_receive(FrameReceive(self, block, self._config.eager_size))
+
+    # ---- sending -------------------------------------------------------------------------
+
+    def send(self, view: memoryview, imm: int | None) -> asyncio.Future[None]:
+        """Sends a message after those before it; the future ends with its delivery.
+
+        `view` (bytes, contiguous) must stay as it is until then.  Cancelling the future takes the
+        message back if it has not been posted yet, and nothing otherwise.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        outgoing = Outgoing(view, imm, future)
+        if self._waiting or not self._can_send():
+            self._waiting.append(outgoing)
+        else:
+            self._send(outgoing)
+        return future
+
+    def send_control(
+        self, message: protocol.Message, future: asyncio.Future[None] | None = None
+    ) -> None:
+        """Sends a control message as soon as there is a credit for it."""
+        self._control_waiting.append((protocol.encode(message), future))
+        self.pump()
+
+    def request_id(self) -> int:
+        """A number for a request, not 0 and not in use for 2^32 requests."""
+        self._next_request = self._next_request % 0xFFFFFFFF + 1
+        return self._next_request
+
+    def _can_send(self) -> bool:
+        credits = self._credits
+        return credits is not None and credits.data_credits > 0 and self._queue.room > 0
+
+    def _send(self, outgoing: Outgoing) -> None:
+        view = outgoing.view
+        length = view.nbytes
+        try:
+            if length + HEADER_SIZE <= self._peer_eager:
+                self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future)
+            else:
+                self._offer(outgoing)
+        except (RDMAError, OSError, ValueError, BufferError) as error:
+            # Nothing of it was posted: memory could not be leased or registered.
+            if not outgoing.future.done():
+                outgoing.future.set_exception(error)
+
+    def _send_frame(
+        self,
+        kind: FrameKind,
+        view: bytes | memoryview,
+        imm: int | None,
+        future: asyncio.Future[None] | None,
+    ) -> None:
+        credits = self._credits
+        assert credits is not None
+        length = HEADER_SIZE + len(view)
+        block = self._pool.block(length)
+        if kind is FrameKind.DATA or kind is FrameKind.OFFER:
+            control, data = credits.spend_data()
+        elif kind is FrameKind.CONTROL:
+            control, data = credits.spend_control()
+        else:
+            control, data = credits.spend_credit()
+        target = block.view
+        pack_header(target, 0, kind, control, data, imm=imm)
+        target[HEADER_SIZE:length] = view
+        self._queue.post_frame(FrameSend(block, length, future))
+
+    def _offer(self, outgoing: Outgoing) -> None:
+        mr = self._pool.pd.reg_mr(outgoing.view, verbs.AccessFlags.REMOTE_READ)
+        request_id = self.request_id()
+        offer = protocol.Rendezvous(
+            request_id, mr.addr, mr.rkey, outgoing.view.nbytes, outgoing.imm
+        )
+        try:
+            self._send_frame(FrameKind.OFFER, protocol.encode(offer), None, None)
+        except BaseException:
+            mr.close()
+            raise
+        self._offers[request_id] = Offered(mr, outgoing.future)
+
+    def pump(self) -> None:
+        """Sends what credits and room allow; called whenever either may have grown."""
+        credits = self._credits
+        if credits is None or self._ended is not None:
+            return
+        queue = self._queue
+        while self._control_waiting and credits.control_credits and queue.control_room:
+            data, future = self._control_waiting.popleft()
+            self._send_frame(FrameKind.CONTROL, data, None, future)
+        while self._waiting and self._can_send():
+            outgoing = self._waiting.popleft()
+            if not outgoing.future.done():
+                self._send(outgoing)
+        if credits.credit_frame_due and queue.control_room and self._ended is None:
+            self._send_frame(FrameKind.CREDIT, b"", None, None)
+        if self._drain_waiters:
+            self._check_drained()
+
+    # ---- receiving -----------------------------------------------------------------------
+
+    def received(self, receive: FrameReceive, byte_len: int) -> None:
+        """A frame has arrived."""
+        if self._credits is None:
+            self._early.append((receive, byte_len))  # the peer was quicker than our handshake
+            return
+        if self._ended is not None:
+            receive.release()
+            return
+        block = receive.block
+        try:
+            kind, control, data, imm = unpack_header(block.view[:byte_len])
+            self._credits.received(kind, control, data)
+            if kind is FrameKind.DATA:
+                self._arrived(
+                    Incoming(Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm), None)
+                )
+            else:
+                content = block.view[HEADER_SIZE:byte_len].tobytes()
+                if kind is FrameKind.OFFER:
+                    block.release()
+                    self._offered(protocol.decode(content))
+                else:
+                    self._post_receive(block)
+                    self._credits.reposted_control()
+                    if kind is FrameKind.CONTROL:
+                        self._control(protocol.decode(content))
+        except ProtocolError as error:
+            self._on_protocol_error(error)
+            return
+        self.pump()
+
+    def _control(self, message: protocol.Message) -> None:
+        if isinstance(message, protocol.RendezvousDone):
+            offered = self._offers.pop(message.request_id, None)
+            if offered is None:
+                raise ProtocolError("the peer says it has read a message that was not offered")
+            offered.mr.close()
+            if not offered.future.done():
+                if message.status == protocol.ErrorCode.OK:
+                    offered.future.set_result(None)
+                else:
+                    offered.future.set_exception(
+                        RDMAError(f"the peer could not take the message (code {message.status})")
+                    )
+        else:
+            self._on_control(message)
+
+    def _offered(self, offer: protocol.Message) -> None:
+        if not isinstance(offer, protocol.Rendezvous):
+            raise ProtocolError(f"the peer offers a {type(offer).__name__} as a message")
+        if offer.length > self._config.max_message:
+            raise ProtocolError(
+                f"the peer sent a message of {offer.length} bytes; this side said in the "
+                f"handshake that it takes {self._config.max_message}"
+            )
+        self._arrived(Incoming(None, offer))
+
+    def _arrived(self, incoming: Incoming) -> None:
+        self._incoming.append(incoming)
+        if incoming.ready:
+            self._wake()
+        else:
+            self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Starts reading offered messages: the first always, others within `fetch_ahead`."""
+        for position, incoming in enumerate(self._incoming):
+            offer = incoming.offer
+            if offer is None or incoming.started:
+                continue
+            wanted = position == 0 and bool(self._receivers)
+            if not wanted and self._ahead + offer.length > self._config.fetch_ahead:
+                return
+            self._fetch(incoming, offer)
+
+    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> None:
+        try:
+            block = self._pool.block(offer.length)
+        except (RDMAError, OSError) as error:
+            self._on_protocol_error(
+                ProtocolError(f"no memory for a message of {offer.length} bytes: {error}")
+            )
+            return
+        incoming.started = True
+        self._ahead += offer.length
+        incoming.message = Message(block, 0, offer.length, offer.imm)
+        starts = range(0, offer.length, READ_SIZE)
+        incoming.reads_left = len(starts)
+        queue = self._queue
+        for start in starts:
+            length = min(READ_SIZE, offer.length - start)
+            queue.post(Fetch(self, incoming, block, start, length))
+
+    def fetched(self, incoming: Incoming) -> None:
+        """All of an offered message is here."""
+        offer = incoming.offer
+        assert offer is not None
+        if self._ended is None:
+            self.send_control(protocol.RendezvousDone(offer.request_id, protocol.ErrorCode.OK))
+            self._wake()
+
+    def _ready(self) -> bool:
+        return bool(self._incoming) and self._incoming[0].ready
+
+    def _wake(self) -> None:
+        """Lets the receiver that waits longest look, if there is something to see."""
+        while self._receivers and (self._ready() or self._ended is not None):
+            receiver = self._receivers.popleft()
+            if not receiver.done():
+                receiver.set_result(None)
+                return
+
+    async def recv(self) -> Message:
+        """The next message.  Raises what the connection ended with once none is left.
+
+        Cancelling loses nothing: the message stays for the next call.
+        """
+        waited = False
+        while not self._ready() or (self._receivers and not waited):
+            if self._ended is not None:
+                raise self._waiter_error(self._ended)
+            receiver = self._loop.create_future()
+            self._receivers.append(receiver)
+            self._fetch_ahead()
+            try:
+                await receiver
+            except BaseException:
+                if receiver in self._receivers:
+                    self._receivers.remove(receiver)
+                else:
+                    self._wake()  # the message was for this one: the next shall have it
+                raise
+            waited = True
+        message = self._take()
+        if self._incoming:
+            self._fetch_ahead()
+            self._wake()
+        return message
+
+    def _take(self) -> Message:
+        incoming = self._incoming.popleft()
+        message = incoming.message
+        assert message is not None
+        if incoming.offer is not None:
+            self._ahead -= incoming.offer.length
+        self._taken += 1
+        if self._taken >= self._refill and self._ended is None:
+            self._post_again()
+        return message
+
+    def _post_again(self) -> None:
+        """Posts receives for the messages that were taken, which the peer may then fill."""
+        credits = self._credits
+        assert credits is not None
+        posted = 0
+        try:
+            while posted < self._taken:
+                self._post_receive(self._pool.block(self._config.eager_size))
+                posted += 1
+        except QuotaError:
+            pass  # the pool is exhausted by what the user holds: tried again at the next message
+        self._taken -= posted
+        credits.reposted_data(posted)
+        self.pump()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def drained(self) -> asyncio.Future[None]:
+        """A future for the moment when nothing is waiting to be sent or to be read by the peer."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._drain_waiters.append(future)
+        self._check_drained()
+        return future
+
+    def _check_drained(self) -> None:
+        if self._ended is None and (
+            self._waiting or self._control_waiting or self._offers or self._queue.outstanding
+        ):
+            return
+        waiters, self._drain_waiters = self._drain_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def end(self, error: BaseException) -> None:
+        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        futures = [outgoing.future for outgoing in self._waiting]
+        futures += [future for _, future in self._control_waiting if future is not None]
+        futures += [offered.future for offered in self._offers.values()]
+        self._waiting.clear()
+        self._control_waiting.clear()
+        for future in futures:
+            if not future.done():
+                future.set_exception(self._waiter_error(error))
+        while self._incoming and not self._incoming[-1].ready:
+            self._incoming.pop()
+        while self._receivers:
+            self._wake()
+        self._check_drained()
+
+    def close(self) -> None:
+        """The queue pair is destroyed: nothing touches the memory any more."""
+        for offered in self._offers.values():
+            offered.mr.close()
+        self._offers.clear()
+        for receive, _ in self._early:
+            receive.release()
+        self._early.clear()

@@ -1,0 +1,421 @@
+"""Memory that the other side may reach: shared, lent, handed over, taken back.
+
+Some facts, and what they mean here:
+
+- A remote key is a bearer token over a whole memory region.  So every share is a registration of
+  its own over exactly the bytes that are shared, with exactly the rights that were named.
+- Only deregistering makes a key stop working; a message that asks the peer to stop does not.  So a
+  lease ends here, on this side's monotonic clock, whatever the peer does or says.
+- A peer can ask for anything any number of times.  What it borrows and what it shows is counted
+  against `Config.lend_quota` and `Config.max_regions` before anything is allocated, and memory is
+  zeroed before it is lent, since it may hold what another connection left there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .. import verbs
+from .._core import protocol
+from .._core.region import RegionToken, RemoteRange, Rights
+from ..config import Config
+from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
+from ..mr_pool import Buffer, LocalMemory, MemoryPool
+
+if TYPE_CHECKING:
+    from .messages import Messages
+
+ATOMIC_RIGHTS = Rights.READ | Rights.WRITE | Rights.ATOMIC
+
+ZEROS = bytes(1 << 16)
+
+
+def zero(view: memoryview) -> None:
+    for start in range(0, len(view), len(ZEROS)):
+        part = view[start : start + len(ZEROS)]
+        part[:] = ZEROS[: len(part)]
+
+
+def access_flags(rights: Rights) -> verbs.AccessFlags:
+    """Registration flags for remote `rights`; remote writing needs local writing too."""
+    flags = verbs.AccessFlags(int(rights))
+    if rights & (Rights.WRITE | Rights.ATOMIC):
+        flags |= verbs.AccessFlags.LOCAL_WRITE
+    return flags
+
+
+class Share:
+    """This side's memory as the peer may use it, until `revoke`, the lease's end, or the end of
+    the connection, whichever is first.  The memory stays registered and pinned until then.
+    """
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        region_id: int,
+        memory: LocalMemory,
+        rights: Rights,
+        lease: float | None,
+    ) -> None:
+        self._sharing = sharing
+        self._memory = memory
+        self._mr = sharing.pool.pd.reg_mr(memory.view, access_flags(rights))
+        self._timer = (
+            asyncio.get_running_loop().call_later(lease, self.revoke) if lease is not None else None
+        )
+        self.region_id = region_id
+        self.rights = rights
+        self.token = RegionToken(
+            region_id,
+            self._mr.addr,
+            self._mr.length,
+            self._mr.rkey,
+            rights,
+            0 if lease is None else max(1, round(lease * 1000)),
+        )
+
+    def __repr__(self) -> str:
+        state = "revoked" if self.revoked else "active"
+        return f"<Share {self.region_id:#x} of {self._memory!r}, {self.rights!r}, {state}>"
+
+    @property
+    def revoked(self) -> bool:
+        return self._mr.closed
+
+    def revoke(self) -> None:
+        """Takes the memory back: when this returns the key works no more.  Idempotent.
+
+        An operation of the peer that is under way fails there with RemoteAccessError, which
+        breaks the connection, as verbs have it; agree on the end first where that matters.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._mr.close()
+        self._sharing.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.revoke()
+
+
+class Loan(Share):
+    """Memory of this side's pool that the peer asked for."""
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        region_id: int,
+        buffer: Buffer,
+        rights: Rights,
+        lease: float | None,
+    ) -> None:
+        self.buffer = buffer
+        super().__init__(sharing, region_id, buffer, rights, lease)
+
+    def revoke(self) -> None:
+        super().revoke()
+        self.buffer.release()
+
+    def hand_over(self) -> Buffer:
+        """Ends the peer's access; the memory with what the peer wrote is the caller's."""
+        super().revoke()
+        return self.buffer
+
+
+class RemoteRegion:
+    """Memory of the peer that this side may use; slice it to name the bytes of an operation."""
+
+    def __init__(self, sharing: Sharing, token: RegionToken, *, lent: bool) -> None:
+        self._sharing = sharing
+        self._lent = lent
+        self._usable = True
+        self.token = token
+        self.range = RemoteRange.of(token)
+
+    def __repr__(self) -> str:
+        state = "" if self._usable else " given up"
+        return (
+            f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
+            f"{self.token.access!r}{state}>"
+        )
+
+    def __len__(self) -> int:
+        return self.token.length
+
+    def __getitem__(self, key: slice) -> RemoteSlice:
+        """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
+        return RemoteSlice(self, self.range[key])
+
+    @property
+    def rights(self) -> Rights:
+        return self.token.access
+
+    @property
+    def lent(self) -> bool:
+        """Whether it came from `request_region`, and so can be handed over."""
+        return self._lent
+
+    def check(self, sharing: Sharing) -> None:
+        """Raises unless the region is this connection's and still this side's to use."""
+        if sharing is not self._sharing:
+            raise ValueError(f"{self!r} belongs to another connection")
+        if not self._usable:
+            raise BufferStateError(f"{self!r} cannot be used again")
+
+    def give_up(self) -> None:
+        self._usable = False
+
+    async def release(self) -> None:
+        """Tells the owner that the region is needed no more.  Idempotent."""
+        if self._usable:
+            self._usable = False
+            await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
+
+
+class RemoteSlice:
+    """A part of a RemoteRegion."""
+
+    __slots__ = ("range", "region")
+
+    def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
+        self.region = region
+        self.range = range
+
+    def __repr__(self) -> str:
+        return f"<{self.region!r}[{self.range.offset}:{self.range.offset + self.range.length}]>"
+
+    def __len__(self) -> int:
+        return self.range.length
+
+    def __getitem__(self, key: slice) -> RemoteSlice:
+        return RemoteSlice(self.region, self.range[key])
+
+
+class Sharing:
+    """Both directions of shared memory on one connection."""
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        config: Config,
+        messages: Messages,
+        waiter_error: Callable[[BaseException], BaseException],
+    ) -> None:
+        self.pool = pool
+        self._config = config
+        self._messages = messages
+        self._waiter_error = waiter_error
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._shares: dict[int, Share] = {}
+        self._lent_bytes = 0
+        self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
+        self._arrived: deque[RemoteRegion | Buffer] = deque()
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._ended: BaseException | None = None
+
+    # ---- this side's memory --------------------------------------------------------------
+
+    async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+        share = Share(self, next(self._ids), memory, rights, lease)
+        self._shares[share.region_id] = share
+        try:
+            await self.tell(protocol.RegionGrant(0, share.token))
+        except BaseException:
+            share.revoke()
+            raise
+        return share
+
+    def forget(self, share: Share) -> None:
+        known = self._shares.pop(share.region_id, None)
+        if known is not None and isinstance(share, Loan):
+            self._lent_bytes -= len(share.buffer)
+
+    def _lend(self, request: protocol.RegionRequest) -> None:
+        """Answers the peer's request for memory, one way or the other."""
+        answer: protocol.Message
+        try:
+            self._check_quota(request.length)
+            buffer = self.pool.alloc(request.length)
+            zero(buffer.view)
+            lease = request.lease_ms / 1000 if request.lease_ms else None
+            try:
+                loan = Loan(self, next(self._ids), buffer, request.access, lease)
+            except BaseException:
+                buffer.release()
+                raise
+        except QuotaError as error:
+            answer = protocol.Error(request.request_id, protocol.ErrorCode.QUOTA, str(error))
+        except (RDMAError, OSError, ValueError) as error:
+            answer = protocol.Error(request.request_id, protocol.ErrorCode.INTERNAL, str(error))
+        else:
+            self._shares[loan.region_id] = loan
+            self._lent_bytes += request.length
+            answer = protocol.RegionGrant(request.request_id, loan.token)
+        self._messages.send_control(answer)
+
+    def _check_quota(self, length: int) -> None:
+        lent = self._lent_bytes
+        quota = self._config.lend_quota
+        if lent + length > quota:
+            raise QuotaError(
+                f"{length} bytes were asked for, {lent} of {quota} are lent already",
+                amount=lent + length,
+                limit=quota,
+            )
+        if len(self._shares) >= self._config.max_regions:
+            raise QuotaError(
+                f"{len(self._shares)} regions are shared already",
+                amount=len(self._shares) + 1,
+                limit=self._config.max_regions,
+            )
+
+    # ---- the peer's memory ---------------------------------------------------------------
+
+    async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
+        request_id = self._messages.request_id()
+        lease_ms = 0 if lease is None else max(1, round(lease * 1000))
+        future: asyncio.Future[RemoteRegion] = self._loop.create_future()
+        self._requests[request_id] = future
+        try:
+            await self.tell(protocol.RegionRequest(request_id, length, rights, lease_ms))
+            return await future
+        except asyncio.CancelledError:
+            # The grant may still come; then it goes back at once.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._give_back(future.result())
+            raise
+        except BaseException:
+            self._requests.pop(request_id, None)
+            raise
+
+    def _give_back(self, region: RemoteRegion) -> None:
+        region.give_up()
+        self._messages.send_control(protocol.RegionRelease(0, region.token.region_id))
+
+    async def hand_over(self, region: RemoteRegion) -> None:
+        region.check(self)
+        if not region.lent:
+            raise ValueError(f"{region!r} was not borrowed with request_region: it is the peer's")
+        region.give_up()
+        await self.tell(protocol.RegionReturn(0, region.token.region_id))
+
+    async def receive(self) -> RemoteRegion | Buffer:
+        while not self._arrived:
+            if self._ended is not None:
+                raise self._waiter_error(self._ended)
+            receiver = self._loop.create_future()
+            self._receivers.append(receiver)
+            try:
+                await receiver
+            except BaseException:
+                if not receiver.cancelled():
+                    self._wake()
+                raise
+            finally:
+                if receiver in self._receivers:
+                    self._receivers.remove(receiver)
+        return self._arrived.popleft()
+
+    def _wake(self) -> None:
+        while self._receivers:
+            receiver = self._receivers.popleft()
+            if not receiver.done():
+                receiver.set_result(None)
+                return
+
+    async def tell(self, message: protocol.Message) -> None:
+        """Sends a control message and waits until the peer's device has it."""
+        if self._ended is not None:
+            raise self._waiter_error(self._ended)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._messages.send_control(message, future)
+        await future
+
+    # ---- what the peer says --------------------------------------------------------------
+
+    def control(self, message: protocol.Message) -> None:
+        match message:
+            case protocol.RegionRequest():
+                self._lend(message)
+            case protocol.RegionGrant():
+                self._granted(message)
+            case protocol.RegionReturn():
+                share = self._shares.get(message.region_id)
+                # A loan whose lease has ended is gone here, and the peer cannot know yet.
+                if isinstance(share, Loan):
+                    self._arrive(share.hand_over())
+            case protocol.RegionRelease():
+                share = self._shares.get(message.region_id)
+                if share is not None:
+                    share.revoke()
+            case protocol.Error():
+                future = self._requests.pop(message.request_id, None)
+                if future is None:
+                    raise ProtocolError("the peer refuses a request that was not made")
+                if not future.done():
+                    future.set_exception(RequestRefusedError(message.code, message.text))
+            case _:
+                raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
+
+    def _granted(self, grant: protocol.RegionGrant) -> None:
+        if not grant.request_id:
+            self._arrive(RemoteRegion(self, grant.token, lent=False))
+            return
+        future = self._requests.pop(grant.request_id, None)
+        if future is None:
+            raise ProtocolError("the peer grants a request that was not made")
+        region = RemoteRegion(self, grant.token, lent=True)
+        if future.done():
+            self._give_back(region)
+        else:
+            future.set_result(region)
+
+    def _arrive(self, region: RemoteRegion | Buffer) -> None:
+        if len(self._arrived) >= self._config.max_regions:
+            raise ProtocolError(
+                f"the peer handed over more than {self._config.max_regions} regions "
+                f"before one was received"
+            )
+        self._arrived.append(region)
+        self._wake()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def end(self, error: BaseException) -> None:
+        """Every key stops working, every waiter fails."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        for share in list(self._shares.values()):
+            share.revoke()
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(self._waiter_error(error))
+        self._requests.clear()
+        while self._receivers:
+            self._wake()
+
+    def discard(self) -> None:
+        """Nobody will receive any more: memory that was handed over goes back to the pool."""
+        for region in self._arrived:
+            if isinstance(region, Buffer):
+                region.release()
+        self._arrived.clear()
+
+    @property
+    def shared(self) -> int:
+        """How many regions the peer may use now."""
+        return len(self._shares)

@@ -1,0 +1,20 @@
+"""The commands, by name."""
+
+from __future__ import annotations
+
+import click
+
+import aiordma
+
+from .echo import echo
+from .echo_server import echo_server
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(aiordma.__version__, prog_name="aiordma")
+def app() -> None:
+    """RDMA for asyncio, with or without a card."""
+
+
+app.add_command(echo)
+app.add_command(echo_server)

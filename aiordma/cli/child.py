@@ -1,0 +1,102 @@
+"""A child process that says where it listens, and that never outlives its parent's interest."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Seconds until a child must have said where it listens: it starts an interpreter, on a machine
+# that may be busy or emulated.
+START_TIMEOUT = 60.0
+# Seconds that a child may take to end when asked, before it is killed.
+GRACE = 5.0
+
+
+class ChildError(Exception):
+    """The child process did not do its part; the text says what became of it."""
+
+
+class Child:
+    """A running child and the address it listens on.  Made by `listening_child`."""
+
+    def __init__(self, process: Process, host: str, port: int) -> None:
+        self._process = process
+        self.host = host
+        self.port = port
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work`, which needs the child.  ChildError as soon as the child has ended."""
+        task = asyncio.create_task(work)
+        death = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() or isinstance(task.exception(), ConnectionError):
+                # A connection breaks a moment before its dead process can be reaped.
+                await asyncio.wait({death}, timeout=1.0)
+                if death.done():
+                    raise ChildError(f"the server process {describe(death.result())}")
+            return await task
+        finally:
+            for pending in (task, death):
+                pending.cancel()
+            await asyncio.gather(task, death, return_exceptions=True)
+
+
+def describe(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+@asynccontextmanager
+async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
+    """Starts `command`, which prints "HOST PORT" when it listens and ends with its input.
+
+    Whatever happens inside or here, the child has ended and has been reaped when this returns.
+    Its standard error is this process's.  A session of its own keeps the terminal's Ctrl-C away
+    from it: it ends because this process does.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, start_new_session=True
+    )
+    try:
+        yield await announced(process)
+    finally:
+        await end(process)
+
+
+async def announced(process: Process) -> Child:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            line = (await process.stdout.readline()).decode()
+            if not line:
+                status = await process.wait()
+                raise ChildError(f"the server process {describe(status)} before it listened")
+    except TimeoutError as error:
+        raise ChildError(f"the server process said nothing for {START_TIMEOUT:g} s") from error
+    try:
+        host, port = line.split()
+        return Child(process, host, int(port))
+    except ValueError as error:
+        raise ChildError(f"the server process said {line!r} instead of its address") from error
+
+
+async def end(process: Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(GRACE):
+            await process.wait()
+    except BaseException as error:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if not isinstance(error, TimeoutError):
+            raise

@@ -1,0 +1,135 @@
+"""`aiordma echo`: both ends of an echo as two processes, every byte verified."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import aiordma
+from aiordma import verbs
+
+from .child import ChildError, listening_child
+from .options import Via, connection_options, loop_factory, own_address, parse_sizes
+from .report import Report, size_text
+from .round_trips import Plan, Result, measure, plans
+
+DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
+
+# The program of the other end; its options follow.
+SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
+
+
+@click.command()
+@connection_options
+@click.option(
+    "--sizes",
+    type=parse_sizes,
+    metavar="SIZE,...",
+    default=DEFAULT_SIZES,
+    help="Message sizes in bytes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    help="Messages of each size [default: up to 1000 within a second, at least 3].",
+)
+@click.option(
+    "--timeout",
+    "patience",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="How long one round trip may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def echo(
+    device: str | None,
+    via: Via,
+    host: str | None,
+    loop: str,
+    sizes: list[int],
+    count: int | None,
+    patience: float,
+    as_json: bool,
+    file: Path | None,
+) -> None:
+    """Echo messages between two processes over RDMA, and verify every byte.
+
+    Starts both ends by itself. Messages have random contents, or those of FILE: cut into pieces
+    of each size, and as a whole. The exit status is 1 when anything came back different or
+    failed.
+    """
+    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        try:
+            chosen = verbs.find_device(device)
+            host = host or own_address(chosen)
+            rows = plans(sizes, None if file is None else file.read_bytes())
+            report = runner.run(both_ends(chosen, via, host, loop, rows, count, patience))
+        except (aiordma.RDMAError, ChildError, OSError) as error:
+            raise click.ClickException(str(error) or type(error).__name__) from error
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        report.show(Console())
+    if not report.verified:
+        raise SystemExit(1)
+
+
+async def both_ends(
+    device: verbs.Device,
+    via: Via,
+    host: str,
+    loop: str,
+    rows: list[Plan],
+    count: int | None,
+    patience: float,
+) -> Report:
+    options = ["--device", device.name, "--via", via, "--host", host, "--loop", loop]
+    async with listening_child([*SERVER, *options]) as server:
+        connecting = aiordma.connect(server.host, server.port, device=device.name, via=via)
+        async with await server.guard(connecting) as conn:
+            return Report(
+                device=conn.device,
+                library=device.library.name,
+                via=via,
+                loop=loop,
+                local_address=conn.local_address,
+                peer_address=conn.peer_address,
+                results=await server.guard(echo_all(conn, rows, count, patience)),
+            )
+
+
+async def echo_all(
+    conn: aiordma.Connection, rows: list[Plan], count: int | None, patience: float
+) -> list[Result]:
+    results = []
+    errors = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", total=len(rows))
+        for plan in rows:
+            progress.update(bar, description=f"echo of {size_text(plan.size)}")
+            try:
+                results.append(await measure(conn, plan, count, patience))
+            except TimeoutError as error:
+                raise TimeoutError(
+                    f"a message of {plan.size} bytes was not echoed within {patience:g} s"
+                ) from error
+            progress.advance(bar)
+    return results

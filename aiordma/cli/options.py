@@ -1,0 +1,90 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
+
+import click
+
+from aiordma import verbs
+
+Via = Literal["cm", "tcp"]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
+
+
+def parse_sizes(value: str | list[int]) -> list[int]:
+    """Byte counts, comma-separated: 1,64,4KiB,1M.  K, M and G are powers of 1024."""
+    if not isinstance(value, str):
+        return value
+    sizes = []
+    for part in value.split(","):
+        match = SIZE.fullmatch(part.strip())
+        if match is None:
+            raise click.BadParameter(f"{part!r} is not a size; as in 64, 4KiB or 1M")
+        sizes.append(int(match[1]) * UNITS[(match[2] or "").upper()])
+    return sizes
+
+
+def loop_factory(name: str) -> LoopFactory:
+    """What makes an event loop of that name."""
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    try:
+        module = importlib.import_module("uvloop")
+    except ModuleNotFoundError as error:
+        raise click.UsageError("uvloop is not installed; pip install uvloop") from error
+    return cast(LoopFactory, module.new_event_loop)
+
+
+def connection_options(command: Command) -> Command:
+    """--device, --via, --host and --loop."""
+    for option in (
+        click.option(
+            "--loop",
+            type=click.Choice(["asyncio", "uvloop"]),
+            default="asyncio",
+            show_default=True,
+            help="Event loop.",
+        ),
+        click.option(
+            "--host", metavar="ADDRESS", help="Address to listen on [default: the device's own]."
+        ),
+        click.option(
+            "--via",
+            type=click.Choice(["cm", "tcp"]),
+            default="cm",
+            show_default=True,
+            help="How the two ends find each other: the RDMA connection manager, or a TCP socket.",
+        ),
+        click.option(
+            "--device",
+            metavar="NAME",
+            envvar="AIORDMA_DEVICE",
+            show_envvar=True,
+            help="RDMA device [default: one with an active port, else the embedded one].",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def own_address(device: verbs.Device) -> str:
+    """An address by which this machine reaches the device: loopback where the device has that."""
+    with device.open() as context:
+        entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]
+        entry = entries[0] if entries else context.choose_gid()
+    if entry.gid_type is verbs.GIDType.IB:
+        raise click.UsageError(
+            f"{device.name} is InfiniBand, whose GIDs are no IP addresses: "
+            "name the address of its IPoIB interface with --host"
+        )
+    ip = entry.gid.ip
+    return f"{ip}%{entry.ndev}" if ip.version == 6 and ip.is_link_local else str(ip)

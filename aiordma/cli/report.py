@@ -1,0 +1,108 @@
+"""How the results of `aiordma echo` are shown: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from .round_trips import Result
+
+CAPTION = (
+    "One message at a time. Round trip: from the call of send until the echo has been received. "
+    "Throughput: the bytes of both directions by the time of all round trips, 1 GB = 10^9 bytes. "
+    "Comparing is not timed."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ran where, and how it went."""
+
+    device: str
+    library: str
+    via: str
+    loop: str
+    local_address: tuple[str, int] | None
+    peer_address: tuple[str, int] | None
+    results: list[Result]
+
+    @property
+    def verified(self) -> bool:
+        return not any(result.mismatch for result in self.results)
+
+    def to_json(self) -> str:
+        """Times in microseconds, throughput in GB/s, sizes in bytes."""
+        return json.dumps(
+            {
+                "device": self.device,
+                "library": self.library,
+                "via": self.via,
+                "loop": self.loop,
+                "local_address": self.local_address,
+                "peer_address": self.peer_address,
+                "verified": self.verified,
+                "results": [
+                    {
+                        "size": result.size,
+                        "whole_file": result.whole_file,
+                        "messages": len(result.times),
+                        "min_us": result.quantile(0) * 1e6,
+                        "median_us": result.quantile(0.5) * 1e6,
+                        "p99_us": result.quantile(0.99) * 1e6,
+                        "gb_per_s": result.throughput / 1e9,
+                        "verified": not result.mismatch,
+                        "mismatch": result.mismatch or None,
+                    }
+                    for result in self.results
+                ],
+            },
+            indent=2,
+        )
+
+    def show(self, console: Console) -> None:
+        console.print(
+            f"device {self.device} ({self.library} library), via {self.via}, {self.loop} loop\n"
+            f"from {address_text(self.local_address)} to {address_text(self.peer_address)}",
+            highlight=False,
+        )
+        table = Table(caption=CAPTION, caption_justify="left")
+        table.add_column("size", justify="right")
+        table.add_column("messages", justify="right")
+        table.add_column("min us", justify="right")
+        table.add_column("median us", justify="right")
+        table.add_column("p99 us", justify="right")
+        table.add_column("GB/s", justify="right")
+        table.add_column("verified")
+        for result in self.results:
+            table.add_row(
+                size_text(result.size) + (" (all)" if result.whole_file else ""),
+                f"{len(result.times):,}",
+                *(f"{result.quantile(part) * 1e6:,.1f}" for part in (0, 0.5, 0.99)),
+                throughput_text(result.throughput / 1e9),
+                "[bold red]NO[/]" if result.mismatch else "[green]yes[/]",
+            )
+        console.print(table)
+        for result in self.results:
+            if result.mismatch:
+                console.print(f"[bold red]{size_text(result.size)}: {result.mismatch}[/]")
+
+
+def address_text(address: tuple[str, int] | None) -> str:
+    if address is None:
+        return "an unknown address"
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def size_text(size: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size:,} B"
+
+
+def throughput_text(gb_per_s: float) -> str:
+    return f"{gb_per_s:.2g}" if gb_per_s < 0.1 else f"{gb_per_s:.2f}"

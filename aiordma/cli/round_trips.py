@@ -1,0 +1,129 @@
+"""What `aiordma echo` measures: one message at a time, there and back, every byte compared."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import aiordma
+
+# Messages of each size that are sent and compared, but not timed: they bring memory and caches
+# to where the others find them.
+WARM_UP = 2
+
+# How many messages when nobody says: enough for a 99th percentile, within a second or so.
+MOST, LEAST, SECONDS = 1000, 3, 1.0
+
+# Random messages are windows of one random block, whose place differs by up to so many bytes.
+SHIFT = 1 << 12
+
+
+@dataclass(slots=True)
+class Result:
+    """The round trips of one size.  Times in seconds."""
+
+    size: int
+    whole_file: bool = False
+    times: list[float] = field(default_factory=list)
+    payload: int = 0
+    """Bytes of the timed messages, one way."""
+    mismatch: str = ""
+    """What was wrong with the first message that came back different."""
+
+    def quantile(self, part: float) -> float:
+        """By nearest rank: a time that occurred, with `part` of all at or below it."""
+        ordered = sorted(self.times)
+        return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
+
+    @property
+    def throughput(self) -> float:
+        """Bytes of both directions per second of round trips."""
+        return 2 * self.payload / sum(self.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row: messages of one size, and where their contents come from."""
+
+    size: int
+    file: bytes | None = None
+
+    @property
+    def whole_file(self) -> bool:
+        return self.file is not None and self.size == len(self.file)
+
+    def messages(self) -> Iterator[bytes]:
+        """The contents of one message after another, without end."""
+        return self._random() if self.file is None else self._pieces(self.file)
+
+    def _random(self) -> Iterator[bytes]:
+        block = os.urandom(self.size + SHIFT)
+        while True:
+            start = random.randrange(SHIFT)
+            yield block[start : start + self.size]
+
+    def _pieces(self, file: bytes) -> Iterator[bytes]:
+        """The file from its start, cut in pieces of `size` with a shorter last one; then again."""
+        start = 0
+        while True:
+            yield file[start : start + self.size]
+            start += self.size
+            if start >= len(file):
+                start = 0
+
+
+def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
+    """A row for each size; of a file, for those that cut it, and one for the whole."""
+    if file is None:
+        return [Plan(size) for size in sizes]
+    return [Plan(size, file) for size in sizes if 0 < size < len(file)] + [Plan(len(file), file)]
+
+
+async def measure(
+    conn: aiordma.Connection, plan: Plan, count: int | None, patience: float
+) -> Result:
+    """Sends messages to an echo server and compares what comes back.
+
+    `count` messages; None: up to MOST, but no new one after SECONDS unless there are fewer than
+    LEAST.  TimeoutError when one round trip takes more than `patience` seconds.
+    """
+    result = Result(plan.size, plan.whole_file)
+    contents = plan.messages()
+    for number in range(WARM_UP):
+        await round_trip(conn, next(contents), number, result, patience)
+    result.times.clear()
+    result.payload = 0
+    begin = perf_counter()
+    for number in range(count or MOST):
+        await round_trip(conn, next(contents), number, result, patience)
+        if count is None and number + 1 >= LEAST and perf_counter() - begin > SECONDS:
+            break
+    return result
+
+
+async def round_trip(
+    conn: aiordma.Connection, data: bytes, number: int, result: Result, patience: float
+) -> None:
+    async with asyncio.timeout(patience):
+        start = perf_counter()
+        await conn.send(data, imm=number)
+        message = await conn.recv()
+        result.times.append(perf_counter() - start)
+    result.payload += len(data)
+    with message:
+        back, imm = bytes(message), message.imm
+    if not result.mismatch and (back != data or imm != number):
+        result.mismatch = describe_mismatch(data, number, back, imm)
+
+
+def describe_mismatch(data: bytes, number: int, back: bytes, imm: int | None) -> str:
+    if imm != number:
+        return f"message {number} came back as number {imm}"
+    if len(back) != len(data):
+        return f"message {number} of {len(data)} bytes came back with {len(back)}"
+    at = next(index for index in range(len(data)) if data[index] != back[index])
+    return f"message {number}: byte {at} was {data[at]:#04x} and came back as {back[at]:#04x}"

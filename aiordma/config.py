@@ -1,0 +1,70 @@
+"""The limits of a connection: what a peer may make this process do, and the memory it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How a connection is set up.  Sizes in bytes, times in seconds.
+
+    Each side has its own; what the other must know travels in the handshake.  A connection costs
+    `(data_receives + control_receives) * eager_size` of registered memory for its receives, and
+    at most `send_queue * eager_size` for messages on their way out.
+    """
+
+    eager_size: int = 8 * KIB
+    """Size of a receive: a message that does not fit is fetched by the receiver instead."""
+    data_receives: int = 24
+    """Messages that may be under way to this side before it has taken one."""
+    control_receives: int = 8
+    """Receives kept for control messages; at least 4."""
+    send_queue: int = 64
+    """Work requests that may be under way from this side."""
+    max_message: int = GIB
+    """The longest message that this side accepts."""
+    fetch_ahead: int = 32 * MIB
+    """Bytes of large messages that are fetched before `recv` asks for them."""
+    lend_quota: int = 64 * MIB
+    """Memory that this side lends to the peer's `request_region`, in all."""
+    max_regions: int = 256
+    """Regions the peer may have shared with this side, or borrowed from it, at a time."""
+    pool_limit: int = 4 * GIB
+    """Registered memory of the pool, shared by all connections of the event loop and device;
+    the first connection's value counts."""
+    connect_timeout: float = 10.0
+    """From `connect` until the peer has answered the handshake."""
+    handshake_timeout: float = 10.0
+    """How long a peer that has knocked may take to finish its handshake."""
+    max_handshakes: int = 256
+    """Handshakes under way at a listener at a time; further peers wait or are turned away."""
+    close_timeout: float = 2.0
+    """How long `close` waits for work under way before it gives it up."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "eager_size": (KIB, GIB),
+            "data_receives": (1, 0xFFFF),
+            "control_receives": (4, 0xFF),
+            "send_queue": (8, 0xFFFF),
+            "max_message": (0, 1 << 62),
+            "fetch_ahead": (0, 1 << 62),
+            "lend_quota": (0, 1 << 62),
+            "max_regions": (1, 1 << 20),
+            "pool_limit": (MIB, 1 << 62),
+            "max_handshakes": (1, 1 << 20),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"Config.{name} must be within {low} and {high}")
+        for name in ("connect_timeout", "handshake_timeout", "close_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Config.{name} must be more than 0 seconds")
+
+
+DEFAULT = Config()

@@ -1,0 +1,283 @@
+"""The event-loop glue: completion channels and connection-manager channels on the running loop.
+
+Some facts, and what they mean here:
+
+- A completion channel's fd becomes readable when an *armed* completion queue gets a completion;
+  arming reports only what comes afterwards.  So one turn is: take every event, acknowledge, arm,
+  then poll until empty; a completion between polling and arming has made a new event, and the
+  level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
+- A failed completion carries only `wr_id`, `status`, `qp_num` and `vendor_err`.  So a `wr_id`
+  alone leads to what was posted: `_core.operations` holds the slot, the slot its work queue.
+- Completions of a queue pair that is already destroyed may still lie in the completion queue.
+  Their slots have been given back, so their generation finds nobody; the table counts them.
+- An asynchronous event is delivered once per device context, and a context that the connection
+  manager opened is shared by every loop of the process; so events are handed on to the loop
+  whose queue pair they concern.
+
+This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
+and runs in its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from typing import ClassVar, Protocol, Self, cast
+
+from . import cm, verbs
+from ._core.operations import OperationSlot, OperationTable
+from .errors import InternalError
+from .mr_pool import MemoryPool
+
+logger = logging.getLogger("aiordma.driver")
+
+# Completions taken per crossing, and crossings per turn of the loop: together they bound how long
+# other tasks wait for a busy device.  Both are judgement, not measurement.
+BATCH = 256
+ROUNDS = 4
+
+# Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
+CQ_ENTRIES = 4096
+
+
+class CompletionSink(Protocol):
+    """Whom completions and queue-pair events are for: a work queue."""
+
+    def complete(
+        self,
+        slot: OperationSlot,
+        status: int,
+        byte_len: int,
+        imm: int,
+        wc_flags: int,
+        vendor_err: int,
+    ) -> None:
+        """A completion of `slot` is in; the driver releases the slot afterwards."""
+
+    def device_event(self, event: verbs.AsyncEvent) -> None:
+        """An asynchronous event concerns the queue pair."""
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing will work any more, for this reason."""
+
+
+class _Shared:
+    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`."""
+
+    _instances: ClassVar[
+        weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type, object], _Shared]]
+    ] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, key: object) -> None:
+        self.loop = loop
+        self._key = (type(self), key)
+        self._users = 0
+
+    @classmethod
+    def _acquire(cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self]) -> Self:
+        loop = asyncio.get_running_loop()
+        here = cls._instances.setdefault(loop, {})
+        instance = here.get((cls, key))
+        if instance is None:
+            instance = here[(cls, key)] = make(loop)
+        assert isinstance(instance, cls)
+        instance._users += 1
+        return instance
+
+    def release(self) -> None:
+        """Gives back what `acquire` gave; the last one closes the object."""
+        self._users -= 1
+        if self._users == 0:
+            del self._instances[self.loop][self._key]
+            self._close()
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+class Driver(_Shared):
+    """One event loop's part of one device: protection domain, completion queues, memory pool.
+
+    Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
+    """
+
+    # Queue pairs by (context, number), for events that another loop's driver happened to take.
+    _by_number: ClassVar[dict[tuple[int, int], tuple[Driver, CompletionSink]]] = {}
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        key: object,
+        context: verbs.Context,
+        pool_limit: int,
+    ) -> None:
+        super().__init__(loop, key)
+        self.context = context
+        self.pd = context.alloc_pd()
+        self.channel = context.create_comp_channel()
+        self.pool = MemoryPool(self.pd, limit=pool_limit)
+        self.operations = OperationTable()
+        self._sinks: dict[int, CompletionSink] = {}  # by queue pair number
+        self._cqs: list[verbs.CompletionQueue] = []
+        self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
+        self._drain = self.channel.drain
+        loop.add_reader(self.channel.fd, self._on_completions)
+        loop.add_reader(context.async_fd, self._on_async_event)
+
+    @classmethod
+    def for_context(cls, context: verbs.Context, pool_limit: int) -> Driver:
+        """The driver of a context that somebody else owns, as the connection manager does."""
+        return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit))
+
+    @classmethod
+    def for_device(cls, device: verbs.Device, pool_limit: int) -> Driver:
+        """The driver of a device, opened for this loop."""
+
+        def make(loop: asyncio.AbstractEventLoop) -> Driver:
+            context = device.open()
+            try:
+                return cls(loop, device.name, context, pool_limit)
+            except BaseException:
+                context.close()
+                raise
+
+        return cls._acquire(device.name, make)
+
+    # ---- work queues ---------------------------------------------------------------------
+
+    def reserve_cq(self, entries: int) -> verbs.CompletionQueue:
+        """A completion queue with room for `entries` more completions, which are reserved.
+
+        A completion queue cannot overrun because every queue pair's whole depth is reserved here
+        before it is created; `release_cq` gives the room back.
+        """
+        for cq in self._cqs:
+            if cq.available >= entries:
+                break
+        else:
+            cq = self.context.create_cq(max(self._cq_entries, entries), self.channel)
+            cq.req_notify()
+            self._cqs.append(cq)
+        cq.reserve(entries)
+        return cq
+
+    def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
+        cq.release(entries)
+        if not cq.reserved and cq is not self._cqs[0]:
+            self._cqs.remove(cq)
+            cq.close()
+
+    def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
+        """`sink` posts to `qp` with slots of `operations`, of which it is the owner."""
+        self._sinks[qp.qp_num] = sink
+        self._by_number[(id(self.context), qp.qp_num)] = (self, sink)
+
+    def detach(self, qp_num: int) -> None:
+        """The queue pair is being destroyed; its slots have been given back."""
+        del self._sinks[qp_num]
+        del self._by_number[(id(self.context), qp_num)]
+
+    def poll(self) -> None:
+        """Handles what has completed by now, without waiting for the loop to say so."""
+        self._on_completions()
+
+    # ---- readers -------------------------------------------------------------------------
+
+    def _on_completions(self) -> None:
+        if not self._users:
+            return  # closed between `call_soon` and now
+        find, release = self.operations.complete, self.operations.release
+        try:
+            for _ in range(ROUNDS):
+                records, more = self._drain(BATCH)
+                for wr_id, status, _op, vendor_err, byte_len, imm, _qp, _src, flags in records:
+                    slot = find(wr_id)
+                    if slot is not None:
+                        sink = cast(CompletionSink, slot.owner)
+                        try:
+                            sink.complete(slot, status, byte_len, imm, flags, vendor_err)
+                        except Exception as error:
+                            self._report(sink, error)
+                        release(slot)
+                if not more:
+                    return
+        except OSError as error:  # the channel itself fails: nothing more will complete here
+            self._fail(error)
+            return
+        # The events of what is left are already taken, so the fd need not fire again for it.
+        self.loop.call_soon(self._on_completions)
+
+    def _report(self, sink: CompletionSink, error: Exception) -> None:
+        """A bug in the handling of one queue pair must not cost the others their completions."""
+        self.loop.call_exception_handler(
+            {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}
+        )
+        internal = InternalError(f"handling a completion failed: {error!r}")
+        internal.__cause__ = error
+        sink.fail(internal)
+
+    def _on_async_event(self) -> None:
+        for event in self.context.async_events():
+            if isinstance(event.element, verbs.QueuePair):
+                found = self._by_number.get((id(self.context), event.element.qp_num))
+                if found is None:
+                    continue
+                driver, sink = found
+                if driver is self:
+                    sink.device_event(event)
+                else:
+                    driver.loop.call_soon_threadsafe(sink.device_event, event)
+            elif event.type is verbs.EventType.DEVICE_FATAL:
+                self._fail(OSError(f"device {self.context.name} failed (IBV_EVENT_DEVICE_FATAL)"))
+            else:
+                logger.info("device %s: %s", self.context.name, event.type.name)
+
+    def _fail(self, error: Exception) -> None:
+        for sink in list(self._sinks.values()):
+            sink.fail(error)
+
+    def _close(self) -> None:
+        self.loop.remove_reader(self.channel.fd)
+        self.loop.remove_reader(self.context.async_fd)
+        for cq in self._cqs:
+            cq.close()
+        self.channel.close()
+        self.pool.close()
+        self.pd.close()
+        if not self.context.borrowed:
+            self.context.close()
+
+
+class EventDriver(_Shared):
+    """One event loop's connection-manager event channel, shared by its ids."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
+        super().__init__(loop, library.name)
+        self.channel = cm.EventChannel(library)
+        self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
+        loop.add_reader(self.channel.fd, self._on_events)
+
+    @classmethod
+    def for_library(cls, library: verbs.Library) -> EventDriver:
+        return cls._acquire(library.name, lambda loop: cls(loop, library))
+
+    def attach(self, id: cm.ConnectionId, handler: Callable[[cm.ConnectionEvent], None]) -> None:
+        """Events of `id` go to `handler`; a connect request goes to the handler of its listener."""
+        self._handlers[id] = handler
+
+    def detach(self, id: cm.ConnectionId) -> None:
+        self._handlers.pop(id, None)
+
+    def _on_events(self) -> None:
+        while self._users and (event := self.channel.get_event()) is not None:
+            handler = self._handlers.get(event.listen_id or event.id)
+            if handler is not None:
+                handler(event)
+            elif event.type is cm.EventType.CONNECT_REQUEST:
+                event.id.close()  # its listener has just been closed; the peer sees a rejection
+
+    def _close(self) -> None:
+        self.loop.remove_reader(self.channel.fd)
+        self.channel.close()

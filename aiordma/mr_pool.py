@@ -1,0 +1,433 @@
+"""Registered memory: a pool of slabs, leases of its blocks, and regions of the user's own memory.
+
+Registering memory is slow on a real card and each region is an entry in its tables; so the pool
+registers slabs of some MiB, for local access alone, and hands out blocks of them.  No remote key
+ever covers a slab: what a peer may reach is registered apart, byte for byte (`ProtectionDomain.
+reg_mr` on the block), so that no token reaches a neighbour's bytes.
+
+Memory of a block is handed out again when all three are true:
+
+- the lease was given back (`Buffer.release`, the end of its `with`, or its garbage collection);
+- no work request is under way on it (`pin` and `unpin` count them);
+- nobody has a view of it any more: a memoryview, or a numpy array made from one, that outlives its
+  lease keeps seeing its own bytes, never those of the next tenant.
+
+All of it belongs to one event loop and is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from . import verbs
+from ._core.region import slice_range
+from ._core.slabs import SlabAllocator
+from .errors import BufferStateError, LocalRangeError, QuotaError
+
+SLAB_SIZE = 4 << 20
+SMALLEST = 256
+
+# Free blocks kept ready per size, in bytes: enough for a burst, little enough to forget about.
+READY_BYTES = 4 << 20
+# Freed blocks larger than a slab that are kept registered for the next use, in bytes.
+LARGE_READY_BYTES = 256 << 20
+
+# References to a block's exporter when no view of it exists: the block's own, and the argument.
+UNSEEN = 2
+
+REMOTE_RIGHTS = (
+    verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_ATOMIC
+)
+
+
+class Block:
+    """A place in registered memory, made once and leased many times.  Internal to the library."""
+
+    __slots__ = ("_exporter", "_leased", "_pins", "_pool", "address", "lkey", "offset", "region",
+                 "size", "slab", "view")  # fmt: skip
+
+    def __init__(
+        self, pool: MemoryPool, region: verbs.MemoryRegion, slab: int, offset: int, size: int
+    ) -> None:
+        self._pool = pool
+        self.region = region
+        self.slab = slab
+        self.offset = offset
+        self.size = size
+        self.address = region.addr + offset
+        self.lkey = region.lkey
+        self._pins = 0
+        self._leased = False
+        self._exporter: ctypes.Array[ctypes.c_ubyte] | None = None
+        self.view = region.buf[offset : offset + size]
+        """For the library's own short accesses; never handed to a user."""
+
+    def export(self, start: int, stop: int) -> memoryview:
+        """A view for a user, whose life is watched."""
+        if self._exporter is None:
+            array = ctypes.c_ubyte * self.size
+            self._exporter = array.from_buffer(self.view)
+        return memoryview(self._exporter).cast("B")[start:stop]
+
+    def pin(self) -> None:
+        """A work request is about to use the memory."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        self._pins -= 1
+        if not self._pins and not self._leased:
+            self._retire()
+
+    def lease(self) -> None:
+        self._leased = True
+
+    def release(self) -> None:
+        """The lease is over."""
+        self._leased = False
+        if not self._pins:
+            self._retire()
+
+    def _retire(self) -> None:
+        exporter = self._exporter
+        if exporter is None or sys.getrefcount(exporter) <= UNSEEN + 1:
+            self._pool._returned(self)
+        else:
+            # Somebody still looks: the block comes back when the last view is gone.
+            weakref.finalize(exporter, self._pool._returned, self).atexit = False
+            self._exporter = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Bytes registered and bytes of blocks that are leased, or still seen or under way."""
+
+    registered_bytes: int
+    leased_bytes: int
+    leases: int
+    regions: int
+    limit: int
+
+
+class MemoryPool:
+    """Leases of registered memory, for local access, within one protection domain.
+
+    `limit` bounds the bytes registered in all; `alloc` beyond it raises QuotaError.
+    """
+
+    def __init__(self, pd: verbs.ProtectionDomain, *, limit: int) -> None:
+        self.pd = pd
+        self.limit = limit
+        self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
+        self._regions: dict[int, verbs.MemoryRegion] = {}
+        self._ready: dict[int, list[Block]] = {}
+        self._large_ready_bytes = 0
+        self._registered = 0
+        self._large = 0
+        self._leased_bytes = 0
+        self._leases = 0
+        self._closed = False
+
+    def block(self, size: int) -> Block:
+        """A leased block of at least `size` bytes, contents undefined.  Internal to the library."""
+        size = max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
+        ready = self._ready.get(size)
+        if ready:
+            block = ready.pop()
+            if size > SLAB_SIZE:
+                self._large_ready_bytes -= size
+        elif self._closed:
+            raise BufferStateError("the memory pool is closed")
+        else:
+            block = self._make_large(size) if size > SLAB_SIZE else self._make(size)
+        block.lease()
+        self._leases += 1
+        self._leased_bytes += size
+        return block
+
+    def alloc(self, size: int) -> Buffer:
+        """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long."""
+        return Buffer(self.block(size), size)
+
+    def statistics(self) -> PoolStatistics:
+        return PoolStatistics(
+            registered_bytes=self._registered,
+            leased_bytes=self._leased_bytes,
+            leases=self._leases,
+            regions=len(self._regions) + self._large,
+            limit=self.limit,
+        )
+
+    def _make(self, size: int) -> Block:
+        place = self._slabs.allocate(size)
+        if place is None:
+            self._reclaim()
+            place = self._slabs.allocate(size)
+        if place is None:
+            region = self._register(SLAB_SIZE)
+            self._regions[self._slabs.add_slab()] = region
+            place = self._slabs.allocate(size)
+            assert place is not None
+        slab, offset = place
+        return Block(self, self._regions[slab], slab, offset, size)
+
+    def _make_large(self, size: int) -> Block:
+        region = self._register(size)
+        self._large += 1
+        return Block(self, region, -1, 0, size)
+
+    def _register(self, size: int) -> verbs.MemoryRegion:
+        if self._registered + size > self.limit:
+            self._drop_large()
+        if self._registered + size > self.limit:
+            raise QuotaError(
+                f"the memory pool is limited to {self.limit} bytes, {self._registered} are "
+                f"registered; release buffers and messages, or raise Config.pool_limit",
+                amount=self._registered + size,
+                limit=self.limit,
+            )
+        region = self.pd.reg_mr(size, verbs.AccessFlags.LOCAL_WRITE)
+        self._registered += size
+        return region
+
+    def _reclaim(self) -> None:
+        """Blocks that are kept ready go back to their slabs, where they can be joined."""
+        for size, ready in self._ready.items():
+            if size <= SLAB_SIZE:
+                for block in ready:
+                    self._slabs.free(block.slab, block.offset)
+                ready.clear()
+
+    def _drop_large(self) -> None:
+        for size, ready in self._ready.items():
+            if size > SLAB_SIZE:
+                while ready:
+                    self._close_large(ready.pop())
+        self._large_ready_bytes = 0
+
+    def _close_large(self, block: Block) -> None:
+        self._registered -= block.size
+        self._large -= 1
+        block.region.close()
+
+    def _returned(self, block: Block) -> None:
+        self._leases -= 1
+        size = block.size
+        self._leased_bytes -= size
+        if self._closed:
+            return  # the region went with the pool
+        ready = self._ready.setdefault(size, [])
+        if size <= SLAB_SIZE:
+            if (len(ready) + 1) * size <= READY_BYTES or not ready:
+                ready.append(block)
+            else:
+                self._slabs.free(block.slab, block.offset)
+        elif self._large_ready_bytes + size <= LARGE_READY_BYTES:
+            ready.append(block)
+            self._large_ready_bytes += size
+        else:
+            self._close_large(block)
+
+    def close(self) -> None:
+        """No more leases.  The regions are deregistered with the protection domain, which the
+        owner of both closes next; views that users still have stay readable."""
+        self._closed = True
+        self._ready.clear()
+
+
+class LocalMemory:
+    """Registered memory of this process, for operations: a Buffer, a Region, or a slice."""
+
+    __slots__ = ()
+
+    address: int
+    lkey: int
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, key: slice) -> LocalSlice:
+        """The part `[start:stop]`; a bound outside raises LocalRangeError, nothing is clipped."""
+        offset, length = slice_range(key, len(self), LocalRangeError)
+        return LocalSlice(self, offset, length)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes themselves."""
+        raise NotImplementedError
+
+    def pin(self) -> None:
+        """A work request is about to use the memory.  Raises BufferStateError after release."""
+        raise NotImplementedError
+
+    def unpin(self) -> None:
+        raise NotImplementedError
+
+
+class LocalSlice(LocalMemory):
+    """A part of registered memory.  It owns nothing: released with what it was sliced from."""
+
+    __slots__ = ("_length", "_offset", "_owner", "address", "lkey")
+
+    def __init__(self, owner: LocalMemory, offset: int, length: int) -> None:
+        self._owner: LocalMemory = owner
+        self._offset: int = offset
+        if isinstance(owner, LocalSlice):
+            self._owner = owner._owner
+            self._offset += owner._offset
+        self._length = length
+        self.address: int = owner.address + offset
+        self.lkey: int = owner.lkey
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<{self._owner!r}[{self._offset}:{self._offset + self._length}]>"
+
+    @property
+    def view(self) -> memoryview:
+        return self._owner.view[self._offset : self._offset + self._length]
+
+    def pin(self) -> None:
+        self._owner.pin()
+
+    def unpin(self) -> None:
+        self._owner.unpin()
+
+
+class Buffer(LocalMemory):
+    """A lease of registered memory from the pool.
+
+    Yours from `conn.alloc` until `release`, or the end of its `with`.  After that it is inert:
+    every use raises BufferStateError.  Views taken before keep showing the same bytes, which are
+    not handed out again while a view, or an operation under way, still needs them.
+    """
+
+    __slots__ = ("__weakref__", "_block", "_length", "_released", "address", "lkey")
+
+    def __init__(self, block: Block, length: int) -> None:
+        self._released = False
+        self._block = block
+        self._length = length
+        self.address = block.address
+        self.lkey = block.lkey
+
+    def __repr__(self) -> str:
+        state = " released" if self._released else ""
+        return f"<Buffer of {self._length} bytes at {self.address:#x}{state}>"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _check(self) -> None:
+        if self._released:
+            raise BufferStateError(f"{self!r} was released and cannot be used again")
+
+    def __getitem__(self, key: slice) -> LocalSlice:
+        self._check()
+        return super().__getitem__(key)
+
+    @property
+    def view(self) -> memoryview:
+        self._check()
+        return self._block.export(0, self._length)
+
+    def pin(self) -> None:
+        self._check()
+        self._block.pin()
+
+    def unpin(self) -> None:
+        self._block.unpin()
+
+    def release(self) -> None:
+        """Gives the memory back; a second call does nothing."""
+        if not self._released:
+            self._released = True
+            self._block.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if not self._released:
+            warnings.warn(f"{self!r} was not released", ResourceWarning, source=self, stacklevel=1)
+            self.release()
+
+
+class Region(LocalMemory):
+    """The user's own memory, registered: anything writable with the buffer protocol, or bytes.
+
+    The object is pinned (a bytearray cannot be resized, an mmap not closed) until `close`, or the
+    end of its `with`; `close` during an operation takes effect when the operation is done.
+    Registered for local access alone: what a peer may do is said when the region is shared.
+    """
+
+    __slots__ = ("_closed", "_mr", "_pins", "address", "lkey")
+
+    def __init__(self, mr: verbs.MemoryRegion) -> None:
+        self._mr = mr
+        self._pins = 0
+        self._closed = False
+        self.address = mr.addr
+        self.lkey = mr.lkey
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<Region of {self._mr.length} bytes at {self.address:#x}{state}>"
+
+    def __len__(self) -> int:
+        return self._mr.length
+
+    def _check(self) -> None:
+        if self._closed:
+            raise BufferStateError(f"{self!r} was closed and cannot be used again")
+
+    def __getitem__(self, key: slice) -> LocalSlice:
+        self._check()
+        return super().__getitem__(key)
+
+    @property
+    def view(self) -> memoryview:
+        self._check()
+        return self._mr.buf
+
+    def pin(self) -> None:
+        self._check()
+        self._pins += 1
+
+    def unpin(self) -> None:
+        self._pins -= 1
+        if self._closed and not self._pins:
+            self._mr.close()
+
+    def close(self) -> None:
+        """Deregisters; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            if not self._pins:
+                self._mr.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,341 @@
+"""Connections like sockets: `connect`, `listen`, `start_server`.
+
+    async with await aiordma.listen("::", 7471) as listener:
+        async for conn in listener: ...
+
+    async with await aiordma.connect(host, port) as conn:
+        await conn.send(b"hello")
+
+`device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
+environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
+device.  `via` is how the two ends find each other: "cm", the RDMA connection manager, or "tcp", an
+exchange of endpoints over a TCP socket.  Both ends need the same choice, and devices that reach
+each other: a card speaks with cards, the embedded device with embedded devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from . import verbs
+from ._core.region import Rights
+from ._transport import by_cm, by_tcp
+from ._transport.connection import Address, Connection, Statistics
+from ._transport.message import Message
+from ._transport.sharing import RemoteRegion, RemoteSlice, Share
+from .config import DEFAULT, Config
+from .errors import AddressError, ConnectionClosedError, UnreachableError
+
+__all__ = [
+    "Address",
+    "Config",
+    "Connection",
+    "Listener",
+    "Message",
+    "RemoteRegion",
+    "RemoteSlice",
+    "Rights",
+    "Server",
+    "Share",
+    "Statistics",
+    "connect",
+    "listen",
+    "start_server",
+]
+
+logger = logging.getLogger("aiordma.transport")
+
+Via = Literal["cm", "tcp"]
+
+
+def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
+    """The device, and the name if one was asked for."""
+    name = name or os.environ.get("AIORDMA_DEVICE") or None
+    return verbs.find_device(name), name
+
+
+async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
+    """Numeric addresses of a host, in the resolver's order."""
+    loop = asyncio.get_running_loop()
+    flags = socket.AI_PASSIVE if passive else 0
+    try:
+        infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+    except socket.gaierror as error:
+        raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
+    return [(str(info[4][0]), int(info[4][1])) for info in infos]
+
+
+async def connect(
+    host: str,
+    port: int,
+    *,
+    device: str | None = None,
+    via: Via = "cm",
+    source: Address | None = None,
+    config: Config = DEFAULT,
+) -> Connection:
+    """Connects to a listener.  Names with several addresses are tried in the resolver's order.
+
+    Raises RejectedError when nobody listens there or the listener refuses, UnreachableError when
+    the host does not answer within `Config.connect_timeout`, AddressError and RouteError when
+    there is no way, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
+    `source` is a local (host, port) to connect from.
+    """
+    check_via(via)
+    chosen, asked = choose_device(device)
+    try:
+        async with asyncio.timeout(config.connect_timeout):
+            if via == "tcp":
+                return await by_tcp.connect(chosen, host, port, source, config)
+            failure: Exception | None = None
+            for address in await resolve(host, port):
+                try:
+                    return await by_cm.connect(chosen.library, asked, address, source, config)
+                except OSError as error:
+                    failure = error
+            assert failure is not None
+            raise failure
+    except TimeoutError as error:
+        raise UnreachableError(
+            f"{host}:{port} did not finish the handshake within {config.connect_timeout} seconds; "
+            f"is it an aiordma listener, with the same device and via={via!r}?"
+        ) from error
+
+
+def check_via(via: str) -> None:
+    if via not in ("cm", "tcp"):
+        raise ValueError(f'via is "cm" or "tcp", not {via!r}')
+
+
+class Listener:
+    """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
+
+    Finished connections wait here until they are accepted; `close` closes those that nobody
+    took.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._acceptor: by_cm.CMAcceptor | by_tcp.TCPAcceptor | None = None
+        self._ready: deque[Connection] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "listening"
+        return f"<Listener on {self.device} at {self.address}, {state}>"
+
+    @property
+    def address(self) -> Address:
+        """Where it listens; the port is the real one when 0 was asked for."""
+        assert self._acceptor is not None
+        return self._acceptor.address
+
+    @property
+    def host(self) -> str:
+        return self.address[0]
+
+    @property
+    def port(self) -> int:
+        return self.address[1]
+
+    def _deliver(self, connection: Connection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        self._ready.append(connection)
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def accept(self) -> Connection:
+        """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`."""
+        while not self._ready:
+            if self._closed:
+                raise ConnectionClosedError("the listener is closed")
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                elif self._ready:
+                    self._wake()
+                raise
+        return self._ready.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[Connection]:
+        """Connections until the listener is closed."""
+        while True:
+            try:
+                connection = await self.accept()
+            except ConnectionClosedError:
+                return
+            yield connection
+
+    async def close(self) -> None:
+        """Listens no more.  Connections that were accepted go on; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        assert self._acceptor is not None
+        await self._acceptor.close()
+        while self._waiters:
+            self._wake()
+        left = list(self._ready)
+        self._ready.clear()
+        for connection in left:
+            connection.abort()
+        for connection in left:
+            await connection.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def listen(
+    host: str = "",
+    port: int = 0,
+    *,
+    device: str | None = None,
+    via: Via = "cm",
+    backlog: int = 128,
+    config: Config = DEFAULT,
+) -> Listener:
+    """Listens on an address ("" or "::" for all of them) and port (0 picks one).
+
+    Raises AddressError or OSError (EADDRINUSE and others) when the address cannot be used.
+    """
+    check_via(via)
+    chosen, asked = choose_device(device)
+    listener = Listener(chosen.name)
+    if via == "tcp":
+        exchange = by_tcp.TCPAcceptor(chosen, config, listener._deliver)
+        await exchange.start((host, port), backlog)
+        listener._acceptor = exchange
+    else:
+        address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
+        listener._acceptor = by_cm.CMAcceptor(
+            chosen.library, asked, address, backlog, config, listener._deliver
+        )
+    return listener
+
+
+Handler = Callable[[Connection], Awaitable[None]]
+
+
+class Server:
+    """A listener that runs a handler for every connection.  Made by `start_server`."""
+
+    def __init__(self, listener: Listener, handler: Handler) -> None:
+        self._listener = listener
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    @property
+    def address(self) -> Address:
+        return self._listener.address
+
+    @property
+    def host(self) -> str:
+        return self._listener.host
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def device(self) -> str:
+        return self._listener.device
+
+    @property
+    def connections(self) -> int:
+        """Handlers that are running."""
+        return len(self._tasks)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        async for connection in self._listener:
+            task = loop.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await self._handler(connection)
+        except ConnectionError as error:
+            logger.info("%r: the handler ended with %s", connection, error)
+        except Exception as error:
+            # As asyncio.start_server: one handler's failure is reported, the server goes on.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"handler of {connection!r} failed", "exception": error}
+            )
+        finally:
+            await connection.close()
+
+    async def serve_forever(self) -> None:
+        """Serves until cancelled or closed, then closes."""
+        try:
+            await asyncio.shield(self._accepting)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Accepts no more, cancels the handlers, closes their connections."""
+        await self._listener.close()
+        await self._accepting
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def start_server(
+    handler: Handler,
+    host: str = "",
+    port: int = 0,
+    *,
+    device: str | None = None,
+    via: Via = "cm",
+    backlog: int = 128,
+    config: Config = DEFAULT,
+) -> Server:
+    """Listens, and runs `handler(conn)` as a task for every connection.
+
+    The connection is closed when its handler returns.  A ConnectionError that leaves the handler
+    is the peer's end and is logged; any other exception goes to the loop's exception handler.
+    """
+    listener = await listen(host, port, device=device, via=via, backlog=backlog, config=config)
+    return Server(listener, handler)
