@@ -6,6 +6,8 @@ the generated ``native/soft/qp_states.h``) and the diagrams in the documentation
     python -m aiordma._core.qp_states header  > native/soft/qp_states.h
     python -m aiordma._core.qp_states mermaid RC
 
+(or run the file itself: it needs nothing else, so also before the native module is built).
+
 Sources: InfiniBand Architecture Specification volume 1, clause 10.3.1 (the states) and 11.2.5.2
 (Modify Queue Pair, the attributes of each transition); ibv_modify_qp(3), the lists of required
 attributes. Where the specification leaves room, the table says what the Linux kernel answers, so

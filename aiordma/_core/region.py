@@ -109,8 +109,6 @@ class RegionToken:
         )
         if reserved:
             raise ProtocolError("region token: the peer used a reserved field")
-        if access & ~ALL_RIGHTS:
-            raise ProtocolError(f"region token: the peer named unknown rights {access:#x}")
         try:
             return cls(region_id, address, length, rkey, Rights(access), lease_ms)
         except ValueError as error:

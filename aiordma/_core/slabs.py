@@ -44,11 +44,10 @@ class SlabAllocator:
     __slots__ = (
         "_classes",
         "_free",
-        "_joined_at",
+        "_freed",
         "_joins",
         "_limit",
         "_peak",
-        "_releases",
         "_shift",
         "_slabs",
         "_smallest_bits",
@@ -78,7 +77,7 @@ class SlabAllocator:
         self._used: dict[int, int] = {}
         self._slabs: set[int] = set()
         self._used_bytes = self._peak = self._joins = 0
-        self._releases = self._joined_at = 0
+        self._freed = False  # whether anything was freed since buddies were last joined
 
     def _class_of(self, size: int) -> int:
         if not 1 <= size <= self.slab_size:
@@ -133,7 +132,7 @@ class SlabAllocator:
 
     def _split(self, wanted: int) -> int | None:
         found = self._larger(wanted)
-        if found is None and self._releases != self._joined_at and self._has(wanted):
+        if found is None and self._freed and self._has(wanted):
             self._join()
             found = wanted if self._free[wanted] else self._larger(wanted)
         if found is None:
@@ -160,12 +159,12 @@ class SlabAllocator:
             raise BufferStateError(f"no block is allocated at offset {offset} of slab {slab}")
         self._free[size_class].append(place)
         self._used_bytes -= self.smallest << size_class
-        self._releases += 1
+        self._freed = True
 
     def _join(self) -> None:
         """Join free buddies, from the smallest class up, until no two are left."""
         self._joins += 1
-        self._joined_at = self._releases
+        self._freed = False
         for size_class in range(self._classes - 1):
             bit = self.smallest << size_class
             places = set(self._free[size_class])

@@ -96,6 +96,16 @@ def test_endpoint_round_trip(endpoint: Endpoint) -> None:
     assert isinstance(again.qp_type, QPType)
 
 
+def test_defaults() -> None:
+    hello = Hello(
+        eager_size=MIN_EAGER_SIZE, data_receives=1, control_receives=4, max_message=0, lend_quota=0
+    )
+    assert (hello.max_rd_atomic, hello.max_dest_rd_atomic) == (0, 0)
+    endpoint = Endpoint(gid=bytes(16), qp_num=0, psn=0, lid=0, mtu=1)
+    assert (endpoint.qp_type, endpoint.is_global, endpoint.qkey) == (QPType.RC, True, 0)
+    assert (endpoint.max_rd_atomic, endpoint.max_dest_rd_atomic) == (0, 0)
+
+
 def fuzzed(packed: bytes) -> st.SearchStrategy[bytes]:
     """Random bytes, random bytes behind a good beginning, and good ones with one byte changed."""
     return st.one_of(
@@ -138,6 +148,7 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
         (bytes(56), "this is no hello of aiordma (56 bytes"),
         (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
         (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 1"),
+        (edited(HELLO.pack(), 5, 1), "what this side does not know (flags 0x01)"),
         (edited(HELLO.pack(), 5, 4), "what this side does not know (flags 0x04)"),
         (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
         (HELLO.pack() + b"\0\0x", "bytes after the end"),
@@ -183,6 +194,10 @@ def test_refused_endpoints(data: bytes, text: str) -> None:
         (HELLO, {"max_message": -1}),
         (HELLO, {"lend_quota": 1 << 64}),
         (HELLO, {"max_rd_atomic": 256}),
+        (HELLO, {"max_dest_rd_atomic": 256}),
+        (ENDPOINT, {"max_rd_atomic": 256}),
+        (ENDPOINT, {"max_dest_rd_atomic": -1}),
+        (ENDPOINT, {"max_dest_rd_atomic": 256}),
         (ENDPOINT, {"gid": b"short"}),
         (ENDPOINT, {"qp_num": 1 << 24}),
         (ENDPOINT, {"psn": -1}),

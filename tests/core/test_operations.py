@@ -123,7 +123,7 @@ def test_a_completion_counts_once() -> None:
     assert table.statistics().stray_completions == 3
 
 
-@pytest.mark.parametrize("wr_id", [0xFF << 24, 5, 1 << 64, -1, (1 << 64) - 1])
+@pytest.mark.parametrize("wr_id", [0xFF << 24, 5, 1 << 32 | 2, 1 << 64, -1, (1 << 64) - 1])
 def test_ids_that_were_never_given_out(wr_id: int) -> None:
     table = OperationTable(2)
     assert table.complete(wr_id) is None
@@ -136,6 +136,10 @@ def test_an_id_of_the_future_was_never_given_out() -> None:
     wr_id = table.post(READ).wr_id
     assert "slot 0 is of a read" in table.explain(wr_id + (1 << 32))
     assert table.explain(wr_id) == f"wr_id {wr_id:#x} (read) is posted"
+    table.withdraw(next(table.outstanding()))
+    following = (wr_id >> 32) + 1 << 32  # what the slot's next receive will have
+    assert table.explain(following) == f"wr_id {following:#x} was never given out; slot 0 is free"
+    assert table.post(OperationKind.RECV).wr_id == following
 
 
 def test_another_kind_is_another_operation() -> None:

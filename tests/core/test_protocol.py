@@ -17,7 +17,9 @@ from aiordma._core.protocol import (
     MAX_LENGTH,
     VERSION,
     Error,
+    ErrorCode,
     Goodbye,
+    GoodbyeCode,
     Message,
     MessageType,
     Ping,
@@ -88,6 +90,20 @@ def test_layout() -> None:
     )
 
 
+def test_numbers_on_the_wire_stay_as_they_are() -> None:
+    assert " ".join(f"{member.name}={member}" for member in MessageType) == (
+        "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
+        "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10"
+    )
+    assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
+        "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
+        "CANCELLED=8"
+    )
+    assert " ".join(f"{member.name}={member}" for member in GoodbyeCode) == (
+        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4"
+    )
+
+
 def test_the_longest_messages_fit() -> None:
     token = RegionToken((1 << 64) - 1, 1 << 63, 1 << 63, (1 << 32) - 1, Rights.READ)
     for message in (
@@ -129,6 +145,7 @@ REFUSED = [
     (pack([*GOOD[:4], [msgpack.ExtType(5, b"x")]]), "no msgpack"),
     (pack([*GOOD[:4], [msgpack.Timestamp(1)]]), "no msgpack"),
     (b"\xa4\xff\xff\xff\xff", "no msgpack"),
+    (bytes(MAX_LENGTH), "no msgpack"),
     (bytes(MAX_LENGTH + 1), "a control message of 513 bytes"),
     (pack({}), "no control message of aiordma"),
     (pack(7), "no control message of aiordma"),
@@ -234,6 +251,8 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
         (Ping(-1), "Ping.request_id: -1 does not fit 32 bits"),
         (Ping(True), "Ping.request_id: an integer is needed"),
         (RendezvousDone(1, 1 << 16), "RendezvousDone.status"),
+        (RegionReturn(1, 1 << 64), "RegionReturn.region_id: 18446744073709551616 does not fit 64"),
+        (RegionRequest(1, 2, Rights(0), 1 << 32), "RegionRequest.lease_ms"),
         (Rendezvous(1, 0, 0, 0, 1 << 32), "Rendezvous.imm"),
         (RegionRequest(1, 2, Rights(32), 0), "RegionRequest.access: unknown rights 0x20"),
         (RegionGrant(1, "token"), "RegionGrant.token: a region token is needed"),  # type: ignore[arg-type]

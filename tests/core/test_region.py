@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import struct
 
@@ -54,6 +55,18 @@ def test_token_round_trip(token: RegionToken) -> None:
     assert isinstance(RegionToken.unpack(packed).access, Rights)
 
 
+def test_token_at_the_bounds() -> None:
+    """The largest of every field, and a region that ends with the address space."""
+    for token in (
+        RegionToken((1 << 64) - 1, 0, (1 << 64) - 1, (1 << 32) - 1, Rights.READ, (1 << 32) - 1),
+        RegionToken(0, (1 << 64) - 1, 1, 0, Rights(0)),
+        RegionToken(0, 1, (1 << 64) - 1, 0, Rights.ATOMIC | Rights.READ | Rights.WRITE),
+    ):
+        assert RegionToken.unpack(token.pack()) == token
+    assert TOKEN.lease_ms == 5000
+    assert RegionToken(0, 0, 0, 0, Rights(0)).lease_ms == 0
+
+
 @given(
     st.one_of(
         st.binary(max_size=TOKEN_SIZE + 2),
@@ -91,6 +104,7 @@ def edited(position: int, value: int) -> bytes:
             "no region token of aiordma (24 bytes, beginning with b'HTTP')",
         ),
         (edited(4, 2), "the peer speaks version 2, this side version 1"),
+        (edited(5, 1), "what this side does not know (flags 0x01)"),
         (edited(5, 0x80), "what this side does not know (flags 0x80)"),
         (edited(6, 1), "used a reserved field"),
         (edited(36, 1), "unknown rights 0x1"),
@@ -143,23 +157,23 @@ def test_representation_shows_the_key_in_hex() -> None:
 
 # --- slices and ranges ---------------------------------------------------------------------------
 
-bounds = st.one_of(st.none(), st.integers(-20, 20))
 
-
-@given(st.integers(0, 15), bounds, bounds, st.sampled_from([None, 1]))
-def test_slices_are_those_of_python(
-    length: int, start: int | None, stop: int | None, step: int | None
-) -> None:
-    key = slice(start, stop, step)
-    inside = all(bound is None or -length <= bound <= length for bound in (start, stop))
-    try:
+@pytest.mark.parametrize("length", range(5))
+def test_slices_are_those_of_python(length: int) -> None:
+    some = [None, *range(-6, 7)]
+    for start, stop, step in itertools.product(some, some, (None, 1)):
+        key = slice(start, stop, step)
+        inside = all(bound is None or -length <= bound <= length for bound in (start, stop))
+        if not inside:
+            with pytest.raises(RemoteRangeError):
+                slice_range(key, length)
+            continue
         offset, count = slice_range(key, length)
-    except RemoteRangeError:
-        assert not inside
-        return
-    assert inside
-    assert list(range(length)[key]) == list(range(offset, offset + count))
-    assert 0 <= offset <= offset + count <= length
+        assert list(range(length)[key]) == list(range(offset, offset + count))
+        assert 0 <= offset <= offset + count <= length
+
+
+bounds = st.one_of(st.none(), st.integers(-20, 20))
 
 
 def test_slice_errors() -> None:

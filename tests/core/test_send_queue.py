@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma._core.send_queue import SendQueue
@@ -119,12 +119,29 @@ def test_clear() -> None:
     left = queue.clear()
     assert [item is other for item, other in zip(left, work, strict=True)] == [True, True]
     assert (queue.free, queue.unsignaled_tail, queue.clear()) == (8, 0, [])
+    assert not queue.post(work[0], signaled=False)
+    assert queue.post(work[1])
+    assert len(queue.complete(work[1])) == 1
 
 
-@pytest.mark.parametrize(("capacity", "interval"), [(0, None), (4, 0), (4, 5)])
-def test_sizes_out_of_bounds(capacity: int, interval: int | None) -> None:
-    with pytest.raises(ValueError, match=r"send queue|interval"):
-        SendQueue(capacity, interval=interval)
+def test_both_kinds_of_completion_round_after_round() -> None:
+    queue: SendQueue[Work] = SendQueue(8)
+    for number in range(20):
+        alone, silent, loud = Work(number), Work(number), Work(number)
+        queue.post(alone)
+        queue.post(silent, signaled=False)
+        queue.post(loud)
+        assert list(queue.complete(alone)) == []
+        assert [item is silent for item in queue.complete(loud)] == [True]
+    assert queue.free == 8
+
+
+def test_sizes_out_of_bounds() -> None:
+    with pytest.raises(ValueError, match="at least one entry, not 0"):
+        SendQueue(0)
+    for interval in (0, 5):
+        with pytest.raises(ValueError, match=f"interval {interval} is not within 1..4"):
+            SendQueue(4, interval=interval)
 
 
 class Device:
@@ -143,6 +160,7 @@ class Device:
         return None
 
 
+@settings(max_examples=400)
 @given(
     st.integers(1, 9).flatmap(
         lambda capacity: st.tuples(

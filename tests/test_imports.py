@@ -1,0 +1,272 @@
+"""Who may import whom, and what importing must not do.
+
+The table is the one of ``docs/design.md``: rooms point one way, from the shells to the pure core.
+A new module or package needs a row here before anything can be imported into it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "aiordma"
+
+CORE = {"_core", "errors"}
+PUBLIC = {"cm", "config", "errors", "mr_pool", "transport", "verbs"}
+
+# Room -> rooms (or modules of rooms) that it may import, besides itself.
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "_core": {"errors"},
+    "config": set(),
+    "_native": {"errors"},
+    "verbs": {"_native", "_core.qp_states", "_core.handshake", "errors"},
+    "cm": {"_native", "verbs"} | CORE,
+    "mr_pool": {"verbs"} | CORE,
+    "driver": {"verbs", "cm", "mr_pool"} | CORE,
+    "_transport": {"driver", "mr_pool", "cm", "verbs", "config"} | CORE,
+    "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config"} | CORE,
+    "streams": PUBLIC,
+    "": PUBLIC | {"streams"},  # the public names are gathered here, so it may not be imported above
+    "testing": PUBLIC | {"", "streams"},
+    "cli": PUBLIC | {"", "streams", "testing"},
+    "__main__": {"cli"},
+}
+
+PURE = ("errors", "_core", "config")
+WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm", "mr_pool")
+
+# What a pure module must not know of: the event loop, the clock, the outside, other threads.
+IMPURE = {
+    "_thread",
+    "asyncio",
+    "cffi",
+    "concurrent",
+    "ctypes",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "queue",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "ssl",
+    "subprocess",
+    "threading",
+    "time",
+}
+
+# Beyond the standard library. typing_extensions may be imported where only the type checker looks.
+THIRD_PARTY = {
+    "_core": {"msgpack"},
+    "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
+    "cli": {"click", "rich"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, seen from ``where``."""
+
+    where: str
+    line: int
+    module: str
+    only_for_types: bool
+
+    def __str__(self) -> str:
+        return f"aiordma/{self.where}:{self.line} imports {self.module}"
+
+
+def room_of(path: Path) -> str:
+    """``""`` for the package itself, else the first part of the name below it."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import of a module, those inside functions included, by full name."""
+    tree = ast.parse(path.read_text(), str(path))
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and is_type_checking(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    here = str(path.relative_to(PACKAGE))
+    package = ("aiordma", *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            full = ".".join([*base, *([node.module] if node.module else [])])
+            # "from . import x" may name a module; it then is what is imported.
+            names = [
+                f"{full}.{alias.name}" if is_module(f"{full}.{alias.name}") else full
+                for alias in node.names
+            ]
+        else:
+            continue
+        for name in names:
+            yield Import(here, node.lineno, name, id(node) in typed)
+
+
+def is_module(name: str) -> bool:
+    parts = name.split(".")
+    if parts[0] != "aiordma":
+        return False
+    path = PACKAGE.joinpath(*parts[1:])
+    return path.is_dir() or path.with_suffix(".py").exists() or path.with_suffix(".pyi").exists()
+
+
+def room_and_module(name: str) -> tuple[str, str]:
+    """Of ``aiordma._core.frames``: ``_core`` and ``_core.frames``."""
+    inner = name.removeprefix("aiordma").removeprefix(".")
+    parts = inner.split(".")
+    return parts[0], ".".join(parts[:2])
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_import_only_what_they_may(path: Path) -> None:
+    room = room_of(path)
+    assert room in ROOMS, f"{path.name}: say in the table of this test what {room} may import"
+    allowed = ROOMS[room]
+    wrong = []
+    for found in imports(path):
+        top = found.module.partition(".")[0]
+        if top == "aiordma":
+            target, module = room_and_module(found.module)
+            if target != room and target not in allowed and module not in allowed:
+                wrong.append(found)
+        elif top not in sys.stdlib_module_names:
+            typed = found.only_for_types and top == "typing_extensions"
+            if top not in THIRD_PARTY.get(room, set()) and not typed:
+                wrong.append(found)
+    assert not wrong, "; ".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_event_loop_below_the_driver_and_nothing_impure_in_the_core(path: Path) -> None:
+    room = room_of(path)
+    banned = IMPURE if room in PURE else {"asyncio"} if room in WITHOUT_EVENT_LOOP else set()
+    wrong = [str(found) for found in imports(path) if found.module.partition(".")[0] in banned]
+    assert not wrong, "; ".join(wrong)
+
+
+def test_rooms_form_no_circle() -> None:
+    done: set[str] = set()
+
+    def visit(room: str, way: tuple[str, ...]) -> None:
+        assert room not in way, f"{' -> '.join((*way, room))} is a circle"
+        if room not in done:
+            for target in {name.partition(".")[0] for name in ROOMS[room]}:
+                visit(target, (*way, room))
+            done.add(room)
+
+    for room in ROOMS:
+        visit(room, ())
+
+
+def test_only_the_native_room_imports_the_compiled_module() -> None:
+    wrong = [
+        str(found)
+        for path in modules()
+        if room_of(path) != "_native"
+        for found in imports(path)
+        if found.module.startswith("aiordma._native._lib")
+    ]
+    assert not wrong
+
+
+def test_only_the_driver_watches_file_descriptors() -> None:
+    watching = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in {"add_reader", "add_writer"}
+    }
+    assert watching <= {"driver.py"}
+
+
+def run(code: str) -> str:
+    """Run a program in a fresh interpreter, every warning an error; its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_pure_rooms_load_without_the_rest() -> None:
+    """In an interpreter where ``aiordma`` is an empty package, so that only they are loaded."""
+    names = [
+        ".".join(("aiordma", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in modules()
+        if room_of(path) in PURE
+    ]
+    loaded = run(
+        "import importlib, sys, types\n"
+        "package = types.ModuleType('aiordma')\n"
+        f"package.__path__ = [{str(PACKAGE)!r}]\n"
+        "sys.modules['aiordma'] = package\n"
+        f"for name in {names!r}: importlib.import_module(name.removesuffix('.__init__'))\n"
+        "print(*sys.modules)\n"
+    ).split()
+    assert "aiordma._core.protocol" in loaded
+    assert {"asyncio", "_asyncio", "_cffi_backend", "aiordma._native"}.isdisjoint(loaded)
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("aiordma.")}
+    assert rooms <= set(PURE)
+
+
+def test_importing_aiordma_has_no_effects() -> None:
+    run(
+        """
+import logging, os, signal, sys
+import asyncio  # its own imports are not what is looked at here
+
+def threads(): return os.listdir("/proc/self/task")
+def descriptors(): return sorted(os.listdir("/proc/self/fd"))
+def handlers(): return [signal.getsignal(number) for number in sorted(signal.valid_signals())]
+
+before = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
+import aiordma
+after = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
+
+assert len(threads()) == 1, "a thread was started"
+assert after == before, (before, after)
+assert logging.root.handlers == [] and logging.root.level == logging.WARNING
+for name, logger in logging.root.manager.loggerDict.items():
+    if name.partition(".")[0] == "aiordma" and isinstance(logger, logging.Logger):
+        assert logger.level == logging.NOTSET and logger.propagate, name
+        assert all(isinstance(h, logging.NullHandler) for h in logger.handlers), name
+with open("/proc/self/maps") as maps:
+    loaded = maps.read()
+for library in ("libibverbs", "librdmacm", "libmlx5", "libefa"):
+    assert library not in loaded, f"{library} was opened"
+"""
+    )
