@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 
 #include "native.h"
 
@@ -181,6 +182,14 @@ static int take_events(struct aiordma_drain *drain)
 	return 0;
 }
 
+static uint64_t microseconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
 		  int *more)
 {
@@ -188,6 +197,13 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 	int rc = take_events(drain);
 
 	*more = 0;
+	if (!rc && !drain->ready_count && drain->spin_us) {
+		uint64_t end = microseconds() + drain->spin_us;
+
+		do
+			rc = take_events(drain);
+		while (!rc && !drain->ready_count && microseconds() < end);
+	}
 	if (rc)
 		return rc;
 	while (drain->ready_count && total < capacity) {
@@ -221,5 +237,6 @@ int aiordma_set_nonblocking(int fd)
 
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return errno;
+	aiordma_wake_early(fd);
 	return 0;
 }

@@ -70,6 +70,7 @@ struct aiordma_drain {
 	uint32_t ready_count;
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
+	uint32_t spin_us; /* look again for so long before answering that there is nothing */
 };
 
 /* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
@@ -81,5 +82,11 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 /* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
-/* O_NONBLOCK on; 0 or an errno value. */
+/* O_NONBLOCK on; 0 or an errno value.  For the fd of a channel of events: from now on "nothing
+ * there" (EAGAIN) is normal for the caller, so the embedded device may wake it early. */
 int aiordma_set_nonblocking(int fd);
+
+/* The embedded device makes this channel's fd readable as soon as there is work for the device, not
+ * only when there is an event: the thread that then looks for one does the work itself, which saves
+ * waking it by another thread.  Nothing happens if the fd is not one of its channels. */
+void aiordma_wake_early(int fd);

@@ -1,0 +1,115 @@
+/* A channel: the file descriptor that tells an application "look into your queue of events".
+ *
+ * The fd is an epoll instance with an eventfd inside.  An application that waits with its own poll()
+ * and takes a readable fd as the promise of an event (as the example of ibv_get_cq_event(3) does)
+ * gets exactly that.  An application that says it can live with "nothing there" (ours does, see
+ * aiordma_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival of
+ * data at any stream then wakes its thread directly, and the call that looks for an event does the
+ * device's work on the way.  A thread that blocks in ibv_get_cq_event has that in any case; one that
+ * waits for rare events (of the CM, asynchronous ones) has not, lest every frame wakes it.
+ *
+ * The eventfd is written only when the queue stops being empty, and not at all when the thread that
+ * makes the event is the one that will look for it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+int soft_channel_init(struct soft_channel *channel)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	int rc;
+
+	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC)};
+	channel->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (channel->fd < 0 || channel->event_fd < 0 ||
+	    epoll_ctl(channel->fd, EPOLL_CTL_ADD, channel->event_fd, &event)) {
+		rc = errno;
+		if (channel->fd >= 0)
+			close(channel->fd);
+		if (channel->event_fd >= 0)
+			close(channel->event_fd);
+		return rc;
+	}
+	pthread_mutex_init(&channel->mutex, NULL);
+	soft_lock();
+	soft_engine_add_channel(channel);
+	soft_unlock();
+	return 0;
+}
+
+void soft_channel_destroy(struct soft_channel *channel)
+{
+	soft_lock();
+	soft_engine_remove_channel(channel);
+	soft_unlock();
+	close(channel->fd);
+	close(channel->event_fd);
+	pthread_mutex_destroy(&channel->mutex);
+}
+
+/* With the channel's mutex held. */
+static void write_event(struct soft_channel *channel)
+{
+	const uint64_t one = 1;
+
+	if (!channel->signalled)
+		channel->signalled = write(channel->event_fd, &one, sizeof(one)) == sizeof(one);
+	channel->deferred = false;
+}
+
+void soft_channel_signal(struct soft_channel *channel)
+{
+	pthread_mutex_lock(&channel->mutex);
+	if (!channel->signalled) {
+		if (soft_channel_is_current(channel))
+			channel->deferred = true;
+		else
+			write_event(channel);
+	}
+	pthread_mutex_unlock(&channel->mutex);
+}
+
+void soft_channel_announce(struct soft_channel *channel)
+{
+	pthread_mutex_lock(&channel->mutex);
+	if (channel->deferred)
+		write_event(channel);
+	pthread_mutex_unlock(&channel->mutex);
+}
+
+void soft_channel_consume(struct soft_channel *channel)
+{
+	uint64_t count;
+
+	pthread_mutex_lock(&channel->mutex);
+	if (channel->signalled)
+		channel->signalled =
+			read(channel->event_fd, &count, sizeof(count)) != sizeof(count);
+	channel->deferred = false;
+	pthread_mutex_unlock(&channel->mutex);
+}
+
+bool soft_channel_nonblocking(const struct soft_channel *channel)
+{
+	return fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
+}
+
+int soft_channel_wait(struct soft_channel *channel)
+{
+	struct pollfd fds[2] = {
+		{.fd = channel->event_fd, .events = POLLIN},
+		{.fd = soft_engine_epoll_fd(), .events = POLLIN},
+	};
+
+	__atomic_fetch_add(&channel->sleepers, 1, __ATOMIC_RELAXED);
+	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
+
+	__atomic_fetch_sub(&channel->sleepers, 1, __ATOMIC_RELAXED);
+	return rc;
+}

@@ -1,0 +1,372 @@
+/* Addresses: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3), the ports.
+ *
+ * An id's port is a TCP port of the host: binding makes a socket and binds it, which is later
+ * listened on or connected.  So a port that is taken is found at once, across processes, as with
+ * sockets.  Resolving asks the host's routing table (a UDP socket that is connected and asked for
+ * its own address) and is done before the call returns; the event follows all the same.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+socklen_t soft_cm_address_length(const struct sockaddr *address)
+{
+	if (address && address->sa_family == AF_INET)
+		return sizeof(struct sockaddr_in);
+	if (address && address->sa_family == AF_INET6)
+		return sizeof(struct sockaddr_in6);
+	return 0;
+}
+
+static bool is_any(const struct sockaddr *address)
+{
+	const struct sockaddr_in *v4 = (const void *)address;
+	const struct sockaddr_in6 *v6 = (const void *)address;
+
+	return address->sa_family == AF_INET ? v4->sin_addr.s_addr == htonl(INADDR_ANY) :
+					       IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
+}
+
+static uint16_t port_of(const struct sockaddr *address) /* network byte order */
+{
+	if (address->sa_family == AF_INET)
+		return ((const struct sockaddr_in *)(const void *)address)->sin_port;
+	if (address->sa_family == AF_INET6)
+		return ((const struct sockaddr_in6 *)(const void *)address)->sin6_port;
+	return 0;
+}
+
+static void set_port(struct sockaddr *address, uint16_t port) /* network byte order */
+{
+	if (address->sa_family == AF_INET)
+		((struct sockaddr_in *)(void *)address)->sin_port = port;
+	else
+		((struct sockaddr_in6 *)(void *)address)->sin6_port = port;
+}
+
+/* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17.4.1). */
+static void gid_from(union ibv_gid *gid, const struct sockaddr *address)
+{
+	memset(gid, 0, sizeof(*gid));
+	if (address->sa_family == AF_INET) {
+		gid->raw[10] = gid->raw[11] = 0xff;
+		memcpy(gid->raw + 12, &((const struct sockaddr_in *)(const void *)address)->sin_addr,
+		       4);
+	} else {
+		memcpy(gid->raw, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr,
+		       16);
+	}
+}
+
+static void fill_gids(struct soft_cm_id *id)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+
+	gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
+	gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
+	addresses->addr.ibaddr.pkey = htons(0xffff); /* the default partition (IBTA 10.9.1.2) */
+}
+
+void soft_cm_apply_tos(int fd, uint8_t tos)
+{
+	int value = tos;
+
+	/* One of the two fails on a socket of the other family; a type of service is a wish. */
+	(void)setsockopt(fd, IPPROTO_IP, IP_TOS, &value, sizeof(value));
+	(void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
+}
+
+/* ---- binding ------------------------------------------------------------------------------- */
+
+static int set_flag(int fd, int level, int option, int value)
+{
+	return setsockopt(fd, level, option, &value, sizeof(value)) ? errno : 0;
+}
+
+/* Binds so that a port is refused while somebody is bound to it or listens, and given while there
+ * are only connections left of an earlier listener (or TIME_WAIT), which is what the port space of
+ * rdma_cm(7) does.  Linux refuses the latter without SO_REUSEADDR and, with it, gives the former if
+ * both sides have set it; so it is tried without, then with, and our bound sockets do not have it
+ * until they listen (cm_listen.c). */
+static int bind_socket(int fd, const struct sockaddr *address, bool reuse)
+{
+	socklen_t length = soft_cm_address_length(address);
+	int error;
+
+	if (reuse) {
+		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+		if (error)
+			return error;
+	}
+	if (!bind(fd, address, length))
+		return 0;
+	if (errno != EADDRINUSE || reuse)
+		return errno;
+	if (port_of(address)) {
+		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+		if (error)
+			return error;
+		if (bind(fd, address, length))
+			return errno;
+		return set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 0);
+	}
+	/* Every free port has been used within the last minute: let connect() choose one, which can
+	 * share a port between destinations. */
+	error = set_flag(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+	if (error)
+		return error;
+	return bind(fd, address, length) ? errno : 0;
+}
+
+static int bound_socket(const struct sockaddr *address, bool reuse, bool v6_only, int *result)
+{
+	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	int error = 0;
+
+	if (fd < 0)
+		return errno;
+	if (address->sa_family == AF_INET6)
+		error = set_flag(fd, IPPROTO_IPV6, IPV6_V6ONLY, v6_only);
+	if (!error)
+		error = bind_socket(fd, address, reuse);
+	if (error) {
+		close(fd);
+		return error;
+	}
+	*result = fd;
+	return 0;
+}
+
+int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address)
+{
+	socklen_t length = sizeof(id->id.route.addr.src_storage);
+	int error = bound_socket(address, id->reuse, id->v6_only, &id->sock);
+
+	if (error)
+		return error;
+	if (id->tos)
+		soft_cm_apply_tos(id->sock, id->tos);
+	if (getsockname(id->sock, &id->id.route.addr.src_addr, &length)) {
+		error = errno;
+		close(id->sock);
+		id->sock = -1;
+		return error;
+	}
+	id->state = SOFT_CM_BOUND;
+	return 0;
+}
+
+int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
+{
+	const struct sockaddr *address = &id->id.route.addr.src_addr;
+	int error;
+
+	if (id->v6_only == v6_only)
+		return 0;
+	close(id->sock);
+	id->sock = -1;
+	error = bound_socket(address, id->reuse, v6_only, &id->sock);
+	if (!error)
+		id->v6_only = v6_only;
+	else if (bound_socket(address, id->reuse, id->v6_only, &id->sock))
+		return EIO; /* the port was lost to somebody in between: only destroying helps */
+	return error;
+}
+
+/* With the lock held; the device is open. */
+static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
+
+	if (!error)
+		error = soft_cm_bind(id, address);
+	if (error)
+		return error;
+	/* rdma_bind_addr(3): a specific address means a device, the wildcard does not. */
+	if (!is_any(address)) {
+		soft_cm_device_bind(id);
+		gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
+	}
+	return 0;
+}
+
+int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
+{
+	int error;
+
+	if (!application || !soft_cm_address_length(addr))
+		return soft_cm_fail(EINVAL);
+	error = soft_cm_device_get();
+	if (error)
+		return soft_cm_fail(error);
+	soft_lock();
+	error = bind_id(soft_cm_id_of(application), addr);
+	soft_unlock();
+	soft_cm_device_put();
+	return error ? soft_cm_fail(error) : 0;
+}
+
+/* ---- resolving ----------------------------------------------------------------------------- */
+
+/* The address from which the host would reach `target`, with the port left out. */
+static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
+		      struct sockaddr_storage *source)
+{
+	socklen_t length = sizeof(*source);
+	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int error = 0;
+
+	if (fd < 0)
+		return errno;
+	if (wanted && !is_any(wanted)) {
+		struct sockaddr_storage address = { 0 };
+
+		memcpy(&address, wanted, soft_cm_address_length(wanted));
+		set_port((struct sockaddr *)&address, 0);
+		if (bind(fd, (struct sockaddr *)&address, soft_cm_address_length(wanted)))
+			error = errno;
+	}
+	if (!error && connect(fd, target, soft_cm_address_length(target)))
+		error = errno;
+	if (!error && getsockname(fd, (struct sockaddr *)source, &length))
+		error = errno;
+	close(fd);
+	if (!error)
+		set_port((struct sockaddr *)source, 0);
+	return error;
+}
+
+/* The wildcard as a destination is this host, as for sockets and for the kernel's rdma_cm. */
+static void take_destination(struct soft_cm_id *id, const struct sockaddr *destination)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+
+	memset(&addresses->dst_storage, 0, sizeof(addresses->dst_storage));
+	memcpy(&addresses->dst_storage, destination, soft_cm_address_length(destination));
+	if (!is_any(destination))
+		return;
+	if (destination->sa_family == AF_INET)
+		addresses->dst_sin.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	else
+		addresses->dst_sin6.sin6_addr = in6addr_loopback;
+}
+
+static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
+		   const struct sockaddr *destination)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+	struct sockaddr_storage local;
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_RESOLVE_ADDR);
+
+	if (error)
+		return error;
+	if (id->state == SOFT_CM_IDLE && source) {
+		error = bind_id(id, source);
+		if (error)
+			return error;
+	}
+	source = id->state == SOFT_CM_BOUND ? &addresses->src_addr : NULL;
+	if (source && source->sa_family != destination->sa_family)
+		return EINVAL;
+	take_destination(id, destination);
+	error = source_for(&addresses->dst_addr, source, &local);
+	if (error)
+		return error;
+	if (id->state == SOFT_CM_IDLE) {
+		error = soft_cm_bind(id, (struct sockaddr *)&local);
+		if (error)
+			return error;
+	} else if (is_any(&addresses->src_addr)) {
+		set_port((struct sockaddr *)&local, port_of(&addresses->src_addr));
+		memcpy(&addresses->src_storage, &local, sizeof(local));
+	}
+	if (!id->bound)
+		soft_cm_device_bind(id);
+	fill_gids(id);
+	id->state = SOFT_CM_ADDR_RESOLVED;
+	soft_cm_report(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0, NULL);
+	return 0;
+}
+
+/* No route, or no such source address: an error of the call, as the kernel's rdma_cm reports what it
+ * knows at once.  A host that does not answer shows when it is connected to. */
+int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
+			   struct sockaddr *dst_addr, int timeout_ms)
+{
+	int error;
+
+	(void)timeout_ms; /* nothing is waited for */
+	if (!application || !soft_cm_address_length(dst_addr) ||
+	    (src_addr && !soft_cm_address_length(src_addr)))
+		return soft_cm_fail(EINVAL);
+	error = soft_cm_device_get();
+	if (error)
+		return soft_cm_fail(error);
+	soft_lock();
+	error = resolve(soft_cm_id_of(application), src_addr, dst_addr);
+	soft_unlock();
+	soft_cm_device_put();
+	return error ? soft_cm_fail(error) : soft_cm_complete(soft_cm_id_of(application));
+}
+
+int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
+{
+	struct soft_cm_id *id;
+	int error;
+
+	(void)timeout_ms;
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	soft_lock();
+	error = soft_cm_allowed(id->state, SOFT_CM_CALL_RESOLVE_ROUTE);
+	if (!error) {
+		id->state = SOFT_CM_ROUTE_RESOLVED;
+		soft_cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
+	}
+	soft_unlock();
+	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+}
+
+/* ---- of a connected socket ----------------------------------------------------------------- */
+
+static void unmap(struct sockaddr_storage *address)
+{
+	struct sockaddr_in6 mapped;
+	struct sockaddr_in plain = { .sin_family = AF_INET };
+
+	memcpy(&mapped, address, sizeof(mapped));
+	if (mapped.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))
+		return;
+	plain.sin_port = mapped.sin6_port;
+	memcpy(&plain.sin_addr, mapped.sin6_addr.s6_addr + 12, 4);
+	memset(address, 0, sizeof(*address));
+	memcpy(address, &plain, sizeof(plain));
+}
+
+void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+	socklen_t length = sizeof(addresses->src_storage);
+
+	if (!getsockname(fd, &addresses->src_addr, &length))
+		unmap(&addresses->src_storage);
+	if (peer) {
+		addresses->dst_storage = *peer;
+		unmap(&addresses->dst_storage);
+	}
+	fill_gids(id);
+}
+
+/* In network byte order, as librdmacm returns them, though the manual page does not say so. */
+uint16_t soft_rdma_get_src_port(struct rdma_cm_id *id)
+{
+	return id ? port_of(&id->route.addr.src_addr) : 0;
+}
+
+uint16_t soft_rdma_get_dst_port(struct rdma_cm_id *id)
+{
+	return id ? port_of(&id->route.addr.dst_addr) : 0;
+}

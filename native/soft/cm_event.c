@@ -1,0 +1,384 @@
+/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3), rdma_migrate_id(3).
+ *
+ * An event belongs to an id (a CONNECT_REQUEST to the listener, as in librdmacm, so that the new id
+ * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
+ * taken, it makes rdma_destroy_id wait for its acknowledgement.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+/* Guards soft_cm_id.acked alone; a leaf, so that acknowledging never waits for the engine. */
+static pthread_mutex_t acknowledge = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
+
+/* The child of a fork must not find the mutex locked by a thread that it does not have. */
+static void before_fork(void)
+{
+	pthread_mutex_lock(&acknowledge);
+}
+
+static void after_fork(void)
+{
+	pthread_mutex_unlock(&acknowledge);
+}
+
+static void guard_fork(void)
+{
+	/* Without memory for it the child of a fork takes its chances. */
+	(void)pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+static struct soft_cm_channel *channel_of(struct rdma_event_channel *channel)
+{
+	return soft_container(channel, struct soft_cm_channel, channel);
+}
+
+struct rdma_event_channel *soft_rdma_create_event_channel(void)
+{
+	static pthread_once_t guarded = PTHREAD_ONCE_INIT;
+	struct soft_cm_channel *channel = calloc(1, sizeof(*channel));
+	int error;
+
+	if (!channel)
+		return NULL;
+	pthread_once(&guarded, guard_fork);
+	error = soft_engine_get();
+	if (error) {
+		free(channel);
+		errno = error;
+		return NULL;
+	}
+	error = soft_channel_init(&channel->wake);
+	if (error) {
+		soft_engine_put();
+		free(channel);
+		errno = error;
+		return NULL;
+	}
+	channel->incarnation = soft_engine_incarnation();
+	soft_list_init(&channel->events);
+	soft_list_init(&channel->ids);
+	channel->channel.fd = channel->wake.fd;
+	return &channel->channel;
+}
+
+/* The manual asks for the ids to be destroyed first.  Where they are not, they are silenced (the
+ * kernel does so when the channel's fd is closed) and can still be destroyed afterwards. */
+void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
+{
+	struct soft_cm_channel *channel;
+	struct soft_node orphans;
+
+	if (!application)
+		return;
+	channel = channel_of(application);
+	if (channel->incarnation != soft_engine_incarnation())
+		return; /* the parent's; in the child of a fork it can only be forgotten */
+	soft_list_init(&orphans);
+	soft_lock();
+	while (!soft_list_empty(&channel->ids)) {
+		struct soft_cm_id *id =
+			soft_list_entry(channel->ids.next, struct soft_cm_id, in_channel);
+
+		soft_list_remove(&id->in_channel);
+		soft_cm_id_silence(id, &orphans);
+		id->id.channel = NULL;
+	}
+	soft_cm_free_orphans(&orphans);
+	soft_unlock();
+	soft_cm_device_sweep();
+	soft_channel_destroy(&channel->wake);
+	free(channel);
+	soft_engine_put();
+}
+
+/* ---- reporting ----------------------------------------------------------------------------- */
+
+static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_message *message)
+{
+	struct rdma_conn_param *conn = &event->event.param.conn;
+
+	/* rdma_get_cm_event(3): the other side's depth is what is asked of us, and the reverse. */
+	conn->responder_resources = message->initiator_depth;
+	conn->initiator_depth = message->responder_resources;
+	conn->flow_control = message->flow_control;
+	conn->retry_count = message->retry_count;
+	conn->rnr_retry_count = message->rnr_retry_count;
+	conn->srq = message->srq;
+	conn->qp_num = message->qpn;
+	conn->private_data_len = message->private_data_len;
+	if (message->private_data_len) {
+		memcpy(event->private_data, message->private_data, message->private_data_len);
+		conn->private_data = event->private_data;
+	}
+}
+
+static int enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
+		   enum rdma_cm_event_type type, int status, const struct soft_cm_message *message)
+{
+	struct soft_cm_channel *channel;
+	struct soft_cm_event *event;
+
+	if (!owner->id.channel)
+		return 0; /* destroyed under a silenced id: nobody can ask */
+	event = calloc(1, sizeof(*event));
+	if (!event)
+		return ENOMEM;
+	event->owner = owner;
+	event->event.id = &about->id;
+	event->event.listen_id = owner == about ? NULL : &owner->id;
+	event->event.event = type;
+	event->event.status = status;
+	if (message)
+		fill_parameters(event, message);
+	channel = channel_of(owner->id.channel);
+	soft_list_append(&channel->events, &event->node);
+	soft_channel_signal(&channel->wake);
+	return 0;
+}
+
+void soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		    const struct soft_cm_message *message)
+{
+	(void)enqueue(id, id, type, status, message);
+}
+
+int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
+			   const struct soft_cm_message *message)
+{
+	return enqueue(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
+}
+
+bool soft_cm_has_event(const struct soft_cm_id *id)
+{
+	const struct soft_cm_channel *channel = channel_of(id->id.channel);
+	const struct soft_node *node = channel->events.next;
+
+	for (; node != &channel->events; node = node->next)
+		if (soft_list_entry(node, struct soft_cm_event, node)->owner == id)
+			return true;
+	return false;
+}
+
+void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
+{
+	struct soft_cm_channel *channel;
+	struct soft_node *node;
+
+	if (!id->id.channel)
+		return;
+	channel = channel_of(id->id.channel);
+	node = channel->events.next;
+	while (node != &channel->events) {
+		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+
+		node = node->next;
+		if (event->owner != id)
+			continue;
+		soft_list_remove(&event->node);
+		if (event->event.listen_id) {
+			struct soft_cm_id *request = soft_cm_id_of(event->event.id);
+
+			soft_list_remove(&request->in_channel);
+			soft_list_append(orphans, &request->in_channel);
+		}
+		free(event);
+	}
+	if (soft_list_empty(&channel->events))
+		soft_channel_consume(&channel->wake);
+}
+
+/* ---- taking and acknowledging -------------------------------------------------------------- */
+
+static struct soft_cm_event *take(struct soft_cm_channel *channel)
+{
+	struct soft_cm_event *event = NULL;
+
+	soft_lock();
+	if (!soft_list_empty(&channel->events)) {
+		event = soft_list_entry(channel->events.next, struct soft_cm_event, node);
+		soft_list_remove(&event->node);
+		event->owner->reported++;
+		if (event->event.listen_id) {
+			soft_cm_id_of(event->event.id)->request_of = NULL;
+			soft_cm_listener_taken(event->owner);
+		}
+	}
+	if (soft_list_empty(&channel->events))
+		soft_channel_consume(&channel->wake);
+	soft_unlock();
+	return event;
+}
+
+int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_cm_event **event)
+{
+	struct soft_cm_channel *channel;
+	struct soft_cm_event *taken;
+	int error;
+
+	if (!application || !event)
+		return soft_cm_fail(EINVAL);
+	channel = channel_of(application);
+	taken = take(channel);
+	while (!taken) {
+		soft_progress();
+		taken = take(channel);
+		if (taken)
+			break;
+		if (soft_channel_nonblocking(&channel->wake))
+			return soft_cm_fail(EAGAIN);
+		error = soft_channel_wait(&channel->wake);
+		if (error)
+			return soft_cm_fail(error);
+	}
+	*event = &taken->event;
+	return 0;
+}
+
+int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
+{
+	struct soft_cm_event *event;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	event = soft_container(application, struct soft_cm_event, event);
+	pthread_mutex_lock(&acknowledge);
+	event->owner->acked++;
+	pthread_cond_broadcast(&acknowledged);
+	pthread_mutex_unlock(&acknowledge);
+	free(event);
+	return 0;
+}
+
+void soft_cm_wait_acknowledged(struct soft_cm_id *id)
+{
+	unsigned reported;
+
+	soft_lock();
+	reported = id->reported;
+	soft_unlock();
+	pthread_mutex_lock(&acknowledge);
+	while (id->acked != reported)
+		pthread_cond_wait(&acknowledged, &acknowledge);
+	pthread_mutex_unlock(&acknowledge);
+}
+
+/* ---- moving -------------------------------------------------------------------------------- */
+
+/* The id's queued events, and the requests that they bring, to another channel. */
+static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
+			struct soft_cm_channel *to)
+{
+	struct soft_node *node = from->events.next;
+
+	while (node != &from->events) {
+		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
+
+		node = node->next;
+		if (event->owner != id && about->request_of != id)
+			continue;
+		soft_list_remove(&event->node);
+		soft_list_append(&to->events, &event->node);
+		soft_channel_signal(&to->wake);
+		if (about != id) {
+			soft_cm_id_leave(about);
+			soft_cm_id_join(about, to);
+		}
+	}
+	if (soft_list_empty(&from->events))
+		soft_channel_consume(&from->wake);
+}
+
+int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_channel *channel)
+{
+	struct soft_cm_id *id;
+	struct rdma_event_channel *old;
+	bool synchronous = !channel;
+	bool was_synchronous;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	if (synchronous) {
+		channel = soft_rdma_create_event_channel();
+		if (!channel)
+			return -1;
+	}
+	soft_lock();
+	old = id->id.channel;
+	if (!old || old == channel) {
+		soft_unlock();
+		if (synchronous)
+			soft_rdma_destroy_event_channel(channel);
+		return old ? 0 : soft_cm_fail(EINVAL);
+	}
+	move_events(id, channel_of(old), channel_of(channel));
+	soft_cm_id_leave(id);
+	soft_cm_id_join(id, channel_of(channel));
+	was_synchronous = id->synchronous;
+	id->synchronous = synchronous;
+	soft_unlock();
+	if (was_synchronous) {
+		if (id->id.event)
+			soft_rdma_ack_cm_event(id->id.event);
+		id->id.event = NULL;
+		soft_rdma_destroy_event_channel(old);
+	}
+	soft_cm_wait_acknowledged(id);
+	return 0;
+}
+
+/* ---- synchronous operation ----------------------------------------------------------------- */
+
+int soft_cm_complete(struct soft_cm_id *id)
+{
+	const struct rdma_cm_event *event;
+
+	if (!id->synchronous)
+		return 0;
+	if (id->id.event)
+		soft_rdma_ack_cm_event(id->id.event);
+	id->id.event = NULL;
+	if (soft_rdma_get_cm_event(id->id.channel, &id->id.event))
+		return -1;
+	event = id->id.event;
+	if (!event->status)
+		return 0;
+	if (event->event == RDMA_CM_EVENT_REJECTED)
+		return soft_cm_fail(ECONNREFUSED);
+	return soft_cm_fail(event->status < 0 ? -event->status : event->status);
+}
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+const char *soft_rdma_event_str(enum rdma_cm_event_type event)
+{
+#define NAME(type) case RDMA_CM_EVENT_##type: return "RDMA_CM_EVENT_" #type
+	switch (event) {
+	NAME(ADDR_RESOLVED);
+	NAME(ADDR_ERROR);
+	NAME(ROUTE_RESOLVED);
+	NAME(ROUTE_ERROR);
+	NAME(CONNECT_REQUEST);
+	NAME(CONNECT_RESPONSE);
+	NAME(CONNECT_ERROR);
+	NAME(UNREACHABLE);
+	NAME(REJECTED);
+	NAME(ESTABLISHED);
+	NAME(DISCONNECTED);
+	NAME(DEVICE_REMOVAL);
+	NAME(MULTICAST_JOIN);
+	NAME(MULTICAST_ERROR);
+	NAME(ADDR_CHANGE);
+	NAME(TIMEWAIT_EXIT);
+	}
+#undef NAME
+	return "UNKNOWN EVENT";
+}

@@ -1,0 +1,351 @@
+/* The queue pair of an id: rdma_create_qp(3), rdma_init_qp_attr(3), and the way through its states.
+ *
+ * As in librdmacm, a queue pair made here is in INIT at once (receives can be posted) and goes on to
+ * RTR and RTS during rdma_accept, or when REP has come; an application with a queue pair of its own
+ * asks for the attributes and moves it itself.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "objects.h"
+
+enum {
+	RETRIES = 7,      /* when the application gives no parameters; 3 bits */
+	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, what the kernel takes for RoCE */
+};
+
+uint32_t soft_cm_random_psn(void)
+{
+	uint32_t psn;
+
+	if (getrandom(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
+		psn = (uint32_t)soft_now(); /* no entropy yet, at boot: PSNs differ at least */
+	return psn & SOFT_PSN_MASK;
+}
+
+/* ---- parameters ---------------------------------------------------------------------------- */
+
+static bool too_deep(uint8_t depth)
+{
+	return depth != RDMA_MAX_RESP_RES && depth > SOFT_MAX_RD_ATOMIC;
+}
+
+struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = id->id.qp;
+
+	if (qp && id->made_qpn && soft_qp_find(id->made_qpn) != soft_qp_of(qp))
+		return NULL;
+	return qp;
+}
+
+int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			     uint8_t private_room)
+{
+	if (!parameters)
+		return soft_cm_qp(id) ? 0 : EINVAL; /* nobody says which queue pair it is */
+	if (too_deep(parameters->responder_resources) || too_deep(parameters->initiator_depth))
+		return EINVAL;
+	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
+		return EINVAL;
+	if (parameters->private_data && parameters->private_data_len > private_room)
+		return EINVAL;
+	return 0;
+}
+
+uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise)
+{
+	uint8_t depth = wanted == RDMA_MAX_RESP_RES ? otherwise : wanted;
+
+	return depth < SOFT_MAX_RD_ATOMIC ? depth : SOFT_MAX_RD_ATOMIC;
+}
+
+/* Counts are 3-bit values (rdma_connect(3)). */
+static uint8_t retries(uint8_t wanted)
+{
+	return wanted < RETRIES ? wanted : RETRIES;
+}
+
+void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			  struct soft_cm_message *message)
+{
+	const struct ibv_qp *qp = soft_cm_qp(id);
+
+	message->qpn = id->qpn;
+	message->psn = id->psn;
+	message->responder_resources = id->responder_resources;
+	message->initiator_depth = id->initiator_depth;
+	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
+	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
+	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
+	if (!parameters)
+		return;
+	message->flow_control = parameters->flow_control != 0;
+	if (parameters->private_data && parameters->private_data_len) {
+		message->private_data_len = parameters->private_data_len;
+		memcpy(message->private_data, parameters->private_data,
+		       parameters->private_data_len);
+	}
+}
+
+/* ---- attributes ---------------------------------------------------------------------------- */
+
+static uint8_t gid_index(const union ibv_gid *gid)
+{
+	struct soft_gid entry;
+
+	for (int i = 0; i < soft_gid_count(); i++)
+		if (!soft_gid_at(i, &entry) && !memcmp(&entry.gid, gid, sizeof(*gid)))
+			return (uint8_t)i;
+	return 0;
+}
+
+/* INIT: remote access as the connection has it, local rights of the regions decide the rest. */
+static void init_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	attr->pkey_index = 0;
+	attr->port_num = id->id.port_num;
+	attr->qp_access_flags = 0;
+	if (id->state >= SOFT_CM_CONNECTING) {
+		attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+		if (id->responder_resources)
+			attr->qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	}
+	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+}
+
+static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr, int *mask)
+{
+	const struct rdma_ib_addr *gids = &id->id.route.addr.addr.ibaddr;
+
+	memset(&attr->ah_attr, 0, sizeof(attr->ah_attr)); /* dlid 0: the CM makes the stream */
+	attr->ah_attr.is_global = 1;
+	attr->ah_attr.port_num = id->id.port_num;
+	attr->ah_attr.grh.dgid = gids->dgid;
+	attr->ah_attr.grh.sgid_index = gid_index(&gids->sgid);
+	attr->ah_attr.grh.hop_limit = 64;
+	attr->ah_attr.grh.traffic_class = id->tos;
+	attr->path_mtu = IBV_MTU_4096;
+	attr->dest_qp_num = id->remote_qpn;
+	attr->rq_psn = id->remote_psn;
+	*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	if (type == IBV_QPT_RC) {
+		attr->max_dest_rd_atomic = id->responder_resources;
+		attr->min_rnr_timer = 0; /* 655 ms: rdma_connect(3) */
+		*mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	}
+}
+
+static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr, int *mask)
+{
+	attr->sq_psn = id->psn;
+	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+	if (type == IBV_QPT_RC) {
+		attr->timeout = id->ack_timeout ? id->ack_timeout : ACK_TIMEOUT;
+		attr->retry_cnt = id->retry_count;
+		attr->rnr_retry = id->rnr_retry_count;
+		attr->max_rd_atomic = id->initiator_depth;
+		*mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			 IBV_QP_MAX_QP_RD_ATOMIC;
+	}
+}
+
+/* RTR and RTS need what the other side has told: known to who is asked from REQ on, to who asks
+ * from REP on. */
+static bool other_side_known(const struct soft_cm_id *id)
+{
+	return id->state == SOFT_CM_RESPONDED || id->state == SOFT_CM_REQUESTED ||
+	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
+}
+
+static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	const struct ibv_qp *qp = soft_cm_qp(id);
+	enum ibv_qp_type type = qp ? qp->qp_type : id->id.qp_type;
+
+	if (!id->bound)
+		return EINVAL;
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		if (id->state == SOFT_CM_DISCONNECTED || id->state == SOFT_CM_FAILED)
+			return EINVAL;
+		init_attributes(id, attr, mask);
+		return 0;
+	case IBV_QPS_RTR:
+		if (!other_side_known(id))
+			return EINVAL;
+		rtr_attributes(id, type, attr, mask);
+		return 0;
+	case IBV_QPS_RTS:
+		if (!other_side_known(id))
+			return EINVAL;
+		rts_attributes(id, type, attr, mask);
+		return 0;
+	default:
+		return EINVAL;
+	}
+}
+
+int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *qp_attr,
+			   int *qp_attr_mask)
+{
+	int error;
+
+	if (!application || !qp_attr || !qp_attr_mask)
+		return soft_cm_fail(EINVAL);
+	soft_lock();
+	error = init_qp_attr(soft_cm_id_of(application), qp_attr, qp_attr_mask);
+	soft_unlock();
+	return error ? soft_cm_fail(error) : 0;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = { .qp_state = state };
+	int mask = IBV_QP_STATE;
+
+	if (state == IBV_QPS_INIT)
+		init_attributes(id, &attr, &mask);
+	else if (state == IBV_QPS_RTR)
+		rtr_attributes(id, qp->qp_type, &attr, &mask);
+	else if (state == IBV_QPS_RTS)
+		rts_attributes(id, qp->qp_type, &attr, &mask);
+	return soft_modify_qp_locked(qp, &attr, mask);
+}
+
+int soft_cm_qp_ready(struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = soft_cm_qp(id);
+	/* INIT again: what the other side may do has only now been agreed on. */
+	int error = move(id, qp, IBV_QPS_INIT);
+
+	if (!error)
+		error = move(id, qp, IBV_QPS_RTR);
+	if (!error)
+		error = move(id, qp, IBV_QPS_RTS);
+	return error;
+}
+
+void soft_cm_qp_error(struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = soft_cm_qp(id);
+
+	if (qp)
+		(void)move(id, qp, IBV_QPS_ERR); /* from every state; it may be there already */
+}
+
+/* ---- creating and destroying --------------------------------------------------------------- */
+
+static void destroy_cqs(struct rdma_cm_id *id)
+{
+	if (id->recv_cq)
+		soft_ibv_destroy_cq(id->recv_cq);
+	if (id->send_cq && id->send_cq != id->recv_cq)
+		soft_ibv_destroy_cq(id->send_cq);
+	if (id->recv_cq_channel)
+		soft_ibv_destroy_comp_channel(id->recv_cq_channel);
+	if (id->send_cq_channel && id->send_cq_channel != id->recv_cq_channel)
+		soft_ibv_destroy_comp_channel(id->send_cq_channel);
+	id->recv_cq = id->send_cq = NULL;
+	id->recv_cq_channel = id->send_cq_channel = NULL;
+}
+
+static int create_cq(struct rdma_cm_id *id, uint32_t entries, struct ibv_comp_channel **channel,
+		     struct ibv_cq **cq)
+{
+	*channel = soft_ibv_create_comp_channel(id->verbs);
+	if (!*channel)
+		return errno;
+	*cq = soft_ibv_create_cq(id->verbs, entries ? (int)entries : 1, id, *channel, 0);
+	return *cq ? 0 : errno;
+}
+
+/* The completion queues that the caller leaves to us; they are visible in the id. */
+static int create_cqs(struct rdma_cm_id *id, struct ibv_qp_init_attr *attr)
+{
+	int error = 0;
+
+	if (!attr->recv_cq && !id->recv_cq)
+		error = create_cq(id, attr->cap.max_recv_wr, &id->recv_cq_channel, &id->recv_cq);
+	if (!error && !attr->send_cq && !id->send_cq)
+		error = create_cq(id, attr->cap.max_send_wr, &id->send_cq_channel, &id->send_cq);
+	if (error) {
+		destroy_cqs(id);
+		return error;
+	}
+	if (!attr->recv_cq)
+		attr->recv_cq = id->recv_cq;
+	if (!attr->send_cq)
+		attr->send_cq = id->send_cq;
+	return 0;
+}
+
+static int start_qp(struct soft_cm_id *id, struct ibv_qp *qp)
+{
+	int error;
+
+	soft_lock();
+	error = move(id, qp, IBV_QPS_INIT);
+	if (!error) {
+		id->id.qp = qp;
+		id->id.pd = qp->pd;
+		id->made_qpn = qp->qp_num;
+	}
+	soft_unlock();
+	return error;
+}
+
+int soft_rdma_create_qp(struct rdma_cm_id *application, struct ibv_pd *pd,
+			struct ibv_qp_init_attr *qp_init_attr)
+{
+	struct ibv_qp *qp;
+	int error;
+
+	if (!application || !qp_init_attr || application->qp || !application->verbs)
+		return soft_cm_fail(EINVAL);
+	if (!pd)
+		pd = application->pd;
+	if (!pd || pd->context != application->verbs)
+		return soft_cm_fail(EINVAL);
+	error = create_cqs(application, qp_init_attr);
+	if (error)
+		return soft_cm_fail(error);
+	if (application->srq && !qp_init_attr->srq)
+		qp_init_attr->srq = application->srq;
+	qp = soft_ibv_create_qp(pd, qp_init_attr);
+	if (!qp) {
+		error = errno;
+		destroy_cqs(application);
+		return soft_cm_fail(error);
+	}
+	error = start_qp(soft_cm_id_of(application), qp);
+	if (error) {
+		soft_ibv_destroy_qp(qp);
+		destroy_cqs(application);
+		return soft_cm_fail(error);
+	}
+	return 0;
+}
+
+void soft_rdma_destroy_qp(struct rdma_cm_id *application)
+{
+	struct ibv_qp *qp;
+
+	if (!application)
+		return;
+	soft_lock();
+	qp = application->qp;
+	application->qp = NULL;
+	soft_cm_id_of(application)->made_qpn = 0;
+	soft_unlock();
+	if (qp)
+		soft_ibv_destroy_qp(qp);
+	destroy_cqs(application);
+}

@@ -1,0 +1,38 @@
+/* Which connection manager call is allowed in which state of an rdma_cm_id: the table. */
+#include "cm_states.h"
+
+#include <errno.h>
+
+#define CALL(name) (1u << SOFT_CM_CALL_##name)
+
+/* What each state allows; all else is EINVAL.
+ * IDLE: rdma_listen binds to any IPv4 address by itself, as the real library does.
+ * CONNECTING and later: rdma_disconnect is a success also when there is nothing (left) to
+ * disconnect; rdma_disconnect(3) asks both sides to call it.
+ * ACCEPTED: rdma_reject may take an rdma_accept back while RTU has not come (IBTA 12.9.7.2). */
+static const unsigned int allowed[SOFT_CM_STATES] = {
+	[SOFT_CM_IDLE] = CALL(BIND) | CALL(RESOLVE_ADDR) | CALL(LISTEN) | CALL(SET_REUSEADDR) |
+			 CALL(SET_AFONLY),
+	[SOFT_CM_BOUND] = CALL(RESOLVE_ADDR) | CALL(LISTEN) | CALL(SET_REUSEADDR) |
+			  CALL(SET_AFONLY),
+	[SOFT_CM_ADDR_RESOLVED] = CALL(RESOLVE_ROUTE) | CALL(SET_REUSEADDR),
+	[SOFT_CM_ROUTE_RESOLVED] = CALL(CONNECT) | CALL(SET_REUSEADDR),
+	[SOFT_CM_LISTENING] = 0,
+	[SOFT_CM_CONNECTING] = CALL(REJECT) | CALL(DISCONNECT) | CALL(SET_REUSEADDR),
+	[SOFT_CM_RESPONDED] = CALL(ESTABLISH) | CALL(REJECT) | CALL(DISCONNECT) |
+			      CALL(SET_REUSEADDR),
+	[SOFT_CM_REQUESTED] = CALL(ACCEPT) | CALL(REJECT) | CALL(DISCONNECT) |
+			      CALL(SET_REUSEADDR),
+	[SOFT_CM_ACCEPTED] = CALL(REJECT) | CALL(DISCONNECT) | CALL(NOTIFY) | CALL(SET_REUSEADDR),
+	[SOFT_CM_CONNECTED] = CALL(DISCONNECT) | CALL(SET_REUSEADDR),
+	[SOFT_CM_DISCONNECTED] = CALL(DISCONNECT) | CALL(SET_REUSEADDR),
+	[SOFT_CM_FAILED] = CALL(DISCONNECT) | CALL(SET_REUSEADDR),
+};
+
+int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call)
+{
+	/* rdma_notify(3): the connection was established before the call. */
+	if (state == SOFT_CM_CONNECTED && call == SOFT_CM_CALL_NOTIFY)
+		return EISCONN;
+	return allowed[state] & 1u << call ? 0 : EINVAL;
+}

@@ -1,0 +1,91 @@
+/* The connection manager's handshake on a TCP stream: the messages and their bytes.
+ *
+ * Why messages of our own: the stream that carries the handshake becomes the queue pair's link, so
+ * the handshake must end at a byte that both sides agree on.  Hence every message has a fixed size,
+ * given by its type.  The names and the order REQ, MRA, REP, RTU, REJ are those of the InfiniBand
+ * communication management protocol (IBTA vol 1, 12.6 and 12.9.7), the content is what a
+ * queue pair needs to come up over a stream.  Everything is little-endian.
+ *
+ *   header  8   magic "ARCM", version, type, u16 length of the body
+ *   REQ    72   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
+ *               flags, retry count, rnr retry count, private data [56]
+ *   MRA     0   "received, the application has yet to answer" (IBTA 12.6.6)
+ *   REP   208   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
+ *               private data [196]
+ *   RTU     0
+ *   REJ   152   reason u16, zero u16, private data [148]
+ *
+ * Pure functions: no socket, no allocation, no clock.
+ */
+#ifndef AIORDMA_SOFT_CM_WIRE_H
+#define AIORDMA_SOFT_CM_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum soft_cm_type {
+	SOFT_CM_REQ = 1,
+	SOFT_CM_MRA = 2,
+	SOFT_CM_REP = 3,
+	SOFT_CM_RTU = 4,
+	SOFT_CM_REJ = 5
+};
+
+/* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
+enum {
+	SOFT_CM_VERSION = 1,
+	SOFT_CM_HEADER = 8,
+	SOFT_CM_REQ_PRIVATE = 56,
+	SOFT_CM_REP_PRIVATE = 196,
+	SOFT_CM_REJ_PRIVATE = 148,
+	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE,
+	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 208
+};
+
+/* Rejection reasons, IBTA vol 1, 12.6.7.2. */
+enum soft_cm_reason {
+	SOFT_CM_REASON_NO_QP = 1,
+	SOFT_CM_REASON_NO_RESOURCES = 3,
+	SOFT_CM_REASON_TIMEOUT = 4,
+	SOFT_CM_REASON_INVALID_SERVICE_ID = 8,
+	SOFT_CM_REASON_INVALID_TRANSPORT = 9,
+	SOFT_CM_REASON_CONSUMER = 28,
+	SOFT_CM_REASON_INVALID_VERSION = 31
+};
+
+/* One message, decoded.  Fields that a type does not carry are zero.  private_data_len is the
+ * number of bytes to send when encoding, and the room of the type when decoded: what arrives is
+ * padded with zeros to that size, as on InfiniBand (rdma_get_cm_event(3)). */
+struct soft_cm_message {
+	enum soft_cm_type type;
+	uint32_t qpn; /* 24 bits */
+	uint32_t psn; /* 24 bits */
+	uint16_t port_space;
+	uint8_t qp_type;
+	uint8_t responder_resources;
+	uint8_t initiator_depth;
+	uint8_t flow_control; /* 0 or 1 */
+	uint8_t srq;          /* 0 or 1 */
+	uint8_t retry_count;     /* 3 bits */
+	uint8_t rnr_retry_count; /* 3 bits */
+	uint16_t reason;
+	uint8_t private_data_len;
+	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
+};
+
+/* The room for private data of a message type. */
+uint8_t soft_cm_private_room(enum soft_cm_type type);
+
+/* Writes the message's bytes; returns how many.  The caller has checked the private data's length
+ * against soft_cm_private_room and the 24- and 3-bit fields. */
+size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM_MESSAGE_MAX]);
+
+/* Reads the message at the front of bytes[0 .. length).
+ * 0: complete, *used bytes of it.  EAGAIN: right so far, more bytes are needed.
+ * EPROTONOSUPPORT: our magic, another version.  EPROTO: not this protocol.
+ * A wrong byte is found as soon as it is there: nobody waits for the rest of a message that
+ * cannot become one. */
+int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
+		   size_t *used);
+
+#endif

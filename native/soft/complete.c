@@ -1,0 +1,71 @@
+/* Work completions: what becomes of a request when it leaves its queue. */
+#include "objects.h"
+
+static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
+{
+	switch (opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return IBV_WC_RDMA_WRITE;
+	case IBV_WR_RDMA_READ:
+		return IBV_WC_RDMA_READ;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return IBV_WC_COMP_SWAP;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return IBV_WC_FETCH_ADD;
+	default:
+		return IBV_WC_SEND;
+	}
+}
+
+void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	struct ibv_wc wc = {
+		.wr_id = send->wr_id,
+		.status = status,
+		.opcode = completed_opcode(send->opcode),
+		.byte_len = send->length,
+		.qp_num = qp->ibv.qp_num,
+		.src_qp = qp->attr.dest_qp_num,
+	};
+
+	qp->sq.oldest++;
+	/* An error is always told, signaled or not (IBTA 10.7.3.1). */
+	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
+		soft_cq_push(soft_cq_of(qp->ibv.send_cq), &wc, false);
+}
+
+void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
+{
+	const struct soft_responder *responder = &qp->responder;
+	struct ibv_wc wc = {
+		.wr_id = soft_receive_at(qp, qp->rq.head)->wr_id,
+		.status = status,
+		.opcode = responder->opcode == SOFT_WRITE ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
+		.byte_len = byte_len,
+		.qp_num = qp->ibv.qp_num,
+		.src_qp = qp->attr.dest_qp_num,
+	};
+
+	if (responder->flags & SOFT_FRAME_IMMEDIATE) {
+		wc.imm_data = responder->immediate;
+		wc.wc_flags = IBV_WC_WITH_IMM;
+	}
+	qp->rq.head++;
+	soft_cq_push(soft_cq_of(qp->ibv.recv_cq), &wc, responder->flags & SOFT_FRAME_SOLICITED);
+}
+
+/* Everything that is left, in the order it was posted (IBTA 10.3.1.5). */
+void soft_flush(struct soft_qp *qp)
+{
+	while (qp->sq.oldest != qp->sq.tail)
+		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
+	qp->sq.next = qp->sq.tail;
+	qp->sq.next_offset = 0;
+	qp->sq.reads = 0;
+	qp->responder.flags = 0;
+	qp->responder.opcode = 0;
+	while (qp->rq.head != qp->rq.tail)
+		soft_complete_receive(qp, IBV_WC_WR_FLUSH_ERR, 0);
+}

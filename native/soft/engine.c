@@ -1,0 +1,579 @@
+/* The engine: one lock, one epoll set, one thread for everything the device does in this process.
+ *
+ * Who makes progress.  The device's work (reading streams, answering, completing, timers) is a
+ * "step": collect ready sources, serve each within a bounded number of bytes, then do what was put
+ * off to the end.  Any thread may run a step if it gets the lock without waiting.  A thread of the
+ * application that polls an empty CQ or waits for an event runs it itself, because being woken by
+ * another thread costs 10 to 25 us a message.  The engine's own thread is for the time when no
+ * thread of the application comes by: a peer's RDMA reads must be served while the application
+ * computes.
+ *
+ * How the engine's thread keeps out of the way.  It sleeps in epoll_wait without a timeout, so an
+ * idle process costs nothing.  When woken it asks: did a thread of the application do work since I
+ * last looked, and is nobody asleep who can only be woken by me?  Then it stands back: it looks
+ * again every half millisecond and serves what has been left lying for a whole tick.  Once it has
+ * had to serve, it serves at once from then on, until the application does work again.
+ *
+ * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
+ * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
+ * and "no callback after unwatch" true by construction.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+enum {
+	TICK_NS = 500 * 1000,
+	QUIET_TICKS = 8, /* without work or application before the thread sleeps again */
+	NESTED_CHANNELS = 32,
+};
+
+static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
+static unsigned users;
+
+static struct {
+	pthread_mutex_t lock;
+	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
+	unsigned served;      /* atomic: steps of application threads that found something to do */
+	unsigned incarnation; /* grows in the child of a fork */
+	bool running;
+	bool stopping; /* atomic */
+	bool ticking;  /* the thread stands back, and looks around every tick */
+
+	int epoll_fd;
+	struct soft_source wake;  /* eventfd that ends the thread's sleep when the engine stops */
+	struct soft_source alarm; /* timerfd of timer.c */
+	pthread_t thread;
+
+	struct soft_node sources;  /* everything watched */
+	struct soft_node deferred; /* to be done before the lock is given back */
+	struct soft_node channels;
+	struct soft_channel *current; /* whose owner runs the step under way */
+
+	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the step under way */
+	int event_count;
+	size_t share;
+	struct soft_scratch *scratch;
+} engine = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.epoll_fd = -1,
+	.sources = {&engine.sources, &engine.sources},
+	.deferred = {&engine.deferred, &engine.deferred},
+	.channels = {&engine.channels, &engine.channels},
+	.share = SOFT_STEP_BYTES,
+};
+
+/* ---- the lock ------------------------------------------------------------------------------ */
+
+void soft_lock(void)
+{
+	if (pthread_mutex_trylock(&engine.lock) == 0)
+		return;
+	__atomic_fetch_add(&engine.waiting, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&engine.lock);
+	__atomic_fetch_sub(&engine.waiting, 1, __ATOMIC_RELAXED);
+}
+
+void soft_unlock(void)
+{
+	while (!soft_list_empty(&engine.deferred)) {
+		struct soft_deferred *deferred =
+			soft_list_entry(engine.deferred.next, struct soft_deferred, node);
+
+		soft_list_remove(&deferred->node);
+		deferred->run(deferred);
+	}
+	engine.current = NULL;
+	pthread_mutex_unlock(&engine.lock);
+}
+
+void soft_defer(struct soft_deferred *deferred)
+{
+	if (soft_list_empty(&deferred->node))
+		soft_list_append(&engine.deferred, &deferred->node);
+}
+
+void soft_deferred_cancel(struct soft_deferred *deferred)
+{
+	soft_list_remove(&deferred->node);
+}
+
+bool soft_engine_ticks(void)
+{
+	return engine.ticking;
+}
+
+struct soft_scratch *soft_scratch(void)
+{
+	return engine.scratch;
+}
+
+size_t soft_step_share(void)
+{
+	return engine.share;
+}
+
+/* ---- sources ------------------------------------------------------------------------------- */
+
+int soft_watch(struct soft_source *source, uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.ptr = source};
+
+	if (source->watched && source->interest == events)
+		return 0;
+	if (epoll_ctl(engine.epoll_fd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd,
+		      &event))
+		return errno;
+	if (!source->watched) {
+		source->watched = true;
+		soft_list_append(&engine.sources, &source->node);
+	}
+	source->interest = events;
+	return 0;
+}
+
+void soft_unwatch(struct soft_source *source)
+{
+	if (!source->watched)
+		return;
+	epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+	source->watched = false;
+	source->interest = 0;
+	soft_list_remove(&source->node);
+	/* The step under way may have collected an event of it that has not been served yet. */
+	for (int i = 0; i < engine.event_count; i++)
+		if (engine.events[i].data.ptr == source)
+			engine.events[i].data.ptr = NULL;
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+/* Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
+static bool step(void)
+{
+	if (!engine.running)
+		return false;
+	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
+
+	if (count <= 0)
+		return false;
+	engine.event_count = count;
+	engine.share = SOFT_STEP_BYTES / (size_t)count;
+	for (int i = 0; i < count; i++) {
+		struct soft_source *source = engine.events[i].data.ptr;
+
+		if (source)
+			source->ready(source, engine.events[i].events);
+	}
+	engine.event_count = 0;
+	engine.share = SOFT_STEP_BYTES;
+	return true;
+}
+
+static void progress(struct soft_channel *channel)
+{
+	engine.current = channel;
+	soft_acks_step();
+	if (step())
+		__atomic_fetch_add(&engine.served, 1, __ATOMIC_RELAXED);
+	soft_unlock();
+}
+
+void soft_progress_for(struct soft_channel *channel)
+{
+	/* Waiting for the lock, not trying: the caller may have been woken by work that another
+	 * thread is doing at this moment, and would be woken for it again and again. */
+	soft_lock();
+	progress(channel);
+}
+
+void soft_progress(void)
+{
+	soft_progress_for(NULL);
+}
+
+void soft_progress_try(void)
+{
+	/* A polling thread would take the lock again and again before a waiting one wakes up. */
+	if (__atomic_load_n(&engine.waiting, __ATOMIC_RELAXED) == 0 &&
+	    pthread_mutex_trylock(&engine.lock) == 0)
+		progress(NULL);
+}
+
+bool soft_channel_is_current(const struct soft_channel *channel)
+{
+	return engine.current == channel;
+}
+
+/* ---- the engine's thread ------------------------------------------------------------------- */
+
+/* Is a thread possibly asleep on a channel that only the engine's thread can signal?  That is so
+ * when the application has armed a CQ and waits with its own poll() on a channel whose fd shows
+ * nothing but signals. */
+static bool somebody_depends_on_us(void)
+{
+	for (struct soft_node *node = engine.channels.next; node != &engine.channels;
+	     node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (__atomic_load_n(&channel->wanted, __ATOMIC_RELAXED) &&
+		    !__atomic_load_n(&channel->nested, __ATOMIC_RELAXED) &&
+		    !__atomic_load_n(&channel->sleepers, __ATOMIC_RELAXED))
+			return true;
+	}
+	return false;
+}
+
+static bool stopping(void)
+{
+	return __atomic_load_n(&engine.stopping, __ATOMIC_ACQUIRE);
+}
+
+/* Let those in who have been waiting for the lock: an unlock followed at once by a lock would win
+ * against a thread that first has to be woken. */
+static void make_room(void)
+{
+	for (int i = 0; i < 50 && __atomic_load_n(&engine.waiting, __ATOMIC_RELAXED); i++)
+		sched_yield();
+}
+
+static bool serve(void)
+{
+	make_room();
+	soft_lock();
+	bool worked = step();
+	soft_unlock();
+	return worked;
+}
+
+static bool work_is_ready(int timeout_ms)
+{
+	struct epoll_event event;
+
+	return epoll_wait(engine.epoll_fd, &event, 1, timeout_ms) > 0;
+}
+
+/* Begin to watch from the side, unless somebody depends on us. */
+static bool may_stand_back(void)
+{
+	soft_lock();
+	engine.ticking = !somebody_depends_on_us();
+	bool may = engine.ticking;
+
+	soft_unlock();
+	return may;
+}
+
+/* The application is at work.  Returns true if it left something lying. */
+static bool stand_back(unsigned *seen)
+{
+	const struct timespec tick = {.tv_nsec = TICK_NS};
+	bool left_lying = false;
+
+	for (int quiet = 0; quiet < QUIET_TICKS && !left_lying && !stopping();) {
+		nanosleep(&tick, NULL);
+		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+
+		if (soft_acks_owed()) {
+			soft_lock();
+			soft_acks_tick();
+			soft_unlock();
+		}
+		if (served != *seen) {
+			*seen = served;
+			quiet = 0;
+		} else if (work_is_ready(0)) {
+			left_lying = true;
+		} else {
+			quiet++;
+		}
+	}
+	soft_lock();
+	engine.ticking = false;
+	soft_acks_send();
+	soft_unlock();
+	return left_lying;
+}
+
+static void *run(void *unused)
+{
+	unsigned seen = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+	bool courteous = false;
+
+	(void)unused;
+	prctl(PR_SET_NAME, "aiordma-device");
+	while (!stopping()) {
+		if (!work_is_ready(-1) || stopping())
+			continue;
+		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+
+		if (served != seen) {
+			seen = served;
+			courteous = true;
+		}
+		if (courteous && may_stand_back() && !stand_back(&seen))
+			continue;
+		courteous = false;
+		serve();
+	}
+	return NULL;
+}
+
+/* ---- start, stop, fork --------------------------------------------------------------------- */
+
+static void wake_ready(struct soft_source *source, uint32_t events)
+{
+	/* Left readable: it is written once, to end the thread. */
+	(void)source;
+	(void)events;
+}
+
+static void alarm_ready(struct soft_source *source, uint32_t events)
+{
+	uint64_t expirations;
+
+	(void)events;
+	if (read(source->fd, &expirations, sizeof(expirations)) == sizeof(expirations))
+		soft_timers_run();
+}
+
+void soft_engine_alarm(uint64_t deadline_ns)
+{
+	struct itimerspec when = {
+		.it_value = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+			     .tv_nsec = (long)(deadline_ns % 1000000000u)},
+	};
+
+	timerfd_settime(engine.alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void close_all(void)
+{
+	soft_unwatch(&engine.wake);
+	soft_unwatch(&engine.alarm);
+	close_fd(&engine.wake.fd);
+	close_fd(&engine.alarm.fd);
+	close_fd(&engine.epoll_fd);
+	free(engine.scratch);
+	engine.scratch = NULL;
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&users_mutex);
+	pthread_mutex_lock(&engine.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&engine.lock);
+	pthread_mutex_unlock(&users_mutex);
+}
+
+/* The child has none of the parent's device: it must neither serve the parent's peers nor keep
+ * their streams open after the parent's death.  It may open a device of its own.  What it inherited
+ * of objects may only be forgotten (ibv_fork_init(3)). */
+static void after_fork_in_child(void)
+{
+	while (!soft_list_empty(&engine.sources)) {
+		struct soft_source *source =
+			soft_list_entry(engine.sources.next, struct soft_source, node);
+
+		soft_list_remove(&source->node);
+		source->watched = false;
+		source->interest = 0;
+		close_fd(&source->fd);
+	}
+	close_fd(&engine.epoll_fd);
+	free(engine.scratch);
+	engine.scratch = NULL;
+	soft_timers_forget();
+	soft_links_forget();
+	soft_listener_shutdown();
+	soft_list_init(&engine.deferred);
+	soft_list_init(&engine.channels);
+	engine.running = engine.ticking = false;
+	engine.event_count = 0;
+	engine.incarnation++;
+	engine.waiting = 0;
+	users = 0;
+	pthread_mutex_unlock(&engine.lock);
+	pthread_mutex_unlock(&users_mutex);
+}
+
+unsigned soft_engine_incarnation(void)
+{
+	return engine.incarnation;
+}
+
+static int start(void)
+{
+	static bool fork_handled;
+	sigset_t all, before;
+	int rc;
+
+	if (!fork_handled) {
+		rc = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+		if (rc)
+			return rc;
+		fork_handled = true;
+	}
+	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
+	engine.alarm = (struct soft_source){.fd = -1, .ready = alarm_ready};
+	engine.scratch = malloc(sizeof(*engine.scratch));
+	if (!engine.scratch)
+		return ENOMEM;
+	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine.wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (engine.epoll_fd < 0 || engine.wake.fd < 0 || engine.alarm.fd < 0) {
+		rc = errno;
+		close_all();
+		return rc;
+	}
+	rc = soft_watch(&engine.wake, EPOLLIN);
+	if (!rc)
+		rc = soft_watch(&engine.alarm, EPOLLIN);
+	if (!rc) {
+		__atomic_store_n(&engine.stopping, false, __ATOMIC_RELEASE);
+		engine.running = true;
+		/* Signals are for the application's threads. */
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		rc = pthread_create(&engine.thread, NULL, run, NULL);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+	}
+	if (rc) {
+		engine.running = false;
+		close_all();
+	}
+	return rc;
+}
+
+int soft_engine_get(void)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&users_mutex);
+	if (users == 0) {
+		soft_lock();
+		rc = start();
+		soft_unlock();
+	}
+	if (!rc)
+		users++;
+	pthread_mutex_unlock(&users_mutex);
+	return rc;
+}
+
+void soft_engine_put(void)
+{
+	const uint64_t one = 1;
+
+	pthread_mutex_lock(&users_mutex);
+	/* No user is left in the child of a fork, whatever it inherited. */
+	if (users && --users == 0) {
+		__atomic_store_n(&engine.stopping, true, __ATOMIC_RELEASE);
+		if (write(engine.wake.fd, &one, sizeof(one)) != sizeof(one))
+			abort(); /* an eventfd that was never written cannot be full */
+		pthread_join(engine.thread, NULL);
+		soft_lock();
+		soft_listener_shutdown();
+		soft_links_shutdown();
+		soft_timers_forget();
+		engine.running = false;
+		close_all();
+		soft_unlock();
+	}
+	pthread_mutex_unlock(&users_mutex);
+}
+
+/* ---- channels (the list; channel.c has the rest) ------------------------------------------- */
+
+int soft_engine_epoll_fd(void)
+{
+	return engine.epoll_fd;
+}
+
+/* Which channels show the engine's own readiness: those of completions if any wants to, for their
+ * threads do all of the device's work on the way; the others only when there is none of those, lest
+ * one frame wakes an application twice.  Not more than the kernel likes: it allows 100 paths of
+ * three epoll instances from a file to a waiter (fs/eventpoll.c, path_limits), and beyond that
+ * refuses the application's own epoll_ctl. */
+static void update_nesting(void)
+{
+	int leaders = 0, nested = 0;
+
+	for (struct soft_node *node = engine.channels.next; node != &engine.channels;
+	     node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		leaders += channel->early && channel->completions;
+	}
+	for (struct soft_node *node = engine.channels.next; node != &engine.channels;
+	     node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+		struct epoll_event event = {.events = EPOLLIN};
+		bool wanted = channel->early && (channel->completions || !leaders) &&
+			      nested < NESTED_CHANNELS;
+
+		nested += wanted;
+		/* Should the kernel refuse, the channel is signalled later than it could be. */
+		if (wanted != channel->nested &&
+		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
+			       engine.epoll_fd, &event))
+			__atomic_store_n(&channel->nested, wanted, __ATOMIC_RELAXED);
+	}
+}
+
+void soft_engine_add_channel(struct soft_channel *channel)
+{
+	soft_list_append(&engine.channels, &channel->node);
+}
+
+void soft_engine_remove_channel(struct soft_channel *channel)
+{
+	soft_list_remove(&channel->node);
+	update_nesting();
+}
+
+static struct soft_channel *channel_of(int fd)
+{
+	for (struct soft_node *node = engine.channels.next; node != &engine.channels;
+	     node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (channel->fd == fd)
+			return channel;
+	}
+	return NULL;
+}
+
+void aiordma_wake_early(int fd)
+{
+	soft_lock();
+	struct soft_channel *channel = channel_of(fd);
+
+	if (channel) {
+		channel->early = true;
+		update_nesting();
+	}
+	soft_unlock();
+}

@@ -1,0 +1,73 @@
+/* What the engine offers to the device's own rooms only (soft.h has what the CM needs too). */
+#ifndef AIORDMA_SOFT_ENGINE_H
+#define AIORDMA_SOFT_ENGINE_H
+
+#include "soft.h"
+
+enum {
+	SOFT_STAGING_SIZE = 32 * 1024,   /* small frames read by one recv, or gathered for one send */
+	SOFT_STEP_BYTES = 1024 * 1024,   /* of one stream in one step, in each direction */
+	SOFT_STEP_EVENTS = 8,            /* streams served in one step */
+};
+
+/* Scratch memory for whoever holds the lock; nothing in it outlives a call. */
+struct soft_scratch {
+	uint8_t input[SOFT_STAGING_SIZE];
+	uint8_t output[SOFT_STAGING_SIZE];
+};
+
+struct soft_scratch *soft_scratch(void);
+
+/* Bytes that a stream may still take in this step. */
+size_t soft_step_share(void);
+
+/* Work put off until the lock is given back: requests posted together go out together, and one
+ * acknowledgement answers for all that a step has taken in.  `run` may defer again. */
+struct soft_deferred {
+	void (*run)(struct soft_deferred *deferred);
+	struct soft_node node; /* initialise with soft_list_init */
+};
+
+void soft_defer(struct soft_deferred *deferred);
+void soft_deferred_cancel(struct soft_deferred *deferred);
+
+/* For polling: does nothing when another thread has the lock or waits for it. */
+void soft_progress_try(void);
+
+/* As soft_progress; an event of `channel` that comes up in this step is not announced through its
+ * fd, because the caller looks at the queue itself right after.  The caller then calls
+ * soft_channel_consume or soft_channel_announce. */
+void soft_progress_for(struct soft_channel *channel);
+bool soft_channel_is_current(const struct soft_channel *channel);
+void soft_channel_announce(struct soft_channel *channel);
+
+/* acks.c.  Send the acknowledgements that are owed: those that have waited long enough for a thread
+ * of the application that comes by; for a tick of the engine's thread; all of them. */
+bool soft_acks_owed(void); /* without the lock: a hint */
+void soft_acks_step(void);
+void soft_acks_tick(void);
+void soft_acks_send(void);
+
+/* Is the engine's thread looking around every half millisecond? */
+bool soft_engine_ticks(void);
+
+/* For channel.c. */
+int soft_engine_epoll_fd(void);
+void soft_engine_add_channel(struct soft_channel *channel);
+void soft_engine_remove_channel(struct soft_channel *channel);
+
+/* For timer.c: when the first timer is due, or 0 for none. */
+void soft_engine_alarm(uint64_t deadline_ns);
+void soft_timers_run(void);
+void soft_timers_forget(void);
+
+/* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
+unsigned soft_engine_incarnation(void);
+
+/* Called when the engine stops (under its lock, no user left): close what is left open. */
+void soft_links_shutdown(void);
+void soft_listener_shutdown(void);
+/* In the child of a fork, where all streams are closed already. */
+void soft_links_forget(void);
+
+#endif

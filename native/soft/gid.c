@@ -1,0 +1,189 @@
+/* The GID table: which addresses of this host a queue pair can have.
+ *
+ * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  Index 0 is the loopback address,
+ * so that what needs no network works without one; the others follow in the order of the kernel.
+ * Link-local addresses are left out: they mean nothing without a scope, which a GID cannot carry.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+
+enum { TABLE_SIZE = 255 }; /* an index is a byte: ibv_global_route.sgid_index */
+
+static struct soft_gid table[TABLE_SIZE];
+static int table_length;
+
+const union ibv_gid soft_gid_loopback = {
+	.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1},
+};
+
+static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
+{
+	memset(gid, 0, sizeof(*gid));
+	if (address->sa_family == AF_INET) {
+		const struct sockaddr_in *in = (const void *)address;
+
+		gid->raw[10] = gid->raw[11] = 0xff;
+		memcpy(&gid->raw[12], &in->sin_addr, 4);
+		return true;
+	}
+	if (address->sa_family == AF_INET6) {
+		const struct sockaddr_in6 *in6 = (const void *)address;
+
+		memcpy(gid->raw, &in6->sin6_addr, 16);
+		return !IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr);
+	}
+	return false;
+}
+
+void soft_gid_refresh(void)
+{
+	struct ifaddrs *addresses = NULL;
+	struct soft_gid fresh[TABLE_SIZE] = {{.gid = soft_gid_loopback}};
+	int count = 1;
+
+	/* Without the list there is still the loopback. */
+	if (getifaddrs(&addresses))
+		addresses = NULL;
+	for (struct ifaddrs *at = addresses; at && count < TABLE_SIZE; at = at->ifa_next) {
+		union ibv_gid gid;
+
+		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid))
+			continue;
+		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
+			fresh[0].ifindex = if_nametoindex(at->ifa_name);
+		else
+			fresh[count++] = (struct soft_gid){
+				.gid = gid,
+				.ifindex = if_nametoindex(at->ifa_name),
+			};
+	}
+	freeifaddrs(addresses);
+	soft_lock();
+	memcpy(table, fresh, sizeof(*table) * (size_t)count);
+	table_length = count;
+	soft_unlock();
+}
+
+int soft_gid_count(void)
+{
+	return table_length;
+}
+
+int soft_gid_at(int index, struct soft_gid *gid)
+{
+	if (index < 0 || index >= table_length)
+		return EINVAL;
+	*gid = table[index];
+	return 0;
+}
+
+bool soft_gid_is_local(const union ibv_gid *gid)
+{
+	for (int i = 0; i < table_length; i++)
+		if (!memcmp(&table[i].gid, gid, sizeof(*gid)))
+			return true;
+	return false;
+}
+
+socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,
+			   struct sockaddr_storage *address)
+{
+	struct sockaddr_in6 *in6 = (void *)address;
+	struct sockaddr_in *in = (void *)address;
+
+	memset(address, 0, sizeof(*address));
+	memcpy(&in6->sin6_addr, gid->raw, 16);
+	if (!IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
+		in6->sin6_family = AF_INET6;
+		in6->sin6_port = htons(port);
+		return sizeof(*in6);
+	}
+	memset(address, 0, sizeof(*address));
+	in->sin_family = AF_INET;
+	in->sin_port = htons(port);
+	memcpy(&in->sin_addr, &gid->raw[12], 4);
+	return sizeof(*in);
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
+{
+	struct soft_gid found;
+
+	(void)context;
+	soft_lock();
+	int rc = port_num == 1 ? soft_gid_at(index, &found) : EINVAL;
+
+	soft_unlock();
+	if (rc) {
+		errno = rc;
+		return -1;
+	}
+	*gid = found.gid;
+	return 0;
+}
+
+static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, int index)
+{
+	struct ibv_gid_entry full = {
+		.gid = table[index].gid,
+		.gid_index = (uint32_t)index,
+		.port_num = 1,
+		.gid_type = IBV_GID_TYPE_ROCE_V2,
+		.ndev_ifindex = table[index].ifindex,
+	};
+
+	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
+}
+
+/* `flags` is reserved and zero: ibv_query_gid_ex(3). */
+int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
+			   struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
+{
+	int rc = 0;
+
+	(void)context;
+	soft_lock();
+	if (port_num != 1 || flags || gid_index >= (uint32_t)table_length)
+		rc = EINVAL;
+	else
+		fill_entry(entry, entry_size, (int)gid_index);
+	soft_unlock();
+	return rc;
+}
+
+ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
+				  size_t max_entries, uint32_t flags, size_t entry_size)
+{
+	ssize_t count;
+
+	(void)context;
+	soft_lock();
+	if (flags || max_entries < (size_t)table_length) {
+		count = -EINVAL;
+	} else {
+		count = table_length;
+		for (int i = 0; i < table_length; i++)
+			fill_entry((void *)((char *)entries + (size_t)i * entry_size), entry_size, i);
+	}
+	soft_unlock();
+	return count;
+}
+
+int soft_ibv_query_pkey(struct ibv_context *context, uint8_t port_num, int index, uint16_t *pkey)
+{
+	(void)context;
+	if (port_num != 1 || index != 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	*pkey = 0xffff; /* the default partition, full member: IBTA 10.9.1.2 */
+	return 0;
+}

@@ -1,0 +1,394 @@
+/* Sending: frames are gathered and written with one system call.
+ *
+ * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if no
+ * other frame carries it.  Headers and small payloads are put one behind the other into scratch
+ * memory; long payloads are sent from the application's memory.  The batch is built on a plan (a
+ * copy of the positions); only what the kernel has taken moves the positions themselves.  A frame
+ * that it has taken in part is continued before anything else.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "objects.h"
+
+enum {
+	FRAMES = 128,
+	IOVECS = 256,
+	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
+};
+
+struct batch {
+	struct soft_link *link;
+	struct soft_plan plan;
+	int frame_count;
+	int iov_count;
+	size_t used;  /* of the scratch memory */
+	size_t bytes; /* in all */
+	bool closed;  /* to requests: the next one cannot be sent */
+	struct soft_outgoing frames[FRAMES];
+	struct iovec iov[IOVECS];
+};
+
+static bool is_answer(const struct soft_outgoing *out)
+{
+	return out->frame.opcode == SOFT_READ_DATA || out->frame.opcode == SOFT_ATOMIC_DATA;
+}
+
+static int gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+		  uint32_t length, struct iovec *iov, int room)
+{
+	if (length == 0)
+		return 0;
+	if (is_answer(out))
+		return soft_responder_gather(qp, out, from, length, iov, room);
+	return soft_requester_gather(qp, out, from, length, iov, room);
+}
+
+static bool has_room(const struct batch *batch)
+{
+	return batch->frame_count < FRAMES && batch->bytes < SOFT_STEP_BYTES &&
+	       batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
+	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
+}
+
+/* Bytes that are in scratch memory already; adjoining ones share an iovec. */
+static void add_scratch(struct batch *batch, size_t length)
+{
+	uint8_t *at = soft_scratch()->output + batch->used;
+	struct iovec *last = batch->iov_count ? &batch->iov[batch->iov_count - 1] : NULL;
+
+	if (last && (uint8_t *)last->iov_base + last->iov_len == at)
+		last->iov_len += length;
+	else
+		batch->iov[batch->iov_count++] = (struct iovec){.iov_base = at, .iov_len = length};
+	batch->used += length;
+	batch->bytes += length;
+}
+
+/* The frame from its byte `from` on (header included).  False: its memory may not be read. */
+static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t from)
+{
+	struct soft_qp *qp = batch->link->qp;
+	uint32_t skip = from > SOFT_FRAME_HEADER ? from - SOFT_FRAME_HEADER : 0;
+	uint32_t length = out->frame.length - skip;
+	struct iovec payload[SOFT_MAX_SGE];
+	int count = gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
+	size_t copied = 0;
+
+	if (count < 0)
+		return false;
+	if (from < SOFT_FRAME_HEADER) {
+		uint8_t header[SOFT_FRAME_HEADER];
+
+		soft_frame_encode(header, &out->frame);
+		copied = SOFT_FRAME_HEADER - from;
+		memcpy(soft_scratch()->output + batch->used, header + from, copied);
+	}
+	if (length <= COPY_MAX) {
+		for (int i = 0; i < count; i++) {
+			memcpy(soft_scratch()->output + batch->used + copied, payload[i].iov_base,
+			       payload[i].iov_len);
+			copied += payload[i].iov_len;
+		}
+		count = 0;
+	}
+	add_scratch(batch, copied);
+	for (int i = 0; i < count; i++) {
+		batch->iov[batch->iov_count++] = payload[i];
+		batch->bytes += payload[i].iov_len;
+	}
+	batch->frames[batch->frame_count++] = *out;
+	return true;
+}
+
+/* With the acknowledgement, if one is due and may be told at this place. */
+static bool add_whole(struct batch *batch, struct soft_outgoing *out, uint32_t done, uint32_t acked)
+{
+	if (done != acked) {
+		out->frame.flags |= SOFT_FRAME_ACK;
+		out->frame.ack = done;
+	}
+	return add(batch, out, 0);
+}
+
+static bool add_answer(struct batch *batch)
+{
+	struct soft_qp *qp = batch->link->qp;
+	struct soft_plan before = batch->plan;
+	struct soft_outgoing out;
+	uint32_t done = soft_responder_done(qp, &before);
+
+	if (!soft_responder_next(qp, &batch->plan, &out))
+		return false;
+	if (add_whole(batch, &out, done, before.acked)) {
+		if (!out.last)
+			batch->plan.acked = done;
+		return true;
+	}
+	/* The memory was deregistered after the request had been accepted. */
+	qp->responder.response_tail = out.index;
+	batch->plan = before;
+	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, out.frame.psn);
+	return false;
+}
+
+static bool add_request(struct batch *batch)
+{
+	struct soft_qp *qp = batch->link->qp;
+	struct soft_plan before = batch->plan;
+	struct soft_outgoing out;
+	uint32_t done = soft_responder_done(qp, &before);
+
+	if (batch->closed || !soft_requester_next(qp, &batch->plan, &out))
+		return false;
+	if (add_whole(batch, &out, done, before.acked)) {
+		batch->plan.acked = done;
+		return true;
+	}
+	soft_send_at(qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
+	batch->plan = before;
+	batch->closed = true;
+	return false;
+}
+
+/* What is neither request nor answer: after the answers to all that came before. */
+static void add_control(struct batch *batch)
+{
+	struct soft_link *link = batch->link;
+	struct soft_qp *qp = link->qp;
+	struct soft_outgoing out = {.last = true};
+	uint32_t done = soft_responder_done(qp, &batch->plan);
+
+	if (!has_room(batch))
+		return;
+	if (link->nak_opcode && batch->plan.response == qp->responder.response_tail) {
+		out.frame.opcode = link->nak_opcode;
+		out.frame.syndrome = link->nak_syndrome;
+		out.frame.psn = link->nak_psn;
+	} else if (done != batch->plan.acked) {
+		out.frame.opcode = SOFT_ACK;
+	} else {
+		return;
+	}
+	add_whole(batch, &out, done, batch->plan.acked);
+	batch->plan.acked = done;
+}
+
+/* ---- one batch ----------------------------------------------------------------------------- */
+
+/* The positions as they will be when `out` has been sent. */
+static void plan_after(struct soft_plan *plan, const struct soft_outgoing *out)
+{
+	const struct soft_frame *frame = &out->frame;
+
+	if (frame->flags & SOFT_FRAME_ACK)
+		plan->acked = frame->ack;
+	if (is_answer(out) && out->index == plan->response) {
+		plan->response_offset = out->last ? 0 : plan->response_offset + frame->length;
+		plan->response += out->last;
+		if (out->last)
+			plan->acked = frame->psn;
+	} else if (frame->opcode < SOFT_ACK && out->index == plan->next &&
+		   frame->offset == plan->next_offset) {
+		plan->next_offset = out->last ? 0 : plan->next_offset + frame->length;
+		plan->next += out->last;
+		plan->reads += out->last && frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE;
+	}
+}
+
+/* False: the frame that was sent in part cannot be continued. */
+static bool build(struct batch *batch, struct soft_link *link)
+{
+	struct soft_qp *qp = link->qp;
+	bool answered, requested;
+
+	batch->link = link;
+	batch->frame_count = batch->iov_count = 0;
+	batch->used = batch->bytes = 0;
+	batch->closed = false;
+	batch->plan = (struct soft_plan){
+		.next = qp->sq.next,
+		.next_offset = qp->sq.next_offset,
+		.reads = qp->sq.reads,
+		.response = qp->responder.response_head,
+		.response_offset = qp->responder.response_offset,
+		.acked = qp->responder.acked,
+	};
+	if (link->partial) {
+		if (!add(batch, &link->outgoing, link->sent))
+			return false;
+		plan_after(&batch->plan, &link->outgoing);
+	}
+	do {
+		answered = has_room(batch) && add_answer(batch);
+		requested = has_room(batch) && add_request(batch);
+	} while (answered || requested);
+	add_control(batch);
+	return true;
+}
+
+/* The kernel has the whole frame: now it counts. */
+static void commit(struct soft_link *link, const struct soft_outgoing *out)
+{
+	struct soft_qp *qp = link->qp;
+
+	if (out->frame.flags & SOFT_FRAME_ACK) {
+		qp->responder.acked = out->frame.ack;
+		if (!soft_list_empty(&link->owed))
+			soft_ack_settled(link);
+	}
+	switch (out->frame.opcode) {
+	case SOFT_READ_DATA:
+	case SOFT_ATOMIC_DATA:
+		soft_responder_commit(qp, out);
+		break;
+	case SOFT_RNR_NAK:
+		link->nak_opcode = 0;
+		break;
+	case SOFT_NAK:
+		link->nak_opcode = 0;
+		soft_qp_error(qp);
+		break;
+	case SOFT_ACK:
+		break;
+	default:
+		soft_requester_commit(qp, out);
+		soft_ack_replied(link);
+	}
+}
+
+static void account(struct soft_link *link, const struct batch *batch, size_t sent)
+{
+	for (int i = 0; i < batch->frame_count; i++) {
+		const struct soft_outgoing *out = &batch->frames[i];
+		uint32_t already = i == 0 && link->partial ? link->sent : 0;
+		size_t left = SOFT_FRAME_HEADER + (size_t)out->frame.length - already;
+
+		if (sent < left) {
+			if (sent || already) {
+				link->outgoing = *out;
+				link->sent = already + (uint32_t)sent;
+				link->partial = true;
+			}
+			return;
+		}
+		sent -= left;
+		link->partial = false;
+		commit(link, out);
+		if (link->state != SOFT_LINK_UP)
+			return;
+	}
+}
+
+/* ---- the socket ---------------------------------------------------------------------------- */
+
+/* Come back when the socket takes more: which may be at once, if only the step is over. */
+static void block(struct soft_link *link)
+{
+	int rc = link->out.fd == link->in.fd ? soft_watch(&link->in, EPOLLIN | EPOLLOUT) :
+					       soft_watch(&link->out, EPOLLOUT);
+
+	link->blocked = true;
+	if (rc)
+		soft_link_finish(link, rc);
+}
+
+/* Bytes taken by the socket, or a negative errno value. */
+static ssize_t send_some(struct soft_link *link, struct iovec *iov, int count)
+{
+	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+	ssize_t n;
+
+	do
+		n = sendmsg(link->out.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return errno == EAGAIN ? 0 : -errno;
+	return n;
+}
+
+static bool has_more(const struct soft_qp *qp)
+{
+	return qp->sq.next != qp->sq.tail ||
+	       qp->responder.response_head != qp->responder.response_tail;
+}
+
+void soft_link_write(struct soft_link *link)
+{
+	struct soft_qp *qp = link->qp;
+	size_t total = 0;
+
+	while (link->state == SOFT_LINK_UP && !link->blocked) {
+		struct batch batch;
+
+		if (!build(&batch, link)) {
+			if (!is_answer(&link->outgoing))
+				soft_send_at(qp, link->outgoing.index)->status = IBV_WC_LOC_PROT_ERR;
+			soft_requester_settle(qp);
+			if (qp->link)
+				soft_link_finish(qp->link, ECONNABORTED);
+			return;
+		}
+		if (batch.bytes == 0)
+			break;
+		ssize_t n = send_some(link, batch.iov, batch.iov_count);
+
+		if (n < 0) {
+			soft_link_finish(link, (int)-n);
+			return;
+		}
+		link->busy = true;
+		account(link, &batch, (size_t)n);
+		link->busy = false;
+		if (link->state == SOFT_LINK_DEAD) {
+			free(link);
+			return;
+		}
+		total += (size_t)n;
+		if (link->state == SOFT_LINK_UP &&
+		    ((size_t)n < batch.bytes || (total >= SOFT_STEP_BYTES && has_more(qp)))) {
+			block(link);
+			break;
+		}
+	}
+	if (qp->ibv.state != IBV_QPS_ERR) {
+		soft_requester_settle(qp);
+		soft_qp_check_drained(qp);
+	}
+}
+
+/* The last frame, then the end of our direction.  Its bytes are in link->header, which no input
+ * needs any more. */
+void soft_link_write_end(struct soft_link *link)
+{
+	if (link->ended || link->state != SOFT_LINK_CLOSING)
+		return;
+	if (link->sent == 0 && link->qp) {
+		struct soft_frame frame = {.opcode = SOFT_DISCONNECT, .flags = SOFT_FRAME_ACK};
+		const struct soft_plan plan = {.response = link->qp->responder.response_head};
+
+		frame.ack = soft_responder_done(link->qp, &plan);
+		soft_frame_encode(link->header, &frame);
+	}
+	struct iovec rest = {
+		.iov_base = link->header + link->sent,
+		.iov_len = SOFT_FRAME_HEADER - link->sent,
+	};
+	ssize_t n = send_some(link, &rest, 1);
+
+	if (n < 0) {
+		soft_link_finish(link, 0);
+		return;
+	}
+	link->sent += (uint32_t)n;
+	if (link->sent < SOFT_FRAME_HEADER) {
+		block(link);
+		return;
+	}
+	link->ended = true;
+	shutdown(link->out.fd, SHUT_WR);
+}

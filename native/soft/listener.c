@@ -1,0 +1,144 @@
+/* The data listener: where peers without a connection manager reach this process's queue pairs.
+ *
+ * Its TCP port is the port's LID, because that is what verbs applications tell each other beside
+ * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
+ * every address, so it is reserved on the unspecified address (bound there, but not listening), and
+ * the process listens only where one of its queue pairs has an address: on loopback from the start,
+ * elsewhere when a queue pair chooses another GID.
+ */
+#define _GNU_SOURCE /* accept4 */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "objects.h"
+
+enum {
+	ADDRESSES = 32,
+	BACKLOG = 1024,
+	ACCEPTS_PER_STEP = 16,
+	ATTEMPTS = 8, /* to find a port that is free on loopback too */
+};
+
+static int reserved = -1;
+static uint16_t port;
+static struct listening {
+	struct soft_source source;
+	union ibv_gid gid;
+} listening[ADDRESSES];
+static int listening_count;
+
+static void ready(struct soft_source *source, uint32_t events)
+{
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd < 0)
+			return;
+		soft_greeting_accepted(fd);
+	}
+}
+
+static int bound(const struct sockaddr *address, socklen_t length)
+{
+	const int on = 1, off = 0;
+	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	if (address->sa_family == AF_INET6)
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY,
+			   IN6_IS_ADDR_UNSPECIFIED(
+				   &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr) ?
+				   &off :
+				   &on,
+			   sizeof(on));
+	/* With the port reserved by ourselves on the unspecified address; nobody can listen twice. */
+	if (((const struct sockaddr_in *)(const void *)address)->sin_port)
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (bind(fd, address, length)) {
+		close(fd);
+		return -1;
+	}
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	return fd;
+}
+
+static bool reserve(void)
+{
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
+	struct sockaddr_in any4 = {.sin_family = AF_INET};
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+
+	reserved = bound((struct sockaddr *)&any6, sizeof(any6));
+	if (reserved < 0)
+		reserved = bound((struct sockaddr *)&any4, sizeof(any4));
+	if (reserved < 0 || getsockname(reserved, (struct sockaddr *)&address, &length))
+		return false;
+	/* The port is at the same place in both. */
+	port = ntohs(((struct sockaddr_in *)&address)->sin_port);
+	return true;
+}
+
+static bool listen_at(const union ibv_gid *gid)
+{
+	struct listening *slot = &listening[listening_count];
+	struct sockaddr_storage address;
+	socklen_t length = soft_gid_address(gid, port, &address);
+	int fd;
+
+	if (listening_count == ADDRESSES)
+		return false;
+	fd = bound((struct sockaddr *)&address, length);
+	if (fd < 0)
+		return false;
+	slot->source = (struct soft_source){.fd = fd, .ready = ready};
+	slot->gid = *gid;
+	if (listen(fd, BACKLOG) || soft_watch(&slot->source, EPOLLIN)) {
+		close(fd);
+		return false;
+	}
+	listening_count++;
+	return true;
+}
+
+static void release(void)
+{
+	if (reserved >= 0)
+		close(reserved);
+	reserved = -1;
+	port = 0;
+}
+
+uint16_t soft_listener_port(void)
+{
+	for (int i = 0; i < ATTEMPTS && !port; i++)
+		if (!reserve() || !listen_at(&soft_gid_loopback))
+			release();
+	return port;
+}
+
+void soft_listener_open(const union ibv_gid *gid)
+{
+	if (!soft_listener_port())
+		return;
+	for (int i = 0; i < listening_count; i++)
+		if (!memcmp(&listening[i].gid, gid, sizeof(*gid)))
+			return;
+	listen_at(gid);
+}
+
+void soft_listener_shutdown(void)
+{
+	while (listening_count) {
+		struct soft_source *source = &listening[--listening_count].source;
+
+		soft_unwatch(source);
+		if (source->fd >= 0)
+			close(source->fd);
+	}
+	release();
+}

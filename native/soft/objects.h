@@ -1,0 +1,479 @@
+/* The objects behind the verbs: what the application sees of each is its first member.
+ *
+ * Everything here is under the engine's lock, but for the members that say otherwise.
+ */
+#ifndef AIORDMA_SOFT_OBJECTS_H
+#define AIORDMA_SOFT_OBJECTS_H
+
+#include "engine.h"
+#include "frame.h"
+
+struct iovec;
+
+/* What the device offers; ibv_query_device(3) tells it, the create calls hold to it. */
+enum {
+	SOFT_MAX_QP = 65536,
+	SOFT_MAX_QP_WR = 16384,
+	SOFT_MAX_SGE = 32,
+	SOFT_MAX_INLINE = 512,
+	SOFT_MAX_CQE = 1 << 20,
+	SOFT_MAX_RD_ATOMIC = 128,
+	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs */
+	SOFT_COMP_VECTORS = 1,
+};
+#define SOFT_MAX_MESSAGE (1u << 31)
+
+/* ---- table.c: 32-bit numbers to objects ---------------------------------------------------- */
+
+struct soft_table {
+	struct soft_table_slot {
+		uint32_t key; /* 0: empty */
+		void *object;
+	} * slots;
+	uint32_t capacity; /* a power of two, or 0 */
+	uint32_t count;
+};
+
+void *soft_table_find(const struct soft_table *table, uint32_t key);
+/* Under a new random key from 1 to `mask`; 0 or an errno value. */
+int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key);
+void soft_table_remove(struct soft_table *table, uint32_t key);
+
+/* ---- device.c, pd.c ------------------------------------------------------------------------ */
+
+struct soft_context {
+	struct ibv_context ibv;
+	unsigned incarnation; /* of the engine that it holds */
+	bool closed;
+	bool of_cm;        /* cm_device.c: closes it when nothing but its own PD is left */
+	unsigned children; /* objects that point here; the last one frees a closed context */
+	struct soft_channel async;
+	struct soft_node async_events;
+	struct soft_node qps;
+};
+
+struct soft_pd {
+	struct ibv_pd ibv;
+	unsigned users;
+};
+
+static inline struct soft_context *soft_context_of(struct ibv_context *context)
+{
+	return soft_container(context, struct soft_context, ibv);
+}
+
+/* Under the lock.  Release frees a closed context with its last child, after unlocking: so it is
+ * called without the lock. */
+void soft_context_hold(struct soft_context *context);
+void soft_context_release(struct soft_context *context);
+
+/* Make a zeroed or stopped struct an open context, and the reverse; not under the lock. */
+int soft_context_start(struct soft_context *context, struct ibv_device *of);
+void soft_context_stop(struct soft_context *context);
+
+/* ---- gid.c --------------------------------------------------------------------------------- */
+
+struct soft_gid {
+	union ibv_gid gid;
+	uint32_t ifindex;
+};
+
+/* The addresses of this host as a table, loopback first.  Returns a malloc'd array or NULL. */
+struct soft_gid *soft_gid_table(int *count);
+/* The entry at an index; 0 or EINVAL. */
+int soft_gid_at(int index, struct soft_gid *gid);
+int soft_gid_count(void);
+void soft_gid_refresh(void); /* not under the lock */
+bool soft_gid_is_local(const union ibv_gid *gid);
+/* The socket address that a GID stands for; port in host order.  Returns its length. */
+socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);
+extern const union ibv_gid soft_gid_loopback;
+
+/* ---- async.c: asynchronous events of a context --------------------------------------------- */
+
+/* Queue an event; element is the CQ, QP or port it is about. */
+void soft_async_event(struct soft_context *context, const struct ibv_async_event *event);
+/* Forget those that the application has not taken yet, before their object goes. */
+void soft_async_forget(struct soft_context *context, const void *element);
+
+/* ---- mr.c ---------------------------------------------------------------------------------- */
+
+struct soft_mr {
+	struct ibv_mr ibv;
+	uint64_t iova;
+	unsigned access;
+};
+
+/* Where `length` bytes at `address` are, or NULL if the key does not exist, belongs to another PD,
+ * lacks one of the rights, or does not reach that far.  Valid until the lock is given back. */
+void *soft_memory(uint32_t key, const struct ibv_pd *pd, uint64_t address, uint64_t length,
+		  unsigned rights);
+
+/* ---- comp_channel.c, cq.c ------------------------------------------------------------------ */
+
+struct soft_comp_channel {
+	struct ibv_comp_channel ibv;
+	struct soft_channel channel;
+	pthread_mutex_t mutex;  /* protects what follows; taken inside a CQ's lock */
+	struct soft_node ready; /* CQs with events that have not been taken */
+};
+
+enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
+
+struct soft_cq {
+	struct ibv_cq ibv;
+	pthread_mutex_t lock; /* protects the ring and `armed` */
+	struct ibv_wc *ring;
+	uint32_t capacity;
+	uint32_t first;
+	uint32_t count; /* also read without the lock, to see that it is empty */
+	enum soft_armed armed;
+	bool just_armed; /* atomic */
+	bool overrun;
+	unsigned users; /* send and receive queues that complete here */
+	struct soft_deferred overrun_work;
+	/* under the comp channel's mutex: */
+	struct soft_node ready_node;
+	uint32_t events_waiting;
+	uint32_t events_taken;
+	/* under ibv.mutex: */
+	uint32_t async_events_taken;
+};
+
+static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
+{
+	return soft_container(cq, struct soft_cq, ibv);
+}
+
+/* Add a completion.  `solicited` as in ibv_req_notify_cq(3). */
+void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
+int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
+int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+
+void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq);
+void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq);
+
+/* ---- queue pairs --------------------------------------------------------------------------- */
+
+/* A work request in the send queue. */
+struct soft_send {
+	uint64_t wr_id;
+	uint64_t remote_address;
+	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
+	uint32_t rkey;
+	uint32_t immediate; /* network order */
+	uint32_t length;
+	uint32_t received; /* READ: bytes of the answer so far */
+	uint8_t opcode;    /* enum ibv_wr_opcode */
+	uint8_t flags;     /* enum ibv_send_flags */
+	uint8_t num_sge;
+	uint8_t status; /* enum ibv_wc_status: why it cannot be sent, known before its turn */
+};
+
+/* Indices count up for ever; a slot is index & mask. */
+struct soft_send_queue {
+	struct soft_send *slots;
+	struct ibv_sge *sges;  /* max_sge for each slot */
+	uint8_t *inline_data;  /* max_inline for each slot */
+	uint32_t mask;
+	uint32_t oldest;       /* not completed */
+	uint32_t next;         /* to be transmitted... */
+	uint32_t next_offset;  /* ...from here on */
+	uint32_t tail;         /* free */
+	uint32_t reads;        /* READs and atomics transmitted and not answered */
+};
+
+struct soft_receive {
+	uint64_t wr_id;
+	uint64_t length; /* of all SGEs */
+	uint32_t num_sge;
+};
+
+struct soft_receive_queue {
+	struct soft_receive *slots;
+	struct ibv_sge *sges;
+	uint32_t mask;
+	uint32_t head;
+	uint32_t tail;
+};
+
+/* A READ or an atomic that the responder has accepted and not wholly answered. */
+struct soft_response {
+	uint32_t psn;
+	uint32_t rkey;
+	uint64_t address;
+	uint32_t total;
+	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
+	uint8_t result[SOFT_ATOMIC_RESULT];
+};
+
+struct soft_responder {
+	uint32_t psn;       /* expected next */
+	uint32_t acked;     /* last PSN told to the requester */
+	bool resend_wanted; /* an RNR NAK is out: discard until the message comes again */
+	bool failed;        /* a NAK is out that ends the queue pair as soon as it has been sent */
+	/* the message under way, of which more frames are to come */
+	bool active;
+	bool has_receive; /* it took the receive at the head of the queue */
+	uint8_t opcode;
+	uint8_t flags;
+	uint32_t total;
+	uint32_t offset;
+	uint32_t rkey;
+	uint64_t address;
+	uint32_t immediate;
+	/* answers, in the order of the requests */
+	struct soft_response *responses;
+	uint32_t response_mask;
+	uint32_t response_head;
+	uint32_t response_offset; /* of the first one: what has been sent */
+	uint32_t response_tail;
+};
+
+struct soft_link;
+
+struct soft_qp {
+	struct ibv_qp ibv;
+	struct soft_node of_context;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_cap cap;
+	bool sq_sig_all;
+	bool stream_from_cm; /* the address has dlid 0 */
+	bool stream_lost;    /* there was one, and it is gone: nothing can be sent any more */
+	bool communicated;   /* the first request has been seen (COMM_EST) */
+	bool draining;       /* SQD was asked for, requests are still under way */
+	struct soft_link *link;
+	struct soft_send_queue sq;
+	struct soft_receive_queue rq;
+	struct soft_responder responder;
+	uint8_t rnr_left;     /* retries; 7 means for ever */
+	bool rnr_waiting;
+	struct soft_timer rnr_timer;
+	struct soft_timer reach_timer; /* requests wait for a stream */
+	void (*link_down)(struct soft_qp *qp, void *owner, int error);
+	void *link_owner;
+	uint32_t async_events_taken; /* under ibv.mutex */
+};
+
+/* Every send queue slot has a PSN and back. */
+static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
+{
+	return (psn + count) & SOFT_PSN_MASK;
+}
+
+static inline struct soft_send *soft_send_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->sq.slots[index & qp->sq.mask];
+}
+
+static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->sq.sges[(size_t)(index & qp->sq.mask) * qp->cap.max_send_sge];
+}
+
+static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->sq.inline_data[(size_t)(index & qp->sq.mask) * qp->cap.max_inline_data];
+}
+
+static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
+{
+	return soft_psn_add(qp->attr.sq_psn, index);
+}
+
+static inline struct soft_receive *soft_receive_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->rq.slots[index & qp->rq.mask];
+}
+
+static inline struct ibv_sge *soft_receive_sges(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->rq.sges[(size_t)(index & qp->rq.mask) * qp->cap.max_recv_sge];
+}
+
+/* qp.c */
+int soft_queues_create(struct soft_qp *qp);
+void soft_queues_destroy(struct soft_qp *qp);
+void soft_queues_reset(struct soft_qp *qp);
+void soft_qp_enter_reset(struct soft_qp *qp);
+/* To ERR: flush both queues in order, end the stream.  Safe to repeat. */
+void soft_qp_error(struct soft_qp *qp);
+void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
+/* Send what may be sent now, or see to it that there will be a stream. */
+void soft_qp_kick(struct soft_qp *qp);
+/* The stream of a queue pair is gone. */
+void soft_qp_link_gone(struct soft_qp *qp, int error);
+void soft_qp_check_drained(struct soft_qp *qp);
+
+/* post.c */
+int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+
+/* complete.c: work completions */
+void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */
+void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+void soft_flush(struct soft_qp *qp);
+
+/* ---- frames being built and taken in ------------------------------------------------------- */
+
+/* A frame on its way out; what sending it means for the queue pair is done when its last byte is
+ * with the kernel (`commit`), because frames that do not fit are built anew later. */
+struct soft_outgoing {
+	struct soft_frame frame;
+	uint32_t index;   /* requester: slot of the send queue; responder: of the responses */
+	bool last;        /* of its message */
+};
+
+/* Where transmission has got to, while a batch of frames is built and not yet sent. */
+struct soft_plan {
+	uint32_t next, next_offset, reads;
+	uint32_t response, response_offset;
+	uint32_t acked;
+};
+
+/* requester.c.  next: false when nothing may be sent now. */
+bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
+void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out);
+/* Bytes [from, from + length) of the frame's payload as iovecs; their number, or -1 when the memory
+ * is no longer allowed to be read. */
+int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);
+/* If the oldest request is one that cannot be transmitted, its turn to fail has come. */
+void soft_requester_settle(struct soft_qp *qp);
+void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status);
+
+/* responder.c */
+int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
+bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
+void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out);
+int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);
+/* The PSN up to which everything is done and may be acknowledged with a frame sent after `plan`. */
+uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *plan);
+
+/* Taking in.  What happens to the frame just begun and its payload: */
+enum soft_sink {
+	SOFT_SINK_NONE,    /* there is no payload */
+	SOFT_SINK_DISCARD, /* read and forgotten, the frame too */
+	SOFT_SINK_SMALL,   /* into the link's small buffer */
+	SOFT_SINK_RECEIVE, /* scattered to the receive at the head of the queue */
+	SOFT_SINK_WRITE,   /* to the memory that the peer named */
+	SOFT_SINK_READ,    /* scattered to the oldest request */
+	SOFT_SINK_BROKEN,  /* no such frame can come here: the stream is given up */
+};
+
+/* responder.c, completer.c: a frame's header is there; its payload is there, wholly. */
+enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+/* Every message up to this PSN is acknowledged; false if that cannot be. */
+bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
+
+/* Memory for payload bytes [from, from + length) of the frame, as iovecs; their number, or -1 when
+ * it may not be written (what follows from that has then been done). */
+int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			 uint32_t length, struct iovec *iov, int room);
+int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			uint32_t length, struct iovec *iov, int room);
+
+/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
+int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
+
+/* ---- streams ------------------------------------------------------------------------------- */
+
+enum soft_link_state {
+	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
+	SOFT_LINK_GREETING,   /* HELLO or WELCOME is awaited */
+	SOFT_LINK_HELD,       /* a HELLO whose queue pair is not in RTR yet */
+	SOFT_LINK_UP,
+	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
+	SOFT_LINK_DEAD,
+};
+
+struct soft_link {
+	struct soft_source in;
+	struct soft_source out; /* the same fd, but for a queue pair that talks to itself */
+	enum soft_link_state state;
+	bool busy;          /* its input is being served: it must not be freed */
+	struct soft_qp *qp; /* NULL: not known yet, or left behind */
+	struct soft_node node;
+	struct soft_deferred output;
+	struct soft_timer timer; /* retry, patience, lingering */
+	unsigned attempts;
+	bool greeted;
+	struct soft_greeting greeting; /* of the other side */
+
+	/* input */
+	uint8_t header[SOFT_GREETING]; /* the beginning of a header or greeting */
+	uint32_t header_have;
+	struct soft_frame frame; /* the frame whose payload is being taken in */
+	uint32_t taken;          /* of the payload */
+	uint32_t left;           /* of the payload */
+	enum soft_sink sink;
+	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
+	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
+
+	/* acknowledgements that wait for company (acks.c) */
+	struct soft_node owed;
+	uint64_t owed_since;
+	int replies;
+	bool reply_hoped;
+
+	/* output */
+	bool blocked; /* waits for EPOLLOUT */
+	bool partial; /* `outgoing` has been sent in part */
+	bool ended;   /* shut down for writing */
+	uint32_t sent; /* bytes of `outgoing`, with its header */
+	struct soft_outgoing outgoing;
+	/* at most one NAK is ever waiting: the responder takes nothing in after it */
+	uint8_t nak_opcode; /* 0: none */
+	uint8_t nak_syndrome;
+	uint32_t nak_psn;
+};
+
+/* link.c */
+struct soft_link *soft_link_create(int fd, enum soft_link_state state);
+int soft_link_up(struct soft_link *link, struct soft_qp *qp);
+/* A queue pair that talks to itself: `out_fd` is the other end of what is read from. */
+int soft_link_up_to_self(struct soft_qp *qp);
+/* Close the fd now, tell the queue pair, free (or leave that to who is busy with it). */
+void soft_link_finish(struct soft_link *link, int error);
+/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
+void soft_link_close(struct soft_link *link);
+/* The queue pair goes without its link; that closes orderly. */
+void soft_link_leave(struct soft_link *link);
+/* There may be something to send. */
+void soft_link_output(struct soft_link *link);
+
+/* acks.c */
+void soft_ack_later(struct soft_link *link);   /* a receive has completed */
+void soft_ack_settled(struct soft_link *link); /* nothing is owed any more */
+void soft_ack_replied(struct soft_link *link); /* a request goes out */
+
+/* link_input.c */
+void soft_link_read(struct soft_link *link);
+void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
+
+/* link_output.c */
+void soft_link_write(struct soft_link *link);
+void soft_link_write_end(struct soft_link *link);
+
+/* greeting.c: streams without the CM */
+void soft_greeting_begin(struct soft_qp *qp);
+void soft_greeting_accepted(int fd);
+void soft_greeting_forget(void); /* all strangers are gone */
+void soft_greeting_ready(struct soft_link *link, uint32_t events);
+/* RTS: now both PSNs are known. */
+void soft_greeting_check(struct soft_qp *qp);
+
+/* listener.c */
+/* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
+ * none to be had. */
+uint16_t soft_listener_port(void);
+/* Accept at that address of this host as well. */
+void soft_listener_open(const union ibv_gid *gid);
+
+#endif

@@ -1,0 +1,170 @@
+/* Posting: work requests into the rings, in the caller's thread.
+ *
+ * What a program can get wrong in the call itself (state, room, counts, an operation that does not
+ * exist) is refused here with an errno value and *bad_wr.  What only turns out when the request is
+ * carried out (keys, bounds, the peer's answer) is told by its completion.
+ *
+ * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
+ * (soft_unlock) writes it to the stream, all requests with one system call.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "objects.h"
+
+static int check_opcode(const struct ibv_send_wr *wr)
+{
+	switch (wr->opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+		return 0;
+	case IBV_WR_RDMA_READ:
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		/* Their SGEs are written to: ibv_post_send(3), IBV_SEND_INLINE. */
+		return wr->send_flags & IBV_SEND_INLINE ? EINVAL : 0;
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_TSO:
+		return EOPNOTSUPP;
+	}
+	return EINVAL;
+}
+
+static uint64_t length_of(const struct ibv_sge *sges, int count)
+{
+	uint64_t length = 0;
+
+	for (int i = 0; i < count; i++)
+		length += sges[i].length;
+	return length;
+}
+
+static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+	int rc = check_opcode(wr);
+
+	if (rc)
+		return rc;
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge ||
+	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
+					 IBV_SEND_INLINE))
+		return EINVAL;
+	if (qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr)
+		return ENOMEM;
+
+	uint64_t length = length_of(wr->sg_list, wr->num_sge);
+	struct soft_send *send = soft_send_at(qp, qp->sq.tail);
+
+	if (wr->send_flags & IBV_SEND_INLINE && length > qp->cap.max_inline_data)
+		return EINVAL;
+	*send = (struct soft_send){
+		.wr_id = wr->wr_id,
+		.immediate = wr->imm_data,
+		.length = (uint32_t)length,
+		.opcode = (uint8_t)wr->opcode,
+		.flags = (uint8_t)wr->send_flags,
+		.num_sge = (uint8_t)wr->num_sge,
+	};
+	switch (wr->opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		send->remote_address = wr->wr.atomic.remote_addr;
+		send->rkey = wr->wr.atomic.rkey;
+		soft_put64(send->arguments, wr->wr.atomic.compare_add);
+		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
+		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
+		if (length != SOFT_ATOMIC_RESULT)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		break;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_RDMA_READ:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		break;
+	default:
+		break;
+	}
+	if (length > SOFT_MAX_MESSAGE)
+		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		uint8_t *to = soft_send_inline(qp, qp->sq.tail);
+
+		for (int i = 0; i < wr->num_sge; i++) {
+			if (wr->sg_list[i].length)
+				memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr,
+				       wr->sg_list[i].length);
+			to += wr->sg_list[i].length;
+		}
+	} else if (wr->num_sge) {
+		memcpy(soft_send_sges(qp, qp->sq.tail), wr->sg_list,
+		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
+	}
+	qp->sq.tail++;
+	return 0;
+}
+
+int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	int rc = 0;
+
+	soft_lock();
+	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; ERR takes it and
+	 * completes it flushed. */
+	if (ibv->state != IBV_QPS_RTS && ibv->state != IBV_QPS_SQD && ibv->state != IBV_QPS_ERR)
+		rc = EINVAL;
+	for (; wr && !rc; wr = wr->next) {
+		rc = post_one_send(qp, wr);
+		if (rc)
+			break;
+	}
+	if (rc)
+		*bad_wr = wr;
+	soft_qp_kick(qp);
+	soft_unlock();
+	return rc;
+}
+
+static int post_one_receive(struct soft_qp *qp, const struct ibv_recv_wr *wr)
+{
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge)
+		return EINVAL;
+	if (qp->rq.tail - qp->rq.head >= qp->cap.max_recv_wr)
+		return ENOMEM;
+	*soft_receive_at(qp, qp->rq.tail) = (struct soft_receive){
+		.wr_id = wr->wr_id,
+		.length = length_of(wr->sg_list, wr->num_sge),
+		.num_sge = (uint32_t)wr->num_sge,
+	};
+	if (wr->num_sge)
+		memcpy(soft_receive_sges(qp, qp->rq.tail), wr->sg_list,
+		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
+	qp->rq.tail++;
+	return 0;
+}
+
+int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	int rc = 0;
+
+	soft_lock();
+	if (ibv->state == IBV_QPS_RESET)
+		rc = EINVAL; /* IBTA 10.3.1.1 */
+	for (; wr && !rc; wr = wr->next) {
+		rc = post_one_receive(qp, wr);
+		if (rc)
+			break;
+	}
+	if (rc)
+		*bad_wr = wr;
+	if (ibv->state == IBV_QPS_ERR)
+		soft_flush(qp);
+	soft_unlock();
+	return rc;
+}

@@ -1,0 +1,441 @@
+/* Queue pairs: their life, and the state machine (IBTA vol 1, 10.3.1).
+ *
+ * Which transitions exist, and which attributes each must and may have, is the table in
+ * qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
+ * transition does.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+#include "qp_states.h"
+
+static struct soft_table numbers;
+
+struct soft_qp *soft_qp_of(struct ibv_qp *qp)
+{
+	return soft_container(qp, struct soft_qp, ibv);
+}
+
+struct soft_qp *soft_qp_find(uint32_t qp_num)
+{
+	return soft_table_find(&numbers, qp_num);
+}
+
+void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
+{
+	soft_async_event(soft_context_of(qp->ibv.context),
+			 &(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = type});
+}
+
+/* ---- create and destroy -------------------------------------------------------------------- */
+
+static int check_create(const struct ibv_qp_init_attr *attr)
+{
+	const struct ibv_qp_cap *cap = &attr->cap;
+
+	switch (attr->qp_type) {
+	case IBV_QPT_RC:
+		break;
+	case IBV_QPT_UC:
+	case IBV_QPT_UD:
+	case IBV_QPT_RAW_PACKET:
+	case IBV_QPT_XRC_SEND:
+	case IBV_QPT_XRC_RECV:
+	case IBV_QPT_DRIVER:
+		return EOPNOTSUPP;
+	default:
+		return EINVAL;
+	}
+	if (attr->srq)
+		return EOPNOTSUPP;
+	if (!attr->send_cq || !attr->recv_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
+	    cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_send_sge > SOFT_MAX_SGE ||
+	    cap->max_recv_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
+		return EINVAL;
+	return 0;
+}
+
+static void rnr_expired(struct soft_timer *timer)
+{
+	struct soft_qp *qp = soft_container(timer, struct soft_qp, rnr_timer);
+
+	qp->rnr_waiting = false;
+	soft_qp_kick(qp);
+}
+
+/* Nobody could be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3). */
+static void reach_expired(struct soft_timer *timer)
+{
+	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
+
+	if (qp->sq.oldest != qp->sq.tail)
+		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+}
+
+struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct soft_qp *qp = NULL;
+	int rc = check_create(attr);
+
+	if (!rc) {
+		qp = calloc(1, sizeof(*qp));
+		rc = qp ? 0 : ENOMEM;
+	}
+	if (!rc) {
+		qp->cap = attr->cap;
+		rc = soft_queues_create(qp);
+	}
+	if (rc) {
+		free(qp);
+		errno = rc;
+		return NULL;
+	}
+	qp->ibv = (struct ibv_qp){
+		.context = pd->context,
+		.qp_context = attr->qp_context,
+		.pd = pd,
+		.send_cq = attr->send_cq,
+		.recv_cq = attr->recv_cq,
+		.state = IBV_QPS_RESET,
+		.qp_type = attr->qp_type,
+	};
+	qp->sq_sig_all = attr->sq_sig_all;
+	qp->rnr_timer.expired = rnr_expired;
+	qp->reach_timer.expired = reach_expired;
+	pthread_mutex_init(&qp->ibv.mutex, NULL);
+	pthread_cond_init(&qp->ibv.cond, NULL);
+
+	soft_lock();
+	rc = numbers.count < SOFT_MAX_QP ?
+		     soft_table_add(&numbers, qp, SOFT_PSN_MASK, &qp->ibv.qp_num) :
+		     ENOMEM;
+	if (!rc) {
+		qp->ibv.handle = qp->ibv.qp_num;
+		soft_list_append(&soft_context_of(pd->context)->qps, &qp->of_context);
+		soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_cq_of(attr->send_cq)->users++;
+		soft_cq_of(attr->recv_cq)->users++;
+	}
+	soft_unlock();
+	if (rc) {
+		soft_queues_destroy(qp);
+		free(qp);
+		errno = rc;
+		return NULL;
+	}
+	return &qp->ibv;
+}
+
+int soft_ibv_destroy_qp(struct ibv_qp *ibv)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	soft_lock();
+	soft_qp_enter_reset(qp);
+	soft_table_remove(&numbers, ibv->qp_num);
+	soft_list_remove(&qp->of_context);
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_cq_of(ibv->send_cq)->users--;
+	soft_cq_of(ibv->recv_cq)->users--;
+	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_unlock();
+
+	pthread_mutex_lock(&ibv->mutex);
+	while (ibv->events_completed != qp->async_events_taken) /* ibv_get_async_event(3) */
+		pthread_cond_wait(&ibv->cond, &ibv->mutex);
+	pthread_mutex_unlock(&ibv->mutex);
+
+	pthread_cond_destroy(&ibv->cond);
+	pthread_mutex_destroy(&ibv->mutex);
+	soft_queues_destroy(qp);
+	free(qp);
+	return 0;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static void stop_timers(struct soft_qp *qp)
+{
+	soft_timer_stop(&qp->rnr_timer);
+	soft_timer_stop(&qp->reach_timer);
+	qp->rnr_waiting = false;
+}
+
+void soft_qp_enter_reset(struct soft_qp *qp)
+{
+	struct soft_link *link = qp->link;
+
+	qp->link_down = NULL;
+	stop_timers(qp);
+	if (link)
+		soft_link_leave(link);
+	soft_queues_reset(qp);
+	memset(&qp->attr, 0, sizeof(qp->attr));
+	qp->stream_from_cm = qp->stream_lost = qp->communicated = qp->draining = false;
+	qp->ibv.state = IBV_QPS_RESET;
+}
+
+void soft_qp_error(struct soft_qp *qp)
+{
+	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
+		return;
+	qp->ibv.state = IBV_QPS_ERR;
+	stop_timers(qp);
+	soft_flush(qp);
+	if (qp->link)
+		soft_link_close(qp->link);
+}
+
+void soft_qp_check_drained(struct soft_qp *qp)
+{
+	/* IBTA 10.3.1.4: SQD is drained when what had begun is complete. */
+	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
+	    qp->sq.next_offset)
+		return;
+	qp->draining = false;
+	if (qp->attr.en_sqd_async_notify)
+		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
+}
+
+/* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
+ * what a connection takes to be made, and at most a minute.  0 is "for ever". */
+static uint64_t patience_ns(const struct soft_qp *qp)
+{
+	const uint64_t least = 500000000u, most = 60000000000u;
+	uint64_t time = ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
+
+	return time < least ? least : time > most ? most : time;
+}
+
+void soft_qp_kick(struct soft_qp *qp)
+{
+	if (qp->ibv.state == IBV_QPS_ERR) {
+		soft_flush(qp);
+		return;
+	}
+	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
+		return;
+	if (qp->link && qp->link->state == SOFT_LINK_UP)
+		soft_link_output(qp->link);
+	else if (qp->stream_lost)
+		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+	else if (qp->attr.timeout && !qp->reach_timer.running)
+		soft_timer_start(&qp->reach_timer, soft_now() + patience_ns(qp));
+}
+
+void soft_qp_link_gone(struct soft_qp *qp, int error)
+{
+	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
+
+	qp->stream_lost = true;
+	qp->link_down = NULL;
+	if (qp->ibv.state != IBV_QPS_ERR && qp->ibv.state != IBV_QPS_RESET) {
+		bool outstanding = qp->sq.oldest != qp->sq.tail;
+
+		if (error)
+			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
+		if (outstanding)
+			soft_requester_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR :
+								  IBV_WC_RETRY_EXC_ERR);
+		else if (error)
+			soft_qp_error(qp);
+		/* An orderly end with nothing under way leaves the queue pair as it is, as a peer's
+		 * silence would: the next request finds out. */
+	}
+	if (link_down)
+		link_down(qp, qp->link_owner, error);
+}
+
+/* ---- modify -------------------------------------------------------------------------------- */
+
+static const struct soft_qp_transition *transition(const struct soft_qp *qp, enum ibv_qp_state to)
+{
+	for (size_t i = 0; i < sizeof(soft_qp_transitions) / sizeof(soft_qp_transitions[0]); i++) {
+		const struct soft_qp_transition *row = &soft_qp_transitions[i];
+
+		if (row->qp_type == qp->ibv.qp_type && row->from == qp->ibv.state && row->to == to)
+			return row;
+	}
+	return NULL;
+}
+
+static int check_address(const struct ibv_ah_attr *ah)
+{
+	struct soft_gid gid;
+
+	if (ah->port_num != 1)
+		return EINVAL;
+	return ah->is_global ? soft_gid_at(ah->grh.sgid_index, &gid) : 0;
+}
+
+static int check_values(const struct ibv_qp_attr *attr, int mask)
+{
+	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+				IBV_ACCESS_MW_BIND;
+
+	/* Automatic path migration needs a second path, which a stream does not have. */
+	if (mask & IBV_QP_ALT_PATH ||
+	    (mask & IBV_QP_PATH_MIG_STATE && attr->path_mig_state != IBV_MIG_MIGRATED))
+		return EOPNOTSUPP;
+	if ((mask & IBV_QP_PORT && attr->port_num != 1) ||
+	    (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0) ||
+	    (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~rights) ||
+	    (mask & IBV_QP_PATH_MTU &&
+	     (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096)) ||
+	    (mask & IBV_QP_DEST_QPN && attr->dest_qp_num > SOFT_PSN_MASK) ||
+	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31) ||
+	    (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
+	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
+	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
+		return EINVAL;
+	return mask & IBV_QP_AV ? check_address(&attr->ah_attr) : 0;
+}
+
+static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int mask)
+{
+	if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
+		own->en_sqd_async_notify = attr->en_sqd_async_notify;
+	if (mask & IBV_QP_ACCESS_FLAGS)
+		own->qp_access_flags = attr->qp_access_flags;
+	if (mask & IBV_QP_PKEY_INDEX)
+		own->pkey_index = attr->pkey_index;
+	if (mask & IBV_QP_PORT)
+		own->port_num = attr->port_num;
+	if (mask & IBV_QP_AV)
+		own->ah_attr = attr->ah_attr;
+	if (mask & IBV_QP_PATH_MTU)
+		own->path_mtu = attr->path_mtu;
+	if (mask & IBV_QP_TIMEOUT)
+		own->timeout = attr->timeout;
+	if (mask & IBV_QP_RETRY_CNT)
+		own->retry_cnt = attr->retry_cnt;
+	if (mask & IBV_QP_RNR_RETRY)
+		own->rnr_retry = attr->rnr_retry;
+	if (mask & IBV_QP_RQ_PSN)
+		own->rq_psn = attr->rq_psn & SOFT_PSN_MASK;
+	if (mask & IBV_QP_SQ_PSN)
+		own->sq_psn = attr->sq_psn & SOFT_PSN_MASK;
+	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+		own->max_rd_atomic = attr->max_rd_atomic;
+	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+		own->max_dest_rd_atomic = attr->max_dest_rd_atomic;
+	if (mask & IBV_QP_MIN_RNR_TIMER)
+		own->min_rnr_timer = attr->min_rnr_timer;
+	if (mask & IBV_QP_DEST_QPN)
+		own->dest_qp_num = attr->dest_qp_num;
+}
+
+int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	enum ibv_qp_state from = ibv->state;
+	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
+	const struct soft_qp_transition *row = transition(qp, to);
+	uint32_t mask = (uint32_t)attr_mask;
+	int rc;
+
+	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
+		return EINVAL;
+	if (!row || (mask & row->required) != row->required ||
+	    mask & ~(row->required | row->optional))
+		return EINVAL;
+	rc = check_values(attr, attr_mask);
+	if (rc)
+		return rc;
+	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) {
+		rc = soft_responder_prepare(qp, attr->max_dest_rd_atomic, attr->rq_psn);
+		if (rc)
+			return rc;
+	}
+	apply(&qp->attr, attr, attr_mask);
+	if (attr_mask & IBV_QP_RNR_RETRY)
+		qp->rnr_left = qp->attr.rnr_retry;
+
+	switch (to) {
+	case IBV_QPS_RESET:
+		soft_qp_enter_reset(qp);
+		return 0;
+	case IBV_QPS_ERR:
+		soft_qp_error(qp);
+		return 0;
+	case IBV_QPS_SQD:
+		ibv->state = to;
+		if (from == IBV_QPS_RTS)
+			qp->draining = true;
+		soft_qp_check_drained(qp);
+		return 0;
+	case IBV_QPS_RTR:
+		ibv->state = to;
+		if (from == IBV_QPS_INIT)
+			soft_greeting_begin(qp);
+		return 0;
+	case IBV_QPS_RTS:
+		ibv->state = to;
+		qp->draining = false;
+		if (from == IBV_QPS_RTR)
+			soft_greeting_check(qp);
+		soft_qp_kick(qp);
+		return 0;
+	default:
+		ibv->state = to;
+		return 0;
+	}
+}
+
+int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
+{
+	soft_lock();
+	int rc = soft_modify_qp_locked(qp, attr, attr_mask);
+
+	soft_unlock();
+	return rc;
+}
+
+/* All of it, whatever the mask asks for, which ibv_query_qp(3) allows. */
+int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
+		      struct ibv_qp_init_attr *init_attr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	(void)attr_mask;
+	soft_lock();
+	*attr = qp->attr;
+	attr->qp_state = attr->cur_qp_state = ibv->state;
+	attr->cap = qp->cap;
+	attr->sq_draining = qp->draining;
+	if (ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT) {
+		attr->rq_psn = qp->responder.psn;
+		attr->sq_psn = soft_send_psn(qp, qp->sq.next);
+	}
+	soft_unlock();
+	*init_attr = (struct ibv_qp_init_attr){
+		.qp_context = ibv->qp_context,
+		.send_cq = ibv->send_cq,
+		.recv_cq = ibv->recv_cq,
+		.cap = qp->cap,
+		.qp_type = ibv->qp_type,
+		.sq_sig_all = qp->sq_sig_all,
+	};
+	return 0;
+}
+
+/* ---- for the connection manager ------------------------------------------------------------ */
+
+void soft_qp_on_link_down(struct soft_qp *qp,
+			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void *owner)
+{
+	qp->link_down = link_down;
+	qp->link_owner = owner;
+}
+
+int soft_qp_disconnect(struct soft_qp *qp)
+{
+	soft_qp_error(qp);
+	return qp->link ? 0 : ENOTCONN;
+}

@@ -1,0 +1,160 @@
+/* The requester: from the send queue to request frames.
+ *
+ * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
+ * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
+ * under way (max_rd_atomic), or SQD.
+ *
+ * A request that turns out to be wrong on this side is marked, and fails when all before it have
+ * completed: completions keep the order of posting.
+ */
+#include <sys/uio.h>
+
+#include "objects.h"
+
+static uint8_t wire_opcode(uint8_t opcode)
+{
+	switch (opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return SOFT_WRITE;
+	case IBV_WR_RDMA_READ:
+		return SOFT_READ;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return SOFT_COMPARE_SWAP;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return SOFT_FETCH_ADD;
+	default:
+		return SOFT_SEND;
+	}
+}
+
+static bool is_read(uint8_t wire)
+{
+	return wire == SOFT_READ || wire == SOFT_COMPARE_SWAP || wire == SOFT_FETCH_ADD;
+}
+
+/* Every SGE, before anything is transmitted: a message should not fail half way if that can be
+ * known (IBTA 10.7.2.2, local protection error). */
+static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
+{
+	const struct soft_send *send = soft_send_at(qp, index);
+	const struct ibv_sge *sges = soft_send_sges(qp, index);
+
+	if (send->flags & IBV_SEND_INLINE)
+		return true;
+	for (uint32_t i = 0; i < send->num_sge; i++)
+		if (sges[i].length &&
+		    !soft_memory(sges[i].lkey, qp->ibv.pd, sges[i].addr, sges[i].length, rights))
+			return false;
+	return true;
+}
+
+/* May the message at plan->next begin? */
+static bool may_begin(struct soft_qp *qp, const struct soft_plan *plan, struct soft_send *send,
+		      bool read)
+{
+	if (qp->ibv.state != IBV_QPS_RTS)
+		return false;
+	if (plan->reads &&
+	    (send->flags & IBV_SEND_FENCE || (read && plan->reads >= qp->attr.max_rd_atomic)))
+		return false;
+	if (read && qp->attr.max_rd_atomic == 0)
+		send->status = IBV_WC_LOC_QP_OP_ERR; /* it could never be sent */
+	else if (!memory_is_allowed(qp, plan->next, read ? IBV_ACCESS_LOCAL_WRITE : 0))
+		send->status = IBV_WC_LOC_PROT_ERR;
+	return !send->status;
+}
+
+bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out)
+{
+	struct soft_send *send = soft_send_at(qp, plan->next);
+	uint8_t opcode = wire_opcode(send->opcode);
+	bool read = is_read(opcode);
+	uint32_t length = send->length - plan->next_offset;
+
+	if (plan->next == qp->sq.tail || qp->rnr_waiting || send->status)
+		return false;
+	if (plan->next_offset == 0 && !may_begin(qp, plan, send, read))
+		return false;
+	if (opcode == SOFT_READ)
+		length = 0;
+	else if (read)
+		length = SOFT_ATOMIC_ARGUMENTS;
+	else if (length > SOFT_FRAME_MAX)
+		length = SOFT_FRAME_MAX;
+
+	*out = (struct soft_outgoing){
+		.index = plan->next,
+		.last = read || plan->next_offset + length == send->length,
+		.frame = {
+			.opcode = opcode,
+			.length = length,
+			.psn = soft_send_psn(qp, plan->next),
+			.address = send->remote_address,
+			.rkey = send->rkey,
+			.total = send->length,
+			.offset = plan->next_offset,
+		},
+	};
+	if (send->flags & IBV_SEND_SOLICITED)
+		out->frame.flags |= SOFT_FRAME_SOLICITED;
+	if (send->opcode == IBV_WR_SEND_WITH_IMM || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+		out->frame.flags |= SOFT_FRAME_IMMEDIATE;
+		out->frame.immediate = send->immediate;
+	}
+	if (out->last) {
+		plan->next++;
+		plan->next_offset = 0;
+		plan->reads += read;
+	} else {
+		plan->next_offset += length;
+	}
+	return true;
+}
+
+void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	/* An RNR NAK that came in while the frame was on its way out has moved us back. */
+	if (out->index != sq->next || out->frame.offset != sq->next_offset)
+		return;
+	if (out->last) {
+		sq->next++;
+		sq->next_offset = 0;
+		sq->reads += is_read(out->frame.opcode);
+	} else {
+		sq->next_offset += out->frame.length;
+	}
+}
+
+int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_send *send = soft_send_at(qp, out->index);
+
+	if (is_read(out->frame.opcode)) {
+		*iov = (struct iovec){.iov_base = send->arguments + from, .iov_len = length};
+		return 1;
+	}
+	if (send->flags & IBV_SEND_INLINE) {
+		*iov = (struct iovec){.iov_base = soft_send_inline(qp, out->index) + from,
+				      .iov_len = length};
+		return 1;
+	}
+	return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
+			     (uint64_t)out->frame.offset + from, length, 0, iov, room);
+}
+
+void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	soft_complete_send(qp, status);
+	soft_qp_error(qp);
+}
+
+void soft_requester_settle(struct soft_qp *qp)
+{
+	if (qp->ibv.state == IBV_QPS_RTS && qp->sq.oldest != qp->sq.tail &&
+	    qp->sq.oldest == qp->sq.next && soft_send_at(qp, qp->sq.oldest)->status)
+		soft_requester_fail(qp, soft_send_at(qp, qp->sq.oldest)->status);
+}

@@ -1,0 +1,385 @@
+/* The responder: request frames come in, memory is written, receives are filled, answers go out.
+ *
+ * Requests are carried out in the order of their PSNs.  Each one is checked when its header is
+ * there and again for every chunk of payload, because the application may deregister memory in
+ * between.  What is refused gets a NAK, which goes out after the answers to all requests before it;
+ * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
+ * its application must learn that its peer is in error.
+ *
+ * The stream is reliable, so a PSN that is not the expected one is either a message that was under
+ * way when an RNR NAK went out (discarded: the requester begins again) or nonsense.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "objects.h"
+
+/* When a queue pair becomes ready to receive. */
+int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint32_t slots = 1;
+
+	while (slots < depth)
+		slots *= 2;
+	responder->responses = calloc(slots, sizeof(*responder->responses));
+	if (!responder->responses)
+		return ENOMEM;
+	responder->response_mask = slots - 1;
+	responder->psn = psn & SOFT_PSN_MASK;
+	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the one before */
+	return 0;
+}
+
+/* ---- refusing ------------------------------------------------------------------------------ */
+
+static void set_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome, uint32_t psn)
+{
+	qp->link->nak_opcode = opcode;
+	qp->link->nak_syndrome = syndrome;
+	qp->link->nak_psn = psn;
+	soft_link_output(qp->link);
+}
+
+void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	responder->failed = true;
+	responder->active = false;
+	responder->psn = psn; /* nothing from this one on will be acknowledged */
+	/* IBTA 11.6.3.2: affiliated errors of the responder, which no completion tells. */
+	if (nak == SOFT_NAK_REMOTE_ACCESS)
+		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
+	else if (nak == SOFT_NAK_INVALID_REQUEST)
+		soft_qp_event(qp, IBV_EVENT_QP_REQ_ERR);
+	set_nak(qp, SOFT_NAK, nak, psn);
+}
+
+static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
+{
+	soft_responder_fail(qp, nak, qp->responder.psn);
+	return SOFT_SINK_DISCARD;
+}
+
+/* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send the message again. */
+static enum soft_sink not_ready(struct soft_qp *qp)
+{
+	qp->responder.resend_wanted = true;
+	qp->responder.active = false;
+	set_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer, qp->responder.psn);
+	return SOFT_SINK_DISCARD;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static bool has_room_for_response(const struct soft_qp *qp)
+{
+	return qp->responder.response_tail - qp->responder.response_head <
+	       qp->attr.max_dest_rd_atomic;
+}
+
+/* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
+static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
+{
+	return frame->total == 0 ||
+	       soft_memory(frame->rkey, qp->ibv.pd, frame->address, frame->total, right);
+}
+
+/* SEND, and WRITE with immediate, need a receive. */
+static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (qp->rq.head == qp->rq.tail)
+		return not_ready(qp);
+	qp->responder.has_receive = true;
+	if (frame->total > soft_receive_at(qp, qp->rq.head)->length) {
+		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
+		soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	}
+	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
+		if (qp->rq.head == qp->rq.tail)
+			return not_ready(qp);
+		qp->responder.has_receive = true;
+	}
+	return frame->length ? SOFT_SINK_WRITE : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) || !has_room_for_response(qp))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4, 9.7.4.3.1 */
+	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	return SOFT_SINK_NONE;
+}
+
+/* The word that an atomic works on, or NULL. */
+static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
+{
+	return soft_memory(frame->rkey, qp->ibv.pd, frame->address, sizeof(uint64_t),
+			   IBV_ACCESS_REMOTE_ATOMIC);
+}
+
+static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC) || !has_room_for_response(qp) ||
+	    frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	uint64_t *at = word(qp, frame);
+
+	if (!at)
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	/* A region with an iova of its own can make an aligned address a misaligned pointer. */
+	if ((uintptr_t)at % sizeof(uint64_t))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	return SOFT_SINK_SMALL;
+}
+
+/* Can a frame of that opcode look like this? */
+static bool well_formed(const struct soft_frame *frame)
+{
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+		return frame->length <= frame->total - frame->offset &&
+		       (frame->length > 0 || frame->total == 0);
+	case SOFT_READ:
+		return frame->length == 0 && frame->offset == 0;
+	default:
+		return frame->length == SOFT_ATOMIC_ARGUMENTS && frame->offset == 0;
+	}
+}
+
+enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	if (!well_formed(frame))
+		return SOFT_SINK_BROKEN;
+	if (responder->failed)
+		return SOFT_SINK_DISCARD;
+	if (responder->active) {
+		if (frame->psn != responder->psn || frame->opcode != responder->opcode ||
+		    frame->offset != responder->offset || frame->total != responder->total)
+			return SOFT_SINK_BROKEN;
+		return frame->opcode == SOFT_SEND ? SOFT_SINK_RECEIVE : SOFT_SINK_WRITE;
+	}
+	if (frame->psn != responder->psn || frame->offset != 0)
+		return responder->resend_wanted ? SOFT_SINK_DISCARD : SOFT_SINK_BROKEN;
+
+	if (!qp->communicated) {
+		qp->communicated = true;
+		if (qp->ibv.state == IBV_QPS_RTR)
+			soft_qp_event(qp, IBV_EVENT_COMM_EST);
+	}
+	responder->resend_wanted = false;
+	responder->has_receive = false;
+	responder->opcode = frame->opcode;
+	responder->flags = frame->flags;
+	responder->immediate = frame->immediate;
+	responder->total = frame->total;
+	responder->address = frame->address;
+	responder->rkey = frame->rkey;
+	responder->offset = 0;
+	switch (frame->opcode) {
+	case SOFT_SEND:
+		return begin_send(qp, frame);
+	case SOFT_WRITE:
+		return begin_write(qp, frame);
+	case SOFT_READ:
+		return begin_read(qp, frame);
+	default:
+		return begin_atomic(qp, frame);
+	}
+}
+
+int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			 uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint64_t offset = (uint64_t)frame->offset + from;
+
+	if (frame->opcode == SOFT_SEND) {
+		const struct soft_receive *receive = soft_receive_at(qp, qp->rq.head);
+		int count = soft_sge_walk(qp->ibv.pd, soft_receive_sges(qp, qp->rq.head),
+					  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
+					  iov, room);
+
+		if (count < 0) {
+			/* IBTA 9.9.3: local protection error for us, operational error there. */
+			soft_complete_receive(qp, IBV_WC_LOC_PROT_ERR, 0);
+			refuse(qp, SOFT_NAK_REMOTE_OPERATION);
+		}
+		return count;
+	}
+	/* Address and key of the message's first frame, which is where they were checked. */
+	void *memory = soft_memory(responder->rkey, qp->ibv.pd, responder->address + offset, length,
+				   IBV_ACCESS_REMOTE_WRITE);
+
+	if (!memory) {
+		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		return -1;
+	}
+	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+	return 1;
+}
+
+static struct soft_response *add_response(struct soft_qp *qp, const struct soft_frame *frame,
+					  uint8_t opcode, uint32_t total)
+{
+	struct soft_responder *responder = &qp->responder;
+	struct soft_response *response =
+		&responder->responses[responder->response_tail++ & responder->response_mask];
+
+	*response = (struct soft_response){
+		.psn = frame->psn,
+		.rkey = frame->rkey,
+		.address = frame->address,
+		.total = total,
+		.opcode = opcode,
+	};
+	return response;
+}
+
+/* IBTA 9.4.5.1.  Against other threads of this process the instructions themselves are atomic. */
+static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
+{
+	uint64_t first = soft_take64(arguments);
+	uint64_t before = first;
+	uint64_t *at = word(qp, frame);
+
+	if (!at)
+		return false;
+	if (frame->opcode == SOFT_FETCH_ADD)
+		before = __atomic_fetch_add(at, first, __ATOMIC_SEQ_CST);
+	else
+		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
+					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	soft_put64(add_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT)->result, before);
+	return true;
+}
+
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+		responder->offset += frame->length;
+		responder->active = responder->offset != responder->total;
+		if (responder->active)
+			return;
+		responder->psn = soft_psn_add(responder->psn, 1);
+		if (responder->has_receive) {
+			soft_complete_receive(qp, IBV_WC_SUCCESS, responder->total);
+			soft_ack_later(qp->link);
+			return;
+		}
+		soft_link_output(qp->link);
+		return;
+	case SOFT_READ:
+		add_response(qp, frame, SOFT_READ_DATA, frame->total);
+		break;
+	default:
+		if (!do_atomic(qp, frame, small)) {
+			refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+			return;
+		}
+	}
+	responder->psn = soft_psn_add(responder->psn, 1);
+	soft_link_output(qp->link);
+}
+
+/* ---- answers ------------------------------------------------------------------------------- */
+
+static struct soft_response *response_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->responder.responses[index & qp->responder.response_mask];
+}
+
+uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *plan)
+{
+	const struct soft_responder *responder = &qp->responder;
+	uint32_t next = plan->response == responder->response_tail ?
+				responder->psn :
+				response_at(qp, plan->response)->psn;
+
+	return soft_psn_add(next, SOFT_PSN_MASK);
+}
+
+bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out)
+{
+	if (plan->response == qp->responder.response_tail)
+		return false;
+	const struct soft_response *response = response_at(qp, plan->response);
+	uint32_t length = response->total - plan->response_offset;
+
+	if (length > SOFT_FRAME_MAX)
+		length = SOFT_FRAME_MAX;
+	*out = (struct soft_outgoing){
+		.index = plan->response,
+		.last = plan->response_offset + length == response->total,
+		.frame = {
+			.opcode = response->opcode,
+			.length = length,
+			.psn = response->psn,
+			.total = response->total,
+			.offset = plan->response_offset,
+		},
+	};
+	if (out->last) {
+		plan->response++;
+		plan->response_offset = 0;
+		plan->acked = response->psn;
+	} else {
+		plan->response_offset += length;
+	}
+	return true;
+}
+
+void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	if (out->index != responder->response_head)
+		return; /* given up meanwhile */
+	if (out->last) {
+		responder->response_head++;
+		responder->response_offset = 0;
+		responder->acked = out->frame.psn; /* an answer acknowledges: IBTA 9.7.5.1.2 */
+	} else {
+		responder->response_offset += out->frame.length;
+	}
+}
+
+int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_response *response = response_at(qp, out->index);
+	void *memory;
+
+	(void)room;
+	if (response->opcode == SOFT_ATOMIC_DATA)
+		memory = response->result + from;
+	else
+		memory = soft_memory(response->rkey, qp->ibv.pd,
+				     response->address + out->frame.offset + from, length,
+				     IBV_ACCESS_REMOTE_READ);
+	if (!memory)
+		return -1;
+	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+	return 1;
+}

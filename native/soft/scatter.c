@@ -1,0 +1,30 @@
+/* From a list of SGEs and an offset to memory, with every key checked again for every chunk. */
+#include <sys/uio.h>
+
+#include "objects.h"
+
+int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room)
+{
+	int count = 0;
+
+	for (uint32_t i = 0; i < num_sge && length && count < room; i++) {
+		if (offset >= sges[i].length) {
+			offset -= sges[i].length;
+			continue;
+		}
+		uint32_t part = sges[i].length - (uint32_t)offset;
+
+		if (part > length)
+			part = length;
+		/* The whole SGE must be inside its region, not only this part (IBTA 10.6.3.1). */
+		char *memory = soft_memory(sges[i].lkey, pd, sges[i].addr, sges[i].length, rights);
+
+		if (!memory)
+			return -1;
+		iov[count++] = (struct iovec){.iov_base = memory + offset, .iov_len = part};
+		length -= part;
+		offset = 0;
+	}
+	return count;
+}

@@ -1,0 +1,84 @@
+/* Random 32-bit numbers (memory keys, queue pair numbers) to objects: a hash table with open
+ * addressing.  The numbers come from getrandom, so their low bits are the hash; they are random
+ * because an rkey is a bearer token: who can guess it may use it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "objects.h"
+
+static struct soft_table_slot *slot_of(const struct soft_table *table, uint32_t key)
+{
+	uint32_t at = key & (table->capacity - 1);
+
+	while (table->slots[at].key && table->slots[at].key != key)
+		at = (at + 1) & (table->capacity - 1);
+	return &table->slots[at];
+}
+
+void *soft_table_find(const struct soft_table *table, uint32_t key)
+{
+	if (!table->capacity || !key)
+		return NULL;
+	return slot_of(table, key)->object;
+}
+
+static int grow(struct soft_table *table)
+{
+	struct soft_table larger = {.capacity = table->capacity ? table->capacity * 2 : 64};
+
+	larger.slots = calloc(larger.capacity, sizeof(*larger.slots));
+	if (!larger.slots)
+		return ENOMEM;
+	for (uint32_t i = 0; i < table->capacity; i++)
+		if (table->slots[i].key)
+			*slot_of(&larger, table->slots[i].key) = table->slots[i];
+	free(table->slots);
+	larger.count = table->count;
+	*table = larger;
+	return 0;
+}
+
+int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key)
+{
+	/* At most half full: searches stay short, and there is always an empty slot to end one. */
+	if (table->count * 2 >= table->capacity) {
+		int rc = grow(table);
+
+		if (rc)
+			return rc;
+	}
+	do {
+		if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
+			return errno;
+		*key &= mask;
+		/* 0 and 1 are the special queue pairs (IBTA 3.5.10); all ones is multicast. */
+	} while (*key < 2 || *key == mask || soft_table_find(table, *key));
+	*slot_of(table, *key) = (struct soft_table_slot){.key = *key, .object = object};
+	table->count++;
+	return 0;
+}
+
+void soft_table_remove(struct soft_table *table, uint32_t key)
+{
+	if (!soft_table_find(table, key))
+		return;
+	uint32_t mask = table->capacity - 1;
+	uint32_t hole = (uint32_t)(slot_of(table, key) - table->slots);
+
+	/* Close the gap: an entry further on moves into it unless its own place lies between. */
+	for (uint32_t at = (hole + 1) & mask; table->slots[at].key; at = (at + 1) & mask) {
+		uint32_t home = table->slots[at].key & mask;
+
+		if (((at - home) & mask) >= ((at - hole) & mask)) {
+			table->slots[hole] = table->slots[at];
+			hole = at;
+		}
+	}
+	table->slots[hole] = (struct soft_table_slot){0};
+	if (--table->count == 0) {
+		free(table->slots);
+		*table = (struct soft_table){0};
+	}
+}

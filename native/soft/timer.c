@@ -1,0 +1,133 @@
+/* Timers: a pairing heap of structs that live inside their owners, so that starting one can neither
+ * fail nor allocate, and one timerfd in the engine's epoll set for the first of them.
+ *
+ * Nothing here runs while no timer is started: the device has no periodic work.
+ */
+#include <time.h>
+
+#include "engine.h"
+
+static struct soft_timer *root;
+static uint64_t alarm_at; /* what the timerfd is set to; 0 for off */
+
+uint64_t soft_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* `previous` is the parent for a first child, else the sibling before. */
+static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
+{
+	if (!a || !b)
+		return a ? a : b;
+	if (b->deadline_ns < a->deadline_ns) {
+		struct soft_timer *swap = a;
+
+		a = b;
+		b = swap;
+	}
+	b->next = a->child;
+	if (b->next)
+		b->next->previous = b;
+	b->previous = a;
+	a->child = b;
+	return a;
+}
+
+/* Two passes over the list of siblings: pairs from the left, then all from the right. */
+static struct soft_timer *meld_siblings(struct soft_timer *first)
+{
+	struct soft_timer *pairs = NULL;
+
+	while (first) {
+		struct soft_timer *a = first;
+		struct soft_timer *b = a->next;
+
+		first = b ? b->next : NULL;
+		a->next = a->previous = NULL;
+		if (b)
+			b->next = b->previous = NULL;
+		a = meld(a, b);
+		a->next = pairs;
+		pairs = a;
+	}
+	struct soft_timer *heap = NULL;
+
+	while (pairs) {
+		struct soft_timer *rest = pairs->next;
+
+		pairs->next = NULL;
+		heap = meld(heap, pairs);
+		pairs = rest;
+	}
+	return heap;
+}
+
+static void take_out(struct soft_timer *timer)
+{
+	struct soft_timer *below = meld_siblings(timer->child);
+
+	if (timer == root) {
+		root = below;
+	} else {
+		if (timer->previous->child == timer)
+			timer->previous->child = timer->next;
+		else
+			timer->previous->next = timer->next;
+		if (timer->next)
+			timer->next->previous = timer->previous;
+		root = meld(root, below);
+	}
+	timer->child = timer->next = timer->previous = NULL;
+	timer->running = false;
+}
+
+static void set_alarm(void)
+{
+	/* An alarm that comes too early is harmless and cheaper than setting it twice. */
+	if (!root || (alarm_at && alarm_at <= root->deadline_ns))
+		return;
+	alarm_at = root->deadline_ns;
+	soft_engine_alarm(alarm_at);
+}
+
+void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
+{
+	if (timer->running)
+		take_out(timer);
+	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
+	timer->child = timer->next = timer->previous = NULL;
+	timer->running = true;
+	root = meld(root, timer);
+	set_alarm();
+}
+
+void soft_timer_stop(struct soft_timer *timer)
+{
+	if (timer->running)
+		take_out(timer);
+}
+
+void soft_timers_run(void)
+{
+	uint64_t now = soft_now();
+
+	alarm_at = 0;
+	while (root && root->deadline_ns <= now) {
+		struct soft_timer *timer = root;
+
+		take_out(timer);
+		timer->expired(timer);
+	}
+	set_alarm();
+}
+
+void soft_timers_forget(void)
+{
+	while (root)
+		take_out(root);
+	alarm_at = 0;
+}

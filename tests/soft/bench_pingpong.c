@@ -1,0 +1,257 @@
+/* How long a message takes there and back, and how much goes through, between two processes: the
+ * embedded device beside plain TCP of the same sizes, in turns, so that both see the same machine.
+ *
+ *   make -C tests/soft bench [ARGS=sleeping]
+ *
+ * Prints for each: microseconds for 64 B there and back (median of rounds), and GB/s of 1 MiB
+ * messages, four under way.
+ */
+#include "verbs_side.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+enum { BIG = 1 << 20, WINDOW = 4, BATCH = 500, ROUNDS = 9, BIG_COUNT = 200 };
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double median(double *values, int count)
+{
+	qsort(values, (size_t)count, sizeof(*values), by_value);
+	return values[count / 2];
+}
+
+/* ---- plain TCP ----------------------------------------------------------------------------- */
+
+static int tcp_pair(const struct process *process)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(address);
+	const int on = 1;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (process->child) {
+		int listener = fd;
+
+		CHECK_EQUAL(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+		CHECK_EQUAL(listen(listener, 1), 0);
+		CHECK_EQUAL(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+		tell(process, &address, sizeof(address));
+		CHECK((fd = accept(listener, NULL, NULL)) >= 0);
+		close(listener);
+	} else {
+		hear(process, &address, sizeof(address));
+		CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	}
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	return fd;
+}
+
+static void tcp_recv(int fd, uint8_t *at, size_t length, bool polling)
+{
+	while (length) {
+		ssize_t n = recv(fd, at, length, polling ? MSG_DONTWAIT : 0);
+
+		if (n < 0 && errno == EAGAIN)
+			continue;
+		CHECK(n > 0);
+		at += n;
+		length -= (size_t)n;
+	}
+}
+
+static void tcp_send(int fd, const uint8_t *at, size_t length)
+{
+	while (length) {
+		ssize_t n = send(fd, at, length, MSG_NOSIGNAL);
+
+		CHECK(n > 0);
+		at += n;
+		length -= (size_t)n;
+	}
+}
+
+static void tcp_64(const struct process *process, int fd, bool polling)
+{
+	uint8_t bytes[64] = {0};
+
+	for (int i = 0; i < BATCH; i++) {
+		if (process->child)
+			tcp_send(fd, bytes, sizeof(bytes));
+		tcp_recv(fd, bytes, sizeof(bytes), polling);
+		if (!process->child)
+			tcp_send(fd, bytes, sizeof(bytes));
+	}
+}
+
+static void tcp_big(const struct process *process, int fd, uint8_t *memory, bool polling)
+{
+	uint8_t byte = 0;
+
+	for (int i = 0; i < BIG_COUNT; i++) {
+		if (process->child)
+			tcp_send(fd, memory, BIG);
+		else
+			tcp_recv(fd, memory, BIG, polling);
+	}
+	if (process->child)
+		tcp_recv(fd, &byte, 1, polling);
+	else
+		tcp_send(fd, &byte, 1);
+}
+
+/* ---- the device ---------------------------------------------------------------------------- */
+
+/* At least one completion, polling or asleep in between. */
+static int completions(struct side *side, struct ibv_wc *wc, int room, bool polling)
+{
+	for (;;) {
+		int n = poll_cq(side, room, wc);
+
+		if (n)
+			return n;
+		if (polling)
+			continue;
+		CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
+		n = poll_cq(side, room, wc);
+		if (n)
+			return n;
+		struct ibv_cq *cq;
+		void *context;
+
+		CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+		verbs->ibv_ack_cq_events(cq, 1);
+	}
+}
+
+enum { SENT = 1, RECEIVED = 2 };
+
+static void rdma_64(const struct process *process, struct side *side, bool polling)
+{
+	int received = 0, sent = 0, posted = 0;
+
+	if (process->child) {
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = SENT,
+							.length = 64, .flags = IBV_SEND_INLINE}), 0);
+		posted++;
+	}
+	while (received < BATCH || sent < BATCH) {
+		struct ibv_wc wc[16];
+		int n = completions(side, wc, 16, polling);
+
+		for (int i = 0; i < n; i++) {
+			CHECK_EQUAL(wc[i].status, IBV_WC_SUCCESS);
+			if (wc[i].wr_id == SENT) {
+				sent++;
+				continue;
+			}
+			received++;
+			CHECK_EQUAL(post_recv_at(side, RECEIVED, 4096, 64), 0);
+			if (posted < BATCH) {
+				CHECK_EQUAL(post(side, (struct request){
+							       .opcode = IBV_WR_SEND, .wr_id = SENT,
+							       .length = 64,
+							       .flags = IBV_SEND_INLINE}), 0);
+				posted++;
+			}
+		}
+	}
+}
+
+static void rdma_big(const struct process *process, struct side *side, const struct address *peer,
+		     bool polling)
+{
+	int posted = 0, done = 0;
+
+	if (!process->child) {
+		struct ibv_wc wc;
+
+		completions(side, &wc, 1, polling); /* the last one says so */
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(side, RECEIVED, 4096, 64), 0);
+		return;
+	}
+	while (done < BIG_COUNT) {
+		while (posted < BIG_COUNT && posted - done < WINDOW) {
+			posted++;
+			CHECK_EQUAL(post(side, (struct request){
+						       .opcode = posted == BIG_COUNT ?
+									 IBV_WR_RDMA_WRITE_WITH_IMM :
+									 IBV_WR_RDMA_WRITE,
+						       .wr_id = SENT, .length = BIG,
+						       .offset = 8192, .remote = peer->memory + 8192,
+						       .rkey = peer->rkey}), 0);
+		}
+		struct ibv_wc wc[16];
+		int n = completions(side, wc, 16, polling);
+
+		for (int i = 0; i < n; i++)
+			CHECK_EQUAL(wc[i].status, IBV_WC_SUCCESS);
+		done += n;
+	}
+}
+
+int main(int count, char **arguments)
+{
+	/* Polling on a busy machine measures its scheduler: it can be left out, or done alone. */
+	const char *only = count > 1 ? arguments[1] : "";
+	struct process process = split();
+	static uint8_t memory[BIG];
+	struct side side;
+
+	limit_seconds(120);
+	int fd = tcp_pair(&process);
+
+	open_side(&side, (struct options){.memory = BIG + 8192, .receives = 128});
+	CHECK_EQUAL(to_init(&side), 0);
+	for (int i = 0; i < 64; i++)
+		CHECK_EQUAL(post_recv_at(&side, RECEIVED, 4096, 64), 0);
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	for (int polling = 1; polling >= 0; polling--) {
+		double times[4][ROUNDS];
+
+		if (*only && strcmp(only, polling ? "polling" : "sleeping"))
+			continue;
+		for (int round = 0; round < ROUNDS; round++)
+			for (int way = 0; way < 4; way++) {
+				meet(&process);
+				uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+				switch (way) {
+				case 0:
+					tcp_64(&process, fd, polling);
+					break;
+				case 1:
+					rdma_64(&process, &side, polling);
+					break;
+				case 2:
+					tcp_big(&process, fd, memory, polling);
+					break;
+				default:
+					rdma_big(&process, &side, &peer, polling);
+				}
+				times[way][round] = (double)(now_ns(CLOCK_MONOTONIC) - start);
+			}
+		if (process.child)
+			printf("%-8s 64 B there and back: TCP %5.1f us, device %5.1f us;   "
+			       "1 MiB: TCP %4.1f GB/s, device %4.1f GB/s\n",
+			       polling ? "polling" : "sleeping",
+			       median(times[0], ROUNDS) / BATCH / 1e3,
+			       median(times[1], ROUNDS) / BATCH / 1e3,
+			       (double)BIG * BIG_COUNT / median(times[2], ROUNDS),
+			       (double)BIG * BIG_COUNT / median(times[3], ROUNDS));
+	}
+	meet(&process);
+	close(fd);
+	close_side(&side);
+	join(&process);
+	return 0;
+}

@@ -1,0 +1,64 @@
+/* CHECK for the connection manager's tests: says what was expected and where, then stops. */
+#ifndef AIORDMA_TESTS_CM_CHECK_H
+#define AIORDMA_TESTS_CM_CHECK_H
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What the test is at, for who finds that it hangs. */
+static const char *current_step = "start";
+#define STEP(call)                                                                           \
+	do {                                                                                 \
+		current_step = #call;                                                        \
+		call;                                                                        \
+	} while (0)
+
+static inline void hangs(int signal)
+{
+	(void)signal;
+	if (write(2, current_step, strlen(current_step)) < 0 || write(2, " hangs\n", 7) < 0)
+		_exit(2);
+	_exit(1);
+}
+
+static inline void limit_seconds(unsigned seconds)
+{
+	signal(SIGALRM, hangs);
+	alarm(seconds);
+}
+
+#define CHECK(condition)                                                                     \
+	do {                                                                                 \
+		if (!(condition)) {                                                          \
+			fprintf(stderr, "%s:%d: in %s: not so: %s (errno %d: %s)\n",         \
+				__FILE__, __LINE__, current_step, #condition, errno,         \
+				strerror(errno));               \
+			exit(1);                                                             \
+		}                                                                            \
+	} while (0)
+
+#define CHECK_EQUAL(got, expected)                                                           \
+	do {                                                                                 \
+		long long got_ = (long long)(got);                                           \
+		long long expected_ = (long long)(expected);                                 \
+		if (got_ != expected_) {                                                     \
+			fprintf(stderr, "%s:%d: in %s: %s is %lld, expected %s = %lld (errno " \
+				"%d)\n", __FILE__, __LINE__, current_step, #got, got_,       \
+				#expected, expected_, errno);                                \
+			exit(1);                                                             \
+		}                                                                            \
+	} while (0)
+
+/* A call that must fail: -1 and this errno. */
+#define CHECK_FAILS(call, error)                                                             \
+	do {                                                                                 \
+		errno = 0;                                                                   \
+		CHECK_EQUAL(call, -1);                                                       \
+		CHECK_EQUAL(errno, error);                                                   \
+	} while (0)
+
+#endif

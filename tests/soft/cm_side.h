@@ -1,0 +1,369 @@
+/* One side of a connection, for the connection manager's tests.
+ *
+ * The calls go through the table, so that a test can also be run on the real thing, to learn
+ * whether what it asks for is what librdmacm does:
+ *     CM_TEST_SYSTEM=1 CM_TEST_HOST=10.9.9.1 build/soft/plain/test_cm_connect
+ */
+#ifndef AIORDMA_TESTS_CM_SIDE_H
+#define AIORDMA_TESTS_CM_SIDE_H
+
+#include "native.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cm_check.h"
+
+static const struct aiordma_calls *rdma;
+static const char *host = "127.0.0.1";
+static bool on_system;
+
+static inline void cm_begin(unsigned seconds)
+{
+	char text[256];
+
+	limit_seconds(seconds);
+	on_system = getenv("CM_TEST_SYSTEM") != NULL;
+	if (getenv("CM_TEST_HOST"))
+		host = getenv("CM_TEST_HOST");
+	if (!on_system) {
+		rdma = aiordma_embedded_calls();
+	} else if (aiordma_system_calls(&rdma, text, sizeof(text))) {
+		fprintf(stderr, "%s\n", text);
+		exit(1);
+	}
+}
+
+/* ---- addresses ----------------------------------------------------------------------------- */
+
+union address {
+	struct sockaddr any;
+	struct sockaddr_in v4;
+	struct sockaddr_in6 v6;
+	struct sockaddr_storage storage;
+};
+
+static inline socklen_t address_length(const union address *address)
+{
+	return address->any.sa_family == AF_INET ? sizeof(address->v4) : sizeof(address->v6);
+}
+
+static inline union address address_of(const char *text, uint16_t port)
+{
+	union address address = { 0 };
+
+	if (inet_pton(AF_INET, text, &address.v4.sin_addr) == 1) {
+		address.v4.sin_family = AF_INET;
+		address.v4.sin_port = htons(port);
+	} else {
+		CHECK_EQUAL(inet_pton(AF_INET6, text, &address.v6.sin6_addr), 1);
+		address.v6.sin6_family = AF_INET6;
+		address.v6.sin6_port = htons(port);
+	}
+	return address;
+}
+
+/* The id's own port, in host byte order. */
+static inline uint16_t port_of(struct rdma_cm_id *id)
+{
+	return ntohs(rdma->rdma_get_src_port(id));
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+/* The next event, which must be of that type (and about that id, unless NULL). */
+static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
+					   enum rdma_cm_event_type type, struct rdma_cm_id *id)
+{
+	struct rdma_cm_event *event = NULL;
+
+	CHECK_EQUAL(rdma->rdma_get_cm_event(channel, &event), 0);
+	if (getenv("CM_TEST_TRACE"))
+		fprintf(stderr, "%s: %s status %d\n", current_step,
+			rdma->rdma_event_str(event->event), event->status);
+	if (event->event != type) {
+		fprintf(stderr, "event %s status %d, expected %s\n",
+			rdma->rdma_event_str(event->event), event->status,
+			rdma->rdma_event_str(type));
+		abort();
+	}
+	CHECK(!id || event->id == id);
+	return event;
+}
+
+static inline void acknowledge(struct rdma_cm_event *event)
+{
+	CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+}
+
+/* As expect, for an event of which only the status matters. */
+static inline void expect_status(struct rdma_event_channel *channel, enum rdma_cm_event_type type,
+				 struct rdma_cm_id *id, int status)
+{
+	struct rdma_cm_event *event = expect(channel, type, id);
+
+	CHECK_EQUAL(event->status, status);
+	acknowledge(event);
+}
+
+static inline void expect_nothing(struct rdma_event_channel *channel)
+{
+	int flags = fcntl(channel->fd, F_GETFL);
+	struct rdma_cm_event *event;
+
+	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK), 0);
+	CHECK_FAILS(rdma->rdma_get_cm_event(channel, &event), EAGAIN);
+	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, flags), 0);
+}
+
+/* ---- a side -------------------------------------------------------------------------------- */
+
+enum { MESSAGE = 64 };
+
+struct side {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_mr *mr;
+	uint8_t *buffer; /* what is sent, then what is received */
+};
+
+static inline struct side side_open(void)
+{
+	struct side side = { 0 };
+
+	side.channel = rdma->rdma_create_event_channel();
+	CHECK(side.channel);
+	return side;
+}
+
+static inline struct side side_with_id(void)
+{
+	struct side side = side_open();
+
+	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP), 0);
+	return side;
+}
+
+static inline struct ibv_qp_init_attr side_attributes(struct side *side)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = side->cq,
+		.recv_cq = side->cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	return attr;
+}
+
+static inline void side_memory(struct side *side)
+{
+	side->pd = rdma->ibv_alloc_pd(side->id->verbs);
+	CHECK(side->pd);
+	side->cq = rdma->ibv_create_cq(side->id->verbs, 16, NULL, NULL, 0);
+	CHECK(side->cq);
+	side->buffer = calloc(2, MESSAGE);
+	CHECK(side->buffer);
+	side->mr = rdma->ibv_reg_mr(side->pd, side->buffer, 2 * MESSAGE, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(side->mr);
+}
+
+static inline void side_post_receive(struct side *side)
+{
+	struct ibv_sge sge = { (uintptr_t)side->buffer + MESSAGE, MESSAGE, side->mr->lkey };
+	struct ibv_recv_wr receive = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr *bad;
+
+	CHECK_EQUAL(side->id->verbs->ops.post_recv(side->id->qp, &receive, &bad), 0);
+}
+
+/* Memory, a queue pair in INIT, and one receive. */
+static inline void side_queue_pair(struct side *side)
+{
+	struct ibv_qp_init_attr attr;
+
+	side_memory(side);
+	attr = side_attributes(side);
+	CHECK_EQUAL(rdma->rdma_create_qp(side->id, side->pd, &attr), 0);
+	side_post_receive(side);
+}
+
+static inline struct ibv_wc side_completion(struct side *side)
+{
+	struct ibv_wc wc;
+	int got;
+
+	do
+		got = side->id->verbs->ops.poll_cq(side->cq, 1, &wc);
+	while (got == 0);
+	CHECK_EQUAL(got, 1);
+	return wc;
+}
+
+static inline void send_message(struct side *from, struct side *to, uint8_t seed)
+{
+	struct ibv_sge sge = { (uintptr_t)from->buffer, MESSAGE, from->mr->lkey };
+	struct ibv_send_wr send = { .wr_id = 1, .sg_list = &sge, .num_sge = 1,
+				    .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr *bad;
+	struct ibv_wc wc;
+
+	memset(from->buffer, seed, MESSAGE);
+	CHECK_EQUAL(from->id->verbs->ops.post_send(from->id->qp, &send, &bad), 0);
+	wc = side_completion(to);
+	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.wr_id, 2);
+	CHECK_EQUAL(wc.byte_len, MESSAGE);
+	CHECK(memcmp(from->buffer, to->buffer + MESSAGE, MESSAGE) == 0);
+	wc = side_completion(from);
+	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.wr_id, 1);
+}
+
+static inline void side_forget_memory(struct side *side)
+{
+	if (side->mr)
+		CHECK_EQUAL(rdma->ibv_dereg_mr(side->mr), 0);
+	if (side->cq)
+		CHECK_EQUAL(rdma->ibv_destroy_cq(side->cq), 0);
+	if (side->pd)
+		CHECK_EQUAL(rdma->ibv_dealloc_pd(side->pd), 0);
+	free(side->buffer);
+	side->buffer = NULL;
+	side->mr = NULL;
+	side->cq = NULL;
+	side->pd = NULL;
+}
+
+/* The id and what belongs to it; the channel stays. */
+static inline void side_drop(struct side *side)
+{
+	if (side->id && side->id->qp)
+		rdma->rdma_destroy_qp(side->id);
+	side_forget_memory(side);
+	if (side->id)
+		CHECK_EQUAL(rdma->rdma_destroy_id(side->id), 0);
+	side->id = NULL;
+}
+
+static inline void side_close(struct side *side)
+{
+	side_drop(side);
+	rdma->rdma_destroy_event_channel(side->channel);
+	side->channel = NULL;
+}
+
+/* ---- connecting ---------------------------------------------------------------------------- */
+
+static inline struct side listen_at(const char *text, uint16_t port)
+{
+	union address address = address_of(text, port);
+	struct side side = side_with_id();
+
+	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
+	CHECK_EQUAL(rdma->rdma_listen(side.id, 16), 0);
+	return side;
+}
+
+/* Up to ROUTE_RESOLVED. */
+static inline void resolve_to(struct side *side, const char *text, uint16_t port)
+{
+	union address address = address_of(text, port);
+
+	CHECK_EQUAL(rdma->rdma_resolve_addr(side->id, NULL, &address.any, 2000), 0);
+	expect_status(side->channel, RDMA_CM_EVENT_ADDR_RESOLVED, side->id, 0);
+	CHECK_EQUAL(rdma->rdma_resolve_route(side->id, 2000), 0);
+	expect_status(side->channel, RDMA_CM_EVENT_ROUTE_RESOLVED, side->id, 0);
+}
+
+static inline struct rdma_conn_param parameters(const void *private_data, uint8_t length)
+{
+	return (struct rdma_conn_param){ .private_data = private_data,
+					 .private_data_len = length,
+					 .responder_resources = 1,
+					 .initiator_depth = 1,
+					 .retry_count = 7,
+					 .rnr_retry_count = 7 };
+}
+
+/* A side that has asked; the request waits at the listener. */
+static inline struct side ask(const char *text, uint16_t port)
+{
+	struct side side = side_with_id();
+	struct rdma_conn_param ask = parameters(NULL, 0);
+
+	resolve_to(&side, text, port);
+	side_queue_pair(&side);
+	CHECK_EQUAL(rdma->rdma_connect(side.id, &ask), 0);
+	return side;
+}
+
+/* The side of the next request, with a queue pair; its events come on the listener's channel. */
+static inline struct side take_request(struct side *listener)
+{
+	struct rdma_cm_event *event =
+		expect(listener->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct side side = { .id = event->id, .channel = listener->channel };
+
+	CHECK(event->listen_id == listener->id);
+	acknowledge(event);
+	return side;
+}
+
+static inline void accept_side(struct side *side)
+{
+	struct rdma_conn_param answer = parameters(NULL, 0);
+
+	side_queue_pair(side);
+	CHECK_EQUAL(rdma->rdma_accept(side->id, &answer), 0);
+}
+
+/* Two connected sides. */
+static inline void connect_sides(struct side *listener, const char *text, struct side *client,
+				 struct side *server)
+{
+	*client = ask(text, port_of(listener->id));
+	*server = take_request(listener);
+	accept_side(server);
+	expect_status(client->channel, RDMA_CM_EVENT_ESTABLISHED, client->id, 0);
+	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
+}
+
+/* Events that end a connection on one side. */
+static inline void expect_end(struct side *side)
+{
+	expect_status(side->channel, RDMA_CM_EVENT_DISCONNECTED, side->id, 0);
+	expect_status(side->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, side->id, 0);
+}
+
+/* ---- leaks --------------------------------------------------------------------------------- */
+
+static inline int entries_of(const char *folder)
+{
+	DIR *directory = opendir(folder);
+	int count = 0;
+
+	CHECK(directory);
+	while (readdir(directory))
+		count++;
+	closedir(directory);
+	return count;
+}
+
+/* File descriptors and threads of this process, in one number. */
+static inline int resources(void)
+{
+	return entries_of("/proc/self/fd") * 1000 + entries_of("/proc/self/task");
+}
+
+#endif

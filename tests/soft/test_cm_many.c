@@ -1,0 +1,116 @@
+/* Many connections: one after another, and at once; nothing is left of them. */
+#include "cm_side.h"
+
+#include <time.h>
+
+/* The last bytes of a stream are on their way while the ids are gone already; when the engine is
+ * idle again, everything of it is closed. */
+static void settle(int expected)
+{
+	while (resources() > expected)
+		CHECK_EQUAL(poll(NULL, 0, 1), 0);
+	CHECK_EQUAL(resources(), expected);
+}
+
+static void one_after_another(int count)
+{
+	struct side listener = listen_at(host, 0);
+	struct side client, server;
+	int before = resources();
+
+	for (int i = 0; i < count; i++) {
+		connect_sides(&listener, host, &client, &server);
+		send_message(&client, &server, (uint8_t)i);
+		CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
+		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
+		side_drop(&server);
+		side_close(&client);
+	}
+	settle(before);
+	side_close(&listener);
+}
+
+/* All clients on one channel, as an event loop would have them. */
+static void at_once(int count)
+{
+	struct side listener = listen_at(host, 0), channel = side_open();
+	struct side *clients = calloc((size_t)count, sizeof(*clients));
+	struct side *servers = calloc((size_t)count, sizeof(*servers));
+	uint16_t port = port_of(listener.id);
+	struct rdma_conn_param ask = parameters(NULL, 0);
+	int before = resources();
+	int established = 0;
+
+	CHECK(clients && servers);
+	for (int i = 0; i < count; i++) {
+		clients[i].channel = channel.channel;
+		CHECK_EQUAL(rdma->rdma_create_id(channel.channel, &clients[i].id, &clients[i],
+						 RDMA_PS_TCP), 0);
+		resolve_to(&clients[i], host, port);
+		side_queue_pair(&clients[i]);
+	}
+	for (int i = 0; i < count; i++)
+		CHECK_EQUAL(rdma->rdma_connect(clients[i].id, &ask), 0);
+	for (int asked = 0; asked < count || established < count;) {
+		struct rdma_cm_event *event;
+
+		CHECK_EQUAL(rdma->rdma_get_cm_event(listener.channel, &event), 0);
+		if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			servers[asked] = (struct side){ .id = event->id,
+							.channel = listener.channel };
+			acknowledge(event);
+			accept_side(&servers[asked++]);
+		} else {
+			CHECK_EQUAL(event->event, RDMA_CM_EVENT_ESTABLISHED);
+			acknowledge(event);
+			established++;
+		}
+	}
+	for (int i = 0; i < count; i++)
+		expect_status(channel.channel, RDMA_CM_EVENT_ESTABLISHED, NULL, 0);
+	for (int i = 0; i < count; i++) { /* requests came in the order of the connections */
+		struct side *server = NULL;
+
+		for (int j = 0; j < count && !server; j++)
+			if (servers[j].id->route.addr.dst_sin.sin_port ==
+			    clients[i].id->route.addr.src_sin.sin_port)
+				server = &servers[j];
+		CHECK(server);
+		send_message(&clients[i], server, (uint8_t)i);
+	}
+	for (int i = 0; i < count; i++) {
+		side_drop(&servers[i]);
+		side_drop(&clients[i]);
+	}
+	settle(before);
+	free(clients);
+	free(servers);
+	side_close(&channel);
+	side_close(&listener);
+}
+
+static void timed(const char *what, void (*run)(int), int count)
+{
+	struct timespec start, end;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	run(count);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	if (getenv("CM_TEST_TRACE"))
+		fprintf(stderr, "%s: %d in %.3f s\n", what, count,
+			(double)(end.tv_sec - start.tv_sec) +
+				(double)(end.tv_nsec - start.tv_nsec) / 1e9);
+}
+
+int main(void)
+{
+	int before;
+
+	cm_begin(100);
+	STEP(one_after_another(1));
+	before = resources();
+	STEP(timed("one after another", one_after_another, 1000));
+	STEP(timed("at once", at_once, 200));
+	CHECK_EQUAL(resources(), before);
+	return 0;
+}

@@ -1,0 +1,193 @@
+/* The handshake's messages: the bytes as laid out in cm_wire.h, every cut, every wrong byte. */
+#include "soft/cm_wire.h"
+
+#include "cm_check.h"
+
+static const enum soft_cm_type types[] = { SOFT_CM_REQ, SOFT_CM_MRA, SOFT_CM_REP, SOFT_CM_RTU,
+					   SOFT_CM_REJ };
+
+static struct soft_cm_message example(enum soft_cm_type type)
+{
+	struct soft_cm_message message = { .type = type };
+
+	if (type == SOFT_CM_REQ || type == SOFT_CM_REP) {
+		message.qpn = 0x123456;
+		message.psn = 0xfedcba;
+		message.responder_resources = 3;
+		message.initiator_depth = 250;
+		message.flow_control = 1;
+		message.srq = 1;
+		message.rnr_retry_count = 7;
+	}
+	if (type == SOFT_CM_REQ) {
+		message.port_space = 0x0106;
+		message.qp_type = 2;
+		message.retry_count = 5;
+	}
+	if (type == SOFT_CM_REJ)
+		message.reason = SOFT_CM_REASON_CONSUMER;
+	message.private_data_len = soft_cm_private_room(type);
+	for (int i = 0; i < message.private_data_len; i++)
+		message.private_data[i] = (uint8_t)(i + 1);
+	return message;
+}
+
+static void round_trip(enum soft_cm_type type)
+{
+	struct soft_cm_message sent = example(type);
+	struct soft_cm_message got;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	size_t length = soft_cm_encode(&sent, bytes);
+	size_t used = 0;
+
+	CHECK(length <= sizeof(bytes));
+	for (size_t cut = 0; cut < length; cut++)
+		CHECK_EQUAL(soft_cm_decode(bytes, cut, &got, &used), EAGAIN);
+	CHECK_EQUAL(used, 0);
+	CHECK_EQUAL(soft_cm_decode(bytes, length, &got, &used), 0);
+	CHECK_EQUAL(used, length);
+	CHECK_EQUAL(got.type, sent.type);
+	CHECK_EQUAL(got.qpn, sent.qpn);
+	CHECK_EQUAL(got.psn, sent.psn);
+	CHECK_EQUAL(got.port_space, sent.port_space);
+	CHECK_EQUAL(got.qp_type, sent.qp_type);
+	CHECK_EQUAL(got.responder_resources, sent.responder_resources);
+	CHECK_EQUAL(got.initiator_depth, sent.initiator_depth);
+	CHECK_EQUAL(got.flow_control, sent.flow_control);
+	CHECK_EQUAL(got.srq, sent.srq);
+	CHECK_EQUAL(got.retry_count, sent.retry_count);
+	CHECK_EQUAL(got.rnr_retry_count, sent.rnr_retry_count);
+	CHECK_EQUAL(got.reason, sent.reason);
+	CHECK_EQUAL(got.private_data_len, sent.private_data_len);
+	CHECK(memcmp(got.private_data, sent.private_data, sizeof(got.private_data)) == 0);
+}
+
+/* What follows a message is left alone: it belongs to the queue pair's stream. */
+static void bytes_beyond(void)
+{
+	struct soft_cm_message rtu = example(SOFT_CM_RTU);
+	struct soft_cm_message got;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX + 5];
+	size_t length = soft_cm_encode(&rtu, bytes);
+	size_t used = 0;
+
+	memset(bytes + length, 0xee, 5);
+	CHECK_EQUAL(soft_cm_decode(bytes, length + 5, &got, &used), 0);
+	CHECK_EQUAL(used, length);
+}
+
+/* The layout itself, so that a change of it cannot pass unseen. */
+static void known_bytes(void)
+{
+	static const uint8_t expected[24] = { 'A', 'R', 'C', 'M', 1, 1, 72, 0, 0x56, 0x34, 0x12, 0,
+					      0xba, 0xdc, 0xfe, 0, 0x06, 0x01, 2, 3, 250, 3, 5, 7 };
+	struct soft_cm_message request = example(SOFT_CM_REQ);
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+
+	CHECK_EQUAL(soft_cm_encode(&request, bytes), 80);
+	CHECK(memcmp(bytes, expected, sizeof(expected)) == 0);
+	CHECK_EQUAL(bytes[24], 1);
+	CHECK_EQUAL(bytes[79], 56);
+}
+
+static void short_private_data_is_padded(void)
+{
+	struct soft_cm_message reply = example(SOFT_CM_REP);
+	struct soft_cm_message got;
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	size_t used;
+
+	reply.private_data_len = 2;
+	CHECK_EQUAL(soft_cm_decode(bytes, soft_cm_encode(&reply, bytes), &got, &used), 0);
+	CHECK_EQUAL(got.private_data_len, SOFT_CM_REP_PRIVATE);
+	CHECK_EQUAL(got.private_data[1], 2);
+	for (int i = 2; i < SOFT_CM_REP_PRIVATE; i++)
+		CHECK_EQUAL(got.private_data[i], 0);
+}
+
+/* Wrong bytes are found as soon as they are there. */
+static void wrong_bytes(void)
+{
+	struct soft_cm_message request = example(SOFT_CM_REQ);
+	struct soft_cm_message reject = example(SOFT_CM_REJ);
+	struct soft_cm_message got;
+	uint8_t good[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	size_t length = soft_cm_encode(&request, good);
+	size_t used;
+	static const struct {
+		size_t at;
+		uint8_t value;
+		int error;
+		size_t enough; /* bytes after which it is known */
+	} cases[] = {
+		{ 0, 'G', EPROTO, 1 },   { 3, 'm', EPROTO, 4 },  { 4, 2, EPROTONOSUPPORT, 5 },
+		{ 4, 0, EPROTONOSUPPORT, 5 }, { 5, 0, EPROTO, 6 }, { 5, 6, EPROTO, 6 },
+		{ 6, 73, EPROTO, 8 },    { 7, 1, EPROTO, 8 },    { 11, 1, EPROTO, 80 },
+		{ 15, 1, EPROTO, 80 },   { 21, 4, EPROTO, 80 },  { 22, 8, EPROTO, 80 },
+		{ 23, 255, EPROTO, 80 },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		memcpy(bytes, good, length);
+		bytes[cases[i].at] = cases[i].value;
+		CHECK_EQUAL(soft_cm_decode(bytes, cases[i].enough - 1, &got, &used), EAGAIN);
+		CHECK_EQUAL(soft_cm_decode(bytes, cases[i].enough, &got, &used), cases[i].error);
+		CHECK_EQUAL(soft_cm_decode(bytes, length, &got, &used), cases[i].error);
+	}
+	length = soft_cm_encode(&reject, bytes);
+	bytes[10] = 1;
+	CHECK_EQUAL(soft_cm_decode(bytes, length, &got, &used), EPROTO);
+}
+
+/* Random bytes behind a right header, and random bytes: an answer, never a read out of bounds
+ * (the sanitizers look), and what is accepted is in range. */
+static void random_bytes(void)
+{
+	uint32_t seed = 1;
+
+	for (int round = 0; round < 200000; round++) {
+		size_t length = (size_t)(round % (SOFT_CM_MESSAGE_MAX + 1));
+		uint8_t *bytes = malloc(length + 1);
+		struct soft_cm_message got;
+		size_t used = 0;
+		int answer;
+
+		CHECK(bytes);
+		if (length >= SOFT_CM_HEADER && round % 3) {
+			struct soft_cm_message shape = { .type = types[round % 5] };
+			uint8_t head[SOFT_CM_MESSAGE_MAX];
+
+			soft_cm_encode(&shape, head);
+			memcpy(bytes, head, SOFT_CM_HEADER);
+		}
+		for (size_t i = round % 3 && length >= SOFT_CM_HEADER ? SOFT_CM_HEADER : 0;
+		     i < length; i++) {
+			seed = seed * 1664525 + 1013904223;
+			bytes[i] = round % 2 ? (uint8_t)(seed >> 24) : (uint8_t)(seed >> 24 & 1);
+		}
+		answer = soft_cm_decode(bytes, length, &got, &used);
+		CHECK(answer == 0 || answer == EAGAIN || answer == EPROTO ||
+		      answer == EPROTONOSUPPORT);
+		if (answer == 0) {
+			CHECK(used <= length);
+			CHECK(got.qpn <= 0xffffff && got.psn <= 0xffffff);
+			CHECK(got.retry_count <= 7 && got.rnr_retry_count <= 7);
+			CHECK(got.private_data_len <= SOFT_CM_PRIVATE_MAX);
+		}
+		free(bytes);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+		round_trip(types[i]);
+	known_bytes();
+	bytes_beyond();
+	short_private_data_is_padded();
+	wrong_bytes();
+	random_bytes();
+	return 0;
+}

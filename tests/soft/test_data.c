@@ -1,0 +1,369 @@
+/* Every operation moves the right bytes, between two queue pairs of one process, one with itself,
+ * and between two processes; scatter and gather, inline, all sizes, chains, fences. */
+#include "verbs_side.h"
+
+static void send_and_recv(struct side *a, struct side *b)
+{
+	fill(a->memory, 1000, 1);
+	CHECK_EQUAL(post_recv_at(b, 7, 100, 2000), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 1000}), 0);
+	struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
+	CHECK_EQUAL(wc.byte_len, 1000);
+	CHECK_EQUAL(wc.wc_flags, 0);
+	CHECK(filled(b->memory + 100, 1000, 1));
+	wc = expect_wc(a, 5, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.opcode, IBV_WC_SEND);
+}
+
+static void immediate(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 10), 0);
+	CHECK_EQUAL(post_recv_at(b, 2, 0, 0), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 3, .length = 5,
+					     .imm = 0x11223344}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4,
+					     .length = 6, .imm = 0xffffffff, .offset = 0,
+					     .remote = (uintptr_t)b->memory + 64,
+					     .rkey = b->mr->rkey}), 0);
+	struct ibv_wc wc = expect_wc(b, 1, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
+	CHECK_EQUAL(wc.wc_flags, IBV_WC_WITH_IMM);
+	CHECK_EQUAL(wc.imm_data, 0x11223344);
+	CHECK_EQUAL(wc.byte_len, 5);
+	wc = expect_wc(b, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+	CHECK_EQUAL(wc.wc_flags, IBV_WC_WITH_IMM);
+	CHECK_EQUAL(wc.imm_data, 0xffffffff);
+	CHECK_EQUAL(wc.byte_len, 6);
+	expect_wc(a, 3, IBV_WC_SUCCESS);
+	wc = expect_wc(a, 4, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.opcode, IBV_WC_RDMA_WRITE);
+}
+
+static void write_and_read(struct side *a, struct side *b)
+{
+	fill(a->memory, 5000, 9);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 5000,
+					     .remote = (uintptr_t)b->memory + 10000,
+					     .rkey = b->mr->rkey}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 5000,
+					     .offset = 20000, .remote = (uintptr_t)b->memory + 10000,
+					     .rkey = b->mr->rkey}), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect_wc(a, 2, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RDMA_READ);
+	CHECK_EQUAL(wc.byte_len, 5000);
+	CHECK(filled(b->memory + 10000, 5000, 9));
+	CHECK(filled(a->memory + 20000, 5000, 9));
+}
+
+static void atomics(struct side *a, struct side *b)
+{
+	uint64_t *word = (uint64_t *)(void *)(b->memory + 512);
+	uint64_t *old = (uint64_t *)(void *)(a->memory + 256);
+	struct request request = {
+		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .offset = 256, .length = 8,
+		.remote = (uintptr_t)word, .rkey = b->mr->rkey, .compare_add = 5,
+	};
+
+	*word = 0xfffffffffffffffe;
+	CHECK_EQUAL(post(a, request), 0);
+	CHECK_EQUAL(expect_wc(a, 1, IBV_WC_SUCCESS).opcode, IBV_WC_FETCH_ADD);
+	CHECK(*old == 0xfffffffffffffffe);
+	CHECK(*word == 3); /* it wraps */
+
+	request.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+	request.compare_add = 4;
+	request.swap = 77;
+	CHECK_EQUAL(post(a, request), 0);
+	CHECK_EQUAL(expect_wc(a, 1, IBV_WC_SUCCESS).opcode, IBV_WC_COMP_SWAP);
+	CHECK(*old == 3 && *word == 3);
+	request.compare_add = 3;
+	CHECK_EQUAL(post(a, request), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+	CHECK(*old == 3 && *word == 77);
+}
+
+static void zero_lengths(struct side *a, struct side *b)
+{
+	/* No bytes need no key: IBTA C9-88. */
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 16), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 4}), 0);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	expect_wc(a, 3, IBV_WC_SUCCESS);
+	expect_wc(a, 4, IBV_WC_SUCCESS);
+	CHECK_EQUAL(expect_wc(b, 1, IBV_WC_SUCCESS).byte_len, 0);
+}
+
+static void scatter_and_gather(struct side *a, struct side *b)
+{
+	struct ibv_sge from[4], to[4];
+	static const uint32_t cuts[4] = {1, 4999, 0, 10000}, holes[4] = {4000, 3, 9000, 1997};
+	uint32_t at = 0;
+
+	fill(a->memory, 15000, 3);
+	for (int i = 0; i < 4; at += cuts[i++])
+		from[i] = (struct ibv_sge){(uintptr_t)a->memory + at, cuts[i], a->mr->lkey};
+	at = 0;
+	for (int i = 0; i < 4; at += holes[i++] + 100)
+		to[i] = (struct ibv_sge){(uintptr_t)b->memory + at, holes[i], b->mr->lkey};
+	struct ibv_recv_wr recv = {.wr_id = 1, .sg_list = to, .num_sge = 4}, *bad_recv;
+	struct ibv_send_wr send = {.wr_id = 2, .sg_list = from, .num_sge = 4, .opcode = IBV_WR_SEND},
+			   *bad_send;
+
+	CHECK_EQUAL(b->context->ops.post_recv(b->qp, &recv, &bad_recv), 0);
+	CHECK_EQUAL(a->context->ops.post_send(a->qp, &send, &bad_send), 0);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(expect_wc(b, 1, IBV_WC_SUCCESS).byte_len, 15000);
+	at = 0;
+	for (int i = 0; i < 4; at += holes[i++])
+		CHECK(!memcmp((void *)(uintptr_t)to[i].addr, a->memory + at, holes[i]));
+}
+
+/* The memory may be changed as soon as the call returns, and needs no key. */
+static void inline_data(struct side *a, struct side *b)
+{
+	uint8_t bytes[200];
+
+	fill(bytes, sizeof(bytes), 4);
+	struct ibv_sge sges[2] = {{(uintptr_t)bytes, 150, 0}, {(uintptr_t)bytes + 150, 50, 0}};
+	struct ibv_send_wr send = {.wr_id = 2, .sg_list = sges, .num_sge = 2, .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_INLINE}, *bad;
+
+	CHECK_EQUAL(a->context->ops.post_send(a->qp, &send, &bad), 0);
+	memset(bytes, 0, sizeof(bytes));
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 200), 0); /* late: the message has to be sent again */
+	expect_wc(b, 1, IBV_WC_SUCCESS);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	CHECK(filled(b->memory, 200, 4));
+}
+
+/* A chain of requests is posted with one call, and completes in its order. */
+static void chain(struct side *a, struct side *b)
+{
+	enum { COUNT = 60 };
+	struct ibv_send_wr sends[COUNT], *bad_send;
+	struct ibv_sge sges[COUNT];
+
+	for (int i = 0; i < COUNT; i++) {
+		fill(a->memory + i * 64, 64, (unsigned)i);
+		sges[i] = (struct ibv_sge){(uintptr_t)a->memory + (unsigned)i * 64u, 64,
+					   a->mr->lkey};
+		sends[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i, .sg_list = &sges[i],
+						.num_sge = 1, .opcode = IBV_WR_SEND,
+						.next = i + 1 < COUNT ? &sends[i + 1] : NULL};
+		CHECK_EQUAL(post_recv_at(b, 100u + (unsigned)i, (unsigned)i * 64u, 64), 0);
+	}
+	CHECK_EQUAL(a->context->ops.post_send(a->qp, sends, &bad_send), 0);
+	for (unsigned i = 0; i < COUNT; i++) {
+		expect_wc(b, 100 + i, IBV_WC_SUCCESS);
+		expect_wc(a, i, IBV_WC_SUCCESS);
+		CHECK(filled(b->memory + i * 64, 64, i));
+	}
+}
+
+/* Only signaled requests complete, and a slot is free when a later one has. */
+static void unsignaled(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8, .receives = 64});
+	for (unsigned round = 0; round < 20; round++) {
+		for (unsigned i = 0; i < 8; i++) {
+			CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+			CHECK_EQUAL(post(&a, (struct request){
+						     .opcode = IBV_WR_SEND, .wr_id = i, .length = 8,
+						     .flags = i == 7 ? IBV_SEND_SIGNALED : 0}), 0);
+		}
+		expect_wc(&a, 7, IBV_WC_SUCCESS);
+		for (unsigned i = 0; i < 8; i++)
+			expect_wc(&b, i, IBV_WC_SUCCESS);
+	}
+	close_pair(&a, &b);
+}
+
+/* All sizes around the borders of frames, copies and reads; both directions at once. */
+static void sizes(void)
+{
+	static const uint32_t lengths[] = {1, 39, 40, 41, 1023, 1024, 1025, 4095, 4096, 4097, 16384,
+					   32727, 32728, 32729, 65536, 262143, 262144, 262145, 524288,
+					   1000000, 3000000};
+	enum { HALF = 3 << 20 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = 2 * HALF});
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		uint32_t length = lengths[i];
+
+		fill(a.memory, length, (unsigned)i);
+		fill(b.memory, length, (unsigned)i + 100);
+		CHECK_EQUAL(post_recv_at(&a, 1, HALF, HALF), 0);
+		CHECK_EQUAL(post_recv_at(&b, 1, HALF, HALF), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						      .length = length}), 0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						      .length = length}), 0);
+		for (int side = 0; side < 2; side++) {
+			struct side *at = side ? &b : &a;
+			uint64_t seen = 0;
+
+			for (int n = 0; n < 2; n++) {
+				struct ibv_wc wc = next_wc(at);
+
+				CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+				CHECK_EQUAL(wc.byte_len, length);
+				seen |= wc.wr_id;
+			}
+			CHECK_EQUAL(seen, 3);
+		}
+		CHECK(filled(b.memory + HALF, length, (unsigned)i));
+		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
+
+		memset(a.memory + HALF, 0, length);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
+						      .length = length, .offset = HALF,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = b.mr->rkey}), 0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 4,
+						      .length = length,
+						      .remote = (uintptr_t)a.memory,
+						      .rkey = a.mr->rkey}), 0);
+		expect_wc(&a, 3, IBV_WC_SUCCESS);
+		expect_wc(&b, 4, IBV_WC_SUCCESS);
+		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
+		CHECK(filled(a.memory, length, (unsigned)i + 100));
+	}
+	close_pair(&a, &b);
+}
+
+/* More READs than may be under way wait their turn; a fence waits for all of them. */
+static void read_depth_and_fence(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = 1 << 20, .depth = 2});
+	fill(b.memory, 1 << 19, 5);
+	for (unsigned i = 0; i < 16; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = i,
+						      .length = 1 << 15, .offset = i << 15,
+						      .remote = (uintptr_t)b.memory + (i << 15),
+						      .rkey = b.mr->rkey}), 0);
+	/* Fenced: what it sends was brought by the READs before it. */
+	CHECK_EQUAL(post_recv_at(&b, 50, 1 << 19, 1 << 19), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 16,
+					      .flags = IBV_SEND_FENCE, .length = 1 << 19}), 0);
+	for (unsigned i = 0; i < 17; i++)
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	expect_wc(&b, 50, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory + (1 << 19), 1 << 19, 5));
+	close_pair(&a, &b);
+}
+
+static void everything(struct side *a, struct side *b)
+{
+	STEP(send_and_recv(a, b));
+	STEP(immediate(a, b));
+	STEP(write_and_read(a, b));
+	STEP(atomics(a, b));
+	STEP(zero_lengths(a, b));
+	STEP(scatter_and_gather(a, b));
+	STEP(inline_data(a, b));
+	STEP(chain(a, b));
+}
+
+static void within_one_process(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	everything(&a, &b);
+	everything(&b, &a);
+	close_pair(&a, &b);
+	open_pair(&a, &b, (struct options){.loopback_gid = true});
+	everything(&a, &b);
+	close_pair(&a, &b);
+}
+
+/* A queue pair that is its own peer. */
+static void with_itself(void)
+{
+	struct side a;
+
+	open_side(&a, (struct options){.memory = 4 << 20});
+	struct address own = address_of_side(&a);
+
+	bring_up(&a, &own);
+	fill(a.memory, 2 << 20, 8);
+	CHECK_EQUAL(post_recv_at(&a, 1, 2 << 20, 2 << 20), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+					      .length = 2 << 20}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	CHECK(filled(a.memory + (2 << 20), 2 << 20, 8));
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
+					      .length = 1 << 20, .remote = own.memory + (1 << 20),
+					      .rkey = own.rkey}), 0);
+	expect_wc(&a, 3, IBV_WC_SUCCESS);
+	CHECK(!memcmp(a.memory, a.memory + (1 << 20), 1 << 20));
+	close_side(&a);
+}
+
+/* Two processes: 2,000 messages of changing sizes there and back, writes and atomics in between. */
+static void between_processes(void)
+{
+	enum { ROUNDS = 2000, ROOM = 1 << 17, WORD = 4 * ROOM };
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	open_side(&side, (struct options){.memory = 5 * ROOM});
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		uint32_t length = 1 + (round * 7919u) % (round % 50 ? 5000 : ROOM);
+		bool mine = (round & 1) == (process.child != 0);
+
+		if (mine) {
+			fill(side.memory, length, round);
+			CHECK_EQUAL(post(&side, (struct request){
+							.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							.wr_id = 3, .length = 8, .offset = WORD + 8,
+							.remote = peer.memory + WORD,
+							.rkey = peer.rkey, .compare_add = 1}), 0);
+			CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+								 .length = length}), 0);
+			expect_wc(&side, 3, IBV_WC_SUCCESS);
+			expect_wc(&side, 2, IBV_WC_SUCCESS);
+			CHECK(*(uint64_t *)(void *)(side.memory + WORD + 8) == round / 2);
+		} else {
+			CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, length);
+			CHECK(filled(side.memory + ROOM, length, round));
+			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+		}
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(between_processes()); /* first: it forks, and no device has been opened */
+	STEP(within_one_process());
+	STEP(with_itself());
+	STEP(sizes());
+	STEP(unsignaled());
+	STEP(read_depth_and_fence());
+	return 0;
+}

@@ -1,0 +1,504 @@
+/* What goes wrong, and what both ends are told: completion status, flushes in order, asynchronous
+ * events, states. */
+#include "verbs_side.h"
+
+/* A request from a that b refuses: a gets `status`, its later work and b's are flushed. */
+static void refused(struct options options, struct request request, enum ibv_wc_status status,
+		    bool event, enum ibv_event_type type)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, options);
+	if (request.remote < b.options.memory)
+		request.remote += (uintptr_t)b.memory;
+	if (!request.rkey)
+		request.rkey = b.mr->rkey;
+	request.wr_id = 2;
+	CHECK_EQUAL(post_recv_at(&a, 10, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&b, 11, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&b, 12, 0, 8), 0);
+	/* One good request before, so that the bad one's turn has to come. */
+	struct request requests[3] = {
+		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8},
+		request,
+		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 8},
+	};
+
+	CHECK_EQUAL(post_chain(&a, requests, 3), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, status);
+	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_wc(&a, 10, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	expect_wc(&b, 11, IBV_WC_SUCCESS);
+	expect_wc(&b, 12, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
+	if (event)
+		expect_event(&b, type);
+	/* In ERR work is still taken, and flushed (IBTA 10.3.1.5). */
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8}), 0);
+	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(post_recv_at(&a, 5, 0, 8), 0);
+	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
+	close_pair(&a, &b);
+}
+
+static void access_refused(struct request request)
+{
+	refused((struct options){0}, request, IBV_WC_REM_ACCESS_ERR, true, IBV_EVENT_QP_ACCESS_ERR);
+}
+
+static void invalid_refused(struct options options, struct request request)
+{
+	refused(options, request, IBV_WC_REM_INV_REQ_ERR, true, IBV_EVENT_QP_REQ_ERR);
+}
+
+static void bad_keys_and_ranges(void)
+{
+	static const enum ibv_wr_opcode opcodes[] = {
+		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
+		IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
+	};
+
+	for (size_t i = 0; i < sizeof(opcodes) / sizeof(opcodes[0]); i++) {
+		struct request request = {.opcode = opcodes[i], .length = 8};
+
+		request.rkey = 0x13570; /* nobody's, but for bad luck of 1 in 4 billion */
+		access_refused(request);
+		request.rkey = 0;
+		request.remote = 65536 - 7;
+		request.remote -= opcodes[i] >= IBV_WR_ATOMIC_CMP_AND_SWP ? 1 : 0;
+		if (opcodes[i] < IBV_WR_ATOMIC_CMP_AND_SWP)
+			access_refused(request); /* one byte beyond the end */
+		request.remote = UINT64_MAX - 7; /* the range wraps around */
+		access_refused(request);
+	}
+}
+
+static void rights_missing(void)
+{
+	static const struct {
+		enum ibv_wr_opcode opcode;
+		unsigned right;
+	} cases[] = {
+		{IBV_WR_RDMA_WRITE, IBV_ACCESS_REMOTE_WRITE},
+		{IBV_WR_RDMA_READ, IBV_ACCESS_REMOTE_READ},
+		{IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_ACCESS_REMOTE_ATOMIC},
+	};
+
+	for (int i = 0; i < 3; i++) {
+		/* The queue pair does not allow it. */
+		invalid_refused((struct options){.rights = ALL_RIGHTS & ~cases[i].right},
+				(struct request){.opcode = cases[i].opcode, .length = 8});
+
+		/* The region does not. */
+		struct side a, b;
+
+		open_pair(&a, &b, (struct options){0});
+		struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory, 4096,
+						      (int)(ALL_RIGHTS & ~cases[i].right));
+
+		CHECK(mr);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode, .length = 8,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = mr->rkey}), 0);
+		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
+		expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		close_pair(&a, &b);
+
+		/* It is a region of another protection domain. */
+		open_pair(&a, &b, (struct options){0});
+		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
+
+		mr = verbs->ibv_reg_mr(pd, b.memory, 4096, ALL_RIGHTS);
+		CHECK(mr);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode, .length = 8,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = mr->rkey}), 0);
+		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+		close_pair(&a, &b);
+	}
+}
+
+static void atomics(void)
+{
+	struct side a, b;
+
+	for (uint64_t off = 1; off < 8; off += 3)
+		invalid_refused((struct options){0},
+				(struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8,
+						 .remote = off});
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	expect_wc(&a, 0, IBV_WC_LOC_LEN_ERR);
+	close_pair(&a, &b);
+}
+
+static void message_too_long(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = 1 << 20});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 100), 0);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 1000), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3,
+					      .length = 1 << 20}), 0);
+	expect_wc(&a, 3, IBV_WC_REM_INV_REQ_ERR);
+	expect_wc(&b, 1, IBV_WC_LOC_LEN_ERR);
+	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
+	close_pair(&a, &b);
+}
+
+static void local_protection(void)
+{
+	struct side a, b;
+
+	/* The sender's key is wrong: nothing is sent, the peer notices nothing. */
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 100), 0);
+	struct request requests[2] = {
+		{.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8, .lkey = 0x2468},
+		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 8},
+	};
+
+	CHECK_EQUAL(post_chain(&a, requests, 2), 0);
+	expect_wc(&a, 2, IBV_WC_LOC_PROT_ERR);
+	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	close_pair(&a, &b);
+
+	/* The receiver's is. */
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_sge sge = {.addr = (uintptr_t)b.memory, .length = 100, .lkey = 0x2468};
+	struct ibv_recv_wr recv = {.wr_id = 4, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &recv, &bad), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 8}), 0);
+	expect_wc(&b, 4, IBV_WC_LOC_PROT_ERR);
+	expect_wc(&a, 5, IBV_WC_REM_OP_ERR);
+	close_pair(&a, &b);
+
+	/* A READ into memory that may not be written. */
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 4096, 0);
+
+	CHECK(mr);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 6, .length = 8,
+					      .lkey = mr->lkey, .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}), 0);
+	expect_wc(&a, 6, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close_pair(&a, &b);
+}
+
+static void read_depth(void)
+{
+	struct side a, b;
+
+	/* The requester was told a greater depth than the responder keeps to. */
+	open_side(&a, (struct options){.depth = 16, .memory = 1 << 20});
+	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 1 << 20});
+	connect_pair(&a, &b);
+	struct ibv_send_wr wr[8], *bad;
+	struct ibv_sge sge = {(uintptr_t)a.memory, 1 << 20, a.mr->lkey};
+
+	for (int i = 0; i < 8; i++)
+		wr[i] = (struct ibv_send_wr){
+			.wr_id = (uint64_t)i, .sg_list = &sge, .num_sge = 1,
+			.opcode = IBV_WR_RDMA_READ, .next = i < 7 ? &wr[i + 1] : NULL,
+			.wr.rdma = {.remote_addr = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+		};
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, wr, &bad), 0);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	expect_wc(&a, 1, IBV_WC_REM_INV_REQ_ERR);
+	for (unsigned i = 2; i < 8; i++)
+		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
+	close_pair(&a, &b);
+
+	/* It was told none at all: such a READ could never be sent. */
+	open_pair(&a, &b, (struct options){.depth = 255});
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 8,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}), 0);
+	expect_wc(&a, 1, IBV_WC_LOC_QP_OP_ERR);
+	close_pair(&a, &b);
+}
+
+static void receiver_not_ready(void)
+{
+	struct side a, b;
+
+	/* For ever: the message waits for its receive, however often it is sent.  What was posted
+	 * behind it comes in order. */
+	open_pair(&a, &b, (struct options){.rnr_timer = 1, .memory = 1 << 20});
+	fill(a.memory, 1 << 20, 6);
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .offset = i * 1000, .length = 1000}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8,
+					      .length = 1 << 20}), 0);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+	for (unsigned i = 0; i < 8; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 1000), 0);
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+		CHECK(!memcmp(b.memory, a.memory + i * 1000, 1000));
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(post_recv_at(&b, 9, 0, 1 << 20), 0);
+	expect_wc(&b, 9, IBV_WC_SUCCESS);
+	expect_wc(&a, 8, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory, 1 << 20, 6));
+	close_pair(&a, &b);
+
+	/* Counted: then it is an error for the requester alone (IBTA 9.9.2.4.2). */
+	for (uint8_t retries = 1; retries <= 8; retries += 7) { /* 8 stands for 0 */
+		open_pair(&a, &b, (struct options){.rnr_retry = retries});
+		struct request requests[2] = {
+			{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8},
+			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2},
+		};
+
+		CHECK_EQUAL(post_chain(&a, requests, 2), 0);
+		expect_wc(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+		expect_wc(&a, 2, IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+		close_pair(&a, &b);
+	}
+}
+
+/* The timer is what the responder asked for (IBTA table 45). */
+static void rnr_timer(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.rnr_retry = 2, .rnr_timer = 20}); /* 10.24 ms, twice */
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	expect_wc(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 2 * 10240000u);
+	close_pair(&a, &b);
+}
+
+static void posting(void)
+{
+	struct side a, b;
+	struct ibv_sge sges[5] = {{0}};
+	struct ibv_send_wr wr = {.sg_list = sges, .num_sge = 5, .opcode = IBV_WR_SEND}, *bad = NULL;
+	struct ibv_recv_wr recv = {.sg_list = sges, .num_sge = 5}, *bad_recv = NULL;
+	struct request request = {.opcode = IBV_WR_SEND, .length = 8};
+
+	open_side(&a, (struct options){.sends = 4, .receives = 4});
+	open_side(&b, (struct options){0});
+	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
+
+	/* States: IBTA 10.3.1. */
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), EINVAL);
+	CHECK_EQUAL(to_init(&a), 0);
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), 0);
+	CHECK_EQUAL(to_rtr(&a, &address_b), 0);
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	CHECK_EQUAL(to_rts(&a), 0);
+
+	/* Counts. */
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
+	CHECK(bad == &wr);
+	CHECK_EQUAL(a.context->ops.post_recv(a.qp, &recv, &bad_recv), EINVAL);
+	CHECK(bad_recv == &recv);
+	wr.num_sge = -1;
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
+
+	/* Inline: too much, and where it makes no sense. */
+	request.flags = IBV_SEND_INLINE;
+	request.length = 257;
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	request.length = 8;
+	request.opcode = IBV_WR_RDMA_READ;
+	CHECK_EQUAL(post(&a, request), EINVAL);
+
+	/* Operations that do not exist, or not here. */
+	request = (struct request){.opcode = (enum ibv_wr_opcode)99};
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	request.opcode = IBV_WR_LOCAL_INV;
+	CHECK_EQUAL(post(&a, request), EOPNOTSUPP);
+	request.opcode = IBV_WR_TSO;
+	CHECK_EQUAL(post(&a, request), EOPNOTSUPP);
+
+	/* Room: the good ones of a chain are posted, the first bad one is named. */
+	struct ibv_send_wr chain[6];
+
+	for (int i = 0; i < 6; i++)
+		chain[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i, .opcode = IBV_WR_SEND,
+						.next = i < 5 ? &chain[i + 1] : NULL};
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, chain, &bad), ENOMEM);
+	CHECK(bad == &chain[4]);
+	for (int i = 0; i < 3; i++)
+		CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), ENOMEM);
+
+	bring_up(&b, &address_a);
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	for (unsigned i = 0; i < 4; i++)
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* A full CQ: an event, no more completions, and the end of who completes there (IBTA 11.6.3.1). */
+static void cq_overrun(void)
+{
+	struct side a, b;
+	struct ibv_wc wc[8];
+
+	open_side(&a, (struct options){.cqe = 4});
+	open_side(&b, (struct options){0});
+	connect_pair(&a, &b);
+	for (unsigned i = 0; i < 5; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 8}), 0);
+	}
+	for (unsigned i = 0; i < 5; i++)
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+	expect_event(&a, IBV_EVENT_CQ_ERR);
+	expect_event(&a, IBV_EVENT_QP_FATAL);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	CHECK_EQUAL(poll_cq(&a, 8, wc), 4);
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQUAL(wc[i].wr_id, i);
+	CHECK_EQUAL(poll_cq(&a, 8, wc), -1);
+	close_pair(&a, &b);
+}
+
+/* SQD: what has begun is finished, what is posted meanwhile waits (IBTA 10.3.1.4). */
+static void drain(void)
+{
+	struct side a, b;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+	struct ibv_qp_init_attr init;
+	struct ibv_wc wc;
+
+	open_pair(&a, &b, (struct options){.memory = 1 << 20});
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
+	expect_event(&a, IBV_EVENT_SQ_DRAINED);
+	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
+	CHECK_EQUAL(attr.qp_state, IBV_QPS_SQD);
+	CHECK_EQUAL(attr.sq_draining, 0);
+	bool first_was_sent = poll_cq(&a, 1, &wc) == 1;
+
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
+	if (!first_was_sent)
+		wc = next_wc(&a);
+	CHECK_EQUAL(wc.wr_id, 1);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 2, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* Through RESET a queue pair is as new; what was posted is forgotten (IBTA 10.3.1.1). */
+static void reset_and_reuse(void)
+{
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_pair(&a, &b, (struct options){0});
+	for (int round = 0; round < 3; round++) {
+		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+		CHECK_EQUAL(post_recv_at(&b, 9, 0, 8), 0); /* never used */
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						      .length = 8}), 0);
+		expect_wc(&b, 1, IBV_WC_SUCCESS);
+		expect_wc(&a, 2, IBV_WC_SUCCESS);
+		if (round == 1)
+			CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+		connect_pair(&a, &b);
+	}
+	close_pair(&a, &b);
+}
+
+/* What the application flushes by itself comes in the order of posting, sends and receives. */
+static void flush_order(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.signal_none = true});
+	for (unsigned i = 0; i < 10; i++)
+		CHECK_EQUAL(post_recv_at(&b, 100 + i, 0, 8), 0);
+	CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
+	for (unsigned i = 0; i < 10; i++)
+		expect_wc(&b, 100 + i, IBV_WC_WR_FLUSH_ERR);
+	close_pair(&a, &b);
+
+	/* Sends that cannot go out: the peer has no receive. Unsignaled ones are flushed too. */
+	open_pair(&a, &b, (struct options){.signal_none = true, .rnr_timer = 31});
+	for (unsigned i = 0; i < 10; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 8}), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	for (unsigned i = 0; i < 10; i++)
+		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
+	close_pair(&a, &b);
+}
+
+/* When dereg_mr has returned, the peer's access ends, in the middle of a message if need be. */
+static void deregister_under_fire(void)
+{
+	enum { BIG = 64 << 20 };
+
+	for (int round = 0; round < 4; round++) {
+		bool write = round & 1;
+		struct side a, b;
+
+		open_pair(&a, &b, (struct options){.memory = BIG});
+		CHECK_EQUAL(post(&a, (struct request){
+					     .opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+					     .wr_id = 1, .length = BIG,
+					     .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+		struct ibv_wc wc;
+
+		CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+		b.mr = NULL;
+		CHECK_EQUAL(mprotect(b.memory, BIG, PROT_NONE), 0); /* an access would be seen */
+		wc = next_wc(&a);
+		/* A frame of an answer that was under way could not be finished. */
+		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_RETRY_EXC_ERR);
+		close_pair(&a, &b);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(90);
+	STEP(bad_keys_and_ranges());
+	STEP(rights_missing());
+	STEP(atomics());
+	STEP(message_too_long());
+	STEP(local_protection());
+	STEP(read_depth());
+	STEP(receiver_not_ready());
+	STEP(rnr_timer());
+	STEP(posting());
+	STEP(cq_overrun());
+	STEP(drain());
+	STEP(reset_and_reuse());
+	STEP(flush_order());
+	STEP(deregister_under_fire());
+	return 0;
+}

@@ -1,0 +1,527 @@
+/* Devices, ports, GIDs, protection domains, regions, completion queues and their events: what the
+ * calls return, what they refuse, and what waits for what. */
+#include "verbs_side.h"
+
+static void device_and_port(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_device_attr device;
+	struct {
+		struct ibv_port_attr attr;
+	} port;
+	union ibv_gid gid;
+	uint16_t pkey;
+
+	CHECK(!strcmp(verbs->ibv_get_device_name(context->device), "embedded0"));
+	CHECK_EQUAL(context->device->node_type, IBV_NODE_CA);
+	CHECK_EQUAL(context->device->transport_type, IBV_TRANSPORT_IB);
+	CHECK_EQUAL(context->cmd_fd, -1);
+	CHECK(context->async_fd >= 0);
+	CHECK(context->num_comp_vectors >= 1);
+	CHECK(!context->abi_compat);
+	CHECK_EQUAL(verbs->ibv_query_device(context, &device), 0);
+	CHECK_EQUAL(device.phys_port_cnt, 1);
+	CHECK(device.max_qp_wr >= 4096 && device.max_sge >= 16 && device.max_cqe >= 65536);
+	CHECK(device.node_guid == verbs->ibv_get_device_guid(context->device));
+
+	/* The older struct ends before port_cap_flags2. */
+	memset(&port, 0xee, sizeof(port));
+	CHECK_EQUAL(verbs->ibv_query_port(context, 1, (void *)&port.attr), 0);
+	CHECK_EQUAL(port.attr.port_cap_flags2, 0xeeee);
+	CHECK_EQUAL(port.attr.state, IBV_PORT_ACTIVE);
+	CHECK_EQUAL(port.attr.link_layer, IBV_LINK_LAYER_ETHERNET);
+	CHECK_EQUAL(port.attr.active_mtu, IBV_MTU_4096);
+	CHECK(port.attr.lid != 0);
+	CHECK(port.attr.gid_tbl_len >= 1);
+	CHECK_EQUAL(verbs->ibv_query_port(context, 0, (void *)&port.attr), EINVAL);
+	CHECK_EQUAL(verbs->ibv_query_port(context, 2, (void *)&port.attr), EINVAL);
+
+	static const uint8_t loopback[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
+
+	CHECK_EQUAL(verbs->ibv_query_gid(context, 1, 0, &gid), 0);
+	CHECK(!memcmp(gid.raw, loopback, 16));
+	CHECK_FAILS(verbs->ibv_query_gid(context, 1, port.attr.gid_tbl_len, &gid), EINVAL);
+	CHECK_FAILS(verbs->ibv_query_gid(context, 1, -1, &gid), EINVAL);
+	CHECK_FAILS(verbs->ibv_query_gid(context, 2, 0, &gid), EINVAL);
+	CHECK_EQUAL(verbs->ibv_query_pkey(context, 1, 0, &pkey), 0);
+	CHECK_EQUAL(pkey, 0xffff);
+	CHECK_FAILS(verbs->ibv_query_pkey(context, 1, 1, &pkey), EINVAL);
+
+	struct ibv_gid_entry entries[255];
+	ssize_t count = verbs->_ibv_query_gid_table(context, entries, 255, 0, sizeof(entries[0]));
+
+	CHECK_EQUAL(count, port.attr.gid_tbl_len);
+	for (ssize_t i = 0; i < count; i++) {
+		struct ibv_gid_entry entry;
+
+		CHECK_EQUAL(entries[i].gid_index, i);
+		CHECK_EQUAL(entries[i].gid_type, IBV_GID_TYPE_ROCE_V2);
+		CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0,
+						     sizeof(entry)), 0);
+		CHECK(!memcmp(&entry, &entries[i], sizeof(entry)));
+		CHECK_EQUAL(verbs->ibv_query_gid(context, 1, (int)i, &gid), 0);
+		CHECK(!memcmp(&gid, &entry.gid, sizeof(gid)));
+	}
+	CHECK_EQUAL(verbs->_ibv_query_gid_table(context, entries, 0, 0, sizeof(entries[0])), -EINVAL);
+	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 255, entries, 0, sizeof(entries[0])), EINVAL);
+	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 0, entries, 1, sizeof(entries[0])), EINVAL);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+/* What is not there says so, instead of being a NULL to be called. */
+static void unsupported(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+	struct ibv_recv_wr wr = {0}, *bad = NULL;
+
+	errno = 0;
+	CHECK(!context->ops.alloc_mw(pd, IBV_MW_TYPE_1));
+	CHECK_EQUAL(errno, EOPNOTSUPP);
+	CHECK_EQUAL(context->ops.bind_mw(NULL, NULL, NULL), EOPNOTSUPP);
+	CHECK_EQUAL(context->ops.dealloc_mw(NULL), EOPNOTSUPP);
+	CHECK_EQUAL(context->ops.post_srq_recv(NULL, &wr, &bad), EOPNOTSUPP);
+	CHECK(bad == &wr);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	for (int i = 0; i < 30; i++) {
+		CHECK(strlen(verbs->ibv_wc_status_str((enum ibv_wc_status)i)) > 0);
+		CHECK(strlen(verbs->ibv_event_type_str((enum ibv_event_type)i)) > 0);
+	}
+}
+
+static struct ibv_mr *try_mr(struct ibv_pd *pd, void *addr, size_t length, int access, int error)
+{
+	errno = 0;
+	struct ibv_mr *mr = verbs->ibv_reg_mr(pd, addr, length, access);
+
+	CHECK(!mr == (error != 0));
+	CHECK_EQUAL(mr ? 0 : errno, error);
+	return mr;
+}
+
+static void regions(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+	uint8_t *memory = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			       -1, 0);
+
+	CHECK_EQUAL(munmap(memory + 4096, 4096), 0);
+	CHECK_EQUAL(mprotect(memory + 2 * 4096, 4096, PROT_READ), 0);
+	try_mr(pd, memory, 0, 0, EINVAL);
+	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_WRITE, EINVAL); /* ibv_reg_mr(3) */
+	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_ATOMIC, EINVAL);
+	try_mr(pd, memory, 4096, 1 << 15, EINVAL);
+	try_mr(pd, memory, 4096, IBV_ACCESS_ON_DEMAND, EOPNOTSUPP);
+	try_mr(pd, memory, 4097, IBV_ACCESS_LOCAL_WRITE, EFAULT);
+	try_mr(pd, memory + 4096, 1, 0, EFAULT);
+	try_mr(pd, memory, SIZE_MAX, 0, EINVAL);
+	try_mr(pd, memory + 8192, 4096, IBV_ACCESS_LOCAL_WRITE, EFAULT);
+
+	struct ibv_mr *mrs[200];
+
+	mrs[0] = try_mr(pd, memory + 8192, 4096, IBV_ACCESS_REMOTE_READ, 0);
+	mrs[1] = try_mr(pd, memory, 4096, ALL_RIGHTS | IBV_ACCESS_RELAXED_ORDERING, 0);
+	for (int i = 2; i < 200; i++)
+		mrs[i] = try_mr(pd, memory, 4096, ALL_RIGHTS, 0);
+	CHECK(mrs[1]->addr == memory && mrs[1]->length == 4096 && mrs[1]->pd == pd);
+	for (int i = 0; i < 200; i++)
+		for (int j = 0; j < i; j++)
+			CHECK(mrs[i]->rkey != mrs[j]->rkey && mrs[i]->lkey != mrs[j]->lkey);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
+	for (int i = 0; i < 200; i++)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mrs[i * 77 % 200]), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+/* An address of its own: the peer names iova, the device finds addr. */
+static void iova(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_mr *mr = verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4096, 4096, 0x1000000, ALL_RIGHTS);
+
+	CHECK(mr);
+	fill(a.memory, 4096, 1);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 4096,
+					      .remote = 0x1000000, .rkey = mr->rkey}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory + 4096, 4096, 1));
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 1,
+					      .remote = (uintptr_t)b.memory + 4096,
+					      .rkey = mr->rkey}), 0);
+	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close_pair(&a, &b);
+}
+
+static void creating(void)
+{
+	struct side a;
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {1, 1, 1, 1, 0}};
+
+	open_side(&a, (struct options){0});
+	errno = 0;
+	CHECK(!verbs->ibv_create_cq(a.context, 0, NULL, NULL, 0) && errno == EINVAL);
+	CHECK(!verbs->ibv_create_cq(a.context, 1 << 30, NULL, NULL, 0) && errno == EINVAL);
+	CHECK(!verbs->ibv_create_cq(a.context, 1, NULL, NULL, 99) && errno == EINVAL);
+	CHECK(!verbs->ibv_create_cq(a.context, 1, NULL, NULL, -1) && errno == EINVAL);
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL); /* no CQ */
+	init.send_cq = init.recv_cq = a.cq;
+	init.cap.max_send_wr = 1 << 20;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	init.cap.max_send_wr = 1;
+	init.cap.max_recv_sge = 1000;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	init.cap.max_recv_sge = 1;
+	init.cap.max_inline_data = 1 << 20;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	init.cap.max_inline_data = 0;
+	init.qp_type = (enum ibv_qp_type)77;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EINVAL);
+	static const enum ibv_qp_type others[] = {IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET,
+						  IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV};
+	for (int i = 0; i < 5; i++) {
+		init.qp_type = others[i];
+		errno = 0;
+		CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EOPNOTSUPP);
+	}
+	/* In use. */
+	CHECK_EQUAL(verbs->ibv_destroy_cq(a.cq), EBUSY);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(a.channel), EBUSY);
+
+	/* What was given is what query tells. */
+	struct ibv_qp_attr attr;
+
+	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_CAP, &init), 0);
+	CHECK_EQUAL(attr.qp_state, IBV_QPS_RESET);
+	CHECK_EQUAL(init.cap.max_send_wr, 64);
+	CHECK_EQUAL(attr.cap.max_recv_sge, 4);
+	CHECK(init.send_cq == a.cq && init.qp_context == &a && init.qp_type == IBV_QPT_RC);
+	CHECK(init.sq_sig_all);
+	close_side(&a);
+}
+
+/* Transitions and attributes that must be refused, and leave everything as it was. */
+static void transitions(void)
+{
+	struct side a;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	struct ibv_qp_init_attr init;
+
+	open_side(&a, (struct options){0});
+	struct address own = address_of_side(&a);
+
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTR), EINVAL);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), EINVAL);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_INIT), EINVAL); /* attributes missing */
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask | IBV_QP_SQ_PSN), EINVAL);
+	attr.port_num = 2;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
+	attr.port_num = 1;
+	attr.pkey_index = 1;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
+	attr.pkey_index = 0;
+	attr.qp_access_flags = 1 << 12;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_RESET);
+	CHECK_EQUAL(to_init(&a), 0);
+	CHECK_EQUAL(to_rts(&a), EINVAL);
+
+	struct ibv_qp_attr rtr = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .rq_psn = 5, .dest_qp_num = own.qpn,
+		.ah_attr = {.dlid = own.lid, .port_num = 1}, .max_dest_rd_atomic = 1,
+		.min_rnr_timer = 12,
+	};
+	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	struct ibv_qp_attr bad = rtr;
+
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask & ~IBV_QP_AV), EINVAL);
+	bad.path_mtu = (enum ibv_mtu)6;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	bad.ah_attr.port_num = 3;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	bad.ah_attr.is_global = 1;
+	bad.ah_attr.grh.sgid_index = 250;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	bad.max_dest_rd_atomic = 200;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	bad.min_rnr_timer = 32;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	bad.dest_qp_num = 1 << 24;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad = rtr;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_INIT);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &rtr, rtr_mask), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &rtr, rtr_mask), EINVAL); /* not twice */
+	a.options.timeout = 32;
+	CHECK_EQUAL(to_rts(&a), EINVAL);
+	a.options.timeout = 0;
+	a.options.rnr_retry = 9;
+	CHECK_EQUAL(to_rts(&a), EINVAL);
+	a.options.rnr_retry = 0;
+	CHECK_EQUAL(to_rts(&a), 0);
+	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
+	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);
+	CHECK_EQUAL(attr.path_mtu, IBV_MTU_1024);
+	CHECK_EQUAL(attr.rq_psn, 5);
+	CHECK_EQUAL(attr.dest_qp_num, own.qpn);
+	CHECK_EQUAL(attr.min_rnr_timer, 12);
+	CHECK_EQUAL(attr.timeout, 14);
+	attr.cur_qp_state = IBV_QPS_SQD;
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
+	attr.cur_qp_state = IBV_QPS_RTS;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), EINVAL);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	close_side(&a);
+}
+
+/* ---- completion queues and their events ----------------------------------------------------- */
+
+static bool readable(int fd)
+{
+	struct pollfd at = {.fd = fd, .events = POLLIN};
+
+	return poll(&at, 1, 0) == 1;
+}
+
+static void send_one(struct side *a, struct side *b, unsigned flags)
+{
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8,
+					     .flags = flags}), 0);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+}
+
+static void no_event(struct side *side)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK(!readable(side->channel->fd));
+	CHECK_FAILS(verbs->ibv_get_cq_event(side->channel, &cq, &context), EAGAIN);
+}
+
+static void one_event(struct side *side)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK(readable(side->channel->fd));
+	CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+	CHECK(cq == side->cq && context == side);
+	verbs->ibv_ack_cq_events(cq, 1);
+}
+
+static void events(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	no_event(&b);
+	send_one(&a, &b, 0); /* not armed */
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	no_event(&b);
+
+	/* Arming is for what comes later, and for one event. */
+	send_one(&a, &b, 0);
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	no_event(&b);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	send_one(&a, &b, 0);
+	send_one(&a, &b, 0);
+	one_event(&b);
+	no_event(&b);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+
+	/* Solicited only; and asking for less does not take back more. */
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
+	send_one(&a, &b, 0);
+	no_event(&b);
+	send_one(&a, &b, IBV_SEND_SOLICITED);
+	one_event(&b);
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
+	send_one(&a, &b, 0);
+	one_event(&b);
+	for (int i = 0; i < 3; i++)
+		expect_wc(&b, 1, IBV_WC_SUCCESS);
+
+	/* An error is always solicited. */
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
+	CHECK_EQUAL(post_recv_at(&b, 9, 0, 8), 0);
+	CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
+	one_event(&b);
+	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
+
+	/* An event that nobody took does not hold up destruction. */
+	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	CHECK_EQUAL(post_recv_at(&a, 9, 0, 8), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	CHECK(readable(a.channel->fd));
+	close_pair(&a, &b);
+}
+
+/* Two CQs on one channel, several events of one of them. */
+static void shared_channel(void)
+{
+	struct side a, b;
+	struct ibv_cq *cq;
+	void *context;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	struct side other = b;
+
+	CHECK(other.cq = verbs->ibv_create_cq(b.context, 4, &other, b.channel, 0));
+	other.qp = create_qp(&other);
+	CHECK_EQUAL(to_init(&other), 0);
+	for (int i = 0; i < 3; i++) {
+		CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+		send_one(&a, &b, 0);
+	}
+	CHECK_EQUAL(b.context->ops.req_notify_cq(other.cq, 0), 0);
+	CHECK_EQUAL(post_recv_at(&other, 1, 0, 8), 0);
+	CHECK_EQUAL(to_state(&other, IBV_QPS_ERR), 0);
+	/* In turns: one that is busy does not hold up the other. */
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
+	CHECK(cq == b.cq && context == &b);
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
+	CHECK(cq == other.cq && context == &other);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
+		CHECK(cq == b.cq);
+	}
+	CHECK_FAILS(verbs->ibv_get_cq_event(b.channel, &cq, &context), EAGAIN);
+	verbs->ibv_ack_cq_events(b.cq, 3); /* together */
+	verbs->ibv_ack_cq_events(other.cq, 1);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(other.cq), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(other.qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(other.cq), 0);
+	close_pair(&a, &b);
+}
+
+static struct side *acking;
+
+/* Waits until the destroyer is asleep in its wait, which no clock tells: the state of the thread. */
+static void *ack_later(void *tid_file)
+{
+	for (;;) {
+		char state[512] = "";
+		FILE *file = fopen(tid_file, "r");
+
+		CHECK(file);
+		CHECK(fread(state, 1, sizeof(state) - 1, file) > 0);
+		fclose(file);
+		char *end = strrchr(state, ')');
+
+		CHECK(end);
+		if (end[2] == 'S')
+			break;
+		sched_yield();
+	}
+	verbs->ibv_ack_cq_events(acking->cq, 1);
+	return NULL;
+}
+
+/* ibv_destroy_cq waits for the acknowledgement of what was taken. */
+static void destroy_waits(void)
+{
+	struct side a, b;
+	struct ibv_cq *cq;
+	void *context;
+	pthread_t thread;
+	char file[64];
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	send_one(&a, &b, 0);
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &cq, &context), 0);
+	acking = &b;
+	snprintf(file, sizeof(file), "/proc/self/task/%d/stat", getpid());
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_EQUAL(pthread_create(&thread, NULL, ack_later, file), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
+	CHECK_EQUAL(pthread_join(thread, NULL), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(b.channel), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(b.pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
+	munmap(b.memory, b.options.memory);
+	close_side(&a);
+}
+
+static void resize(void)
+{
+	struct side a, b;
+	struct ibv_wc wc[8];
+
+	open_side(&a, (struct options){0});
+	open_side(&b, (struct options){.cqe = 5});
+	connect_pair(&a, &b);
+	/* Once around the ring, so that its content wraps. */
+	for (int round = 0; round < 3; round++) {
+		for (unsigned i = 0; i < 4; i++)
+			send_one(&a, &b, 0);
+		CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 3), EINVAL);
+		CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, round == 1 ? 4 : 6), 0);
+		CHECK_EQUAL(b.cq->cqe, round == 1 ? 4 : 6);
+		CHECK_EQUAL(poll_cq(&b, 8, wc), 4);
+	}
+	CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 0), EINVAL);
+	close_pair(&a, &b);
+}
+
+/* Whatever is left open when the device is closed stays valid until it is destroyed, but silent. */
+static void closing_early(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	send_one(&a, &b, 0);
+	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(b.channel), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(b.pd), 0);
+	munmap(b.memory, b.options.memory);
+	close_side(&a);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(device_and_port());
+	STEP(unsupported());
+	STEP(regions());
+	STEP(iova());
+	STEP(creating());
+	STEP(transitions());
+	STEP(events());
+	STEP(shared_channel());
+	STEP(destroy_waits());
+	STEP(resize());
+	STEP(closing_early());
+	return 0;
+}

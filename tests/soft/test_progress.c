@@ -1,0 +1,294 @@
+/* Who does the work: the engine's thread when the application is busy, the application's threads
+ * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
+#include "verbs_side.h"
+
+#include <dirent.h>
+
+static int entries(const char *directory)
+{
+	DIR *dir = opendir(directory);
+	int count = 0;
+
+	CHECK(dir);
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* Nothing is left: no thread, no file descriptor; many times, and with streams made and broken. */
+static void nothing_left(void)
+{
+	int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+
+	for (int round = 0; round < 20; round++) {
+		struct side a, b;
+
+		open_pair(&a, &b, (struct options){0});
+		if (round % 2) {
+			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+							      .length = 8}), 0);
+			expect_wc(&a, 2, IBV_WC_SUCCESS);
+		}
+		close_pair(&a, &b);
+		CHECK_EQUAL(entries("/proc/self/fd"), fds);
+		CHECK_EQUAL(entries("/proc/self/task"), threads);
+	}
+}
+
+/* How often the device's thread has gone to sleep; -1 if it has not even begun. */
+static long find_naps(void)
+{
+	DIR *dir = opendir("/proc/self/task");
+	long count = -1;
+
+	CHECK(dir);
+	for (struct dirent *entry; (entry = readdir(dir));) {
+		char path[300], line[256];
+		bool device = false;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		FILE *file = fopen(path, "r");
+
+		while (file && fgets(line, sizeof(line), file)) {
+			device = device || !strcmp(line, "Name:\taiordma-device\n");
+			if (device)
+				sscanf(line, "voluntary_ctxt_switches: %ld", &count);
+		}
+		if (file)
+			fclose(file);
+	}
+	closedir(dir);
+	return count;
+}
+
+static long naps(void)
+{
+	long count;
+
+	while ((count = find_naps()) < 0)
+		sched_yield();
+	return count;
+}
+
+/* An idle device with open connections uses no processor time at all. */
+static void idle(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	/* It may look around for some milliseconds after the last work: until it has slept for
+	 * 100 ms at a stretch. */
+	long before;
+
+	do {
+		before = naps();
+		poll(NULL, 0, 100);
+	} while (naps() != before);
+	poll(NULL, 0, 300);
+	CHECK_EQUAL(naps(), before);
+	close_pair(&a, &b);
+}
+
+/* A process that computes serves its peer's writes, reads and atomics; and quickly. */
+static void busy_application(void)
+{
+	enum { WRITES = 200, DONE = 1 };
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	open_side(&side, (struct options){0});
+	uint64_t *words = (uint64_t *)(void *)side.memory;
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	if (process.child) {
+		double times[WRITES];
+
+		for (int i = 0; i < WRITES; i++) {
+			uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+			CHECK_EQUAL(post(&side, (struct request){
+							.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							.wr_id = 1, .length = 8, .offset = 64,
+							.remote = peer.memory, .rkey = peer.rkey,
+							.compare_add = 1}), 0);
+			expect_wc(&side, 1, IBV_WC_SUCCESS);
+			times[i] = (double)(now_ns(CLOCK_MONOTONIC) - start);
+		}
+		uint64_t quick = 0;
+
+		for (int i = 0; i < WRITES; i++)
+			quick += times[i] < 50e6;
+		/* The machine may be busy with other things, but not all the time. */
+		CHECK(quick > WRITES / 2);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							 .wr_id = 2, .length = 8, .offset = 64,
+							 .remote = peer.memory + 8 * DONE,
+							 .rkey = peer.rkey, .compare_add = 1}), 0);
+		expect_wc(&side, 2, IBV_WC_SUCCESS);
+	} else {
+		/* No call of ours: only looking at memory, as a computation does. */
+		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
+			;
+		CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == WRITES);
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* A thread asleep in ibv_get_cq_event wakes up, and so does one that waits with its own poll on a
+ * channel that shows events alone. */
+static void waking(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct process process = split();
+		struct side side;
+		struct ibv_cq *cq;
+		void *context;
+
+		limit_seconds(60);
+		open_side(&side, (struct options){0});
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+		struct address peer = exchange(&process, &side);
+
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		if (way == 1) /* the fd shows events alone */
+			CHECK_EQUAL(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK), 0);
+		if (way == 2) /* it may also show work */
+			CHECK_EQUAL(aiordma_set_nonblocking(side.channel->fd), 0);
+		for (int i = 0; i < 300; i++) {
+			bool mine = (i & 1) == (process.child != 0);
+
+			if (mine)
+				CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
+									 .wr_id = 2,
+									 .length = 8}), 0);
+			CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+			struct ibv_wc wc;
+
+			while (poll_cq(&side, 1, &wc) == 0) {
+				struct pollfd at = {.fd = side.channel->fd, .events = POLLIN};
+
+				if (way)
+					CHECK_EQUAL(poll(&at, 1, -1), 1);
+				int rc = verbs->ibv_get_cq_event(side.channel, &cq, &context);
+
+				/* Readable is a promise, unless it was renounced. */
+				CHECK(rc == 0 || (way == 2 && errno == EAGAIN));
+				if (rc)
+					continue;
+				verbs->ibv_ack_cq_events(cq, 1);
+				CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+			}
+			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+			if (!mine)
+				CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+		}
+		meet(&process);
+		close_side(&side);
+		join(&process);
+	}
+}
+
+/* Four threads, each with a pair of its own, and one that opens and closes beside them. */
+static void *talk(void *unused)
+{
+	struct side a, b;
+
+	(void)unused;
+	open_pair(&a, &b, (struct options){0});
+	for (unsigned i = 0; i < 200; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 4000), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 1 + i * 19}), 0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1000,
+						      .length = 4000, .offset = 8192,
+						      .remote = (uintptr_t)a.memory + 8192,
+						      .rkey = a.mr->rkey}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		for (int n = 0; n < 2; n++)
+			CHECK_EQUAL(next_wc(&b).status, IBV_WC_SUCCESS);
+	}
+	close_pair(&a, &b);
+	return NULL;
+}
+
+static void threads(void)
+{
+	pthread_t thread[4];
+
+	for (int i = 0; i < 4; i++)
+		CHECK_EQUAL(pthread_create(&thread[i], NULL, talk, NULL), 0);
+	for (int i = 0; i < 20; i++) {
+		struct side a, b;
+
+		open_pair(&a, &b, (struct options){0});
+		close_pair(&a, &b);
+	}
+	for (int i = 0; i < 4; i++)
+		CHECK_EQUAL(pthread_join(thread[i], NULL), 0);
+}
+
+/* The child of a fork has none of its parent's device, can have one of its own, and may drop what
+ * it inherited. */
+static void forking(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		limit_seconds(60);
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+		struct side c, d;
+
+		open_pair(&c, &d, (struct options){0});
+		CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
+		CHECK_EQUAL(post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						      .length = 8}), 0);
+		expect_wc(&c, 2, IBV_WC_SUCCESS);
+		expect_wc(&d, 1, IBV_WC_SUCCESS);
+		close_pair(&c, &d);
+#endif
+		close_pair(&a, &b);
+		_exit(0);
+	}
+	int status;
+
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	/* The parent noticed nothing. */
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(waking());
+	STEP(busy_application());
+	STEP(nothing_left());
+	STEP(idle());
+	STEP(threads());
+	STEP(forking());
+	return 0;
+}

@@ -1,0 +1,466 @@
+/* One end of a connection, for the tests of the verbs part: everything that a queue pair needs,
+ * made by the calls of the table, and brought up without the connection manager. */
+#ifndef AIORDMA_TESTS_VERBS_SIDE_H
+#define AIORDMA_TESTS_VERBS_SIDE_H
+
+#include "native.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cm_check.h"
+
+static const struct aiordma_calls *verbs;
+
+enum { ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		    IBV_ACCESS_REMOTE_ATOMIC };
+
+struct options {
+	size_t memory;       /* bytes; 64 KiB if 0 */
+	uint32_t sends;      /* 64 if 0 */
+	uint32_t receives;   /* 64 if 0 */
+	uint32_t sges;       /* 4 if 0 */
+	int cqe;             /* 256 if 0 */
+	unsigned rights;     /* of the queue pair; all if 0 */
+	uint8_t timeout;     /* 14 if 0 */
+	uint8_t retry_cnt;   /* 7 if 0 */
+	uint8_t rnr_retry;   /* 7 if 0; 8 stands for 0 */
+	uint8_t rnr_timer;   /* 1 (10 us) if 0 */
+	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
+	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
+	bool signal_none;    /* sq_sig_all = 0 */
+	bool loopback_gid;   /* use GIDs and not the LID alone */
+};
+
+struct side {
+	struct options options;
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t *memory;
+	uint32_t psn;
+};
+
+/* What two applications tell each other by their own means. */
+struct address {
+	union ibv_gid gid;
+	uint64_t memory;
+	uint32_t rkey;
+	uint32_t qpn;
+	uint32_t psn;
+	uint16_t lid;
+};
+
+__attribute__((constructor)) static void find_calls(void)
+{
+	verbs = aiordma_embedded_calls();
+}
+
+static inline struct ibv_context *open_device(void)
+{
+	int count;
+
+	struct ibv_device **list = verbs->ibv_get_device_list(&count);
+
+	CHECK_EQUAL(count, 1);
+	struct ibv_context *context = verbs->ibv_open_device(list[0]);
+
+	CHECK(context);
+	verbs->ibv_free_device_list(list);
+	return context;
+}
+
+static inline struct ibv_qp *create_qp(struct side *side)
+{
+	const struct options *options = &side->options;
+	struct ibv_qp_init_attr init = {
+		.qp_context = side,
+		.send_cq = side->cq,
+		.recv_cq = side->cq,
+		.cap = {
+			.max_send_wr = options->sends ? options->sends : 64,
+			.max_recv_wr = options->receives ? options->receives : 64,
+			.max_send_sge = options->sges ? options->sges : 4,
+			.max_recv_sge = options->sges ? options->sges : 4,
+			.max_inline_data = 256,
+		},
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = !options->signal_none,
+	};
+	struct ibv_qp *qp = verbs->ibv_create_qp(side->pd, &init);
+
+	CHECK(qp);
+	return qp;
+}
+
+static inline void open_side(struct side *side, struct options options)
+{
+	static uint32_t psns = 1;
+
+	memset(side, 0, sizeof(*side));
+	if (!options.memory)
+		options.memory = 65536;
+	side->options = options;
+	side->context = open_device();
+	CHECK(side->pd = verbs->ibv_alloc_pd(side->context));
+	CHECK(side->channel = verbs->ibv_create_comp_channel(side->context));
+	CHECK(side->cq = verbs->ibv_create_cq(side->context, options.cqe ? options.cqe : 256, side,
+					      side->channel, 0));
+	side->memory = mmap(NULL, options.memory, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(side->memory != MAP_FAILED);
+	CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, options.memory, ALL_RIGHTS));
+	side->qp = create_qp(side);
+	/* Different ones, some of which will wrap. */
+	side->psn = (0xfffff0u + __atomic_fetch_add(&psns, 1, __ATOMIC_RELAXED) * 2654435761u +
+		     (uint32_t)getpid()) & 0xffffff;
+}
+
+static inline void close_side(struct side *side)
+{
+	if (side->qp)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(side->channel), 0);
+	if (side->mr)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(side->context), 0);
+	munmap(side->memory, side->options.memory);
+}
+
+static inline struct address address_of_side(const struct side *side)
+{
+	struct ibv_port_attr port;
+	struct address address = {
+		.qpn = side->qp->qp_num,
+		.psn = side->psn,
+		.memory = (uintptr_t)side->memory,
+		.rkey = side->mr ? side->mr->rkey : 0,
+	};
+
+	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1,
+					  (struct _compat_ibv_port_attr *)&port), 0);
+	address.lid = port.lid;
+	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, 0, &address.gid), 0);
+	return address;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static inline int to_init(struct side *side)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = 1,
+		.qp_access_flags = side->options.rights ? side->options.rights : ALL_RIGHTS,
+	};
+
+	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+							     IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static inline uint8_t or_default(uint8_t value, uint8_t standard, uint8_t zero)
+{
+	return value == 0 ? standard : value == zero ? 0 : value;
+}
+
+static inline int to_rtr(struct side *side, const struct address *peer)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_4096,
+		.rq_psn = peer->psn,
+		.dest_qp_num = peer->qpn,
+		.ah_attr = {.dlid = peer->lid, .port_num = 1},
+		.max_dest_rd_atomic = side->options.answers ? side->options.answers :
+					      or_default(side->options.depth, 4, 255),
+		.min_rnr_timer = or_default(side->options.rnr_timer, 1, 255),
+	};
+
+	if (side->options.loopback_gid) {
+		attr.ah_attr.is_global = 1;
+		attr.ah_attr.grh.dgid = peer->gid;
+	}
+	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+							     IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+							     IBV_QP_MAX_DEST_RD_ATOMIC |
+							     IBV_QP_MIN_RNR_TIMER);
+}
+
+static inline int to_rts(struct side *side)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTS,
+		.timeout = or_default(side->options.timeout, 14, 255),
+		.retry_cnt = or_default(side->options.retry_cnt, 7, 8),
+		.rnr_retry = or_default(side->options.rnr_retry, 7, 8),
+		.sq_psn = side->psn,
+		.max_rd_atomic = or_default(side->options.depth, 4, 255),
+	};
+
+	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT |
+							     IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+							     IBV_QP_SQ_PSN |
+							     IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+static inline int to_state(struct side *side, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = {.qp_state = state};
+
+	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE);
+}
+
+static inline enum ibv_qp_state state_of(struct side *side)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK_EQUAL(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init), 0);
+	return attr.qp_state;
+}
+
+static inline void bring_up(struct side *side, const struct address *peer)
+{
+	CHECK_EQUAL(to_init(side), 0);
+	CHECK_EQUAL(to_rtr(side, peer), 0);
+	CHECK_EQUAL(to_rts(side), 0);
+}
+
+/* Two sides of one process. */
+static inline void connect_pair(struct side *a, struct side *b)
+{
+	struct address address_a = address_of_side(a), address_b = address_of_side(b);
+
+	bring_up(a, &address_b);
+	bring_up(b, &address_a);
+}
+
+static inline void open_pair(struct side *a, struct side *b, struct options options)
+{
+	open_side(a, options);
+	open_side(b, options);
+	connect_pair(a, b);
+}
+
+static inline void close_pair(struct side *a, struct side *b)
+{
+	close_side(a);
+	close_side(b);
+}
+
+/* ---- two processes ------------------------------------------------------------------------- */
+
+struct process {
+	pid_t child; /* 0 in the child itself */
+	int fd;      /* to the other */
+};
+
+/* Before a device is opened. */
+static inline struct process split(void)
+{
+	struct process process;
+	int fds[2];
+
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+	fflush(NULL);
+	process.child = fork();
+	CHECK(process.child >= 0);
+	close(fds[process.child ? 1 : 0]);
+	process.fd = fds[process.child ? 0 : 1];
+	return process;
+}
+
+static inline void tell(const struct process *process, const void *data, size_t length)
+{
+	CHECK_EQUAL(write(process->fd, data, length), length);
+}
+
+static inline void hear(const struct process *process, void *data, size_t length)
+{
+	CHECK_EQUAL(recv(process->fd, data, length, MSG_WAITALL), length);
+}
+
+/* Both come to this place before either goes on. */
+static inline void meet(const struct process *process)
+{
+	char byte = 0;
+
+	tell(process, &byte, 1);
+	hear(process, &byte, 1);
+}
+
+static inline struct address exchange(const struct process *process, const struct side *side)
+{
+	struct address own = address_of_side(side), peer;
+
+	tell(process, &own, sizeof(own));
+	hear(process, &peer, sizeof(peer));
+	return peer;
+}
+
+/* The child leaves; the parent sees that it left well. */
+static inline void join(const struct process *process)
+{
+	int status;
+
+	close(process->fd);
+	if (!process->child)
+		_exit(0);
+	CHECK_EQUAL(waitpid(process->child, &status, 0), process->child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* ---- work requests ------------------------------------------------------------------------- */
+
+static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset, uint32_t length)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)side->memory + offset,
+		.length = length,
+		.lkey = side->mr->lkey,
+	};
+	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	return side->context->ops.post_recv(side->qp, &wr, &bad);
+}
+
+struct request {
+	enum ibv_wr_opcode opcode;
+	unsigned flags;
+	uint64_t wr_id;
+	size_t offset;
+	uint32_t length;
+	uint32_t imm;
+	uint64_t remote;
+	uint32_t rkey;
+	uint64_t compare_add, swap;
+	uint32_t lkey; /* the side's own if 0 */
+};
+
+/* With one call, so that nothing happens in between; at most eight. */
+static inline int post_chain(struct side *side, const struct request *requests, int count)
+{
+	struct ibv_sge sges[8];
+	struct ibv_send_wr wrs[8], *bad;
+
+	CHECK(count <= 8);
+	for (int i = 0; i < count; i++) {
+		const struct request *request = &requests[i];
+
+		sges[i] = (struct ibv_sge){
+			.addr = (uintptr_t)side->memory + request->offset,
+			.length = request->length,
+			.lkey = request->lkey ? request->lkey : side->mr->lkey,
+		};
+		wrs[i] = (struct ibv_send_wr){
+			.wr_id = request->wr_id,
+			.next = i + 1 < count ? &wrs[i + 1] : NULL,
+			.sg_list = &sges[i],
+			.num_sge = request->length ? 1 : 0,
+			.opcode = request->opcode,
+			.send_flags = request->flags,
+			.imm_data = request->imm,
+		};
+		if (request->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+		    request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+			wrs[i].wr.atomic.remote_addr = request->remote;
+			wrs[i].wr.atomic.rkey = request->rkey;
+			wrs[i].wr.atomic.compare_add = request->compare_add;
+			wrs[i].wr.atomic.swap = request->swap;
+		} else {
+			wrs[i].wr.rdma.remote_addr = request->remote;
+			wrs[i].wr.rdma.rkey = request->rkey;
+		}
+	}
+	return side->context->ops.post_send(side->qp, wrs, &bad);
+}
+
+static inline int post(struct side *side, struct request request)
+{
+	return post_chain(side, &request, 1);
+}
+
+/* ---- completions --------------------------------------------------------------------------- */
+
+static inline int poll_cq(struct side *side, int room, struct ibv_wc *wc)
+{
+	return side->context->ops.poll_cq(side->cq, room, wc);
+}
+
+/* The next completion, however long it takes (the test has an alarm). */
+static inline struct ibv_wc next_wc(struct side *side)
+{
+	struct ibv_wc wc;
+	int n;
+
+	while ((n = poll_cq(side, 1, &wc)) == 0)
+		sched_yield();
+	CHECK_EQUAL(n, 1);
+	return wc;
+}
+
+static inline struct ibv_wc expect_wc(struct side *side, uint64_t wr_id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = next_wc(side);
+
+	if (wc.wr_id != wr_id || wc.status != status) {
+		fprintf(stderr, "in %s: completion %llu with %s, expected %llu with %s\n",
+			current_step, (unsigned long long)wc.wr_id,
+			verbs->ibv_wc_status_str(wc.status), (unsigned long long)wr_id,
+			verbs->ibv_wc_status_str(status));
+		exit(1);
+	}
+	CHECK_EQUAL(wc.qp_num, side->qp->qp_num);
+	return wc;
+}
+
+static inline void expect_event(struct side *side, enum ibv_event_type type)
+{
+	struct ibv_async_event event;
+
+	CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+	if (event.event_type != type) {
+		fprintf(stderr, "in %s: event '%s', expected '%s'\n", current_step,
+			verbs->ibv_event_type_str(event.event_type),
+			verbs->ibv_event_type_str(type));
+		exit(1);
+	}
+	verbs->ibv_ack_async_event(&event);
+}
+
+static inline void fill(uint8_t *at, size_t length, unsigned seed)
+{
+	for (size_t i = 0; i < length; i++)
+		at[i] = (uint8_t)(seed + i * 7 + (i >> 8));
+}
+
+static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
+{
+	for (size_t i = 0; i < length; i++)
+		if (at[i] != (uint8_t)(seed + i * 7 + (i >> 8)))
+			return false;
+	return true;
+}
+
+static inline uint64_t now_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#endif
