@@ -237,6 +237,7 @@ class MemoryPool:
         """No more leases.  The regions are deregistered with the protection domain, which the
         owner of both closes next; views that users still have stay readable."""
         self._closed = True
+        self._drop_large()
         self._ready.clear()
 
 
@@ -260,6 +261,11 @@ class LocalMemory:
     def view(self) -> memoryview:
         """The bytes themselves."""
         raise NotImplementedError
+
+    @property
+    def writable(self) -> bool:
+        """Whether the device may write to it."""
+        return True
 
     def pin(self) -> None:
         """A work request is about to use the memory.  Raises BufferStateError after release."""
@@ -293,6 +299,10 @@ class LocalSlice(LocalMemory):
     @property
     def view(self) -> memoryview:
         return self._owner.view[self._offset : self._offset + self._length]
+
+    @property
+    def writable(self) -> bool:
+        return self._owner.writable
 
     def pin(self) -> None:
         self._owner.pin()
@@ -351,6 +361,12 @@ class Buffer(LocalMemory):
             self._released = True
             self._block.release()
 
+    def give_up(self) -> Block:
+        """Takes the lease out of the buffer, which is inert then.  Internal to the library."""
+        self._check()
+        self._released = True
+        return self._block
+
     def __enter__(self) -> Self:
         return self
 
@@ -404,6 +420,10 @@ class Region(LocalMemory):
     def view(self) -> memoryview:
         self._check()
         return self._mr.buf
+
+    @property
+    def writable(self) -> bool:
+        return bool(self._mr.access & verbs.AccessFlags.LOCAL_WRITE)
 
     def pin(self) -> None:
         self._check()

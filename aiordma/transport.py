@@ -92,11 +92,11 @@ async def connect(
     chosen, asked = choose_device(device)
     try:
         async with asyncio.timeout(config.connect_timeout):
-            if via == "tcp":
-                return await by_tcp.connect(chosen, host, port, source, config)
             failure: Exception | None = None
             for address in await resolve(host, port):
                 try:
+                    if via == "tcp":
+                        return await by_tcp.connect(chosen, address, source, config)
                     return await by_cm.connect(chosen.library, asked, address, source, config)
                 except OSError as error:
                     failure = error
@@ -230,12 +230,12 @@ async def listen(
     check_via(via)
     chosen, asked = choose_device(device)
     listener = Listener(chosen.name)
+    address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
-        exchange = by_tcp.TCPAcceptor(chosen, config, listener._deliver)
-        await exchange.start((host, port), backlog)
-        listener._acceptor = exchange
+        listener._acceptor = by_tcp.TCPAcceptor(
+            chosen, address, backlog, config, listener._deliver
+        )
     else:
-        address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
         listener._acceptor = by_cm.CMAcceptor(
             chosen.library, asked, address, backlog, config, listener._deliver
         )

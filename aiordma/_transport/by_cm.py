@@ -106,19 +106,17 @@ def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters
 
 
 def make_connection(link: CMLink, config: Config) -> tuple[Side, Connection]:
-    """The queue pair of a resolved id, with its receives posted."""
+    """The queue pair of a resolved id; the caller posts its receives."""
     context = link.id.context
     assert context is not None
     side = Side(Driver.for_context(context, config.pool_limit), config)
     try:
         pd = side.driver.pd
         side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps))
-        connection = Connection(side, config)
+        return side, Connection(side, config)
     except BaseException:
         side.close()
         raise
-    connection._post_receives()
-    return side, connection
 
 
 async def connect(
@@ -144,6 +142,7 @@ async def connect(
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
         side, connection = make_connection(link, config)
+        connection._post_receives()
         id.connect(parameters(side))
         event = await link.expect(cm.EventType.ESTABLISHED)
         connection._start(link, Hello.unpack(event.private_data))
@@ -215,6 +214,7 @@ class CMAcceptor:
             peer = Hello.unpack(event.private_data)
             check_device(id, self._device, self.address)
             side, connection = make_connection(link, self._config)
+            connection._post_receives()
             id.accept(parameters(side, peer))
             async with asyncio.timeout(self._config.handshake_timeout):
                 await link.expect(cm.EventType.ESTABLISHED)

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
-from contextlib import suppress
+from errno import ECONNREFUSED
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from ..config import Config
 from ..driver import Driver
-from ..errors import ProtocolError, RDMAError
+from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Address, Connection
 from .side import Side
@@ -31,6 +32,9 @@ GREETING = b"aiordma\x01"
 READY = b"ready\x00\x00\x01"
 OFFER_SIZE = len(GREETING) + ENDPOINT_SIZE + HELLO_SIZE
 
+# Seconds until a listener tries again when it cannot accept.
+ACCEPT_PAUSE = 0.1
+
 
 class TCPLink:
     """The socket of a connection, from its making to its end."""
@@ -39,8 +43,9 @@ class TCPLink:
         self._reader = reader
         self._writer = writer
         self._watch: asyncio.Task[None] | None = None
-        self._local: Address = writer.get_extra_info("sockname")[:2]
-        self._peer: Address = writer.get_extra_info("peername")[:2]
+        # Neither is there when the peer has already reset the socket.
+        self._local: Address | None = (writer.get_extra_info("sockname") or ())[:2] or None
+        self._peer: Address | None = (writer.get_extra_info("peername") or ())[:2] or None
 
     @property
     def local_address(self) -> Address | None:
@@ -52,7 +57,10 @@ class TCPLink:
 
     async def write(self, data: bytes) -> None:
         self._writer.write(data)
-        await self._writer.drain()
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise self._broken_off(error) from error
 
     async def read(self, size: int, greeting: bytes) -> bytes:
         """`size` bytes that begin with `greeting`; wrong ones are refused as soon as seen."""
@@ -67,6 +75,11 @@ class TCPLink:
             raise ProtocolError(
                 f"{self._peer} ended the exchange after {len(error.partial)} bytes"
             ) from error
+        except OSError as error:
+            raise self._broken_off(error) from error
+
+    def _broken_off(self, error: OSError) -> ProtocolError:
+        return ProtocolError(f"{self._peer} broke the exchange off: {error}")
 
     def established(self, on_end: Callable[[str], None]) -> None:
         """The exchange is done; from now on `on_end` hears of the socket's end."""
@@ -124,16 +137,35 @@ async def read_offer(link: TCPLink) -> tuple[Endpoint, Hello]:
 def connect_qp(side: Side, connection: Connection, local: Endpoint, remote: Endpoint) -> None:
     """Ready to send and receive; the peer must not send before it is told."""
     assert side.qp is not None
-    side.qp.connect(local, remote, access=REMOTE_RIGHTS)
+    try:
+        side.qp.connect(local, remote, access=REMOTE_RIGHTS)
+    except ValueError as error:
+        raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
     connection._post_receives()
 
 
+async def open_link(address: Address, source: Address | None) -> TCPLink:
+    """The socket, or the exception of the connection manager that means the same."""
+    try:
+        reader, writer = await asyncio.open_connection(*address, local_addr=source)
+    except ConnectionRefusedError as error:
+        raise RejectedError(
+            f"nobody listens on {address[0]} port {address[1]}",
+            reason=-(error.errno or ECONNREFUSED),
+            event="",
+        ) from error
+    except OSError as error:
+        raise UnreachableError(
+            f"no way to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
+        ) from error
+    return TCPLink(reader, writer)
+
+
 async def connect(
-    device: verbs.Device, host: str, port: int, source: Address | None, config: Config
+    device: verbs.Device, address: Address, source: Address | None, config: Config
 ) -> Connection:
-    """Connects; the caller bounds the time."""
-    reader, writer = await asyncio.open_connection(host, port, local_addr=source)
-    link = TCPLink(reader, writer)
+    """Connects to one numeric address.  The caller bounds the time."""
+    link = await open_link(address, source)
     connection: Connection | None = None
     try:
         driver = Driver.for_device(device, config.pool_limit)
@@ -141,6 +173,8 @@ async def connect(
         endpoint = local_endpoint(side, link.local_address)
         await link.write(offer(endpoint, side))
         remote, peer = await read_offer(link)
+        if remote == endpoint:
+            raise ProtocolError(f"{link.peer_address} sends back what it is told: an echo server?")
         connect_qp(side, connection, endpoint, remote)
         await link.write(READY)
         connection._start(link, peer)
@@ -154,34 +188,71 @@ async def connect(
     return connection
 
 
+def listening_socket(address: Address, backlog: int) -> socket.socket:
+    """A listening socket; "::" takes IPv4 as well, on the same port, which asyncio's does not."""
+    host, port = address
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    try:
+        listening = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=backlog,
+            dualstack_ipv6=host == "::",
+        )
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on {host} port {port}: {error}", status=-(error.errno or 0)
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
 class TCPAcceptor:
-    """Listens on TCP and hands finished connections to `deliver`."""
+    """Listens on one address and hands finished connections to `deliver`."""
 
     def __init__(
         self,
         device: verbs.Device,
+        address: Address,
+        backlog: int,
         config: Config,
         deliver: Callable[[Connection], None],
     ) -> None:
         self._device = device
         self._config = config
         self._deliver = deliver
-        self._server: asyncio.Server | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
-        self.address: Address = ("", 0)
+        self._accepted: set[socket.socket] = set()  # whose handshake has not begun
+        self._socket = listening_socket(address, backlog)
+        self.address: Address = self._socket.getsockname()[:2]
+        self._closed = False
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
-    async def start(self, address: Address, backlog: int) -> None:
-        self._server = await asyncio.start_server(self._on_peer, *address, backlog=backlog)
-        self.address = self._server.sockets[0].getsockname()[:2]
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            try:
+                peer, address = await loop.sock_accept(self._socket)
+            except OSError as error:
+                if self._closed:
+                    return
+                # Out of file descriptors, most likely; it would fail again at once.
+                logger.warning("accept on %s port %s: %s", *self.address, error)
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
+            if len(self._handshakes) >= self._config.max_handshakes:
+                logger.info("%s turned away: too many handshakes are under way", address)
+                peer.close()
+                continue
+            self._accepted.add(peer)
+            task = loop.create_task(self._serve(peer))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    async def _on_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._handshakes) >= self._config.max_handshakes:
-            writer.close()
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._handshakes.add(task)
-        link = TCPLink(reader, writer)
+    async def _serve(self, peer_socket: socket.socket) -> None:
+        self._accepted.discard(peer_socket)
+        link = TCPLink(*await asyncio.open_connection(sock=peer_socket))
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self._config.handshake_timeout):
@@ -205,14 +276,15 @@ class TCPAcceptor:
                 raise
         else:
             self._deliver(connection)
-        finally:
-            self._handshakes.discard(task)
 
     async def close(self) -> None:
         """Listens no more; exchanges under way are given up."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._handshakes):
+        self._closed = True
+        # It ends the accept under way; a cancellation would lose a peer accepted at this moment.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        await self._accepting
+        for task in self._handshakes:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        for accepted in (self._socket, *self._accepted):
+            accepted.close()

@@ -24,6 +24,8 @@ from ..errors import (
     ConnectionClosedError,
     MessageTooLongError,
     ProtocolError,
+    RDMAError,
+    WorkCompletionError,
 )
 from ..mr_pool import Buffer, LocalMemory, Region
 from .message import Message
@@ -88,6 +90,7 @@ class Connection:
         self._peer: Hello | None = None
         self._root: BaseException | None = None
         self._closing = False
+        self._said_goodbye = False
         self._closed = asyncio.Event()
         self._statistics = Statistics()
         driver = side.driver
@@ -109,7 +112,9 @@ class Connection:
         self._messages.post_receives()
 
     def _start(self, link: Link, peer: Hello) -> None:
-        """The handshake is done."""
+        """The handshake is done.  Raises when the queue pair has failed meanwhile."""
+        if self._root is not None:
+            raise self._waiter_error(self._root)
         self._link = link
         self._peer = peer
         self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
@@ -117,6 +122,8 @@ class Connection:
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything goes, and nobody was waiting yet."""
         self._link = link
+        if self._closed.is_set():  # the queue pair failed first, and went without the link
+            link.release()
         self._end(error)
 
     # ---- what it is ----------------------------------------------------------------------
@@ -340,6 +347,9 @@ class Connection:
         """The one event that ended the connection; later ones change nothing."""
         if self._root is not None:
             return
+        if self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
+            # Nothing was under way any more: what looks like a break is the peer's answer.
+            root = ConnectionClosedError()
         self._root = root
         self._queue.fail(root)
         self._sharing.end(root)
@@ -368,8 +378,9 @@ class Connection:
             try:
                 async with asyncio.timeout(self._config.close_timeout):
                     await self._messages.drained()
+                    self._said_goodbye = True
                     await self._sharing.tell(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
-            except (TimeoutError, ConnectionError, ProtocolError):
+            except (TimeoutError, RDMAError):
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:
                 self._end(ConnectionClosedError())

@@ -120,6 +120,8 @@ class Atomic(Work):
 def buffer_view(data: BufferLike) -> memoryview:
     """Any contiguous buffer as bytes.  TypeError or BufferError for what is none."""
     view = memoryview(data)
+    if not view.nbytes:
+        return memoryview(bytearray())  # an empty array has a shape that cannot be cast
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
@@ -136,6 +138,7 @@ class OneSided:
         self._loop = asyncio.get_running_loop()
 
     async def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
+        self._check()
         if isinstance(source, LocalMemory):
             await self._transfer(Opcode.RDMA_WRITE, source, target)
             return
@@ -149,6 +152,7 @@ class OneSided:
                 await self._transfer(Opcode.RDMA_WRITE, buffer, target)
 
     async def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
+        self._check()
         if isinstance(target, LocalMemory):
             await self._transfer(Opcode.RDMA_READ, target, source)
             return
@@ -169,6 +173,8 @@ class OneSided:
         kind = OperationKind.WRITE if writing else OperationKind.READ
         self._usable(remote)
         remote.range.require(Rights.WRITE if writing else Rights.READ)
+        if not writing and not local.writable:
+            raise ValueError(f"cannot read into {local!r}: it is read-only")
         length = len(local)
         if length != len(remote):
             raise ValueError(f"{length} bytes here and {len(remote)} there: slice one of them")

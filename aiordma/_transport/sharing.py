@@ -25,7 +25,7 @@ from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
-from ..mr_pool import Buffer, LocalMemory, MemoryPool
+from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 
 if TYPE_CHECKING:
     from .messages import Messages
@@ -128,10 +128,33 @@ class Loan(Share):
         super().revoke()
         self.buffer.release()
 
-    def hand_over(self) -> Buffer:
+    def hand_over(self) -> HandedOver:
         """Ends the peer's access; the memory with what the peer wrote is the caller's."""
         super().revoke()
-        return self.buffer
+        return HandedOver(self.buffer)
+
+
+class HandedOver:
+    """Memory that came back with what the peer wrote, and waits for `recv_region`.
+
+    Not a Buffer yet: one that nobody received is not the user's to release, so it returns to the
+    pool without a word.
+    """
+
+    __slots__ = ("_block", "_length")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._length = len(buffer)
+        self._block: Block | None = buffer.give_up()
+
+    def take(self) -> Buffer:
+        block, self._block = self._block, None
+        assert block is not None
+        return Buffer(block, self._length)
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._block.release()
 
 
 class RemoteRegion:
@@ -222,7 +245,7 @@ class Sharing:
         self._shares: dict[int, Share] = {}
         self._lent_bytes = 0
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
-        self._arrived: deque[RemoteRegion | Buffer] = deque()
+        self._arrived: deque[RemoteRegion | HandedOver] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._ended: BaseException | None = None
 
@@ -296,9 +319,12 @@ class Sharing:
             # The grant may still come; then it goes back at once.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(future.result())
+            future.cancel()
             raise
         except BaseException:
             self._requests.pop(request_id, None)
+            if not future.cancel():
+                future.exception()  # the same end, told twice: once is enough
             raise
 
     def _give_back(self, region: RemoteRegion) -> None:
@@ -327,7 +353,8 @@ class Sharing:
             finally:
                 if receiver in self._receivers:
                     self._receivers.remove(receiver)
-        return self._arrived.popleft()
+        arrived = self._arrived.popleft()
+        return arrived.take() if isinstance(arrived, HandedOver) else arrived
 
     def _wake(self) -> None:
         while self._receivers:
@@ -383,7 +410,7 @@ class Sharing:
         else:
             future.set_result(region)
 
-    def _arrive(self, region: RemoteRegion | Buffer) -> None:
+    def _arrive(self, region: RemoteRegion | HandedOver) -> None:
         if len(self._arrived) >= self._config.max_regions:
             raise ProtocolError(
                 f"the peer handed over more than {self._config.max_regions} regions "
@@ -407,13 +434,6 @@ class Sharing:
         self._requests.clear()
         while self._receivers:
             self._wake()
-
-    def discard(self) -> None:
-        """Nobody will receive any more: memory that was handed over goes back to the pool."""
-        for region in self._arrived:
-            if isinstance(region, Buffer):
-                region.release()
-        self._arrived.clear()
 
     @property
     def shared(self) -> int:

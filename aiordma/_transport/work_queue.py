@@ -215,7 +215,7 @@ class WorkQueue:
             self._use_room()
         else:
             error = self._status_error(slot, status, vendor_err)
-            work.failed(error)
+            work.failed(self._waiter_error(error) if status in OF_THE_CONNECTION else error)
             work.release()
             self.fail(error)
 
@@ -269,6 +269,16 @@ class WorkQueue:
             cast(ReceiveWork, owned).release()
         self._receives.clear()
 
+
+# Failures that are not about the work request that happens to tell of them: the peer or the way to
+# it is gone.  Their waiter gets the same error as all others.
+OF_THE_CONNECTION = frozenset(
+    {
+        verbs.WCStatus.WR_FLUSH_ERR,
+        verbs.WCStatus.RETRY_EXC_ERR,
+        verbs.WCStatus.RNR_RETRY_EXC_ERR,
+    }
+)
 
 FATAL_EVENTS = frozenset(
     {

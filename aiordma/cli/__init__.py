@@ -16,10 +16,11 @@ def main() -> int:
         # Not before the question is asked: `python -m aiordma` must be able to explain itself.
         from .app import app  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in NEEDED:
             raise
         print(
-            f"aiordma: the command line needs {error.name}, which is not installed; "
+            f"aiordma: the command line needs {missing}, which is not installed; "
             "pip install 'aiordma[cli]'",
             file=sys.stderr,
         )

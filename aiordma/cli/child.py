@@ -9,13 +9,17 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from aiordma import ConnectionClosedError
+
 T = TypeVar("T")
 
 # Seconds until a child must have said where it listens: it starts an interpreter, on a machine
 # that may be busy or emulated.
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 # Seconds that a child may take to end when asked, before it is killed.
 GRACE = 5.0
+# A connection breaks a moment before its dead process can be reaped: seconds to wait for that.
+LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
@@ -36,9 +40,8 @@ class Child:
         death = asyncio.create_task(self._process.wait())
         try:
             await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() or isinstance(task.exception(), ConnectionError):
-                # A connection breaks a moment before its dead process can be reaped.
-                await asyncio.wait({death}, timeout=1.0)
+            if not task.done() or broke(task.exception()):
+                await asyncio.wait({death}, timeout=LAST_BREATH)
                 if death.done():
                     raise ChildError(f"the server process {describe(death.result())}")
             return await task
@@ -46,6 +49,11 @@ class Child:
             for pending in (task, death):
                 pending.cancel()
             await asyncio.gather(task, death, return_exceptions=True)
+
+
+def broke(error: BaseException | None) -> bool:
+    """Whether it may be the child's death; a goodbye is none."""
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
 
 def describe(status: int) -> str:

@@ -62,11 +62,11 @@ def echo(
     as_json: bool,
     file: Path | None,
 ) -> None:
-    """Echo messages between two processes over RDMA, and verify every byte.
+    """Echo messages over RDMA and verify every byte.
 
-    Starts both ends by itself. Messages have random contents, or those of FILE: cut into pieces
-    of each size, and as a whole. The exit status is 1 when anything came back different or
-    failed.
+    Starts both ends by itself, as two processes. Messages have random contents, or those of
+    FILE: cut into pieces of each size, and as a whole. The exit status is 1 when anything came
+    back different, or failed.
     """
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:

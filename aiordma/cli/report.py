@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -68,7 +69,9 @@ class Report:
             f"from {address_text(self.local_address)} to {address_text(self.peer_address)}",
             highlight=False,
         )
-        table = Table(caption=CAPTION, caption_justify="left")
+        table = Table(
+            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left"
+        )
         table.add_column("size", justify="right")
         table.add_column("messages", justify="right")
         table.add_column("min us", justify="right")
@@ -80,7 +83,7 @@ class Report:
             table.add_row(
                 size_text(result.size) + (" (all)" if result.whole_file else ""),
                 f"{len(result.times):,}",
-                *(f"{result.quantile(part) * 1e6:,.1f}" for part in (0, 0.5, 0.99)),
+                *(time_text(result.quantile(part) * 1e6) for part in (0, 0.5, 0.99)),
                 throughput_text(result.throughput / 1e9),
                 "[bold red]NO[/]" if result.mismatch else "[green]yes[/]",
             )
@@ -104,5 +107,9 @@ def size_text(size: int) -> str:
     return f"{size:,} B"
 
 
+def time_text(us: float) -> str:
+    return f"{us:,.1f}" if us < 1000 else f"{us:,.0f}"
+
+
 def throughput_text(gb_per_s: float) -> str:
-    return f"{gb_per_s:.2g}" if gb_per_s < 0.1 else f"{gb_per_s:.2f}"
+    return f"{gb_per_s:.3f}" if gb_per_s >= 0.001 else "< 0.001"

@@ -56,7 +56,7 @@ def _scope(scope: str | None) -> int:
 
 def from_storage(storage: h.SocketStorage) -> Address | None:
     """The address in a ``struct sockaddr_storage``; None when it holds none."""
-    data = ffi.buffer(ffi.addressof(storage))[:28]
+    data = ffi.buffer(storage)[:28]
     (family,) = _FAMILY.unpack_from(data)
     if family == socket.AF_INET:
         port, packed = _IPV4.unpack_from(data)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Whom an event concerns, by library and address of the C structure: an id may change its channel.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
+_NOBODY = (("0.0.0.0", 0), ("::", 0))
 _DEFAULT_PARAMETERS = ConnectionParameters()
 
 
@@ -92,13 +93,14 @@ class ConnectionId(Resource["h.IdPointer"]):
     @property
     def local_address(self) -> Address | None:
         """The address that it is bound to, None before that."""
-        return from_storage(self.pointer.route.addr.src_storage)
+        return from_storage(ffi.addressof(self.pointer.route.addr, "src_storage"))
 
     @property
     def peer_address(self) -> Address | None:
-        """The peer's address, None when there is none; known also after ``close()``."""
+        """The peer's address, None when there is none; after ``close()`` as of the last event."""
         if not self.closed:
-            self._peer = from_storage(self.pointer.route.addr.dst_storage)
+            peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
+            self._peer = None if peer in _NOBODY else peer  # librdmacm fills in the family early
         return self._peer
 
     # --- addresses -------------------------------------------------------------------------
@@ -216,6 +218,7 @@ class ConnectionId(Resource["h.IdPointer"]):
         is sent, for too much private data (56 bytes for PortSpace.TCP).
         """
         check_private_data(self.port_space, "connect", parameters.private_data)
+        self._check_bound("rdma_connect")
         param, _keep = parameters.packed()
         self.library.calls.rdma_connect(self.pointer, param)
 
@@ -225,6 +228,7 @@ class ConnectionId(Resource["h.IdPointer"]):
         LimitError for too much private data (196 bytes for PortSpace.TCP).
         """
         check_private_data(self.port_space, "accept", parameters.private_data)
+        self._check_bound("rdma_accept")
         param, _keep = parameters.packed()
         self.library.calls.rdma_accept(self.pointer, param)
 
@@ -254,9 +258,10 @@ class ConnectionId(Resource["h.IdPointer"]):
     def disconnect(self) -> None:
         """End the connection: the queue pair goes to ERR, posted work is flushed.
 
-        Then: DISCONNECTED on both sides, and later TIMEWAIT_EXIT. VerbsError (EINVAL) when it is
-        not connected.
+        Then: DISCONNECTED at the peer, and here as soon as the peer has called this as well,
+        which it must; later TIMEWAIT_EXIT. VerbsError (EINVAL) when it is not connected.
         """
+        self._check_bound("rdma_disconnect")
         self.library.calls.rdma_disconnect(self.pointer)
 
     def migrate(self, channel: EventChannel) -> None:
@@ -266,6 +271,11 @@ class ConnectionId(Resource["h.IdPointer"]):
         self.library.calls.rdma_migrate_id(self.pointer, channel.pointer)
         self.node.move(self.channel.node, channel.node)
         self.channel = channel
+
+    def _check_bound(self, verb: str) -> None:
+        # librdmacm 44 follows the NULL pointer instead of answering EINVAL.
+        if self.context is None:
+            raise VerbsError(errno.EINVAL, verb, f"{self!r} is not bound to a device yet")
 
     def _details(self) -> str:
         local, peer = self.local_address, self.peer_address

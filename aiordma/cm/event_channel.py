@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class EventChannel(Resource["h.EventChannelPointer"]):
     """Events of many connections, for an event loop: ``fd`` is readable when there is one.
 
+    It may be readable earlier, when looking for an event does the work that leads to it.
     Synchronous, and never blocks. Closing it closes every connection id on it.
     """
 
@@ -70,6 +71,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
             listen_id = None
         if id is None:
             return None
+        id.peer_address  # noqa: B018 - remembers it, for messages about a closed id
         parameters = ConnectionParameters.read(raw.param.conn)
         return ConnectionEvent(kind, id, listen_id, raw.status, parameters)
 

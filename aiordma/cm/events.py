@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from aiordma.errors import (
@@ -13,6 +12,7 @@ from aiordma.errors import (
     RouteError,
     UnreachableError,
 )
+from aiordma.verbs.enums import OpenEnum
 
 from .parameters import ConnectionParameters
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .connection_id import ConnectionId
 
 
-class EventType(IntEnum):
+class EventType(OpenEnum):
     """``enum rdma_cm_event_type``, see rdma_get_cm_event(3)."""
 
     ADDR_RESOLVED = 0

@@ -79,7 +79,8 @@ class WorkCompletion(NamedTuple):
 class CompletionChannel(Resource["h.ChannelPointer"]):
     """Where completion queues announce that they have something; ``fd`` is for an event loop.
 
-    ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken.
+    ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
+    it may be readable earlier, when looking for one does the work that leads to it.
     Either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -124,16 +125,21 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
                 return queue
         return None
 
-    def drain(self, capacity: int = 256) -> tuple[Iterator[Record], bool]:
+    def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
         """Take every announcement, acknowledge, arm again, and poll: all in one crossing.
 
         Returns up to ``capacity`` records, of all queues of this channel, and whether there may
-        be more, in which case the fd does not tell: call again. The records stay valid. Each
-        queue must have been armed once by ``req_notify()``; after that this keeps it armed.
+        be more, in which case the fd does not tell: call again. The records stay valid. When
+        there is nothing, it goes on looking for ``spin_us`` microseconds, without the GIL.
+
+        Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
+        Closing a queue takes the announcements of the channel's others as well: call this
+        afterwards, since the fd will not tell.
         """
         if self._room is None or self._room.capacity < capacity:
             self._room = CompletionArray(capacity)
         self.pointer  # noqa: B018 - raises when this is closed
+        self.drain_state.spin_us = spin_us
         count = lib.aiordma_drain(self.drain_state, self._room.pointer, capacity, self._more)
         if count < 0:
             raise failure("ibv_get_cq_event", -count, f"draining {self!r}")

@@ -78,16 +78,23 @@ class Context(Resource["h.ContextPointer"]):
         self.library = library
         self.name = name
         self.borrowed = borrowed
-        self.async_fd = pointer.async_fd
         self.num_comp_vectors = pointer.num_comp_vectors
         destroy = (lambda _: None) if borrowed else library.calls.ibv_close_device
         super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
         self._attributes: DeviceAttributes | None = None
-        self._events_nonblocking = False
         # Whom an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
         )
+
+    @property
+    def async_fd(self) -> int:
+        """Readable when there are asynchronous events.
+
+        Of a borrowed context it is another one when the connection manager has closed the device
+        in between and opened it again, which leaves the pointer as it was.
+        """
+        return int(self.pointer.async_fd)
 
     @classmethod
     def borrow(cls, library: Library, pointer: h.ContextPointer) -> Context:
@@ -202,14 +209,13 @@ class Context(Resource["h.ContextPointer"]):
     def async_events(self) -> list[AsyncEvent]:
         """Take and acknowledge the events that are there; never waits.
 
-        ``async_fd`` is readable when there are some; the first call makes it non-blocking. A
-        borrowed context is shared: whoever calls this takes the events for everybody.
+        ``async_fd`` is readable when there are some, and may be when there are none yet; the
+        first call makes it non-blocking. A borrowed context is shared: whoever calls this takes
+        the events for everybody.
         """
-        if not self._events_nonblocking:
-            code = lib.aiordma_set_nonblocking(self.async_fd)
-            if code:
-                raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
-            self._events_nonblocking = True
+        code = lib.aiordma_set_nonblocking(self.async_fd)
+        if code:
+            raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
         calls, pointer = self.library.calls, self.pointer
         raw = ffi.new("struct ibv_async_event *")
         events = []

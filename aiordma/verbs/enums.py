@@ -68,7 +68,7 @@ class PortState(OpenEnum):
     ACTIVE_DEFER = 5
 
 
-class MTU(IntEnum):
+class MTU(OpenEnum):
     """Path MTU, encoded: ``enum ibv_mtu``."""
 
     MTU_256 = 1

@@ -66,9 +66,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
 
 
-def register(
-    pd: ProtectionDomain, memory: int | Buffer, access: AccessFlags | None
-) -> MemoryRegion:
+def register(pd: ProtectionDomain, memory: object, access: AccessFlags | None) -> MemoryRegion:
     """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
     if isinstance(memory, int):
         pin, readonly = _owned(memory), False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import failure
-from aiordma.errors import VerbsError
+from aiordma.errors import UnsupportedError, VerbsError
 
 from .enums import AccessFlags, QPType
 from .memory_region import MemoryRegion, register
@@ -40,9 +40,9 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         LOCAL_WRITE, or reading alone when the object is read-only. Remote rights are never
         implied.
 
-XX
-        contiguous; VerbsError from the device, with the limit on locked memory where that may be
-        the reason (ENOMEM).
+        ValueError for rights that the memory cannot have, TypeError for an object without a
+        buffer, BufferError for a buffer that is not contiguous; VerbsError from the device, with
+        the limit on locked memory where that may be the reason (ENOMEM).
         """
         return register(self, memory, access)
 
@@ -65,6 +65,13 @@ XX
         attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all)
         try:
             pointer = self.context.library.calls.ibv_create_qp(self.pointer, attr)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{qp_type.name} queue pairs",
+                device=self.context.name,
+                verb=error.verb,
+                errno=error.errno or 0,
+            ) from None
         except VerbsError as error:
             detail = f"a {qp_type.name} queue pair with {capabilities} on {self.context.name}"
             raise failure(error.verb, error.errno or 0, detail) from None
