@@ -1,0 +1,91 @@
+"""Two ids on one channel of the device, and the events between them."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma import cm, verbs
+from aiordma.cm import ConnectionEvent, ConnectionId, ConnectionParameters, EventType
+
+
+def next_event(channel: cm.EventChannel, timeout: float = 30) -> ConnectionEvent:
+    """The next event; a failure when none comes in time."""
+    while (event := channel.get_event()) is None:
+        if not select.select([channel.fd], [], [], timeout)[0]:
+            pytest.fail(f"no event within {timeout} s")
+    return event
+
+
+def expect(channel: cm.EventChannel, kind: EventType) -> ConnectionEvent:
+    """The next event, which must be of that kind."""
+    event = next_event(channel)
+    assert event.type is kind, (event, event.error())
+    return event
+
+
+def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, ConnectionEvent]:
+    """The next events, in whatever order."""
+    events = {event.type: event for event in (next_event(channel) for _ in kinds)}
+    assert set(events) == set(kinds)
+    return events
+
+
+@pytest.fixture
+def events(device: verbs.Device) -> Iterator[cm.EventChannel]:
+    with cm.EventChannel(device.library) as channel:
+        yield channel
+
+
+@pytest.fixture
+def listener(events: cm.EventChannel, host: str) -> Iterator[ConnectionId]:
+    """Listening on a free port of the device's address."""
+    with events.create_id() as id:
+        id.bind_addr((host, 0))
+        id.listen()
+        yield id
+
+
+def address_of(listener: ConnectionId) -> cm.Address:
+    """Where it listens."""
+    address = listener.local_address
+    assert address is not None
+    return address
+
+
+class Connected:
+    """Both ends of a connection on one channel, each with a queue pair and memory."""
+
+    def __init__(self, events: cm.EventChannel, address: cm.Address) -> None:
+        self.active = events.create_id()
+        self.active.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        self.active.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        context = self.active.context
+        assert context is not None
+        self.context = context
+        self.pd = context.alloc_pd()
+        self.cq = context.create_cq(64)
+        self.active.create_qp(self.pd, self.cq)
+        self.active.connect(ConnectionParameters(b"question"))
+        self.request = expect(events, EventType.CONNECT_REQUEST)
+        self.passive = self.request.id
+        self.passive.create_qp(self.pd, self.cq)
+        self.passive.accept(ConnectionParameters(b"answer"))
+        self.established = [expect(events, EventType.ESTABLISHED) for _ in range(2)]
+
+    def close(self) -> None:
+        self.active.close()
+        self.passive.close()
+        self.cq.close()
+        self.pd.close()
+
+
+@pytest.fixture
+def connected(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Connected]:
+    connected = Connected(events, address_of(listener))
+    yield connected
+    connected.close()

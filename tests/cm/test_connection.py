@@ -1,0 +1,401 @@
+"""Connections: made, used, refused, ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma import cm, verbs
+from aiordma.cm import ConnectionId, ConnectionParameters, EventType, Option
+from aiordma.errors import (
+    AddressError,
+    BufferStateError,
+    LimitError,
+    RejectedError,
+    VerbsError,
+)
+from aiordma.verbs import QPState, SendFlags, WROpcode
+from tests.cm.conftest import Connected, address_of, expect, expect_all, next_event
+
+
+def test_channel_does_not_block(events: cm.EventChannel) -> None:
+    assert not os.get_blocking(events.fd)
+    assert events.get_event() is None
+    assert f"fd {events.fd}" in repr(events)
+
+
+def test_connection(connected: Connected, listener: ConnectionId) -> None:
+    request = connected.request
+    assert request.listen_id is listener
+    assert request.private_data[:8] == b"question"
+    assert not any(request.private_data[8:])
+    assert len(request.private_data) <= cm.CONNECT_DATA_MAX
+    by_id = {event.id: event for event in connected.established}
+    assert set(by_id) == {connected.active, connected.passive}
+    assert by_id[connected.active].private_data[:6] == b"answer"
+    assert all(event.error() is None for event in connected.established)
+    for id in (connected.active, connected.passive):
+        assert id.qp is not None
+        assert id.qp.state is QPState.RTS
+        assert id.qp.query().qp_state is QPState.RTS
+        assert id.port_num == 1
+        assert id.context is connected.context
+    assert connected.active.peer_address == listener.local_address
+    assert connected.passive.local_address == listener.local_address
+    assert connected.passive.peer_address == connected.active.local_address
+
+
+def test_data_both_ways(connected: Connected) -> None:
+    for source, target in (
+        (connected.active, connected.passive),
+        (connected.passive, connected.active),
+    ):
+        assert source.qp is not None
+        assert target.qp is not None
+        with connected.pd.reg_mr(256) as mr:
+            mr.buf[:5] = b"hello"
+            target.qp.post_recv_one(1, mr.addr + 128, 128, mr.lkey)
+            source.qp.post_send_one(2, WROpcode.SEND, SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
+            found: list[verbs.WorkCompletion] = []
+            while len(found) < 2:
+                found += connected.cq.poll()
+            assert all(wc.ok for wc in found)
+            assert bytes(mr.buf[128:133]) == b"hello"
+
+
+def test_disconnect(events: cm.EventChannel, connected: Connected) -> None:
+    connected.active.disconnect()
+    seen: set[ConnectionId] = set()
+    while seen != {connected.active, connected.passive}:
+        event = expect(events, EventType.DISCONNECTED)
+        assert event.error() is None
+        if event.id is connected.passive:
+            event.id.disconnect()  # rdma_disconnect(3): the other end answers
+        seen.add(event.id)
+    for id in (connected.active, connected.passive):
+        assert id.qp is not None
+        assert id.qp.query().qp_state is QPState.ERR
+
+
+def test_closing_one_end_disconnects_the_other(
+    events: cm.EventChannel, connected: Connected
+) -> None:
+    connected.active.close()
+    event = expect(events, EventType.DISCONNECTED)
+    assert event.id is connected.passive
+
+
+def test_destroy_qp(connected: Connected) -> None:
+    qp = connected.active.qp
+    assert qp is not None
+    connected.active.destroy_qp()
+    assert qp.closed
+    assert connected.active.qp is None
+    connected.active.destroy_qp()
+
+
+def test_queue_pair_goes_before_the_id(connected: Connected) -> None:
+    qp = connected.active.qp
+    assert qp is not None
+    connected.active.close()
+    assert qp.closed
+    assert connected.active.closed
+    assert connected.active.peer_address is not None
+
+
+def test_context_is_shared_and_borrowed(connected: Connected) -> None:
+    context = connected.active.context
+    assert context is connected.passive.context
+    assert context is not None
+    assert context.borrowed
+    assert context.async_events() == []
+
+
+def test_queue_pair_needs_a_domain_of_the_same_context(
+    events: cm.EventChannel, listener: ConnectionId, context: verbs.Context
+) -> None:
+    with context.alloc_pd() as pd, context.create_cq(16) as cq:
+        with pytest.raises(ValueError, match="of another context"):
+            listener.create_qp(pd, cq)
+        with events.create_id() as unbound, pytest.raises(ValueError, match="None"):
+            unbound.create_qp(pd, cq)
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
+    """An id whose route is resolved, with a queue pair."""
+    address = address_of(listener)
+    with events.create_id() as id:
+        id.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            yield id
+            id.destroy_qp()
+
+
+def test_reject(events: cm.EventChannel, asking: ConnectionId) -> None:
+    asking.connect()
+    request = expect(events, EventType.CONNECT_REQUEST)
+    request.id.reject(b"not today")
+    event = expect(events, EventType.REJECTED)
+    assert event.id is asking
+    error = event.error()
+    assert isinstance(error, RejectedError)
+    assert isinstance(error, ConnectionRefusedError)
+    assert error.reason == 28
+    assert error.private_data[:9] == b"not today"
+    assert "the application there refused" in str(error)
+    request.id.close()
+
+
+def test_closing_a_request_rejects_it(events: cm.EventChannel, asking: ConnectionId) -> None:
+    asking.connect()
+    expect(events, EventType.CONNECT_REQUEST).id.close()
+    event = expect(events, EventType.REJECTED)
+    assert event.id is asking
+
+
+def test_nobody_listens(
+    events: cm.EventChannel, asking: ConnectionId, listener: ConnectionId
+) -> None:
+    listener.close()
+    asking.connect()
+    event = expect(events, EventType.REJECTED)
+    error = event.error()
+    assert isinstance(error, RejectedError)
+    assert error.reason == 8
+    assert "nobody listens" in str(error)
+
+
+def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> None:
+    with pytest.raises(LimitError, match="rdma_connect carries at most 56"):
+        asking.connect(ConnectionParameters(bytes(57)))
+    with pytest.raises(LimitError, match="rdma_accept carries at most 196"):
+        asking.accept(ConnectionParameters(bytes(197)))
+    with pytest.raises(LimitError, match="rdma_reject carries at most 148"):
+        asking.reject(bytes(149))
+
+
+def test_all_of_the_private_data(events: cm.EventChannel, asking: ConnectionId) -> None:
+    question, answer = bytes(range(56)), bytes(range(100, 248))
+    asking.connect(ConnectionParameters(question))
+    request = expect(events, EventType.CONNECT_REQUEST)
+    assert request.private_data == question
+    request.id.reject(answer)
+    event = expect(events, EventType.REJECTED)
+    assert event.private_data[:148] == answer
+    request.id.close()
+
+
+def test_no_way_to_the_address(events: cm.EventChannel, host: str) -> None:
+    """From an address that is not here (198.51.100.0/24 is nobody's, RFC 5737) nothing leads."""
+    with events.create_id() as id:
+        with pytest.raises(AddressError, match=rf"{host} port 7471") as caught:
+            id.resolve_addr((host, 7471), ("198.51.100.7", 0), timeout=1)
+        assert caught.value.errno
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+
+def test_port_0_picks_one(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as one, events.create_id() as two:
+        for id in (one, two):
+            assert id.local_address is None
+            id.bind_addr((host, 0))
+        assert one.local_address != two.local_address
+        assert one.local_address is not None
+        assert one.local_address[0] == host
+        assert one.local_address[1] > 0
+        assert one.peer_address is None
+        assert f"{host} port {one.local_address[1]}" in repr(one)
+
+
+def test_address_in_use(events: cm.EventChannel, listener: ConnectionId) -> None:
+    address = address_of(listener)
+    with events.create_id() as id:
+
+        def listen() -> None:  # which of the two notices depends on the library
+            id.bind_addr(address)
+            id.listen()
+
+        with pytest.raises(AddressError, match=f"port {address[1]}") as caught:
+            listen()
+        assert caught.value.errno == errno.EADDRINUSE
+        assert isinstance(caught.value, OSError)
+
+
+def test_an_address_of_another_machine(events: cm.EventChannel) -> None:
+    with events.create_id() as id:
+        with pytest.raises(AddressError, match=r"bind to 198\.51\.100\.7 port 0") as caught:
+            id.bind_addr(("198.51.100.7", 0))
+        assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
+
+
+def test_listener_on_all_addresses(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as id:
+        id.bind_addr(("0.0.0.0", 0))
+        id.listen()
+        assert id.context is None
+        connected = Connected(events, (host, address_of(id)[1]))
+        assert connected.request.listen_id is id
+        connected.close()
+
+
+def test_ipv6(events: cm.EventChannel, context: verbs.Context) -> None:
+    table = [entry.gid.ip for entry in context.query_gid_table()]
+    hosts = [ip for ip in table if ip.version == 6 and not ip.is_link_local]
+    assert hosts, f"{context.name} has no IPv6 address to test with"
+    with events.create_id() as id:
+        id.bind_addr((str(hosts[0]), 0))
+        id.listen()
+        assert address_of(id)[0] == str(hosts[0])
+        connected = Connected(events, address_of(id))
+        assert connected.active.peer_address == id.local_address
+        connected.close()
+
+
+def test_options(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as id:
+        id.set_tos(0x20)
+        id.set_reuseaddr(True)
+        id.set_ack_timeout(0.1)
+        id.set_option(Option.TOS, 0)
+        with pytest.raises(ValueError, match="TOS 256"):
+            id.set_tos(256)
+        with pytest.raises(ValueError, match="ack timeout"):
+            id.set_ack_timeout(0)
+        id.bind_addr((host, 0))
+    with events.create_id() as id:
+        id.set_afonly(True)
+        id.bind_addr(("::", 0))
+        id.listen()
+
+
+def test_reuseaddr(events: cm.EventChannel, connected: Connected, listener: ConnectionId) -> None:
+    """As with SO_REUSEADDR: not beside a listener, but beside its connections."""
+    address = address_of(listener)
+    listener.close()
+    with events.create_id() as id:
+        id.set_reuseaddr(True)
+        id.bind_addr(address)
+        id.listen()
+
+
+# --- order of things ---------------------------------------------------------------------------
+
+
+def test_steps_out_of_order(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as id:
+        for step in (id.connect, id.disconnect, id.accept, id.reject):
+            with pytest.raises(VerbsError) as caught:
+                step()
+            assert caught.value.verb == f"rdma_{step.__name__}"
+            assert caught.value.errno in (errno.EINVAL, errno.ENOTCONN)
+
+
+def test_migrate(device: verbs.Device, events: cm.EventChannel, connected: Connected) -> None:
+    with cm.EventChannel(device.library) as other:
+        connected.passive.migrate(other)
+        assert connected.passive.channel is other
+        connected.active.disconnect()
+        assert expect(other, EventType.DISCONNECTED).id is connected.passive
+        connected.passive.disconnect()
+        assert expect(events, EventType.DISCONNECTED).id is connected.active
+        assert events.get_event() is None
+        passive = connected.passive
+    assert passive.closed  # with the channel that it had moved to
+    assert not connected.active.closed
+
+
+def test_closing_the_channel_closes_its_ids(device: verbs.Device, host: str) -> None:
+    before = verbs.live()
+    events = cm.EventChannel(device.library)
+    listener = events.create_id()
+    listener.bind_addr((host, 0))
+    listener.listen()
+    connected = Connected(events, address_of(listener))
+    qp = connected.active.qp
+    assert qp is not None
+    events.close()
+    for thing in (listener, connected.active, connected.passive, qp):
+        assert thing.closed
+    connected.close()
+    assert verbs.live() == before
+
+
+def test_an_id_is_closed_with_events_pending(
+    events: cm.EventChannel, listener: ConnectionId, host: str
+) -> None:
+    """rdma_destroy_id waits for events that were taken and not acknowledged: there are none."""
+    address = address_of(listener)
+    with events.create_id() as id:
+        id.resolve_addr(address)
+    with events.create_id() as id:
+        id.resolve_addr(address)
+        expect_all(events, EventType.ADDR_RESOLVED)
+
+
+def test_events_of_a_dropped_id_are_passed_over(
+    events: cm.EventChannel, listener: ConnectionId
+) -> None:
+    address = address_of(listener)
+    id = events.create_id()
+    id.resolve_addr(address)
+    with pytest.warns(ResourceWarning, match="unclosed <ConnectionId"):
+        del id
+    with events.create_id() as other:
+        other.resolve_addr(address)
+        assert expect(events, EventType.ADDR_RESOLVED).id is other
+
+
+def test_closed_says_so(events: cm.EventChannel, device: verbs.Device) -> None:
+    id = events.create_id()
+    id.close()
+    for use in (id.connect, id.listen, lambda: id.local_address, lambda: id.context):
+        with pytest.raises(BufferStateError, match="ConnectionId is closed"):
+            use()
+    channel = cm.EventChannel(device.library)
+    channel.close()
+    with pytest.raises(BufferStateError, match="EventChannel is closed"):
+        channel.get_event()
+    with pytest.raises(BufferStateError, match="EventChannel is closed"):
+        channel.create_id()
+
+
+def test_many_connections(events: cm.EventChannel, listener: ConnectionId) -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        Connected(events, address_of(listener)).close()
+        while events.get_event() is not None:
+            pass
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_tcp_port_of_somebody_else(events: cm.EventChannel, host: str) -> None:
+    """Binding to a port is no business of TCP on a device; connecting ends in an error."""
+    with socket.create_server((host, 0)) as server, events.create_id() as id:
+        id.resolve_addr((host, server.getsockname()[1]), timeout=1)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route(timeout=1)
+        expect(events, EventType.ROUTE_RESOLVED)
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            id.connect()
+            server.settimeout(0)
+            event = next_event(events)
+            assert event.type in (EventType.REJECTED, EventType.UNREACHABLE)
+            assert event.error() is not None
+            id.destroy_qp()

@@ -1,0 +1,52 @@
+"""Connection parameters: copies, and the limits of private data."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiordma import cm
+from aiordma.cm import ConnectionParameters, PortSpace
+from aiordma.cm.parameters import check_private_data
+from aiordma.errors import LimitError
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ConnectionParameters(),
+        ConnectionParameters(
+            private_data=bytes(range(196)),
+            responder_resources=3,
+            initiator_depth=255,
+            flow_control=False,
+            retry_count=1,
+            rnr_retry_count=0,
+            srq=True,
+            qp_num=0x123456,
+        ),
+    ],
+)
+def test_there_and_back(parameters: ConnectionParameters) -> None:
+    param, _keep = parameters.packed()
+    assert ConnectionParameters.read(param) == parameters
+
+
+@pytest.mark.parametrize(
+    ("space", "call", "limit"),
+    [
+        (PortSpace.TCP, "connect", cm.CONNECT_DATA_MAX),
+        (PortSpace.TCP, "accept", cm.ACCEPT_DATA_MAX),
+        (PortSpace.TCP, "reject", cm.REJECT_DATA_MAX),
+        (PortSpace.UDP, "connect", 180),
+        (PortSpace.UDP, "accept", 136),
+    ],
+)
+def test_limits_of_private_data(space: PortSpace, call: str, limit: int) -> None:
+    check_private_data(space, call, bytes(limit))
+    with pytest.raises(LimitError, match=f"rdma_{call} carries at most {limit}") as caught:
+        check_private_data(space, call, bytes(limit + 1))
+    assert (caught.value.amount, caught.value.limit) == (limit + 1, limit)
+
+
+def test_numbers() -> None:
+    assert (cm.CONNECT_DATA_MAX, cm.ACCEPT_DATA_MAX, cm.REJECT_DATA_MAX) == (56, 196, 148)

@@ -1,0 +1,317 @@
+"""What all tests share: the device they run on, both event loops, and the leak check.
+
+The device is a parameter: ``pytest --device rxe0``. A device that was asked for and is not there
+fails every test that needs it; nothing is skipped. The leak check stands around every test: open
+files, threads and device objects must be back where they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import hypothesis
+import pytest
+import uvloop
+
+from aiordma import cm, verbs
+from aiordma.errors import DeviceNotFoundError, UnsupportedError
+from aiordma.verbs import AccessFlags
+
+T = TypeVar("T")
+
+# How long one example takes says nothing on a machine that is emulated or busy.
+hypothesis.settings.register_profile("aiordma", deadline=None)
+hypothesis.settings.load_profile("aiordma")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="embedded0", help="RDMA device to test on (default: embedded0)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"RDMA device: {config.getoption('--device')}"
+
+
+# --- leaks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds: open files by number, threads, device objects by class."""
+
+    files: dict[str, str]
+    threads: int
+    objects: dict[str, int]
+
+    @classmethod
+    def now(cls) -> Held:
+        files = {}
+        for entry in Path("/proc/self/fd").iterdir():
+            try:
+                files[entry.name] = os.readlink(entry)
+            except OSError:  # the directory's own fd, closed by now
+                continue
+        return cls(files, len(list(Path("/proc/self/task").iterdir())), verbs.live())
+
+    def growth(self, after: Held) -> str:
+        """What there is after, and was not before; empty when nothing."""
+        lines = [
+            f"file {number}: {target}"
+            for number, target in after.files.items()
+            if number not in self.files
+        ]
+        if after.threads > self.threads:
+            lines.append(f"threads: {self.threads} before, {after.threads} after")
+        for kind in {*self.objects, *after.objects}:
+            before, count = self.objects.get(kind, 0), after.objects.get(kind, 0)
+            if count > before:
+                lines.append(f"{kind}: {before} before, {count} after")
+        return "\n".join(lines)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves open files, threads or device objects behind."""
+    before = Held.now()
+    yield
+    growth = before.growth(Held.now())
+    if growth:  # cycles in a test's own locals may hold what refers to closed things
+        gc.collect()
+        growth = before.growth(Held.now())
+    if growth:
+        pytest.fail(f"the test leaks:\n{growth}", pytrace=False)
+
+
+# --- the device --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def device_name(request: pytest.FixtureRequest) -> str:
+    """The device asked for on the command line."""
+    name = request.config.getoption("--device")
+    assert isinstance(name, str)
+    return name
+
+
+@pytest.fixture(scope="session")
+def device(device_name: str) -> verbs.Device:
+    """The device asked for; a failure when it is not there."""
+    try:
+        found = verbs.find_device(device_name)
+    except DeviceNotFoundError as error:
+        pytest.fail(f"--device {device_name}: {error}", pytrace=False)
+    # librdmacm opens every device at its first use and keeps them: not a leak of any one test.
+    with cm.EventChannel(found.library) as channel, channel.create_id() as id, found.open() as it:
+        id.bind_addr((str(it.choose_gid().gid.ip), 0))
+    return found
+
+
+# Where a device is known to deviate from the specification. A test that meets a deviation asserts
+# that it is still there, so that a device that has been mended is noticed.
+DEVIATIONS: dict[str, frozenset[str]] = {
+    "rxe": frozenset(
+        {
+            "a receive posted in ERR is not flushed",
+            "a message too long for the receive is an operational error",
+            "an unknown lkey is a queue pair error",
+        }
+    ),
+}
+
+# What a device does not offer: see the marker ``needs``.
+LACKS: dict[str, frozenset[str]] = {
+    "embedded": frozenset({"UC", "UD"}),
+}
+
+
+def kind_of(device_name: str) -> str:
+    """The name without its number."""
+    return device_name.rstrip("0123456789")
+
+
+@pytest.fixture(scope="session")
+def deviations(device_name: str) -> frozenset[str]:
+    """The known deviations of the device from the specification."""
+    return DEVIATIONS.get(kind_of(device_name), frozenset())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A test that needs what the device lacks shows that it is refused; it is never skipped."""
+    lacks = LACKS.get(kind_of(str(pyfuncitem.config.getoption("--device"))), frozenset())
+    missing = lacks & {marker.args[0] for marker in pyfuncitem.iter_markers("needs")}
+    if not missing:
+        return (yield)
+    try:
+        yield
+    except UnsupportedError:
+        return True
+    pytest.fail(f"the device is listed as lacking {', '.join(missing)}, yet the test ran through")
+
+
+@pytest.fixture
+def context(device: verbs.Device) -> Iterator[verbs.Context]:
+    with device.open() as context:
+        yield context
+
+
+@pytest.fixture
+def pd(context: verbs.Context) -> Iterator[verbs.ProtectionDomain]:
+    with context.alloc_pd() as pd:
+        yield pd
+
+
+@pytest.fixture
+def channel(context: verbs.Context) -> Iterator[verbs.CompletionChannel]:
+    with context.create_comp_channel() as channel:
+        yield channel
+
+
+@pytest.fixture
+def cq(context: verbs.Context) -> Iterator[verbs.CompletionQueue]:
+    with context.create_cq(64) as cq:
+        yield cq
+
+
+@pytest.fixture(scope="session")
+def host(device: verbs.Device) -> str:
+    """An IP address by which the device is reached from this machine."""
+    with device.open() as context:
+        return str(context.choose_gid().gid.ip)
+
+
+ALL_REMOTE = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
+
+
+@dataclass
+class End:
+    """One end of a connected pair: a queue pair, its completion queue and 64 KiB of memory."""
+
+    qp: verbs.QueuePair
+    cq: verbs.CompletionQueue
+    mr: verbs.MemoryRegion
+
+    def completions(self, count: int, timeout: float = 30) -> list[verbs.WorkCompletion]:
+        """The next ``count`` completions; a failure when they do not come in time."""
+        deadline = time.monotonic() + timeout
+        found: list[verbs.WorkCompletion] = []
+        while len(found) < count:
+            found += self.cq.poll(count - len(found))
+            if time.monotonic() > deadline:
+                pytest.fail(f"{count} completions expected within {timeout} s, there: {found}")
+            os.sched_yield()
+        return found
+
+    def completion(self) -> verbs.WorkCompletion:
+        """The next completion."""
+        return self.completions(1)[0]
+
+
+class ConnectedPair(Protocol):
+    """Makes two ends on the device, connected to each other with all remote rights."""
+
+    def __call__(
+        self,
+        capabilities: verbs.QPCapabilities | None = None,
+        *,
+        qp_type: verbs.QPType = verbs.QPType.RC,
+        channel: verbs.CompletionChannel | None = None,
+        **connect: Any,
+    ) -> tuple[End, End]: ...
+
+
+@pytest.fixture
+def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
+    """A factory; what it made is closed after the test."""
+    made: list[End] = []
+
+    def make(
+        capabilities: verbs.QPCapabilities | None = None,
+        *,
+        qp_type: verbs.QPType = verbs.QPType.RC,
+        channel: verbs.CompletionChannel | None = None,
+        **connect: Any,
+    ) -> tuple[End, End]:
+        ends = []
+        for _ in range(2):
+            cq = context.create_cq(256, channel)
+            qp = pd.create_qp(cq, capabilities=capabilities, qp_type=qp_type)
+            mr = pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
+            ends.append(End(qp, cq, mr))
+        made.extend(ends)
+        first, second = (end.qp.endpoint() for end in ends)
+        connect.setdefault("access", ALL_REMOTE)
+        ends[0].qp.connect(first, second, **connect)
+        ends[1].qp.connect(second, first, **connect)
+        return ends[0], ends[1]
+
+    yield make
+    for end in made:
+        end.cq.close()  # and with it the queue pair
+        end.mr.close()
+
+
+@pytest.fixture
+def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
+    """Two ends connected to each other."""
+    return connected_pair()
+
+
+# --- the event loops ---------------------------------------------------------------------------
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def _start_libuv() -> None:
+    """libuv keeps a pipe and four threads from their first use on: no leak of any one test."""
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(loop.getaddrinfo("localhost", 1))
+    loop.close()
+
+
+_start_libuv()
+
+
+class Run(Protocol):
+    """Runs a coroutine to its end on a new event loop and returns its result."""
+
+    def __call__(self, main: Coroutine[Any, Any, T]) -> T: ...
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Each test that asks for it runs twice, on asyncio's loop and on uvloop's, in debug mode.
+
+    An exception that only reaches the loop's exception handler fails the test.
+    """
+    factory = LOOPS[request.param]
+
+    def run(main: Coroutine[Any, Any, T]) -> T:
+        reported: list[dict[str, Any]] = []
+        with asyncio.Runner(debug=True, loop_factory=factory) as runner:
+            runner.get_loop().set_exception_handler(lambda _, context: reported.append(context))
+            result = runner.run(main)
+        gc.collect()  # so that forgotten tasks and futures complain now
+        assert not reported, f"reported to the event loop: {reported}"
+        return result
+
+    return run

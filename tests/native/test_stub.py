@@ -1,0 +1,79 @@
+"""The stub of the compiled module against the module itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma._native import ffi, lib
+
+STUB = Path(__file__).parents[2] / "aiordma" / "_native" / "_lib.pyi"
+CLASSES = {node.name: node for node in ast.parse(STUB.read_text()).body
+           if isinstance(node, ast.ClassDef)}  # fmt: skip
+
+# Which C structure a class of the stub stands for; the others have no members.
+STRUCTURES = {
+    "Gid": "union ibv_gid",
+    "GidEntry": "struct ibv_gid_entry",
+    "Device": "struct ibv_device",
+    "Context": "struct ibv_context",
+    "DeviceAttr": "struct ibv_device_attr",
+    "PortAttr": "struct ibv_port_attr",
+    "AsyncEvent": "struct ibv_async_event",
+    "MemoryRegion": "struct ibv_mr",
+    "CompletionChannel": "struct ibv_comp_channel",
+    "CompletionQueue": "struct ibv_cq",
+    "QPCap": "struct ibv_qp_cap",
+    "QPInitAttr": "struct ibv_qp_init_attr",
+    "GlobalRoute": "struct ibv_global_route",
+    "AHAttr": "struct ibv_ah_attr",
+    "QPAttr": "struct ibv_qp_attr",
+    "QueuePair": "struct ibv_qp",
+    "EventChannel": "struct rdma_event_channel",
+    "Route": "struct rdma_route",
+    "ConnectionId": "struct rdma_cm_id",
+    "ConnParam": "struct rdma_conn_param",
+    "ConnectionEvent": "struct rdma_cm_event",
+    "Drain": "struct aiordma_drain",
+}
+# Classes for what cffi itself makes, and members of anonymous unions.
+OTHERS = {
+    "Null", "VoidPointer", "Integer", "Pointer", "IntegerPointer", "Characters", "Text", "Bytes",
+    "GidEntries", "DeviceList", "AsyncEventElement", "EventParam", "CField", "CType", "FFI", "Lib",
+}  # fmt: skip
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    names = set()
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names.add(statement.target.id)
+        elif isinstance(statement, ast.FunctionDef):
+            names.add(statement.name)
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(STRUCTURES))
+def test_members(name: str) -> None:
+    fields = {field for field, _ in ffi.typeof(STRUCTURES[name]).fields}
+    assert members(CLASSES[name]) <= fields
+    assert members(CLASSES[name])
+
+
+def test_no_class_is_unaccounted_for() -> None:
+    empty = {name for name, node in CLASSES.items() if not members(node)}
+    assert set(CLASSES) == {*STRUCTURES, *OTHERS, *empty}
+
+
+def test_functions() -> None:
+    compiled = {name for name in dir(lib) if name.startswith("aiordma_")}
+    stub = {node.name: node for node in CLASSES["Lib"].body if isinstance(node, ast.FunctionDef)}
+    assert set(stub) <= compiled
+    for name, node in stub.items():
+        ctype: Any = ffi.typeof(getattr(lib, name))
+        assert len(ctype.args) == len(node.args.args) - 1, name
+        assert inspect.isbuiltin(getattr(lib, name))

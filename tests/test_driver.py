@@ -1,0 +1,539 @@
+"""The event-loop glue: every completion reaches its sink, whatever happens around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma import Config, cm, connect, driver, listen, verbs
+from aiordma._core.operations import OperationKind, OperationSlot
+from aiordma.driver import Driver
+from aiordma.errors import InternalError
+from tests.conftest import Run
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 64 << 20
+SEND = int(verbs.WROpcode.SEND)
+SIGNALED = int(verbs.SendFlags.SIGNALED)
+
+
+@dataclass
+class Sink:
+    """Notes what it gets; fails at those completions that it is told to fail at."""
+
+    fail_at: set[int] = field(default_factory=set)
+    completed: list[tuple[OperationKind, int, int]] = field(default_factory=list)
+    events: list[verbs.AsyncEvent] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+
+    def complete(
+        self,
+        slot: OperationSlot,
+        status: int,
+        byte_len: int,
+        imm: int,
+        wc_flags: int,
+        vendor_err: int,
+    ) -> None:
+        self.completed.append((slot.kind, status, byte_len))
+        for count, future in self.waiters:
+            if len(self.completed) >= count and not future.done():
+                future.set_result(None)
+        if len(self.completed) in self.fail_at:
+            raise ZeroDivisionError
+
+    def device_event(self, event: verbs.AsyncEvent) -> None:
+        self.events.append(event)
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    async def wait(self, count: int) -> None:
+        """Until so many completions have been seen."""
+        if len(self.completed) < count:
+            future = asyncio.get_running_loop().create_future()
+            self.waiters.append((count, future))
+            async with asyncio.timeout(10):
+                await future
+
+
+class End:
+    """A queue pair with its own sink."""
+
+    def __init__(self, driver: Driver, cq: verbs.CompletionQueue) -> None:
+        self.driver = driver
+        self.sink = Sink()
+        self.qp = driver.pd.create_qp(cq, cq, verbs.QPCapabilities(32, 32))
+        self.block = driver.pool.block(4096)
+        driver.attach(self.qp, self.sink)
+
+    def receive(self) -> None:
+        slot = self.driver.operations.post(OperationKind.RECV, None, None, self.sink)
+        self.qp.post_recv_one(slot.wr_id, self.block.address, 64, self.block.lkey)
+
+    def send(self, length: int = 8) -> None:
+        slot = self.driver.operations.post(OperationKind.SEND, None, None, self.sink)
+        self.qp.post_send_one(
+            slot.wr_id, SEND, SIGNALED, self.block.address + 2048, length, self.block.lkey
+        )
+
+    def close(self) -> None:
+        self.driver.detach(self.qp.qp_num)
+        self.qp.close()
+        self.block.release()
+
+
+@asynccontextmanager
+async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
+    """Two connected queue pairs, each with 32 receives posted, on a completion queue of theirs."""
+    cq = driver.reserve_cq(128)
+    ends = End(driver, cq), End(driver, cq)
+    first, second = (end.qp.endpoint() for end in ends)
+    ends[0].qp.connect(first, second)
+    ends[1].qp.connect(second, first)
+    for end in ends:
+        for _ in range(32):
+            end.receive()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+        driver.release_cq(cq, 128)
+
+
+@asynccontextmanager
+async def the_driver(device: verbs.Device) -> AsyncIterator[Driver]:
+    driver = Driver.for_device(device, LIMIT)
+    try:
+        yield driver
+    finally:
+        driver.release()
+
+
+SENT = (OperationKind.SEND, 0)
+
+
+def sent(sink: Sink) -> int:
+    return sum(entry[:2] == SENT for entry in sink.completed)
+
+
+def received(sink: Sink) -> list[int]:
+    return [length for kind, status, length in sink.completed if kind is OperationKind.RECV]
+
+
+# ---- completions ---------------------------------------------------------------------------------
+
+
+def test_completions_reach_their_sinks(run: Run, device: verbs.Device) -> None:
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            for length in (1, 2, 3):
+                first.send(length)
+            second.send(10)
+            await asyncio.gather(first.sink.wait(4), second.sink.wait(4))
+            assert received(second.sink) == [1, 2, 3]
+            assert received(first.sink) == [10]
+            assert (sent(first.sink), sent(second.sink)) == (3, 1)
+            assert driver.operations.statistics().posted == 64 - 4
+
+    run(main())
+
+
+def test_completion_between_draining_and_the_loop(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the last poll, before the loop waits again; nothing else happens after it."""
+
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            drain = driver._drain
+            left = 20
+
+            def drain_and_complete(
+                capacity: int, spin_us: int
+            ) -> tuple[Iterator[verbs.Record], bool]:
+                nonlocal left
+                records, more = drain(capacity, spin_us)
+                records = iter(list(records))
+                if left and not more:
+                    left -= 1
+                    first.send()
+                    # The device announces it before we are back in the loop.
+                    readable, _, _ = select.select([driver.channel.fd], [], [], 10)
+                    assert readable
+                return records, more
+
+            monkeypatch.setattr(driver, "_drain", drain_and_complete)
+            first.send()
+            await asyncio.gather(first.sink.wait(21), second.sink.wait(21))
+
+    run(main())
+
+
+@pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (256, 4)])
+def test_more_completions_than_one_turn_takes(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int
+) -> None:
+    """All of them are seen, and others have their turn in between."""
+    monkeypatch.setattr(driver, "BATCH", batch)
+    monkeypatch.setattr(driver, "ROUNDS", rounds)
+
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            seen_by_others: set[int] = set()
+            over = False
+
+            async def other() -> None:
+                while not over:
+                    seen_by_others.add(len(first.sink.completed) + len(second.sink.completed))
+                    await asyncio.sleep(0)
+
+            watching = asyncio.create_task(other())
+            for _ in range(30):
+                first.send()
+                second.send()
+            # All of it is in the completion queue before the driver looks at it.
+            await asyncio.gather(first.sink.wait(60), second.sink.wait(60))
+            over = True
+            await watching
+            # At most the reader, the return to what was left, and the look before sleeping.
+            steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
+            assert max(steps, default=0) <= 3 * batch * rounds
+
+    run(main())
+
+
+def test_failing_sink(run: Run, device: verbs.Device) -> None:
+    """It is reported and failed; completions of the others, of the same batch too, go on."""
+
+    async def main() -> None:
+        reported: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        async with (
+            the_driver(device) as driver,
+            two_ends(driver) as (bad, its_peer),
+            two_ends(driver) as (good, its_friend),
+        ):
+            bad.sink.fail_at = {1, 3}
+            for _ in range(5):
+                bad.send()
+                good.send()
+            await asyncio.gather(*(end.sink.wait(5) for end in (bad, its_peer, good, its_friend)))
+            assert len(reported) == 2
+            assert all(isinstance(context["exception"], ZeroDivisionError) for context in reported)
+            assert len(bad.sink.failures) == 2
+            for error in bad.sink.failures:
+                assert isinstance(error, InternalError)
+                assert isinstance(error.__cause__, ZeroDivisionError)
+            assert not good.sink.failures
+            assert not its_friend.sink.failures
+        loop.set_exception_handler(before)
+
+    run(main())
+
+
+def test_completions_of_a_queue_pair_that_is_gone(run: Run, device: verbs.Device) -> None:
+    """Their slots have new tenants, or none: nobody is told, and they are counted."""
+
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            for _ in range(5):
+                first.send()
+            for slot in list(driver.operations.outstanding()):
+                if slot.kind is OperationKind.SEND:
+                    driver.operations.complete(slot.wr_id)
+                    driver.operations.release(slot)
+            await second.sink.wait(5)
+            second.send()  # it comes after what acknowledges the five
+            await first.sink.wait(1)
+            assert sent(first.sink) == 0
+            assert driver.operations.statistics().stray_completions == 5
+
+    run(main())
+
+
+def test_channel_that_fails(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+
+            def broken(capacity: int, spin_us: int) -> tuple[Iterator[verbs.Record], bool]:
+                raise OSError("the channel is gone")
+
+            monkeypatch.setattr(driver, "_drain", broken)
+            driver.poll()
+            for end in (first, second):
+                (error,) = end.sink.failures
+                assert "the channel is gone" in str(error)
+            monkeypatch.undo()
+
+    run(main())
+
+
+# ---- completion queues ---------------------------------------------------------------------------
+
+
+def test_room_in_completion_queues(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "CQ_ENTRIES", 256)
+
+    async def main() -> None:
+        async with the_driver(device) as driver:
+            first = driver.reserve_cq(200)
+            assert driver.reserve_cq(first.available) is first
+            second = driver.reserve_cq(1)
+            assert second is not first
+            large = driver.reserve_cq(1000)
+            assert large.cqe >= 1000
+            driver.release_cq(large, 1000)
+            assert large.closed
+            driver.release_cq(second, 1)
+            assert second.closed
+            driver.release_cq(first, first.reserved)
+            assert not first.closed  # kept for the next
+
+    run(main())
+
+
+def test_closing_one_completion_queue_keeps_the_events_of_another(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "CQ_ENTRIES", 128)
+
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            for _ in range(10):
+                other = driver.reserve_cq(128)
+                seen = len(second.sink.completed)
+                first.send()
+                readable, _, _ = select.select([driver.channel.fd], [], [], 10)
+                assert readable
+                driver.release_cq(other, 128)
+                assert other.closed
+                await second.sink.wait(seen + 1)
+                await first.sink.wait(seen + 1)
+
+    run(main())
+
+
+# ---- asynchronous events -------------------------------------------------------------------------
+
+
+def test_events_reach_the_sink_of_their_queue_pair(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            event = verbs.AsyncEvent(verbs.EventType.QP_ACCESS_ERR, first.qp)
+            of_a_port = verbs.AsyncEvent(verbs.EventType.PORT_ACTIVE, None, 1)
+            monkeypatch.setattr(driver.context, "async_events", lambda: [of_a_port, event])
+            driver._on_async_event()
+            assert first.sink.events == [event]
+            assert not second.sink.events
+            monkeypatch.undo()
+
+    run(main())
+
+
+def test_fatal_event_of_the_device(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
+            monkeypatch.setattr(driver.context, "async_events", lambda: [event])
+            driver._on_async_event()
+            for end in (first, second):
+                (error,) = end.sink.failures
+                assert "DEVICE_FATAL" in str(error)
+            monkeypatch.undo()
+
+    run(main())
+
+
+def test_event_taken_by_another_loop(
+    run: Run, device: verbs.Device, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context that two loops share tells only one of them; the right one hears of it."""
+    events = cm.EventChannel(device.library)
+    id = events.create_id()
+    id.bind_addr((host, 0))
+    context = id.context
+    assert context is not None
+    seen: list[verbs.AsyncEvent] = []
+
+    async def theirs(event: verbs.AsyncEvent) -> None:
+        driver = Driver.for_context(context, LIMIT)
+        monkeypatch.setattr(context, "async_events", lambda: [event])
+        driver._on_async_event()
+        monkeypatch.undo()
+        driver.release()
+
+    async def main() -> None:
+        driver = Driver.for_context(context, LIMIT)
+        async with two_ends(driver) as (first, _):
+            event = verbs.AsyncEvent(verbs.EventType.QP_FATAL, first.qp)
+            await asyncio.to_thread(asyncio.run, theirs(event))
+            await asyncio.sleep(0)
+            seen.extend(first.sink.events)
+        driver.release()
+
+    run(main())
+    assert [event.type for event in seen] == [verbs.EventType.QP_FATAL]
+    events.close()
+
+
+# ---- one per loop --------------------------------------------------------------------------------
+
+
+def test_one_driver_per_loop_and_device(run: Run, device: verbs.Device) -> None:
+    drivers: list[Driver] = []
+
+    async def main() -> None:
+        first = Driver.for_device(device, LIMIT)
+        second = Driver.for_device(device, 2 * LIMIT)
+        assert first is second
+        assert first.pool.limit == LIMIT
+        first.release()
+        assert not first.pd.closed
+        second.release()
+        assert first.pd.closed
+        assert first.context.closed
+        third = Driver.for_device(device, LIMIT)
+        assert third is not first
+        drivers.append(third)
+        third.release()
+
+    run(main())
+    run(main())
+    assert drivers[0] is not drivers[1]
+
+
+async def talk(device: verbs.Device, host: str, seed: int, count: int) -> int:
+    """Connections of one loop with each other."""
+    config = Config(eager_size=1024, data_receives=4, control_receives=4, send_queue=16)
+    via: Any = "cm" if seed % 2 else "tcp"
+    done = 0
+    async with await listen(host, 0, device=device.name, via=via, config=config) as listener:
+        for n in range(count):
+            client = await connect(host, listener.port, device=device.name, via=via, config=config)
+            server = await listener.accept()
+            async with client, server:
+                for size in (10, 5000):
+                    data = bytes([seed, n % 256]) * size
+                    sending = asyncio.create_task(client.send(data))
+                    assert bytes(await server.recv()) == data
+                    await sending
+                    done += 1
+    return done
+
+
+def test_loops_in_several_threads(run: Run, device: verbs.Device, host: str) -> None:
+    """Each with connections of its own, at the same time, by the same way and by another."""
+    results: dict[int, int] = {}
+    count = 10
+
+    def work(seed: int) -> None:
+        results[seed] = run(talk(device, host, seed, count))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert results == dict.fromkeys(range(4), 2 * count)
+
+
+# ---- what importing does -------------------------------------------------------------------------
+
+LOOK = """
+import json, logging, os, sys, threading
+from pathlib import Path
+files = set(os.listdir("/proc/self/fd"))
+import aiordma, aiordma.cm, aiordma.driver, aiordma.transport, aiordma.verbs
+maps = Path("/proc/self/maps").read_text().split()
+print(json.dumps({
+    "threads": len(os.listdir("/proc/self/task")),
+    "python threads": threading.active_count(),
+    "files": sorted(set(os.listdir("/proc/self/fd")) - files),
+    "logging": bool(logging.root.handlers),
+    "loggers": [
+        name for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and (logger.handlers or logger.level)
+    ],
+    "libraries": [word for word in maps if "verbs.so" in word],
+    "live": aiordma.verbs.live(),
+}))
+"""
+
+
+def test_importing_does_nothing() -> None:
+    """No device, no library, no thread, no file, no logging configured."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOOK],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {
+        "threads": 1,
+        "python threads": 1,
+        "files": [],
+        "logging": False,
+        "loggers": [],
+        "libraries": [],
+        "live": {},
+    }
+    assert done.stderr == ""
+
+
+ONCE = """
+import asyncio, os, sys, aiordma
+from aiordma import verbs
+
+async def main(device, via, host):
+    async with await aiordma.listen(host, 0, device=device, via=via) as listener:
+        client = await aiordma.connect(host, listener.port, device=device, via=via)
+        server = await listener.accept()
+        async with client, server:
+            await client.send(b"x")
+            assert bytes(await server.recv()) == b"x"
+
+asyncio.run(main(*sys.argv[1:]))
+print(len(os.listdir("/proc/self/task")), verbs.live())
+"""
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str, via: str) -> None:
+    """The embedded device's thread is gone, and the interpreter ends without a word."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")

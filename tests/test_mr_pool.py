@@ -1,0 +1,569 @@
+"""The pool of registered memory: leases, views, pins, and when a block comes back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
+from aiordma.errors import LocalRangeError, QuotaError
+from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST
+
+LIMIT = 64 << 20
+
+
+MakePool = Callable[[int], MemoryPool]
+
+
+@pytest.fixture
+def make_pool(pd: verbs.ProtectionDomain) -> Iterator[MakePool]:
+    """Pools of a limit; they live until the protection domain is closed, as they want it."""
+    pools: list[MemoryPool] = []
+
+    def make(limit: int) -> MemoryPool:
+        pools.append(MemoryPool(pd, limit=limit))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+    pd.close()
+
+
+@pytest.fixture
+def pool(make_pool: MakePool) -> MemoryPool:
+    return make_pool(LIMIT)
+
+
+def leases(pool: MemoryPool) -> tuple[int, int]:
+    statistics = pool.statistics()
+    return statistics.leases, statistics.leased_bytes
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_registered_before_it_is_needed(pool: MemoryPool) -> None:
+    statistics = pool.statistics()
+    assert statistics.registered_bytes == statistics.leased_bytes == 0
+    assert statistics.leases == statistics.regions == 0
+    assert statistics.limit == LIMIT
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 255, 256, 257, 4096, 5000, SLAB_SIZE, SLAB_SIZE + 1])
+def test_sizes(pool: MemoryPool, size: int) -> None:
+    with pool.alloc(size) as buffer:
+        assert len(buffer) == size
+        view = buffer.view
+        assert (len(view), view.format, view.readonly) == (size, "B", False)
+        view[:] = bytes([7]) * size
+        assert bytes(buffer.view) == bytes([7]) * size
+        assert buffer.lkey
+        assert f"{size} bytes" in repr(buffer)
+        taken = max(SMALLEST, 1 << max(0, size - 1).bit_length())
+        assert leases(pool) == (1, taken)
+        assert buffer.address % min(taken, 4096) == 0
+        del view
+    assert leases(pool) == (0, 0)
+
+
+def test_few_registrations(pool: MemoryPool) -> None:
+    buffers = [pool.alloc(4096) for _ in range(SLAB_SIZE // 4096)]
+    assert pool.statistics().regions == 1
+    assert pool.statistics().registered_bytes == SLAB_SIZE
+    buffers.append(pool.alloc(1))
+    assert pool.statistics().regions == 2
+    for buffer in buffers:
+        buffer.release()
+
+
+def test_leases_do_not_overlap(pool: MemoryPool) -> None:
+    buffers = [pool.alloc(size) for size in (1, 256, 300, 5000, 70_000, 1 << 20) * 10]
+    for number, buffer in enumerate(buffers):
+        buffer.view[:] = bytes([number]) * len(buffer)
+    for number, buffer in enumerate(buffers):
+        assert buffer.view == bytes([number]) * len(buffer)
+    places = sorted((buffer.address, buffer.address + len(buffer)) for buffer in buffers)
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
+    for buffer in buffers:
+        buffer.release()
+
+
+def test_block_is_leased_again(pool: MemoryPool) -> None:
+    first = pool.alloc(5000)
+    address = first.address
+    first.release()
+    with pool.alloc(6000) as second:
+        assert second.address == address
+        assert pool.statistics().registered_bytes == SLAB_SIZE
+
+
+def test_release_twice_is_harmless(pool: MemoryPool) -> None:
+    first = pool.alloc(300)
+    first.release()
+    with pool.alloc(300) as second:
+        second.view[:] = bytes([1]) * 300
+        first.release()
+        with pool.alloc(300) as third:
+            assert third.address != second.address
+    assert leases(pool) == (0, 0)
+
+
+def test_released_buffer_is_inert(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    part = buffer[10:20]
+    buffer.release()
+    uses: list[Callable[[], object]] = [
+        lambda: buffer.view,
+        lambda: buffer[0:10],
+        buffer.pin,
+        lambda: part.view,
+        part.pin,
+    ]
+    for use in uses:
+        with pytest.raises(BufferStateError, match="released"):
+            use()
+    assert "released" in repr(buffer)
+
+
+def test_forgotten_buffer_warns_and_comes_back(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    with pytest.warns(ResourceWarning, match="was not released"):
+        del buffer
+    assert leases(pool) == (0, 0)
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def test_view_outlives_the_lease(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    view = buffer.view
+    view[:] = bytes([9]) * 300
+    buffer.release()
+    assert leases(pool) == (1, 512)
+    others = [pool.alloc(300) for _ in range(50)]
+    for other in others:
+        other.view[:] = bytes(300)
+    assert view == bytes([9]) * 300
+    for other in others:
+        other.release()
+    assert leases(pool) == (1, 512)
+    del view
+    assert leases(pool) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda view: view[10:20],
+        lambda view: view.toreadonly(),
+        lambda view: view[:296].cast("d"),
+        memoryview,
+        lambda view: np.frombuffer(view, dtype=np.uint8),
+        lambda view: np.frombuffer(view, dtype=np.uint8)[5:].reshape(5, -1)[:, ::2],
+    ],
+    ids=["slice", "read-only", "cast", "memoryview", "array", "part of an array"],
+)
+def test_whatever_is_made_from_a_view_counts(pool: MemoryPool, derive: object) -> None:
+    buffer = pool.alloc(300)
+    derived = derive(buffer.view)  # type: ignore[operator]
+    buffer.release()
+    assert leases(pool) == (1, 512)
+    del derived
+    assert leases(pool) == (0, 0)
+
+
+def test_released_view_does_not_count(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    view = buffer.view
+    view.release()
+    buffer.release()
+    assert leases(pool) == (0, 0)
+
+
+def test_several_views(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    views = [buffer.view, buffer[10:20].view, buffer.view]
+    buffer.release()
+    while views:
+        assert leases(pool) == (1, 512)
+        views.pop()
+    assert leases(pool) == (0, 0)
+
+
+def test_views_of_the_next_tenant(pool: MemoryPool) -> None:
+    """A block that came back late is as good as any other."""
+    for _ in range(5):
+        buffer = pool.alloc(300)
+        view = buffer.view
+        buffer.release()
+        del view
+    with pool.alloc(300) as buffer:
+        view = buffer.view
+    assert leases(pool) == (1, 512)
+    del view
+    assert leases(pool) == (0, 0)
+
+
+def test_view_in_a_cycle(pool: MemoryPool) -> None:
+    """It comes back when the garbage collector has found it, and does no harm before."""
+    buffer = pool.alloc(300)
+    cycle: list[object] = [buffer.view]
+    cycle.append(cycle)
+    buffer.release()
+    del cycle
+    gc.collect()
+    assert leases(pool) == (0, 0)
+
+
+# ---- work under way ------------------------------------------------------------------------------
+
+
+def test_pinned_block_stays(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    buffer.pin()
+    buffer[10:20].pin()
+    buffer.release()
+    assert leases(pool) == (1, 512)
+    buffer.unpin()
+    assert leases(pool) == (1, 512)
+    with pool.alloc(300) as other:
+        assert other.address != buffer.address
+    buffer.unpin()
+    assert leases(pool) == (0, 0)
+
+
+def test_pinned_and_seen(pool: MemoryPool) -> None:
+    for last in ("pin", "view"):
+        buffer = pool.alloc(300)
+        view = buffer.view
+        buffer.pin()
+        buffer.release()
+        if last == "pin":
+            del view
+            assert leases(pool) == (1, 512)
+            buffer.unpin()
+        else:
+            buffer.unpin()
+            assert leases(pool) == (1, 512)
+            del view
+        assert leases(pool) == (0, 0)
+
+
+def test_pinned_forgotten_buffer(pool: MemoryPool) -> None:
+    buffer = pool.alloc(300)
+    part = buffer[:]
+    buffer.pin()
+    with pytest.warns(ResourceWarning):
+        del buffer, part
+    assert leases(pool) == (1, 512)
+
+
+# ---- limit ---------------------------------------------------------------------------------------
+
+
+def test_limit(make_pool: MakePool) -> None:
+    pool = make_pool(2 * SLAB_SIZE)
+    buffers = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
+    with pytest.raises(QuotaError, match="limited") as caught:
+        pool.alloc(1)
+    assert caught.value.limit == 2 * SLAB_SIZE
+    assert caught.value.amount == 3 * SLAB_SIZE
+    buffers.pop().release()
+    buffers.append(pool.alloc(1))
+    for buffer in buffers:
+        buffer.release()
+    assert leases(pool) == (0, 0)
+
+
+def test_limit_for_large_blocks(make_pool: MakePool) -> None:
+    pool = make_pool(8 * SLAB_SIZE)
+    large = pool.alloc(4 * SLAB_SIZE)
+    with pytest.raises(QuotaError):
+        pool.alloc(5 * SLAB_SIZE)
+    large.release()
+    # What is kept ready for the next large one makes room for another size.
+    with pool.alloc(8 * SLAB_SIZE):
+        assert pool.statistics().registered_bytes == 8 * SLAB_SIZE
+        with pytest.raises(QuotaError):
+            pool.alloc(1)
+
+
+def test_blocks_kept_ready_are_joined_for_larger_ones(make_pool: MakePool) -> None:
+    pool = make_pool(SLAB_SIZE)
+    for size in (SMALLEST, 4096, SLAB_SIZE, 300, SLAB_SIZE // 2):
+        buffers = [pool.alloc(size) for _ in range(SLAB_SIZE // max(size, 512))]
+        for buffer in buffers:
+            buffer.release()
+    assert pool.statistics().regions == 1
+
+
+def test_large_blocks(pool: MemoryPool) -> None:
+    size = SLAB_SIZE + 1
+    with pool.alloc(size) as buffer:
+        address = buffer.address
+        assert pool.statistics().registered_bytes == 2 * SLAB_SIZE
+        buffer.view[-1] = 1
+    with pool.alloc(size) as again:
+        assert again.address == address
+        with pool.alloc(size) as another:
+            assert another.address != address
+    assert leases(pool) == (0, 0)
+    assert pool.statistics().regions == 2
+
+
+def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
+    pool = make_pool(1 << 40)
+    size = LARGE_READY_BYTES // 2
+    buffers = [pool.alloc(size) for _ in range(4)]
+    for buffer in buffers:
+        buffer.release()
+    assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+
+
+def test_large_block_that_is_still_seen(pool: MemoryPool) -> None:
+    buffer = pool.alloc(2 * SLAB_SIZE)
+    view = buffer.view
+    view[:4] = b"mine"
+    buffer.release()
+    with pool.alloc(2 * SLAB_SIZE) as other:
+        other.view[:4] = b"your"
+        assert bytes(view[:4]) == b"mine"
+    del view
+    assert leases(pool) == (0, 0)
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def test_closed_pool(context: verbs.Context) -> None:
+    """No more leases; what is still seen stays readable, what is still leased is released."""
+    pd = context.alloc_pd()
+    pool = MemoryPool(pd, limit=LIMIT)
+    buffer, kept = pool.alloc(300), pool.alloc(300)
+    view = kept.view
+    view[:] = bytes([3]) * 300
+    pool.close()
+    pd.close()
+    with pytest.raises(BufferStateError, match="closed"):
+        pool.alloc(300)
+    assert kept.view == bytes([3]) * 300
+    for each in (buffer, kept):
+        each.release()
+    assert view == bytes([3]) * 300
+    assert leases(pool)[0] == 1
+    del view
+    assert leases(pool) == (0, 0)
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+def test_slices(pool: MemoryPool) -> None:
+    with pool.alloc(100) as buffer:
+        buffer.view[:] = bytes(range(100))
+        part = buffer[10:50]
+        assert (len(part), part.address, part.lkey) == (40, buffer.address + 10, buffer.lkey)
+        assert bytes(part.view) == bytes(range(10, 50))
+        inner = part[5:-5]
+        assert (len(inner), inner.address) == (30, buffer.address + 15)
+        assert bytes(inner.view) == bytes(range(15, 45))
+        assert bytes(inner[:][:2].view) == bytes([15, 16])
+        assert len(buffer[60:20]) == 0
+        assert repr(part)
+        for key in (slice(0, 101), slice(-101, None), slice(0, 10, 2)):
+            with pytest.raises(LocalRangeError):
+                buffer[key]
+        with pytest.raises(LocalRangeError):
+            part[0:41]
+        with pytest.raises(TypeError):
+            buffer[3]  # type: ignore[index]
+
+
+# ---- regions -------------------------------------------------------------------------------------
+
+
+def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
+    memory = bytearray(b"0123456789")
+    with Region(pd.reg_mr(memory)) as region:
+        assert len(region) == 10
+        assert bytes(region[2:4].view) == b"23"
+        region.view[0] = ord("x")
+        with pytest.raises(BufferError):
+            memory.extend(b"more")
+    assert memory == b"x123456789"
+    memory.extend(b"more")
+    uses: list[Callable[[], object]] = [lambda: region.view, lambda: region[0:1], region.pin]
+    for use in uses:
+        with pytest.raises(BufferStateError, match="closed"):
+            use()
+    region.close()
+    assert "closed" in repr(region)
+
+
+def test_region_closed_during_an_operation(pd: verbs.ProtectionDomain) -> None:
+    memory = bytearray(10)
+    region = Region(pd.reg_mr(memory))
+    region.pin()
+    region[2:5].pin()
+    region.close()
+    region.unpin()
+    with pytest.raises(BufferError):
+        memory.extend(b"x")
+    region.unpin()
+    memory.extend(b"x")
+
+
+# ---- against a model -----------------------------------------------------------------------------
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Leases, views and pins in any order: each lease keeps its own bytes until its real end."""
+
+    pd: verbs.ProtectionDomain
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = MemoryPool(self.pd, limit=6 * SLAB_SIZE)
+        self.tenants: dict[int, Tenant] = {}
+        self.number = 0
+
+    @rule(target=leases, size=st.sampled_from([1, 255, 256, 300, 5000, 1 << 20, 3 << 20, 5 << 20]))
+    def lease(self, size: int) -> int | None:
+        self.number += 1
+        try:
+            buffer = self.pool.alloc(size)
+        except QuotaError:
+            assert self.pool.statistics().registered_bytes + max(size, SLAB_SIZE) > 2 * SLAB_SIZE
+            return None
+        self.tenants[self.number] = Tenant(buffer, self.number)
+        return self.number
+
+    def tenant(self, number: int | None) -> Tenant | None:
+        return self.tenants.get(number) if number is not None else None
+
+    @rule(number=leases)
+    def look(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None and not tenant.released:
+            tenant.views.append(tenant.buffer.view)
+
+    @rule(number=leases)
+    def stop_looking(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None and tenant.views:
+            tenant.views.pop()
+
+    @rule(number=leases)
+    def pin(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None and not tenant.released:
+            tenant.buffer.pin()
+            tenant.pins += 1
+
+    @rule(number=leases)
+    def unpin(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None and tenant.pins:
+            tenant.pins -= 1
+            tenant.buffer.unpin()
+
+    @rule(number=leases)
+    def release(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None:
+            tenant.buffer.release()
+            tenant.released = True
+
+    @rule(number=consumes(leases))
+    def end(self, number: int | None) -> None:
+        tenant = self.tenant(number)
+        if tenant is not None:
+            tenant.buffer.release()
+            tenant.released = True
+            tenant.views.clear()
+            while tenant.pins:
+                tenant.pins -= 1
+                tenant.buffer.unpin()
+
+    @precondition(lambda self: len(self.tenants) > 20)
+    @rule()
+    def end_all(self) -> None:
+        for number in list(self.tenants):
+            self.end(number)
+
+    @invariant()
+    def every_lease_has_its_own_bytes(self) -> None:
+        self.tenants = {
+            number: tenant
+            for number, tenant in self.tenants.items()
+            if not tenant.released or tenant.views or tenant.pins
+        }
+        for tenant in self.tenants.values():
+            tenant.check()
+        statistics = self.pool.statistics()
+        assert statistics.leases == len(self.tenants)
+        assert statistics.leased_bytes == sum(tenant.taken for tenant in self.tenants.values())
+        assert statistics.leased_bytes <= statistics.registered_bytes <= statistics.limit
+
+    def teardown(self) -> None:
+        for number in list(self.tenants):
+            self.end(number)
+        self.tenants.clear()
+        assert self.pool.statistics().leases == 0
+        self.pool._slabs.check()
+        for region in list(self.pool._regions.values()):
+            region.close()
+        self.pool._drop_large()
+        self.pool.close()
+
+
+class Tenant:
+    """One lease as the model knows it; its first and last bytes carry its number."""
+
+    def __init__(self, buffer: Buffer, number: int) -> None:
+        self.buffer = buffer
+        self.mark = bytes([number % 251 + 1])
+        self.views: list[memoryview] = []
+        self.pins = 0
+        self.released = False
+        self.taken = max(SMALLEST, 1 << (len(buffer) - 1).bit_length())
+        buffer.view[:1] = self.mark
+        buffer.view[-1:] = self.mark
+
+    def check(self) -> None:
+        views = self.views if self.released else [*self.views, self.buffer.view]
+        assert all(view[:1] == self.mark and view[-1:] == self.mark for view in views)
+
+
+def test_any_order(pd: verbs.ProtectionDomain) -> None:
+    class Machine(PoolMachine):
+        pass
+
+    Machine.pd = pd
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Other processes, to be busy, to be stopped and to be killed.
+
+Run as `python -m tests.transport.child ROLE DEVICE VIA HOST`.  It prints the port it listens on,
+then one line per thing that has happened; see `Child` for the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import cast
+
+from aiordma import Connection, listen
+from aiordma.transport import Via
+
+from .place import ALL, SMALL
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+async def echo(conn: Connection) -> None:
+    """Sends everything back."""
+    async for message in conn:
+        with message:
+            await conn.send(message)
+
+
+async def share(conn: Connection) -> None:
+    """Shares 1 MiB, then waits for its end."""
+    with conn.alloc(1 << 20) as buffer:
+        buffer.view[:] = bytes(1 << 20)
+        await conn.send_region(buffer, access=ALL)
+        await conn.recv()
+
+
+async def busy(conn: Connection) -> None:
+    """Shares 1 MiB, then computes for two seconds without a look at anything else."""
+    with conn.alloc(1 << 20) as buffer:
+        buffer.view[:] = bytes(1 << 20)
+        await conn.send_region(buffer, access=ALL)
+        (await conn.recv()).release()
+        say("busy")
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+        say("idle")
+        await conn.send(buffer.view[:8])
+        await conn.wait_closed()
+
+
+async def deaf(conn: Connection) -> None:
+    """Receives nothing, ever."""
+    await conn.wait_closed()
+
+
+async def talk(conn: Connection) -> None:
+    """Sends 1 MiB and 10 bytes in turn for ever."""
+    while True:
+        await conn.send(bytes(1 << 20))
+        await conn.send(bytes(10))
+
+
+ROLES = {role.__name__: role for role in (echo, share, busy, deaf, talk)}
+
+
+async def main(role: str, device: str, via: str, host: str) -> None:
+    async with await listen(host, 0, device=device, via=cast(Via, via), config=SMALL) as listener:
+        say(listener.port)
+        async with await listener.accept() as conn:
+            try:
+                await ROLES[role](conn)
+            except ConnectionError as error:
+                say(type(error).__name__)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""Where the tests connect: a device, an address of it, and one of the two ways to find each other.
+
+`Place.pair` is two connections of this process with each other; `Place.witness` such a pair that
+is expected to go on undisturbed while something bad happens beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
+from aiordma._core.handshake import Hello
+from aiordma.mr_pool import LocalMemory, PoolStatistics
+from aiordma.transport import Via, connect, listen
+
+T = TypeVar("T")
+
+ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
+
+# A connection that costs little, and whose every limit is soon reached.
+SMALL = Config(
+    eager_size=1024,
+    data_receives=4,
+    control_receives=4,
+    send_queue=16,
+    fetch_ahead=64 << 10,
+    lend_quota=1 << 20,
+    max_regions=8,
+    handshake_timeout=5.0,
+)
+
+
+def pattern(size: int, seed: int = 0) -> bytes:
+    """Bytes that are found in no other place: a wrong offset, length or message shows."""
+    return random.Random(seed * 1_000_003 + size).randbytes(size)
+
+
+async def turns(count: int) -> None:
+    """Lets everything else run `count` times; waits for nothing."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def lease_over(share: Share, limit: float) -> None:
+    """Until the lease of a share has ended: the one thing here that is about time itself."""
+    async with asyncio.timeout(limit):
+        while not share.revoked:  # noqa: ASYNC110 - a lease has no event, on purpose
+            await asyncio.sleep(0.001)
+
+
+@dataclass(frozen=True)
+class Place:
+    """`slow` is how many times slower than the embedded device all of it may be."""
+
+    device: str
+    host: str
+    via: Via
+    slow: float
+
+    async def listen(self, config: Config = SMALL, *, host: str | None = None) -> Listener:
+        return await listen(
+            self.host if host is None else host, 0, device=self.device, via=self.via, config=config
+        )
+
+    async def connect(self, port: int, config: Config = SMALL) -> Connection:
+        return await connect(self.host, port, device=self.device, via=self.via, config=config)
+
+    def within(self, seconds: float) -> asyncio.Timeout:
+        """TimeoutError after this long, on a device that is not slow."""
+        return asyncio.timeout(seconds * self.slow)
+
+    async def both(
+        self, listener: Listener, config: Config = SMALL
+    ) -> tuple[Connection, Connection]:
+        """A new connection with a listener of this process: client and server.
+
+        Others that the listener has accepted before, whose peers are gone, are closed.
+        """
+        client = await self.connect(listener.port, config)
+        async with self.within(5):
+            while (server := await listener.accept()).peer_address != client.local_address:
+                await server.close()
+        return client, server
+
+    @asynccontextmanager
+    async def pair(
+        self, config: Config = SMALL, *, server: Config | None = None
+    ) -> AsyncIterator[tuple[Connection, Connection]]:
+        """Two connections with each other: client and server."""
+        async with await self.listen(server or config) as listener:
+            ends = await self.both(listener, config)
+        async with ends[0], ends[1]:
+            yield ends
+
+    @asynccontextmanager
+    async def witness(self) -> AsyncIterator[Witness]:
+        """A pair beside the one that is tested, which must not notice anything."""
+        async with self.pair() as (client, server):
+            witness = Witness(self, client, server)
+            await witness.check()
+            yield witness
+            await witness.check()
+
+
+class Witness:
+    """Two connections that nothing happens to."""
+
+    def __init__(self, place: Place, client: Connection, server: Connection) -> None:
+        self._place = place
+        self._client = client
+        self._server = server
+        self._checks = 0
+
+    async def check(self) -> None:
+        """Messages of both kinds still arrive in both directions."""
+        self._checks += 1
+        async with self._place.within(2):
+            await check_alive(self._client, self._server, seed=self._checks)
+
+
+async def check_alive(client: Connection, server: Connection, seed: int = 0) -> None:
+    """A short and a long message in each direction."""
+    for sender, receiver in ((client, server), (server, client)):
+        for size in (100, 5000):
+            data = pattern(size, seed)
+            receiving = asyncio.create_task(receiver.recv())
+            try:
+                await sender.send(data)
+                with await receiving as message:
+                    assert message == data
+            finally:
+                receiving.cancel()
+
+
+async def exchange(sender: Connection, receiver: Connection, data: bytes) -> None:
+    """One message there, and checked."""
+    receiving = asyncio.create_task(receiver.recv())
+    try:
+        await sender.send(data)
+        with await receiving as message:
+            assert message == data
+    finally:
+        receiving.cancel()
+
+
+async def barrier(conn: Connection) -> None:
+    """Until the peer has dealt with all that this side has told it so far.
+
+    Frames keep their order, so the answer to a request comes after what was said before it.
+    """
+    region = await conn.request_region(8)
+    await region.release()
+
+
+async def give(
+    owner: Connection,
+    user: Connection,
+    memory: LocalMemory,
+    access: Rights = ALL,
+    lease: float | None = None,
+) -> tuple[Share, RemoteRegion]:
+    """Shares memory of one side with the other."""
+    share = await owner.send_region(memory, access=access, lease=lease)
+    remote = await user.recv_region()
+    assert share is not None
+    assert isinstance(remote, RemoteRegion)
+    return share, remote
+
+
+@asynccontextmanager
+async def shared(
+    owner: Connection, user: Connection, size: int, access: Rights = ALL
+) -> AsyncIterator[tuple[Buffer, RemoteRegion]]:
+    """Pool memory of `owner`, zeroed, as `user` sees it."""
+    with owner.alloc(size) as buffer:
+        buffer.view[:] = bytes(size)
+        share, remote = await give(owner, user, buffer, access)
+        with share:
+            yield buffer, remote
+
+
+def pool_statistics(conn: Connection) -> PoolStatistics:
+    """Of the pool that all connections of this loop and device share."""
+    return conn._side.driver.pool.statistics()
+
+
+def hello(config: Config = SMALL) -> Hello:
+    """What a peer with this configuration says in the handshake."""
+    return Hello(
+        eager_size=config.eager_size,
+        data_receives=config.data_receives,
+        control_receives=config.control_receives,
+        max_message=config.max_message,
+        lend_quota=config.lend_quota,
+        max_rd_atomic=4,
+        max_dest_rd_atomic=4,
+    )
+
+
+async def ends(
+    awaitable: Coroutine[Any, Any, object], *kinds: type[BaseException]
+) -> BaseException:
+    """What an await ends with; an assertion fails unless it is one of `kinds`."""
+    try:
+        result = await awaitable
+    except kinds as error:
+        return error
+    raise AssertionError(f"it returned {result!r}")
+
+
+async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
+    """Starts it, cancels it after `count` turns of the loop; what it returned, if it was quicker.
+
+    Any other end than a result or the cancellation is raised.
+    """
+    task = asyncio.create_task(make())
+    await turns(count)
+    task.cancel()
+    try:
+        return [await task]
+    except asyncio.CancelledError:
+        return []

@@ -1,0 +1,259 @@
+"""Peers made by hand from `aiordma.verbs` and `aiordma.cm`: they speak verbs well, and then lie.
+
+`RawPeer` is at the other end of a connection and sends whatever it is told to; `raw_request` and
+`RawListener` are the two sides of the connection manager without a transport behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiordma import cm, verbs
+from aiordma._core import protocol
+from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from aiordma._core.handshake import Endpoint, Hello
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
+
+from .place import Place, hello
+
+REMOTE = (
+    verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_ATOMIC
+)
+DEPTH = 512
+CAPABILITIES = verbs.QPCapabilities(DEPTH, DEPTH)
+SLOT = 2048  # bytes per send or receive
+SEND = int(verbs.WROpcode.SEND)
+SIGNALED = int(verbs.SendFlags.SIGNALED)
+
+
+def frame(kind: int, content: bytes = b"", *, control: int = 0, data: int = 0) -> bytes:
+    """A frame as the transport would make it; for an unknown kind, as nobody would."""
+    header = bytearray(HEADER_SIZE)
+    pack_header(header, 0, FrameKind.CREDIT, control, data)
+    header[0] = kind
+    return bytes(header) + content
+
+
+def control(message: protocol.Message) -> bytes:
+    return frame(FrameKind.CONTROL, protocol.encode(message))
+
+
+class Memory:
+    """A queue pair with room to send from and to receive into."""
+
+    def __init__(self, pd: verbs.ProtectionDomain) -> None:
+        self.sends = pd.reg_mr(DEPTH * SLOT)
+        self.receives = pd.reg_mr(DEPTH * SLOT)
+        self._next = 0
+
+    def post_receives(self, qp: verbs.QueuePair) -> None:
+        for n in range(DEPTH):
+            self.post_receive(qp, n)
+
+    def post_receive(self, qp: verbs.QueuePair, n: int) -> None:
+        qp.post_recv_one(n, self.receives.addr + n * SLOT, SLOT, self.receives.lkey)
+
+    def post(self, qp: verbs.QueuePair, data: bytes) -> None:
+        start = self._next % DEPTH * SLOT
+        self._next += 1
+        self.sends.buf[start : start + len(data)] = data
+        qp.post_send_one(
+            DEPTH + self._next, SEND, SIGNALED, self.sends.addr + start, len(data), self.sends.lkey
+        )
+
+
+class RawPeer:
+    """The other end of a transport's connection.  Made by `RawPeer.connect`.
+
+    `frames` are those that arrived, each as (kind, content); `failures` the failed completions.
+    """
+
+    def __init__(self, made: RawQueuePair, theirs: Hello) -> None:
+        self.qp = made.qp
+        self.theirs = theirs
+        self.frames: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
+        self.failures: list[verbs.WCStatus] = []
+        self._memory = made.memory
+        self._channel = made.channel
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fd, self._take)
+        self._take()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._channel.fd)
+
+    def send(self, *frames: bytes) -> None:
+        """Posts them, in order, whatever the other side is ready for."""
+        for data in frames:
+            self._memory.post(self.qp, data)
+
+    def _take(self) -> None:
+        more = True
+        while more:
+            records, more = self._channel.drain()
+            for record in records:
+                wc = verbs.WorkCompletion.from_record(record)
+                if not wc.ok:
+                    self.failures.append(wc.status)
+                elif wc.opcode is verbs.WCOpcode.RECV:
+                    start = wc.wr_id * SLOT
+                    data = self._memory.receives.buf[start : start + wc.byte_len].tobytes()
+                    kind, *_ = unpack_header(data)
+                    self.frames.put_nowait((kind, data[HEADER_SIZE:]))
+
+    async def control(self, limit: float) -> protocol.Message:
+        """The next control message of the other side; frames before it are passed over."""
+        async with asyncio.timeout(limit):
+            while True:
+                kind, content = await self.frames.get()
+                if kind is FrameKind.CONTROL:
+                    return protocol.decode(content)
+
+    @staticmethod
+    @asynccontextmanager
+    async def connect(
+        place: Place, port: int, *, hello_data: bytes | None = None
+    ) -> AsyncIterator[RawPeer]:
+        """Connects to a listener of the transport, in the way that `place` says."""
+        data = hello().pack() if hello_data is None else hello_data
+        made = connect_by_cm if place.via == "cm" else connect_by_tcp
+        async with made(place, port, data) as peer:
+            try:
+                yield peer
+            finally:
+                peer.close()
+
+
+class RawQueuePair:
+    """A queue pair with everything that it needs; receives are posted once it is in INIT."""
+
+    def __init__(
+        self,
+        context: verbs.Context,
+        make: Callable[[verbs.ProtectionDomain, verbs.CompletionQueue], verbs.QueuePair],
+    ) -> None:
+        self.pd = context.alloc_pd()
+        self.channel = context.create_comp_channel()
+        self.cq = context.create_cq(2 * DEPTH, self.channel)
+        self.cq.req_notify()
+        self.qp = make(self.pd, self.cq)
+        self.memory = Memory(self.pd)
+
+    def close(self) -> None:
+        self.qp.close()
+        self.cq.close()
+        self.channel.close()
+        self.pd.close()
+
+
+@asynccontextmanager
+async def connect_by_tcp(place: Place, port: int, data: bytes) -> AsyncIterator[RawPeer]:
+    reader, writer = await asyncio.open_connection(place.host, port)
+    try:
+        with verbs.open_device(place.device) as context:
+            made = RawQueuePair(context, lambda pd, cq: pd.create_qp(cq, cq, CAPABILITIES))
+            qp = made.qp
+            qp.to_init(access=REMOTE)
+            made.memory.post_receives(qp)
+            local = qp.endpoint(context.find_gid(place.host))
+            writer.write(GREETING + local.pack() + data)
+            answer = await reader.readexactly(OFFER_SIZE)
+            remote = Endpoint.unpack(answer[len(GREETING) : -len(data)])
+            qp.connect(local, remote, access=REMOTE)
+            writer.write(READY)
+            yield RawPeer(made, Hello.unpack(answer[-len(data) :]))
+            made.close()
+    finally:
+        writer.close()
+
+
+class Events:
+    """Events of a connection-manager channel, one `await` each."""
+
+    def __init__(self, library: verbs.Library) -> None:
+        self.channel = cm.EventChannel(library)
+        self._arrived: asyncio.Queue[cm.ConnectionEvent] = asyncio.Queue()
+        asyncio.get_running_loop().add_reader(self.channel.fd, self._take)
+
+    def _take(self) -> None:
+        while (event := self.channel.get_event()) is not None:
+            self._arrived.put_nowait(event)
+
+    async def next(self, *wanted: cm.EventType) -> cm.ConnectionEvent:
+        event = await self._arrived.get()
+        assert event.type in wanted, f"{event.type.name} came"
+        return event
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.channel.fd)
+        self.channel.close()
+
+
+class RawId:
+    """A connection id with a queue pair of its own, ready to connect or to accept."""
+
+    def __init__(self, id: cm.ConnectionId) -> None:
+        context = id.context
+        assert context is not None
+        self.id = id
+        self.made = RawQueuePair(context, lambda pd, cq: id.create_qp(pd, cq, None, CAPABILITIES))
+        self.made.memory.post_receives(self.made.qp)
+
+    def close(self) -> None:
+        self.id.close()
+        self.made.close()
+
+
+def parameters(data: bytes) -> cm.ConnectionParameters:
+    return cm.ConnectionParameters(data, responder_resources=4, initiator_depth=4)
+
+
+@asynccontextmanager
+async def raw_request(
+    place: Place, port: int, data: bytes
+) -> AsyncIterator[tuple[RawId, cm.ConnectionEvent]]:
+    """Asks a listener for a connection; what comes of it: ESTABLISHED or REJECTED."""
+    events = Events(verbs.find_device(place.device).library)
+    try:
+        id = events.channel.create_id()
+        id.resolve_addr((place.host, port))
+        await events.next(cm.EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        await events.next(cm.EventType.ROUTE_RESOLVED)
+        raw = RawId(id)
+        try:
+            id.connect(parameters(data))
+            event = await events.next(cm.EventType.ESTABLISHED, cm.EventType.REJECTED)
+            yield raw, event
+        finally:
+            raw.close()
+    finally:
+        events.close()
+
+
+@asynccontextmanager
+async def connect_by_cm(place: Place, port: int, data: bytes) -> AsyncIterator[RawPeer]:
+    async with raw_request(place, port, data) as (raw, event):
+        assert event.type is cm.EventType.ESTABLISHED
+        yield RawPeer(raw.made, Hello.unpack(event.private_data))
+
+
+class RawListener:
+    """Listens with the connection manager alone."""
+
+    def __init__(self, place: Place) -> None:
+        self.events = Events(verbs.find_device(place.device).library)
+        self.id = self.events.channel.create_id()
+        self.id.bind_addr((place.host, 0))
+        self.id.listen()
+        address = self.id.local_address
+        assert address is not None
+        self.port = address[1]
+
+    async def request(self) -> cm.ConnectionEvent:
+        return await self.events.next(cm.EventType.CONNECT_REQUEST)
+
+    def close(self) -> None:
+        self.events.close()

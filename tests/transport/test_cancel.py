@@ -1,0 +1,353 @@
+"""Cancelled awaits: nothing is lost, nothing is sent twice, no memory stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, RemoteRegion
+
+from .marks import by_cm, one_loop
+from .place import (
+    ALL,
+    SMALL,
+    Place,
+    barrier,
+    cancelled_after,
+    check_alive,
+    ends,
+    exchange,
+    pattern,
+    pool_statistics,
+    shared,
+    turns,
+)
+
+# How many turns of the loop pass before the cancellation: from "not even begun" to "long done".
+TURNS = [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40]
+
+
+async def forgotten(task: asyncio.Task[None]) -> None:
+    """After this a cancelled task holds nothing of what it worked on, as its exception does."""
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+async def test_recv_cancelled_while_waiting(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for size in (100, 5000):
+            assert not await cancelled_after(3, server.recv)
+            await exchange(client, server, pattern(size))
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+async def test_recv_cancelled_at_any_time_loses_nothing(place: Place, size: int) -> None:
+    async with place.pair() as (client, server):
+        sending = []
+        arrived = []
+        for number, count in enumerate(TURNS):
+            sending.append(asyncio.create_task(client.send(pattern(size, number))))
+            arrived += await cancelled_after(count, server.recv)
+        while len(arrived) < len(TURNS):
+            arrived.append(await server.recv())
+        await asyncio.gather(*sending)
+        for number, message in enumerate(arrived):
+            assert message == pattern(size, number)
+
+
+@one_loop
+async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
+    """Also the very one that a message has just been given to."""
+    async with place.pair() as (client, server):
+        for count in TURNS:
+            first, second, third = (asyncio.create_task(server.recv()) for _ in range(3))
+            await turns(2)
+            sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(2)]
+            await turns(count)
+            first.cancel()
+            texts = [bytes(await second), bytes(await third) if first.cancelled() else b""]
+            if first.cancelled():
+                assert texts == [b"0", b"1"]
+            else:
+                assert [bytes(await first), texts[0]] == [b"0", b"1"]
+                third.cancel()
+            await asyncio.gather(*sending)
+
+
+@one_loop
+async def test_send_cancelled_in_the_queue_is_not_sent(place: Place) -> None:
+    async with place.pair() as (client, server):
+        sends = [asyncio.create_task(client.send(b"%d" % n)) for n in range(20)]
+        await asyncio.gather(*sends[: SMALL.data_receives])
+        await barrier(client)
+        buffer = bytearray(pattern(5000))
+        doomed = asyncio.create_task(client.send(buffer))
+        last = asyncio.create_task(client.send(b"last"))
+        await turns(1)
+        for task in (*sends[7:10], doomed):
+            task.cancel()
+        expected = [b"%d" % n for n in range(20) if not 7 <= n < 10] + [b"last"]
+        assert [bytes(await server.recv()) for _ in expected] == expected
+        await last
+        await forgotten(doomed)
+        buffer.extend(b"it is not pinned any more")
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_send_cancelled_after_it_was_posted_is_sent(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for number in range(30):
+            sending = asyncio.create_task(client.send(pattern(100, number)))
+            await turns(1)
+            sending.cancel()
+            with await server.recv() as message:
+                assert message == pattern(100, number)
+
+
+@one_loop
+async def test_send_cancelled_after_it_was_offered_is_sent(place: Place) -> None:
+    """The buffer stays pinned, since the peer reads it: it cannot be resized until then."""
+    async with place.pair() as (client, server):
+        size = 2 * SMALL.fetch_ahead  # so that it is not read before `recv`
+        buffer = bytearray(pattern(size))
+        sending = asyncio.create_task(client.send(buffer))
+        await turns(1)
+        sending.cancel()
+        await forgotten(sending)
+        await barrier(client)
+        assert sending.cancelled()
+        with pytest.raises(BufferError):
+            buffer.extend(b"x")
+        with await server.recv() as message:
+            assert message == pattern(size)
+        await barrier(server)
+        buffer.extend(b"x")
+        await check_alive(client, server)
+
+
+async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
+    """Every message arrives whole and in its place, or not at all."""
+    async with place.pair() as (client, server):
+        numbers: list[int] = []
+
+        async def receive() -> None:
+            async for message in server:
+                assert message.imm is not None
+                assert message == pattern(len(message), message.imm)
+                numbers.append(message.imm)
+
+        receiving = asyncio.create_task(receive())
+        sent = []
+        number = 0
+        for size in (100, 5000, 100_000):
+            for count in TURNS:
+                sends = [
+                    asyncio.create_task(client.send(pattern(size, n), imm=n))
+                    for n in range(number, number + 10)
+                ]
+                await turns(count)
+                for task in sends[::2]:
+                    task.cancel()
+                await asyncio.gather(*sends, return_exceptions=True)
+                sent += [n for n, task in enumerate(sends, number) if not task.cancelled()]
+                number += 10
+        await client.close()
+        await receiving
+        assert numbers == sorted(set(numbers))
+        assert set(sent) <= set(numbers)
+
+
+@one_loop
+async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor)
+        async with place.pair() as (client, server):
+            for count in TURNS:
+                await cancelled_after(count, lambda: client.send(bytes(100)))
+                await cancelled_after(count, lambda: client.send(bytes(5000)))
+            closing = asyncio.create_task(client.close())
+            async for message in server:
+                message.release()
+            await closing
+        after = pool_statistics(anchor)
+        assert (after.leases, after.leased_bytes) == (before.leases, before.leased_bytes)
+
+
+# ---- one-sided operations and regions ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["write", "read", "fetch_and_add", "compare_and_swap"])
+async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> None:
+    async with place.pair() as (client, server):
+        size = 200_000
+        async with shared(server, client, size) as (_, remote):
+            before = pool_statistics(client).leases
+            memory = bytearray(size)
+            region = client.register(bytearray(size))
+
+            async def work() -> None:
+                match operation:
+                    case "write":
+                        await client.write(memory, remote)
+                        await client.write(region, remote)
+                    case "read":
+                        await client.read(remote, memory)
+                        await client.read(remote, region)
+                    case "fetch_and_add":
+                        await client.fetch_and_add(remote[:8], 1)
+                    case _:
+                        await client.compare_and_swap(remote[:8], 0, 1)
+
+            for count in TURNS:
+                await cancelled_after(count, work)
+            region.close()
+            # What was posted is done before what is posted now, on the same queue pair.
+            await client.read(remote[:8], bytearray(8))
+            memory.extend(b"it is not pinned any more")
+            assert pool_statistics(client).leases == before
+            await check_alive(client, server)
+
+
+async def test_request_region_cancelled_at_any_time(place: Place) -> None:
+    """What is granted to nobody goes back: afterwards the whole quota can still be borrowed."""
+    async with place.pair() as (client, server):
+        for count in TURNS:
+            for region in await cancelled_after(
+                count, lambda: client.request_region(SMALL.lend_quota // 2)
+            ):
+                await region.release()
+            await turns(3)
+        await barrier(client)
+        await barrier(client)
+        assert server._sharing.shared == 0
+        region = await client.request_region(SMALL.lend_quota)
+        await client.write(bytes(SMALL.lend_quota), region)
+        await check_alive(client, server)
+
+
+async def test_send_region_cancelled_at_any_time(place: Place) -> None:
+    async with place.pair(replace(SMALL, max_regions=100)) as (client, server):
+        with client.alloc(100) as buffer:
+            for count in TURNS:
+                for share in await cancelled_after(
+                    count, lambda: client.send_region(buffer, access=ALL)
+                ):
+                    assert share is not None
+                    share.revoke()
+            assert client._sharing.shared == 0
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            arrived = []
+            lengths = []
+            for number, count in enumerate(TURNS[: SMALL.max_regions], 1):
+                sending = asyncio.create_task(server.send_region(buffer[:number]))
+                arrived += await cancelled_after(count, client.recv_region)
+                await sending
+                lengths.append(number)
+            while len(arrived) < len(lengths):
+                arrived.append(await client.recv_region())
+            assert all(isinstance(region, RemoteRegion) for region in arrived)
+            assert [len(region) for region in arrived] == lengths
+
+
+# ---- connecting and closing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [*TURNS, 80, 160])
+async def test_connect_cancelled_at_any_time(place: Place, count: int) -> None:
+    """The listener goes on, also when the other side of the cancelled connection was made."""
+    async with await place.listen() as listener:
+        made: list[Connection] = []
+        first: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def receive(conn: Connection) -> None:
+            made.append(conn)
+            with suppress(ConnectionError):
+                first.put_nowait(bytes(await conn.recv()))
+
+        async def accept() -> None:
+            async with asyncio.TaskGroup() as group:
+                async for conn in listener:
+                    group.create_task(receive(conn))
+
+        accepting = asyncio.create_task(accept())
+        for _ in range(3):
+            for conn in await cancelled_after(count, lambda: place.connect(listener.port)):
+                await conn.close()
+        async with await place.connect(listener.port) as client:
+            await client.send(b"hello")
+            async with place.within(2):
+                assert await first.get() == b"hello"
+        await listener.close()
+        async with place.within(2):
+            await accepting
+        for conn in made:
+            async with place.within(2):
+                await conn.close()
+
+
+async def test_accept_cancelled_at_any_time_loses_no_connection(place: Place) -> None:
+    async with await place.listen() as listener:
+        for count in TURNS:
+            connecting = asyncio.create_task(place.connect(listener.port))
+            accepted = await cancelled_after(count, listener.accept)
+            server = accepted[0] if accepted else await listener.accept()
+            client = await connecting
+            await exchange(client, server, b"hello")
+            await client.close()
+            await server.close()
+
+
+async def drain(conn: Connection) -> None:
+    while True:
+        (await conn.recv()).release()
+
+
+@pytest.mark.parametrize("count", TURNS)
+async def test_close_cancelled_at_any_time_ends_the_connection(place: Place, count: int) -> None:
+    async with place.pair() as (client, server):
+        sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
+        await turns(2)
+        await cancelled_after(count, client.close)
+        async with place.within(1):
+            if not count:  # then it was cancelled before its first step
+                client.abort()
+            await client.wait_closed()
+            ended = await asyncio.gather(*sends, return_exceptions=True)
+            assert all(isinstance(end, ConnectionClosedError | None) for end in ended)
+            await ends(drain(server), ConnectionBrokenError, ConnectionClosedError)
+
+
+@one_loop
+@by_cm
+async def test_timeout_on_every_await(place: Place) -> None:
+    """`asyncio.timeout` is a cancellation: the caller's limit holds, and the connection goes on."""
+    async with place.pair() as (client, server):
+        for wait in (client.recv, client.recv_region, client.wait_closed):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await wait()
+        fill = [asyncio.create_task(client.send(b"x")) for _ in range(SMALL.data_receives)]
+        await asyncio.gather(*fill)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await client.send(b"one too many")
+        async with await place.listen() as listener:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await listener.accept()
+        for _ in fill:
+            assert bytes(await server.recv()) == b"x"
+        await check_alive(client, server)

@@ -1,0 +1,524 @@
+"""Peers that speak verbs well and the protocol badly.
+
+Each lie ends the connection that it was told on with a named exception, soon, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ProtocolError,
+    RDMAError,
+    RemoteRegion,
+    Rights,
+    cm,
+    verbs,
+)
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma._core.region import RegionToken
+from aiordma.errors import RejectedError, RemoteAccessError, UnreachableError
+
+from .marks import by_cm, by_tcp, one_loop
+from .place import (
+    SMALL,
+    Place,
+    cancelled_after,
+    check_alive,
+    ends,
+    hello,
+    pattern,
+    pool_statistics,
+    turns,
+)
+from .raw_peer import RawId, RawListener, RawPeer, control, frame, parameters, raw_request
+
+DATA, CONTROL, CREDIT, OFFER = map(
+    int, (FrameKind.DATA, FrameKind.CONTROL, FrameKind.CREDIT, FrameKind.OFFER)
+)
+IMMEDIATE = 0x80
+SLOW_PEER = replace(SMALL, close_timeout=0.2)
+REMOTE_READ = verbs.AccessFlags.REMOTE_READ
+
+
+@asynccontextmanager
+async def victim(place: Place, config: Config = SMALL) -> AsyncIterator[tuple[Connection, RawPeer]]:
+    """A connection of the transport with a peer that lies, beside one that must not notice."""
+    async with place.witness(), await place.listen(config) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+            yield conn, peer
+        async with place.pair() as (client, server):
+            await check_alive(client, server)
+
+
+async def drain(conn: Connection) -> None:
+    while True:
+        (await conn.recv()).release()
+
+
+async def ends_with(
+    place: Place, conn: Connection, kind: type[Exception], match: str = ""
+) -> BaseException:
+    """Every waiter gets it, and the connection is over, within a second."""
+    async with place.within(1):
+        await conn.wait_closed()
+        error = await ends(drain(conn), kind)
+    assert match in str(error)
+    for attempt in (conn.recv, conn.recv_region, lambda: conn.send(b"x")):
+        assert isinstance(await ends(attempt(), kind), kind)
+    return error
+
+
+# ---- frames --------------------------------------------------------------------------------------
+
+
+def envelope(*parts: object) -> bytes:
+    packed: bytes = msgpack.packb(parts)
+    return frame(CONTROL, packed)
+
+
+def offered(length: int, address: int = 0x1000, rkey: int = 1) -> bytes:
+    return frame(OFFER, protocol.encode(protocol.Rendezvous(1, address, rkey, length, None)))
+
+
+def token(region_id: int = 1) -> RegionToken:
+    return RegionToken(region_id, 0x1000, 8, 1, Rights.READ)
+
+
+NORMAL_LENGTH = 100
+GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
+
+LIES: dict[str, Callable[[], list[bytes]]] = {
+    "empty frame": lambda: [b""],
+    "part of a header": lambda: [frame(DATA)[:5]],
+    "kind 0": lambda: [frame(0, b"x")],
+    "unknown kind": lambda: [frame(0x55, b"x")],
+    "credits with immediate data": lambda: [frame(CREDIT | IMMEDIATE, control=1)],
+    "stray immediate data": lambda: [frame(DATA)[:4] + b"\1\0\0\0"],
+    "data credits that were not used": lambda: [frame(DATA, b"x", data=1)],
+    "control credits that were not used": lambda: [frame(CREDIT, control=1)],
+    "all credits at once": lambda: [frame(CREDIT, control=255, data=65535)],
+    "credits of nothing": lambda: [frame(CREDIT)],
+    "more messages than credits": lambda: [frame(DATA, b"x")] * (SMALL.data_receives + 1),
+    "many more messages than credits": lambda: [frame(DATA, b"x")] * 200,
+    "more control messages than credits": lambda: [control(protocol.Ping(1))] * 200,
+    "empty control message": lambda: [frame(CONTROL)],
+    "control message of zeros": lambda: [frame(CONTROL, bytes(64))],
+    "control message of random bytes": lambda: [frame(CONTROL, pattern(300))],
+    "control message too long": lambda: [frame(CONTROL, pattern(600))],
+    "cut control message": lambda: [frame(CONTROL, GOODBYE[:-1])],
+    "bytes after the control message": lambda: [frame(CONTROL, GOODBYE + b"\0")],
+    "deep nesting": lambda: [frame(CONTROL, b"\x91" * 500)],
+    "array longer than the message": lambda: [frame(CONTROL, b"\xdd\xff\xff\xff\xff")],
+    "map": lambda: [envelope({1: 2})],
+    "not our magic": lambda: [envelope(1, 1, 7, 1, [])],
+    "another version": lambda: [envelope(protocol.MAGIC, 2, 7, 1, [])],
+    "unknown type": lambda: [envelope(protocol.MAGIC, 1, 99, 1, [])],
+    "wrong type of a field": lambda: [envelope(protocol.MAGIC, 1, 9, 0, ["x", 1])],
+    "missing field": lambda: [envelope(protocol.MAGIC, 1, 9, 0, [0])],
+    "negative number": lambda: [envelope(protocol.MAGIC, 1, 2, 1, [-1])],
+    "read what was not offered": lambda: [control(protocol.RendezvousDone(7, 0))],
+    "answer without a question": lambda: [control(protocol.Pong(3))],
+    "refusal without a request": lambda: [control(protocol.Error(3, 1, "no"))],
+    "grant without a request": lambda: [control(protocol.RegionGrant(3, token()))],
+    "offer in a control frame": lambda: [
+        control(protocol.Rendezvous(1, 0x1000, 1, NORMAL_LENGTH, None))
+    ],
+    "control message in an offer": lambda: [frame(OFFER, GOODBYE)],
+    "offer of garbage": lambda: [frame(OFFER, pattern(50))],
+    "offer of a message too long": lambda: [offered(SMALL.max_message + 1)],
+    "offer of everything": lambda: [offered((1 << 64) - 1, address=0)],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@one_loop
+async def test_lie(place: Place, lie: str) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(*LIES[lie]())
+        await ends_with(place, conn, ProtocolError)
+
+
+async def test_lie_while_much_is_under_way(place: Place) -> None:
+    """Every kind of waiter gets the same answer, at once, on both loops."""
+    async with victim(place) as (conn, peer):
+        peer.send(control(protocol.RegionGrant(0, token())))
+        remote = await conn.recv_region()
+        assert isinstance(remote, RemoteRegion)
+        waiting = [
+            asyncio.create_task(call)
+            for call in (
+                conn.recv(),
+                conn.recv(),
+                conn.recv_region(),
+                conn.request_region(100),
+                *(conn.send(bytes(size)) for size in (10, 5000, 10, 100_000)),
+                *(conn.send(b"x") for _ in range(30)),
+            )
+        ]
+        await turns(3)
+        peer.send(frame(0x55))
+        async with place.within(1):
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+            await conn.wait_closed()
+        # The peer has receives: what fits its credits is delivered, and nothing else.
+        failed = [result for result in results if result is not None]
+        assert len(failed) >= len(waiting) - SMALL.data_receives
+        assert all(isinstance(result, ProtocolError) for result in failed)
+        with pytest.raises(ProtocolError):
+            await conn.read(remote, bytearray(8))
+
+
+@one_loop
+async def test_the_peer_is_told(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(frame(0x55))
+        await ends_with(place, conn, ProtocolError)
+        message = await peer.control(place.slow)
+        assert isinstance(message, protocol.Goodbye)
+        assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
+        assert "0x55" in message.text
+
+
+@one_loop
+async def test_what_arrived_before_the_lie_can_be_received(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
+        async with place.within(1):
+            await conn.wait_closed()
+        assert bytes(await conn.recv()) == b"first"
+        assert bytes(await conn.recv()) == b"second"
+        await ends_with(place, conn, ProtocolError)
+
+
+@one_loop
+async def test_too_many_regions(place: Place) -> None:
+    config = Config(max_regions=2, control_receives=16)
+    async with victim(place, config) as (conn, peer):
+        peer.send(*(control(protocol.RegionGrant(0, token(n))) for n in range(3)))
+        await asyncio.sleep(0)
+        async with place.within(1):
+            await conn.wait_closed()
+        assert (await conn.recv_region()).token.region_id == 0  # type: ignore[union-attr]
+        assert (await conn.recv_region()).token.region_id == 1  # type: ignore[union-attr]
+        await ends_with(place, conn, ProtocolError, "regions")
+
+
+@pytest.mark.parametrize("seed", range(10))
+@one_loop
+@by_tcp
+async def test_random_frames(place: Place, seed: int) -> None:
+    """Whatever it is, it is received, or the connection ends by ProtocolError or brokenness."""
+    generator = random.Random(seed)
+    async with victim(place) as (conn, peer):
+        for _ in range(generator.randrange(1, 5)):
+            kind = generator.choice([DATA, CONTROL, CREDIT, OFFER, DATA | IMMEDIATE])
+            content = generator.randbytes(generator.choice([0, 1, 8, 60, 500]))
+            if kind in (CONTROL, OFFER) and generator.random() < 0.7:
+                valid = bytearray(generator.choice(LIES_ABOUT_FIELDS))
+                valid[generator.randrange(len(valid))] = generator.randrange(256)
+                content = bytes(valid)
+            peer.send(frame(kind, content))
+        peer.send(frame(0x55))
+        async with place.within(1):
+            # Closed is what a goodbye does, which it may be by chance.
+            await ends(drain(conn), ProtocolError, ConnectionBrokenError, ConnectionClosedError)
+            await conn.wait_closed()
+
+
+LIES_ABOUT_FIELDS = [
+    protocol.encode(message)
+    for message in (
+        protocol.Rendezvous(1, 0x1000, 1, 100, 5),
+        protocol.RendezvousDone(1, 0),
+        protocol.RegionGrant(0, token()),
+        protocol.RegionRequest(1, 100, Rights.READ, 1000),
+        protocol.RegionReturn(0, 1),
+        protocol.RegionRelease(0, 1),
+        protocol.Ping(1),
+        protocol.Goodbye(0, 0, "bye"),
+        protocol.Error(1, 1, "no"),
+    )
+]
+
+
+# ---- the truth about memory that is not there ----------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 100, 50_000, 10 << 20])
+@one_loop
+async def test_offer_with_a_key_of_nothing(place: Place, length: int) -> None:
+    """The read fails at the peer's device; the memory it was meant for goes back."""
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor).leases
+        async with victim(place, Config()) as (conn, peer):
+            peer.send(offered(length))
+            error = await ends_with(place, conn, ConnectionBrokenError)
+            assert isinstance(error.__cause__, RemoteAccessError)
+        del conn
+        if place.via == "cm":  # "tcp" opens the device for itself, and so has a pool of its own
+            assert pool_statistics(anchor).leases == before
+
+
+@one_loop
+async def test_offer_of_more_than_there_is(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
+        peer.send(offered(4097, memory.addr, memory.rkey))
+        error = await ends_with(place, conn, ConnectionBrokenError)
+        assert isinstance(error.__cause__, RemoteAccessError)
+        memory.close()
+
+
+@one_loop
+async def test_region_of_nothing(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(control(protocol.RegionGrant(0, token())))
+        remote = await conn.recv_region()
+        assert isinstance(remote, RemoteRegion)
+        error = await ends(conn.read(remote, bytearray(8)), RemoteAccessError)
+        assert isinstance(error, RemoteAccessError)
+        error = await ends_with(place, conn, ConnectionBrokenError)
+        assert isinstance(error.__cause__, RemoteAccessError)
+
+
+# ---- not lies, but not nice ----------------------------------------------------------------------
+
+
+@one_loop
+async def test_requests_beyond_the_quota_are_refused(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        before = pool_statistics(conn).registered_bytes
+        requests = {
+            1: protocol.RegionRequest(1, (1 << 64) - 1, Rights.READ, 0),
+            2: protocol.RegionRequest(2, SMALL.lend_quota + 1, Rights.READ, 0),
+            3: protocol.RegionRequest(3, 0, Rights.READ, 0),
+        }
+        for number, request in requests.items():
+            peer.send(control(request))
+            answer = await peer.control(place.slow)
+            assert isinstance(answer, protocol.Error)
+            assert answer.request_id == number
+            peer.send(frame(CREDIT, control=1))
+        assert pool_statistics(conn).registered_bytes == before
+        assert not conn.closed
+        assert conn._sharing.shared == 0
+
+
+@one_loop
+async def test_regions_that_nobody_knows(place: Place) -> None:
+    """Given back although it was never given: it may have been taken back in the meantime."""
+    async with victim(place, SLOW_PEER) as (conn, peer):
+        with conn.alloc(8) as buffer:
+            share = await conn.send_region(buffer)
+            assert share is not None
+            grant = await peer.control(place.slow)
+            assert isinstance(grant, protocol.RegionGrant)
+            peer.send(
+                control(protocol.RegionReturn(0, 12345)),
+                control(protocol.RegionRelease(0, 12345)),
+                control(protocol.RegionReturn(0, share.region_id)),  # not a loan
+                frame(DATA, b"still here"),
+            )
+            assert bytes(await conn.recv()) == b"still here"
+            assert not share.revoked
+            peer.send(control(protocol.RegionRelease(0, share.region_id)), frame(DATA, b"now"))
+            assert bytes(await conn.recv()) == b"now"
+            assert share.revoked
+
+
+@one_loop
+async def test_peer_does_not_take_the_message(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        sending = asyncio.create_task(conn.send(bytes(5000)))
+        async with place.within(1):
+            kind, content = await peer.frames.get()
+        assert kind is FrameKind.OFFER
+        offer = protocol.decode(content)
+        refusal = protocol.RendezvousDone(offer.request_id, protocol.ErrorCode.BUSY)
+        peer.send(control(refusal))
+        with pytest.raises(RDMAError, match="could not take the message"):
+            async with place.within(1):
+                await sending
+        assert not conn.closed
+
+
+@one_loop
+async def test_peer_that_never_reads(place: Place) -> None:
+    """`send` waits for the caller's timeout, `close` for its own."""
+    async with victim(place, SLOW_PEER) as (conn, _):
+        sends = [asyncio.create_task(conn.send(b"x")) for _ in range(SMALL.data_receives + 1)]
+        large = asyncio.create_task(conn.send(bytes(5000)))
+        await asyncio.gather(*sends[:-1])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await asyncio.shield(sends[-1])
+        async with place.within(1):
+            await conn.close()
+            for task in (sends[-1], large):
+                await ends(finish(task), ConnectionClosedError)
+
+
+async def finish(task: asyncio.Task[None]) -> None:
+    await task
+
+
+@one_loop
+async def test_peer_gives_up(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(control(protocol.Goodbye(0, protocol.GoodbyeCode.TIMEOUT, "no patience")))
+        await ends_with(place, conn, ConnectionBrokenError, "no patience")
+
+
+@one_loop
+async def test_nothing_counts_after_the_goodbye(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        peer.send(
+            frame(DATA, b"last"),
+            control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")),
+            frame(DATA, b"too late"),
+            frame(0x55),
+        )
+        assert bytes(await conn.recv()) == b"last"
+        error = await ends_with(place, conn, ConnectionClosedError)
+        assert isinstance(error, ConnectionClosedError)
+        assert error.by_peer
+
+
+@one_loop
+async def test_ping_is_answered(place: Place) -> None:
+    async with victim(place) as (_, peer):
+        peer.send(control(protocol.Ping(77)))
+        assert await peer.control(place.slow) == protocol.Pong(77)
+
+
+async def test_queue_pair_of_the_peer_dies(place: Place) -> None:
+    """Not the link but the queue pair: the next work request that needs it tells."""
+    async with victim(place) as (conn, peer):
+        peer.qp.to_error()
+        async with place.within(3):
+            sending = asyncio.create_task(conn.send(b"x"))
+            await ends(conn.recv(), ConnectionBrokenError)
+            await asyncio.wait([sending])
+            assert isinstance(sending.exception(), ConnectionBrokenError | None)
+            await conn.wait_closed()
+
+
+# ---- wrong handshakes: the connection manager ----------------------------------------------------
+
+GOOD = hello().pack()
+BAD_HELLOS = {
+    "nothing": b"",
+    "zeros": bytes(56),
+    "random bytes": pattern(56),
+    "another magic": b"HTTP" + GOOD[4:],
+    "another version": GOOD[:4] + b"\x09" + GOOD[5:],
+    "unknown flags": GOOD[:5] + b"\x80" + GOOD[6:],
+    "bytes after it": GOOD + b"x",
+    "receives too small": GOOD[:8] + (100).to_bytes(4, "little") + GOOD[12:],
+    "no data receives": GOOD[:12] + bytes(2) + GOOD[14:],
+    "no control receives": GOOD[:14] + bytes(2) + GOOD[16:],
+}
+
+
+@pytest.mark.parametrize("kind", BAD_HELLOS)
+@one_loop
+@by_cm
+async def test_wrong_hello_in_a_request(place: Place, kind: str) -> None:
+    async with place.witness(), await place.listen() as listener:
+        async with (
+            place.within(1),
+            raw_request(place, listener.port, BAD_HELLOS[kind]) as (_, event),
+        ):
+            assert event.type is cm.EventType.REJECTED
+            assert event.private_data.startswith(b"AIOX")
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@pytest.mark.parametrize("kind", BAD_HELLOS)
+@one_loop
+@by_cm
+async def test_wrong_hello_in_an_answer(place: Place, kind: str) -> None:
+    async with place.witness():
+        listener = RawListener(place)
+        try:
+            connecting = asyncio.create_task(place.connect(listener.port))
+            request = await listener.request()
+            raw = RawId(request.id)
+            raw.id.accept(parameters(BAD_HELLOS[kind]))
+            with pytest.raises(ProtocolError):
+                async with place.within(1):
+                    await connecting
+            raw.close()
+        finally:
+            listener.close()
+
+
+@one_loop
+@by_cm
+async def test_listener_that_refuses(place: Place) -> None:
+    listener = RawListener(place)
+    try:
+        connecting = asyncio.create_task(place.connect(listener.port))
+        request = await listener.request()
+        request.id.reject(b"go away")
+        request.id.close()
+        with pytest.raises(RejectedError) as caught:
+            async with place.within(1):
+                await connecting
+        assert caught.value.private_data.rstrip(b"\0") == b"go away"
+    finally:
+        listener.close()
+
+
+@one_loop
+@by_cm
+async def test_listener_that_never_answers(place: Place) -> None:
+    config = replace(SMALL, connect_timeout=0.3 * place.slow)
+    async with place.witness():
+        listener = RawListener(place)
+        try:
+            connecting = asyncio.create_task(place.connect(listener.port, config))
+            request = await listener.request()
+            with pytest.raises(UnreachableError):
+                async with place.within(1):
+                    await connecting
+            request.id.close()
+        finally:
+            listener.close()
+
+
+@one_loop
+@by_cm
+async def test_request_that_is_withdrawn(place: Place) -> None:
+    """The peer is gone between its request and the answer to it."""
+    async with place.witness(), await place.listen() as listener:
+        for count in (0, 1, 2, 5, 10, 20):
+            requesting = asyncio.create_task(give_up_soon(place, listener.port, count))
+            await requesting
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+async def give_up_soon(place: Place, port: int, count: int) -> None:
+    async def request() -> None:
+        async with raw_request(place, port, GOOD):
+            pass
+
+    await cancelled_after(count, request)

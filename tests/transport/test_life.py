@@ -1,0 +1,486 @@
+"""From connecting to the end, in order and out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ProtocolError,
+    RemoteRegion,
+    connect,
+    listen,
+)
+from aiordma.errors import QuotaError, RejectedError
+
+from .marks import by_cm, by_tcp, one_loop
+from .place import (
+    SMALL,
+    Place,
+    barrier,
+    check_alive,
+    ends,
+    exchange,
+    give,
+    pattern,
+    pool_statistics,
+    turns,
+)
+
+# ---- connecting ----------------------------------------------------------------------------------
+
+
+async def test_what_a_connection_says_of_itself(place: Place) -> None:
+    async with await place.listen() as listener:
+        assert listener.host == place.host
+        assert listener.port > 0
+        assert listener.device == place.device
+        assert place.device in repr(listener)
+        client, server = await place.both(listener)
+        async with client, server:
+            assert client.device == server.device == place.device
+            assert not client.closed
+            assert client.peer_address is not None
+            assert server.local_address is not None
+            assert client.peer_address[0] == server.local_address[0] == place.host
+            assert client.peer_address[1] == listener.port
+            assert client.local_address == server.peer_address
+            assert "open" in repr(client)
+            assert client.max_message == SMALL.max_message
+        assert client.closed
+        assert "closed" in repr(client)
+    assert "closed" in repr(listener)
+
+
+@pytest.mark.parametrize("host", ["", "::", "0.0.0.0", "localhost"])
+@one_loop
+async def test_listening_on_every_address(place: Place, host: str) -> None:
+    async with await place.listen(host=host) as listener:
+        at = replace(place, host="localhost") if host == "localhost" else place
+        if host == "localhost" and place.device != "embedded0":
+            return  # a card does not reach itself by the loopback interface
+        client, server = await at.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+@by_cm
+async def test_device_from_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", place.device)
+    async with await listen(place.host) as listener:
+        assert listener.device == place.device
+
+
+@one_loop
+async def test_source_address(place: Place) -> None:
+    async with await place.listen() as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with await connect(
+            place.host,
+            listener.port,
+            device=place.device,
+            via=place.via,
+            source=(place.host, 0),
+            config=SMALL,
+        ) as client:
+            assert client.local_address is not None
+            assert client.local_address[0] == place.host
+            async with await accepting as server:
+                await check_alive(client, server)
+
+
+async def test_many_connections_to_one_listener(place: Place) -> None:
+    async with await place.listen() as listener:
+        clients = await asyncio.gather(*(place.connect(listener.port) for _ in range(10)))
+        servers = [await listener.accept() for _ in clients]
+        for number, client in enumerate(clients):
+            await client.send(b"%d" % number)
+        seen = {bytes(await server.recv()) for server in servers}
+        assert seen == {b"%d" % number for number in range(10)}
+        await asyncio.gather(*(conn.close() for conn in (*clients, *servers)))
+
+
+@one_loop
+async def test_two_listeners(place: Place) -> None:
+    async with await place.listen() as first, await place.listen() as second:
+        assert first.port != second.port
+        for listener in (first, second):
+            client, server = await place.both(listener)
+            async with client, server:
+                await check_alive(client, server)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"eager_size": 100},
+        {"data_receives": 0},
+        {"data_receives": 1 << 16},
+        {"control_receives": 3},
+        {"send_queue": 1},
+        {"max_message": -1},
+        {"max_regions": 0},
+        {"connect_timeout": 0},
+        {"close_timeout": -1},
+    ],
+    ids=str,
+)
+def test_limits_that_cannot_be(limits: dict[str, int], via: str) -> None:
+    with pytest.raises(ValueError, match=next(iter(limits))):
+        Config(**limits)
+
+
+@one_loop
+async def test_pool_too_small_for_a_connection(place: Place) -> None:
+    """A named error for whoever connects; nothing stays behind (the fixture looks)."""
+    async with await place.listen() as listener:
+        # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
+        kind = QuotaError if place.via == "cm" else ProtocolError
+        with pytest.raises(kind, match="pool_limit" if kind is QuotaError else "ended"):
+            await place.connect(listener.port, replace(SMALL, pool_limit=1 << 20))
+
+
+# ---- close ---------------------------------------------------------------------------------------
+
+
+async def test_goodbye(place: Place) -> None:
+    async with place.pair() as (client, server):
+        waiting = asyncio.create_task(server.recv())
+        await turns(2)
+        async with place.within(1):
+            await client.close()
+            error = await ends(server.recv(), ConnectionClosedError)
+            assert isinstance(error, ConnectionClosedError)
+            assert error.by_peer
+            with pytest.raises(ConnectionClosedError):
+                await waiting
+            await server.wait_closed()
+        assert client.closed
+        assert server.closed
+        error = await ends(client.recv(), ConnectionClosedError)
+        assert isinstance(error, ConnectionClosedError)
+        assert not error.by_peer
+
+
+CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object]]] = {
+    "send": lambda conn, _: conn.send(b"x"),
+    "send large": lambda conn, _: conn.send(bytes(10_000)),
+    "recv": lambda conn, _: conn.recv(),
+    "recv_region": lambda conn, _: conn.recv_region(),
+    "request_region": lambda conn, _: conn.request_region(8),
+    "write": lambda conn, remote: conn.write(bytes(8), remote),
+    "read": lambda conn, remote: conn.read(remote, bytearray(8)),
+    "read large": lambda conn, remote: conn.read(remote, bytearray(100_000)),
+    "fetch_and_add": lambda conn, remote: conn.fetch_and_add(remote, 1),
+    "compare_and_swap": lambda conn, remote: conn.compare_and_swap(remote, 0, 1),
+    "hand over": lambda conn, remote: conn.send_region(remote),
+}
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "peer closes", "peer aborts"])
+async def test_used_again_after_the_end(place: Place, end: str) -> None:
+    """The same answer however often and to whatever call."""
+    async with place.witness(), place.pair() as (client, server):
+        remote = await client.request_region(8)
+        kind = ConnectionBrokenError if end == "peer aborts" else ConnectionClosedError
+        match end:
+            case "close":
+                await client.close()
+            case "abort":
+                client.abort()
+            case "peer closes":
+                await server.close()
+            case _:
+                server.abort()
+        async with place.within(2):
+            await client.wait_closed()
+        for _ in range(2):
+            for name, call in CALLS.items():
+                error = await ends(call(client, remote), kind, ConnectionClosedError)
+                assert type(error) is kind, f"{name}: {error!r}"
+            for synchronous in (lambda: client.alloc(8), lambda: client.register(bytearray(8))):
+                with pytest.raises(kind):
+                    synchronous()
+        client.abort()  # nothing
+        await client.close()  # nothing
+        await client.wait_closed()
+
+
+@one_loop
+async def test_second_close(place: Place) -> None:
+    async with place.pair() as (client, server):
+        await exchange(client, server, b"x")
+        await asyncio.gather(client.close(), client.close(), client.close())
+        await client.close()
+        client.abort()
+        assert isinstance(await ends(client.recv(), ConnectionClosedError), ConnectionClosedError)
+        await server.close()
+        await server.close()
+
+
+async def test_close_delivers_what_was_to_be_sent(place: Place) -> None:
+    """Queued, under way and offered: all of it arrives, then the goodbye."""
+    async with place.pair() as (client, server):
+        messages = [pattern([10, 5000, 100_000][n % 3], n) for n in range(30)]
+        sends = [asyncio.create_task(client.send(data)) for data in messages]
+        await turns(1)
+        closing = asyncio.create_task(client.close())
+        assert [bytes(message) async for message in server] == messages
+        async with place.within(1):
+            await closing
+            await asyncio.gather(*sends)
+
+
+@one_loop
+async def test_nothing_new_while_closing(place: Place) -> None:
+    async with place.pair() as (client, server):
+        sending = asyncio.create_task(client.send(bytes(200_000)))
+        await turns(1)
+        closing = asyncio.create_task(client.close())
+        await turns(1)
+        with pytest.raises(ConnectionClosedError, match="being closed"):
+            await client.send(b"too late")
+        assert "closing" in repr(client)
+        assert len(await server.recv()) == 200_000
+        await sending
+        await closing
+        await ends(server.recv(), ConnectionClosedError)
+
+
+async def test_both_close_at_once(place: Place) -> None:
+    async with place.pair() as (client, server):
+        await check_alive(client, server)
+        async with place.within(1):
+            await asyncio.gather(client.close(), server.close())
+        for conn in (client, server):
+            assert conn.closed
+            await ends(conn.recv(), ConnectionClosedError)
+
+
+@one_loop
+async def test_close_is_closed_in_order_every_time(place: Place) -> None:
+    """The peer's disconnect, which answers our goodbye, must not be taken for a break."""
+    for _ in range(20):
+        async with place.pair() as (client, server):
+            waiting = asyncio.create_task(client.recv())
+            await turns(1)
+            await client.close()
+            error = await ends(finish(waiting), ConnectionClosedError)
+            assert isinstance(error, ConnectionClosedError)
+            assert not error.by_peer
+            error = await ends(server.recv(), ConnectionClosedError)
+            assert isinstance(error, ConnectionClosedError)
+            assert error.by_peer
+
+
+async def finish(task: asyncio.Task[Any]) -> object:
+    return await task
+
+
+async def test_messages_that_arrived_outlive_the_end(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for n in range(SMALL.data_receives):
+            await client.send(pattern(1000 if n else 5000, n))
+        await client.close()
+        async with place.within(1):
+            await server.wait_closed()
+        for n in range(SMALL.data_receives):
+            with await server.recv() as message:
+                assert message == pattern(1000 if n else 5000, n)
+        await ends(server.recv(), ConnectionClosedError)
+
+
+@one_loop
+async def test_messages_nobody_takes_go_back(place: Place) -> None:
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor).leases
+        async with place.pair() as (client, server):
+            for n in range(SMALL.data_receives):
+                await client.send(pattern(1000 if n else 5000, n))
+            await client.close()
+            async with place.within(1):
+                await server.wait_closed()
+        del client, server
+        gc.collect()
+        assert pool_statistics(anchor).leases == before
+
+
+@one_loop
+async def test_close_with_a_peer_that_does_not_read(place: Place) -> None:
+    config = replace(SMALL, close_timeout=0.2)
+    async with place.pair(config) as (client, server):
+        sends = [asyncio.create_task(client.send(b"%d" % n)) for n in range(10)]
+        await asyncio.gather(*sends[: SMALL.data_receives])
+        async with place.within(1):
+            await client.close()
+        for task in sends[SMALL.data_receives :]:
+            await ends(finish(task), ConnectionClosedError)
+        async with place.within(1):
+            await server.wait_closed()
+        arrived = [bytes(await server.recv()) for _ in range(SMALL.data_receives)]
+        assert arrived == [b"%d" % n for n in range(SMALL.data_receives)]
+        await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
+
+
+@one_loop
+async def test_leaving_the_block_closes(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with pytest.raises(ZeroDivisionError):
+            async with client:
+                raise ZeroDivisionError
+        assert client.closed
+        await ends(server.recv(), ConnectionClosedError)
+
+
+# ---- abort ---------------------------------------------------------------------------------------
+
+
+async def test_abort_is_seen_as_broken(place: Place) -> None:
+    async with place.witness(), place.pair() as (client, server):
+        waiting = asyncio.create_task(server.recv())
+        requests = asyncio.create_task(server.recv_region())
+        await turns(2)
+        client.abort()
+        async with place.within(1):
+            for task in (waiting, requests):
+                error = await ends(finish(task), ConnectionBrokenError)
+                assert error.__cause__ is not None
+            await client.wait_closed()
+            await server.wait_closed()
+        await ends(client.recv(), ConnectionClosedError)
+        await ends(server.send(b"x"), ConnectionBrokenError)
+        assert "broken" in repr(server)
+
+
+async def test_abort_in_the_middle_of_everything(place: Place) -> None:
+    async with place.witness(), place.pair() as (client, server):
+        buffer = server.alloc(1 << 20)
+        _, remote = await give(server, client, buffer)
+        work: list[asyncio.Task[Any]] = [
+            asyncio.create_task(call)
+            for call in (
+                *(client.send(bytes(size)) for size in (10, 5000, 200_000) * 10),
+                *(client.write(bytes(1 << 20), remote) for _ in range(20)),
+                *(client.read(remote, bytearray(1 << 20)) for _ in range(20)),
+                *(client.fetch_and_add(remote[:8], 1) for _ in range(20)),
+                *(server.send(bytes(5000)) for _ in range(10)),
+                client.recv_region(),
+                server.recv_region(),
+            )
+        ]
+        await turns(3)
+        client.abort()
+        async with place.within(2):
+            results = await asyncio.gather(*work, return_exceptions=True)
+            await server.wait_closed()
+        kinds = (ConnectionClosedError, ConnectionBrokenError, int, type(None))
+        assert all(isinstance(result, kinds) for result in results), results
+        assert any(isinstance(result, ConnectionClosedError) for result in results)
+        buffer.release()
+
+
+@one_loop
+async def test_async_for_over_a_broken_connection(place: Place) -> None:
+    async with place.pair() as (client, server):
+        await client.send(b"one")
+        client.abort()
+        seen = []
+
+        async def iterate() -> None:
+            async for message in server:
+                seen.append(bytes(message))
+
+        async with place.within(1):
+            await ends(iterate(), ConnectionBrokenError)
+        assert seen in ([b"one"], [])
+
+
+# ---- listeners -----------------------------------------------------------------------------------
+
+
+async def test_listener_close(place: Place) -> None:
+    """It refuses, its waiters end, and what it had accepted goes on."""
+    listener = await place.listen()
+    client, server = await place.both(listener)
+    waiting = asyncio.create_task(listener.accept())
+
+    async def iterate() -> int:
+        return len([conn async for conn in listener])
+
+    iterating = asyncio.create_task(iterate())
+    await turns(2)
+    async with place.within(1):
+        await listener.close()
+        await listener.close()
+        await ends(finish(waiting), ConnectionClosedError)
+        assert await iterating == 0
+        await ends(listener.accept(), ConnectionClosedError)
+    async with place.within(2):
+        await ends(place.connect(listener.port), RejectedError)
+    async with client, server:
+        await check_alive(client, server)
+
+
+async def test_connections_that_nobody_accepted(place: Place) -> None:
+    listener = await place.listen()
+    clients = [await place.connect(listener.port) for _ in range(3)]
+    await barrier(clients[0])
+    async with place.within(2):
+        await listener.close()
+        for client in clients:
+            await ends(client.recv(), ConnectionBrokenError, ConnectionClosedError)
+            await client.wait_closed()
+
+
+@one_loop
+async def test_listener_closes_during_a_handshake(place: Place) -> None:
+    for count in (0, 1, 2, 3, 5, 8, 13, 21):
+        listener = await place.listen()
+        connecting = asyncio.create_task(place.connect(listener.port))
+        await turns(count)
+        async with place.within(1):
+            await listener.close()
+        try:
+            async with place.within(2):
+                conn = await connecting
+        except (OSError, ProtocolError):
+            continue
+        async with place.within(1):
+            await ends(conn.recv(), ConnectionBrokenError, ConnectionClosedError)
+
+
+@one_loop
+async def test_port_is_free_after_close(place: Place) -> None:
+    listener = await place.listen()
+    port = listener.port
+    client, server = await place.both(listener)
+    await listener.close()
+    async with await listen(
+        place.host, port, device=place.device, via=place.via, config=SMALL
+    ) as again:
+        assert again.port == port
+        other, its_server = await place.both(again)
+        async with client, server, other, its_server:
+            await check_alive(client, server)
+            await check_alive(other, its_server)
+
+
+@one_loop
+@by_tcp
+async def test_peer_that_talks_on_the_socket_of_the_exchange(place: Place) -> None:
+    """After the exchange the socket is for its end alone."""
+    async with place.witness(), place.pair() as (client, server):
+        client._link._writer.write(b"hello?")  # type: ignore[union-attr]
+        async with place.within(1):
+            error = await ends(server.recv(), ConnectionBrokenError)
+            assert "spoke after the exchange" in str(error)

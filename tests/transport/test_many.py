@@ -1,0 +1,114 @@
+"""Many connections, one after another and at once: everything is back where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aiordma import Connection, Server, start_server, verbs
+from tests.conftest import Held
+
+from .marks import one_loop
+from .place import SMALL, Place, pattern, pool_statistics, turns
+
+# The virtual machine sets up some ten connections a second, and its device has room for few.
+IN_A_ROW = {"embedded0": 1000}
+AT_ONCE = {"embedded0": 200}
+FEWER_IN_A_ROW = 60
+FEWER_AT_ONCE = 30
+
+
+async def echo(conn: Connection) -> None:
+    async for message in conn:
+        with message:
+            await conn.send(message)
+
+
+async def talk(client: Connection, seed: int) -> None:
+    for size in (64, 3000):
+        await client.send(pattern(size, seed))
+        with await client.recv() as message:
+            assert message == pattern(size, seed)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def others_end(server: Server, first: asyncio.Task[None]) -> None:
+    """Until the handlers have seen that all clients but the first are gone."""
+    await asyncio.gather(*(task for task in server._tasks if task is not first))
+
+
+def check_growth(anchor: Connection, before: Held, leases: int) -> None:
+    gc.collect()
+    assert before.growth(Held.now()) == ""
+    assert pool_statistics(anchor).leases <= leases
+
+
+@one_loop
+@pytest.mark.time_limit(60)
+@pytest.mark.timeout(600)
+async def test_one_after_another(place: Place) -> None:
+    count = IN_A_ROW.get(place.device, FEWER_IN_A_ROW)
+    async with await start_server(
+        echo, place.host, 0, device=place.device, via=place.via, config=SMALL
+    ) as server:
+
+        async def once(seed: int) -> None:
+            async with await place.connect(server.port) as client:
+                await talk(client, seed)
+            await others_end(server, first)
+
+        async with await place.connect(server.port) as anchor:
+            await talk(anchor, 0)
+            (first,) = server._tasks
+            for seed in range(count // 10):  # until caches are filled
+                await once(seed)
+            await turns(1)
+            gc.collect()
+            before, memory = Held.now(), resident()
+            leases = pool_statistics(anchor).leases
+            for seed in range(count - count // 10):
+                await once(seed)
+            await turns(1)
+            check_growth(anchor, before, leases)
+            assert resident() - memory < 4 << 20
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.timeout(600)
+async def test_at_once(place: Place) -> None:
+    count = AT_ONCE.get(place.device, FEWER_AT_ONCE)
+    patient = replace(SMALL, connect_timeout=60, handshake_timeout=60)
+    server = await start_server(
+        echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
+    )
+    async with server, await place.connect(server.port) as anchor:
+        await talk(anchor, 0)
+        (first,) = server._tasks
+
+        async def crowd() -> None:
+            clients = await asyncio.gather(
+                *(place.connect(server.port, patient) for _ in range(count))
+            )
+            assert verbs.live()["QueuePair"] >= 2 * count
+            await asyncio.gather(*(talk(client, n) for n, client in enumerate(clients)))
+            await asyncio.gather(*(client.close() for client in clients))
+            await others_end(server, first)
+            await turns(1)
+
+        await crowd()  # fills caches: slabs of the pool, threads of the resolver
+        gc.collect()
+        before, memory = Held.now(), resident()
+        leases = pool_statistics(anchor).leases
+        await crowd()
+        check_growth(anchor, before, leases)
+        assert resident() - memory < 4 << 20

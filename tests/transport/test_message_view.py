@@ -1,0 +1,143 @@
+"""What `recv` returns: a view of leased memory, inert after its release."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+from aiordma import BufferStateError, Connection, Message
+
+from .marks import by_cm, one_loop
+from .place import Place, exchange, pattern, pool_statistics
+
+pytestmark = [one_loop, by_cm]
+
+SIZES = pytest.mark.parametrize("size", [100, 20_000], ids=["eager", "offered"])
+
+
+async def transfer(sender: Connection, receiver: Connection, data: bytes) -> Message:
+    receiving = asyncio.create_task(receiver.recv())
+    await sender.send(data, imm=5)
+    return await receiving
+
+
+@SIZES
+async def test_what_a_message_shows(place: Place, size: int) -> None:
+    async with place.pair() as (client, server):
+        data = pattern(size)
+        message = await transfer(client, server, data)
+        assert len(message) == size
+        assert bytes(message) == data
+        assert message == data
+        assert message == bytearray(data)
+        assert message == message  # noqa: PLR0124 - __eq__ is ours
+        assert message != data[:-1]
+        assert message != "text"
+        assert message.imm == 5
+        assert message.data.nbytes == size
+        assert message.data[10:20].tobytes() == data[10:20]
+        assert np.frombuffer(message.data, dtype=np.uint8).sum() == sum(data)
+        assert f"{size} bytes" in repr(message)
+        with pytest.raises(TypeError):
+            hash(message)
+        message.release()
+
+
+@SIZES
+async def test_released_message_is_inert(place: Place, size: int) -> None:
+    async with place.pair() as (client, server):
+        message = await transfer(client, server, pattern(size))
+        with message:
+            assert bytes(message) == pattern(size)
+        message.release()  # again: nothing
+        assert "released" in repr(message)
+        with pytest.raises(BufferStateError):
+            bytes(message)
+        with pytest.raises(BufferStateError):
+            _ = message.data
+        with pytest.raises(BufferStateError):
+            _ = message == b""
+        with pytest.raises(BufferStateError):
+            await server.send(message)
+        await exchange(server, client, b"the connection goes on")
+
+
+@SIZES
+async def test_view_outlives_its_message(place: Place, size: int) -> None:
+    """Its bytes are not handed out again while somebody looks at them."""
+    async with place.pair() as (client, server):
+        message = await transfer(client, server, pattern(size))
+        view = message.data
+        array = np.frombuffer(message.data, dtype=np.uint8)
+        message.release()
+        del message
+        gc.collect()
+        for seed in range(1, 60):
+            await exchange(client, server, pattern(size, seed))
+            await exchange(server, client, pattern(size, seed))
+        assert view == pattern(size)
+        assert array.tobytes() == pattern(size)
+
+
+@SIZES
+async def test_view_outlives_its_connection(place: Place, size: int) -> None:
+    async with place.pair() as (client, server):
+        message = await transfer(client, server, pattern(size))
+        view = message.data
+    assert bytes(message) == pattern(size)
+    assert view == pattern(size)
+    message.release()
+    assert view == pattern(size)
+
+
+@SIZES
+async def test_memory_comes_back(place: Place, size: int) -> None:
+    """By release, by the end of the last view, and by being forgotten."""
+    async with place.pair() as (client, server):
+        message = await transfer(client, server, pattern(size))
+        before = pool_statistics(server).leases
+        message.release()
+        assert pool_statistics(server).leases == before - 1
+
+        message = await transfer(client, server, pattern(size))
+        view = message.data
+        before = pool_statistics(server).leases
+        message.release()
+        assert pool_statistics(server).leases == before
+        del view
+        assert pool_statistics(server).leases == before - 1
+
+        message = await transfer(client, server, pattern(size))
+        before = pool_statistics(server).leases
+        gc.disable()  # nothing refers back to a message, so nobody has to look for cycles
+        try:
+            del message
+            assert pool_statistics(server).leases == before - 1
+        finally:
+            gc.enable()
+
+
+async def test_release_with_a_view_elsewhere(place: Place) -> None:
+    """A view of one message keeps nothing of another one."""
+    async with place.pair() as (client, server):
+        first = await transfer(client, server, pattern(100))
+        second = await transfer(client, server, pattern(100, 1))
+        view = first.data
+        before = pool_statistics(server).leases
+        second.release()
+        assert pool_statistics(server).leases == before - 1
+        first.release()
+        assert view == pattern(100)
+
+
+async def test_messages_that_are_kept(place: Place) -> None:
+    """More than there are receives: each keeps its own bytes."""
+    async with place.pair() as (client, server):
+        kept = [await transfer(client, server, pattern(900, n)) for n in range(100)]
+        for n, message in enumerate(kept):
+            assert message == pattern(900, n)
+        for message in kept:
+            message.release()

@@ -1,0 +1,360 @@
+"""Messages: every size, every kind of buffer, in order, within what both sides have room for."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import mmap
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+
+from aiordma import Config, Connection, MessageTooLongError
+from aiordma._core.frames import HEADER_SIZE
+
+from .marks import by_cm, one_loop
+from .place import SMALL, Place, barrier, check_alive, exchange, pattern, pool_statistics
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferLike
+
+EAGER = Config().eager_size - HEADER_SIZE  # the longest message that fits a receive
+READ_SIZE = 8 << 20  # the longest single RDMA read of an offered message
+SIZES = [0, 1, 7, 8, EAGER - 1, EAGER, EAGER + 1, EAGER + HEADER_SIZE + 1, 64 << 10]
+LARGE_SIZES = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, READ_SIZE, READ_SIZE + 1, (16 << 20) + 3]
+
+
+# ---- one message ---------------------------------------------------------------------------------
+
+
+async def test_sizes(place: Place) -> None:
+    async with place.pair(Config()) as (client, server):
+        for size in SIZES:
+            await exchange(client, server, pattern(size))
+            await exchange(server, client, pattern(size, 1))
+
+
+@pytest.mark.parametrize("size", LARGE_SIZES)
+async def test_large_sizes(place: Place, size: int) -> None:
+    async with place.pair(Config()) as (client, server):
+        await exchange(client, server, pattern(size))
+        await exchange(server, client, pattern(size, 1))
+
+
+@pytest.mark.parametrize("size", [0, 1, EAGER, EAGER + 1, 1 << 20])
+@pytest.mark.parametrize("imm", [None, 0, 1, 0x01020304, 0xFFFFFFFF])
+@one_loop
+async def test_immediate_data(place: Place, size: int, imm: int | None) -> None:
+    async with place.pair(Config()) as (client, server):
+        data = pattern(size)
+        receiving = asyncio.create_task(server.recv())
+        await client.send(data, imm=imm)
+        with await receiving as message:
+            assert message.imm == imm
+            assert message == data
+
+
+@pytest.mark.parametrize("imm", [-1, 1 << 32])
+@one_loop
+async def test_immediate_data_that_does_not_fit(place: Place, imm: int) -> None:
+    async with place.pair() as (client, server):
+        with pytest.raises(ValueError, match="32-bit"):
+            await client.send(b"x", imm=imm)
+        await check_alive(client, server)
+
+
+async def test_first_message_right_after_connecting(place: Place) -> None:
+    """It may arrive before the other side's handshake is through."""
+    async with await place.listen() as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with await place.connect(listener.port) as client:
+            await asyncio.gather(*(client.send(bytes([n])) for n in range(SMALL.data_receives)))
+            async with await accepting as server:
+                for n in range(SMALL.data_receives):
+                    assert bytes(await server.recv()) == bytes([n])
+
+
+@one_loop
+async def test_each_side_keeps_to_the_receives_of_the_other(place: Place) -> None:
+    small = Config(eager_size=1024, data_receives=2, control_receives=4)
+    large = Config(eager_size=64 << 10, data_receives=50, control_receives=20)
+    async with place.pair(small, server=large) as (client, server):
+        for size in (0, 1015, 1016, 1017, 60_000, 70_000):
+            await exchange(client, server, pattern(size))
+            await exchange(server, client, pattern(size, 1))
+
+
+# ---- what can be sent ----------------------------------------------------------------------------
+
+
+def memory_map() -> mmap.mmap:
+    memory = mmap.mmap(-1, 5000)
+    memory[:] = pattern(5000)
+    return memory
+
+
+BUFFERS: dict[str, Callable[[], BufferLike]] = {
+    "bytes": lambda: pattern(5000),
+    "short bytes": lambda: pattern(50),
+    "bytearray": lambda: bytearray(pattern(5000)),
+    "memoryview": lambda: memoryview(pattern(5000))[100:4100],
+    "memoryview of a bytearray": lambda: memoryview(bytearray(pattern(5000)))[1:-1],
+    "read-only memoryview": lambda: memoryview(bytearray(pattern(5000))).toreadonly(),
+    "array of doubles": lambda: array.array("d", range(625)),
+    "empty array of doubles": lambda: array.array("d"),
+    "two-dimensional array": lambda: cast("BufferLike", np.arange(1000.0).reshape(20, 50)),
+    "empty two-dimensional array": lambda: cast("BufferLike", np.zeros((0, 7))),
+    "array of one number": lambda: cast("BufferLike", np.array(7, dtype=np.int64)),
+    "part of an array": lambda: cast("BufferLike", np.arange(1000, dtype=np.uint32)[100:900]),
+    "mmap": memory_map,
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@one_loop
+@by_cm
+async def test_every_kind_of_buffer(place: Place, kind: str) -> None:
+    async with place.pair() as (client, server):
+        buffer = BUFFERS[kind]()
+        expected = memoryview(buffer).tobytes()
+        receiving = asyncio.create_task(server.recv())
+        await client.send(buffer)
+        with await receiving as message:
+            assert message == expected
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        memoryview(bytes(100))[::2],
+        np.arange(100)[::2],
+        np.zeros((10, 20)).T,
+        "text",
+        12,
+        None,
+        [1, 2, 3],
+    ],
+    ids=["strided", "strided array", "transposed array", "text", "number", "nothing", "list"],
+)
+@one_loop
+@by_cm
+async def test_what_is_no_contiguous_buffer(place: Place, bad: object) -> None:
+    async with place.pair() as (client, server):
+        with pytest.raises((TypeError, BufferError)):
+            await client.send(bad)  # type: ignore[arg-type]
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_sender_may_change_its_buffer_afterwards(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for size in (500, 5000):
+            buffer = bytearray(pattern(size))
+            receiving = asyncio.create_task(server.recv())
+            await client.send(buffer)
+            buffer[:] = bytes(size)
+            buffer.extend(b"and it is not pinned any more")
+            with await receiving as message:
+                assert message == pattern(size)
+
+
+@pytest.mark.parametrize("size", [100, 5000, 300_000])
+async def test_sending_a_received_message_back(place: Place, size: int) -> None:
+    async with place.pair() as (client, server):
+        await_there = asyncio.create_task(server.recv())
+        await client.send(pattern(size))
+        there = await await_there
+        await_back = asyncio.create_task(client.recv())
+        await server.send(there)
+        there.release()
+        with await await_back as back:
+            assert back == pattern(size)
+
+
+@one_loop
+async def test_longer_than_the_peer_takes(place: Place) -> None:
+    limited = Config(max_message=10_000)
+    async with place.pair(SMALL, server=limited) as (client, server):
+        assert client.max_message == 10_000
+        await exchange(client, server, pattern(10_000))
+        with pytest.raises(MessageTooLongError) as caught:
+            await client.send(bytes(10_001))
+        assert (caught.value.amount, caught.value.limit) == (10_001, 10_000)
+        await exchange(server, client, pattern(20_000))  # the limit is that of one side
+        await check_alive(client, server)
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def mixed(count: int, seed: int, largest: int = 40_000) -> list[bytes]:
+    """Messages short and long, in a random order."""
+    generator = random.Random(seed)
+    sizes = [0, 1, 100, 1015, 1016, 1017, 5000, largest]
+    return [pattern(generator.choice(sizes), n) for n in range(count)]
+
+
+async def receive_all(conn: Connection, expected: list[bytes]) -> None:
+    for number, data in enumerate(expected):
+        with await conn.recv() as message:
+            assert message == data, f"message {number} is not the one that was sent"
+
+
+async def test_order_of_concurrent_sends(place: Place) -> None:
+    """Many more than there are credits and entries of the send queue."""
+    async with place.pair() as (client, server):
+        messages = mixed(200, seed=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(receive_all(server, messages))
+            for number, data in enumerate(messages):
+                group.create_task(client.send(data), name=f"send {number}")
+        assert client.statistics().messages_sent == 200
+        assert client.statistics().bytes_sent == sum(map(len, messages))
+        assert server.statistics().messages_received == 200
+        assert server.statistics().bytes_received == sum(map(len, messages))
+
+
+async def test_many_small_messages_in_flight(place: Place) -> None:
+    async with place.pair() as (client, server), asyncio.TaskGroup() as group:
+        group.create_task(receive_all(server, [b"%d" % n for n in range(1000)]))
+        for n in range(1000):
+            group.create_task(client.send(b"%d" % n))
+
+
+async def test_both_sides_at_full_blast(place: Place) -> None:
+    async with place.pair() as (client, server):
+        there, back = mixed(150, seed=2), mixed(150, seed=3)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(receive_all(server, there))
+            group.create_task(receive_all(client, back))
+            for data in there:
+                group.create_task(client.send(data))
+            for data in back:
+                group.create_task(server.send(data))
+
+
+async def test_both_sides_fill_up_before_either_receives(place: Place) -> None:
+    async with place.pair() as (client, server):
+        there, back = mixed(40, seed=4), mixed(40, seed=5)
+        async with asyncio.TaskGroup() as group:
+            sends = [group.create_task(client.send(data)) for data in there]
+            sends += [group.create_task(server.send(data)) for data in back]
+            await barrier(client)
+            await barrier(server)
+            assert not all(send.done() for send in sends)
+            group.create_task(receive_all(server, there))
+            group.create_task(receive_all(client, back))
+
+
+@pytest.mark.parametrize("data_receives", [1, 2, 3, 5, 24])
+@one_loop
+async def test_any_number_of_receives(place: Place, data_receives: int) -> None:
+    config = Config(eager_size=1024, data_receives=data_receives, control_receives=4)
+    async with place.pair(config) as (client, server):
+        there, back = mixed(30, seed=6), mixed(30, seed=7)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(receive_all(server, there))
+            group.create_task(receive_all(client, back))
+            for data in there:
+                group.create_task(client.send(data))
+            for data in back:
+                group.create_task(server.send(data))
+
+
+async def test_request_and_answer(place: Place) -> None:
+    """One message at a time, more often than there are credits of any kind."""
+    async with place.pair() as (client, server):
+        for n in range(100):
+            await exchange(client, server, b"question %d" % n)
+            await exchange(server, client, b"answer %d" % n)
+
+
+# ---- receivers -----------------------------------------------------------------------------------
+
+
+async def test_several_receivers(place: Place) -> None:
+    async with place.pair() as (client, server):
+        receivers = [asyncio.create_task(server.recv()) for _ in range(20)]
+        await barrier(client)
+        for n in range(20):
+            await client.send(pattern(100 if n % 3 else 5000, n))
+        messages = await asyncio.gather(*receivers)
+        for n, message in enumerate(messages):
+            assert message == pattern(100 if n % 3 else 5000, n)
+            message.release()
+
+
+async def test_async_for(place: Place) -> None:
+    async with place.pair() as (client, server):
+
+        async def talk() -> None:
+            for data in mixed(20, seed=8):
+                await client.send(data)
+            await client.close()
+
+        talking = asyncio.create_task(talk())
+        assert [bytes(message) async for message in server] == mixed(20, seed=8)
+        await talking
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+
+async def test_slow_reader_slows_its_writer(place: Place) -> None:
+    async with place.pair() as (client, server):
+        before = pool_statistics(client).leased_bytes
+        messages = [pattern(1000, n) for n in range(50)]
+        sends = [asyncio.create_task(client.send(data)) for data in messages]
+        await asyncio.gather(*sends[: SMALL.data_receives])
+        await barrier(client)
+        assert not any(send.done() for send in sends[SMALL.data_receives :])
+        assert pool_statistics(client).leased_bytes <= before + 2 * SMALL.eager_size
+        await receive_all(server, messages)
+        await asyncio.gather(*sends)
+
+
+async def test_slow_reader_of_large_messages(place: Place) -> None:
+    """No more than `fetch_ahead` is read before it is asked for."""
+    async with place.pair() as (client, server):
+        before = pool_statistics(server).leased_bytes
+        messages = [pattern(SMALL.fetch_ahead // 2, n) for n in range(4)]
+        sends = [asyncio.create_task(client.send(data)) for data in messages]
+        await asyncio.gather(*sends[:2])
+        await barrier(client)
+        assert not sends[2].done()
+        leased = pool_statistics(server).leased_bytes - before
+        assert leased <= SMALL.fetch_ahead + 2 * SMALL.eager_size
+        await receive_all(server, messages)
+        await asyncio.gather(*sends)
+
+
+async def test_message_larger_than_fetch_ahead(place: Place) -> None:
+    """It is read when somebody waits for it, also behind others."""
+    async with place.pair() as (client, server):
+        messages = [b"first", pattern(3 * SMALL.fetch_ahead), b"last", pattern(SMALL.fetch_ahead)]
+        sends = [asyncio.create_task(client.send(data)) for data in messages]
+        await sends[0]
+        await barrier(client)
+        assert not sends[1].done()
+        await receive_all(server, messages)
+        await asyncio.gather(*sends)
+
+
+@one_loop
+async def test_traffic_leaves_no_block_behind(place: Place) -> None:
+    async with place.pair() as (client, server):
+        await check_alive(client, server)
+        await barrier(client)
+        leases = pool_statistics(client).leases
+        for seed in range(5):
+            await asyncio.gather(
+                receive_all(server, mixed(50, seed)),
+                *(client.send(data) for data in mixed(50, seed)),
+            )
+        # All receives are posted again but for those that are not yet worth a credit message.
+        await barrier(client)
+        await barrier(server)
+        assert abs(pool_statistics(client).leases - leases) <= 2 * SMALL.data_receives

@@ -1,0 +1,455 @@
+"""Reads, writes and atomics on the peer's memory."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import mmap
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+
+from aiordma import Buffer, BufferStateError, Config, Connection, RemoteRangeError, Rights
+from aiordma.errors import LocalRangeError
+from aiordma.mr_pool import LocalMemory
+
+from .marks import by_cm, one_loop
+from .place import (
+    ALL,
+    Place,
+    check_alive,
+    exchange,
+    give,
+    pattern,
+    pool_statistics,
+    shared,
+    turns,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferLike
+
+STAGED = 64 << 10  # the longest unregistered memory that is copied through the pool
+TRANSFER_SIZE = 8 << 20  # the longest single work request
+SIZES = [1, 7, 4096, STAGED, STAGED + 1, 1 << 20]
+LARGE_SIZES = [TRANSFER_SIZE, TRANSFER_SIZE + 1, 20 << 20]
+
+
+async def round_trip(client: Connection, server: Connection, size: int) -> None:
+    """Writes from and reads into memory of every kind; what it must not touch stays as it is."""
+    data = pattern(size)
+    room = 64
+    async with shared(server, client, size + 2 * room) as (there, remote):
+        target = remote[room:-room]
+        sources: list[BufferLike | LocalMemory] = [data, bytearray(data)]
+        with client.alloc(size) as pooled, client.register(bytearray(data)) as registered:
+            pooled.view[:] = data
+            sources += [pooled, pooled[:], registered]
+            for source in sources:
+                there.view[:] = bytes(len(there))
+                await client.write(source, target)
+                assert there.view[room:-room] == data
+                assert not any(there.view[:room])
+                assert not any(there.view[-room:])
+
+            there.view[:] = pattern(len(there), 2)
+            expected = pattern(len(there), 2)[room:-room]
+            plain = bytearray(size)
+            await client.read(target, plain)
+            assert plain == expected
+            pooled.view[:] = bytes(size)
+            await client.read(target, pooled)
+            assert pooled.view == expected
+            await client.read(target, registered)
+            assert registered.view == expected
+
+
+async def test_sizes(place: Place) -> None:
+    async with place.pair(Config()) as (client, server):
+        for size in SIZES:
+            await round_trip(client, server, size)
+        assert client.statistics().writes == 5 * len(SIZES)
+        assert client.statistics().reads == 3 * len(SIZES)
+
+
+@pytest.mark.parametrize("size", LARGE_SIZES)
+@one_loop
+async def test_large_sizes(place: Place, size: int) -> None:
+    async with place.pair(Config()) as (client, server):
+        await round_trip(client, server, size)
+
+
+@one_loop
+async def test_nothing(place: Place) -> None:
+    """Zero bytes are a request like any other, done at once."""
+    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        await client.write(b"", remote[3:3])
+        await client.read(remote[8:], bytearray())
+        await client.read(remote[:0], cast("BufferLike", np.zeros((0, 4))))
+
+
+MEMORY: dict[str, Callable[[], BufferLike]] = {
+    "bytearray": lambda: bytearray(4096),
+    "array": lambda: array.array("d", bytes(4096)),
+    "two-dimensional array": lambda: cast("BufferLike", np.zeros((16, 32))),
+    "mmap": lambda: mmap.mmap(-1, 4096),
+    "memoryview": lambda: memoryview(bytearray(8192))[100:4196],
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+@one_loop
+@by_cm
+async def test_registered_memory_of_every_kind(place: Place, kind: str) -> None:
+    """At the owner, where it is shared, and at the user, where it is read into."""
+    async with place.pair() as (client, server):
+        there, here = MEMORY[kind](), MEMORY[kind]()
+        with server.register(there) as region, client.register(here) as local:
+            share, remote = await give(server, client, region)
+            with share:
+                await client.write(pattern(4096), remote)
+                assert memoryview(there).tobytes() == pattern(4096)
+                await client.read(remote, local)
+                assert memoryview(here).tobytes() == pattern(4096)
+
+
+@one_loop
+@by_cm
+async def test_read_only_memory_is_a_source_and_no_target(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+        with client.register(pattern(100)) as region:
+            await client.write(region, remote)
+            assert there.view == pattern(100)
+            with pytest.raises(ValueError, match="read-only"):
+                await client.read(remote, region)
+            with pytest.raises(ValueError, match="read-only"):
+                await client.read(remote[:10], region[:10])
+        with pytest.raises(ValueError, match="read-only"):
+            await client.read(remote, pattern(100))
+        await check_alive(client, server)
+
+
+async def test_many_at_once(place: Place) -> None:
+    """More than the send queue has entries, and more reads than the device has at a time."""
+    async with (
+        place.pair() as (client, server),
+        shared(server, client, 100 * 64) as (
+            there,
+            remote,
+        ),
+    ):
+        await asyncio.gather(
+            *(client.write(pattern(64, n), remote[n * 64 : (n + 1) * 64]) for n in range(100))
+        )
+        assert there.view == b"".join(pattern(64, n) for n in range(100))
+        targets = [bytearray(64) for _ in range(100)]
+        await asyncio.gather(
+            *(client.read(remote[n * 64 : (n + 1) * 64], targets[n]) for n in range(100)),
+            *(exchange(client, server, b"%d" % n) for n in range(1)),
+        )
+        assert targets == [pattern(64, n) for n in range(100)]
+
+
+async def test_writes_and_messages_side_by_side(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+
+        async def messages() -> None:
+            for n in range(40):
+                await exchange(client, server, pattern(1500, n))
+
+        async def writes() -> None:
+            for n in range(40):
+                await client.write(pattern(4096, n), remote)
+                assert there.view == pattern(4096, n)
+
+        await asyncio.gather(messages(), writes())
+
+
+async def test_write_before_a_message_is_there_before_it(place: Place) -> None:
+    """Work requests of one queue pair are done in order at the peer."""
+    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+        for n in range(20):
+            receiving = asyncio.create_task(server.recv())
+            writing = asyncio.create_task(client.write(pattern(4096, n), remote))
+            await turns(1)
+            sending = asyncio.create_task(client.send(b"look"))
+            (await receiving).release()
+            assert there.view == pattern(4096, n)
+            await asyncio.gather(writing, sending)
+
+
+@one_loop
+async def test_slices(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+        assert len(remote) == len(remote[:]) == 100
+        assert len(remote[10:]) == 90
+        assert len(remote[10:50][5:15]) == 10
+        assert len(remote[-10:]) == 10
+        assert len(remote[50:20]) == 0
+        await client.write(b"0123456789", remote[10:50][5:15])
+        assert there.view[15:25] == memoryview(b"0123456789")
+        with client.alloc(100) as buffer:
+            buffer.view[:] = pattern(100)
+            await client.write(buffer[20:60][10:20], remote[-10:])
+            assert there.view[-10:] == pattern(100)[30:40]
+            await client.read(remote[15:25], buffer[:10])
+            assert buffer.view[:10] == memoryview(b"0123456789")
+            assert buffer.view[10:] == pattern(100)[10:]
+        assert repr(remote[10:20])
+
+
+# ---- refused before anything is posted -----------------------------------------------------------
+
+
+BAD_SLICES = [
+    slice(0, 101),
+    slice(101, None),
+    slice(-101, None),
+    slice(50, 200),
+    slice(0, 10, 2),
+    slice(None, None, -1),
+]
+
+
+@one_loop
+@by_cm
+async def test_out_of_range(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+        with client.alloc(100) as buffer, client.register(bytearray(100)) as region:
+            for key in BAD_SLICES:
+                with pytest.raises(RemoteRangeError):
+                    remote[key]
+                with pytest.raises(RemoteRangeError):
+                    remote[:][key]
+                for memory in (buffer, region, buffer[:]):
+                    with pytest.raises(LocalRangeError):
+                        memory[key]
+            with pytest.raises(RemoteRangeError):
+                remote[10:20][5:11]
+            with pytest.raises(LocalRangeError):
+                buffer[10:20][5:11]
+            with pytest.raises(TypeError):
+                remote[5]  # type: ignore[index]
+        assert not any(there.view)
+        await check_alive(client, server)
+
+
+@one_loop
+@by_cm
+async def test_lengths_that_differ(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+        with pytest.raises(ValueError, match="99 bytes here and 100 there"):
+            await client.write(bytes(99), remote)
+        with pytest.raises(ValueError, match="101 bytes here and 100 there"):
+            await client.read(remote, bytearray(101))
+        with pytest.raises(ValueError, match="bytes here"):
+            await client.write(bytes(STAGED + 1), remote)
+        assert not any(there.view)
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize(
+    "access",
+    [Rights(0), Rights.READ, Rights.WRITE, Rights.ATOMIC, Rights.READ | Rights.WRITE],
+    ids=repr,
+)
+@one_loop
+async def test_missing_right(place: Place, access: Rights) -> None:
+    async with (
+        place.pair() as (client, server),
+        shared(server, client, 8, access) as (there, remote),
+    ):
+        assert remote.rights == access
+        attempts: dict[Rights, Callable[[], Awaitable[object]]] = {
+            Rights.WRITE: lambda: client.write(b"12345678", remote),
+            Rights.READ: lambda: client.read(remote, bytearray(8)),
+            Rights.ATOMIC: lambda: client.fetch_and_add(remote, 1),
+        }
+        for right, attempt in attempts.items():
+            if right in access:
+                await attempt()
+            else:
+                with pytest.raises(RemoteRangeError) as caught:
+                    await attempt()
+                assert caught.value.right == (right.name or "").lower()
+        if not access & (Rights.WRITE | Rights.ATOMIC):
+            assert not any(there.view)
+        await check_alive(client, server)
+
+
+@one_loop
+@by_cm
+async def test_released_memory(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+        buffer = client.alloc(100)
+        part = buffer[10:20]
+        buffer.release()
+        region = client.register(bytearray(100))
+        region.close()
+        before = pool_statistics(client).leases
+        used: list[tuple[LocalMemory, int]] = [(buffer, 100), (part, 10), (region, 100)]
+        for memory, size in used:
+            with pytest.raises(BufferStateError):
+                await client.write(memory, remote[:size])
+            with pytest.raises(BufferStateError):
+                await client.read(remote[:size], memory)
+            with pytest.raises(BufferStateError):
+                _ = memory.view
+            with pytest.raises(BufferStateError):
+                await client.send_region(memory)
+        with pytest.raises(BufferStateError):
+            buffer[0:1]
+        buffer.release()  # again: nothing
+        region.close()
+        assert pool_statistics(client).leases == before
+        assert not any(there.view)
+        await check_alive(client, server)
+
+
+@one_loop
+@by_cm
+async def test_memory_of_another_connection(place: Place) -> None:
+    async with (
+        place.pair() as (client, server),
+        place.pair() as (other, its_peer),
+        shared(server, client, 8) as (there, remote),
+    ):
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: other.write(bytes(8), remote),
+            lambda: other.read(remote[:], bytearray(8)),
+            lambda: other.fetch_and_add(remote, 1),
+            lambda: server.write(bytes(8), remote),
+        ]
+        for attempt in attempts:
+            with pytest.raises(ValueError, match="another connection"):
+                await attempt()
+        assert not any(there.view)
+        await check_alive(client, server)
+        await check_alive(other, its_peer)
+
+
+# ---- atomics -------------------------------------------------------------------------------------
+
+
+def number(buffer: Buffer, offset: int = 0) -> int:
+    return int.from_bytes(buffer.view[offset : offset + 8], sys.byteorder)
+
+
+async def test_fetch_and_add(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 16) as (there, remote):
+        assert await client.fetch_and_add(remote[8:16], 5) == 0
+        assert await client.fetch_and_add(remote[8:16], 1) == 5
+        assert await client.fetch_and_add(remote[8:16], 0) == 6
+        assert await client.fetch_and_add(remote[8:16], -6) == 6
+        assert (number(there), number(there, 8)) == (0, 0)
+        assert await client.fetch_and_add(remote[8:16], -1) == 0
+        assert number(there, 8) == (1 << 64) - 1
+        assert await client.fetch_and_add(remote[8:16], 3) == (1 << 64) - 1
+        assert number(there, 8) == 2
+        assert await client.fetch_and_add(remote[8:16], (1 << 64) - 1) == 2
+        assert number(there, 8) == 1
+        assert client.statistics().atomics == 7
+
+
+async def test_compare_and_swap(place: Place) -> None:
+    largest = (1 << 64) - 1
+    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+        assert await client.compare_and_swap(remote, 0, 42) == 0
+        assert number(there) == 42
+        assert await client.compare_and_swap(remote, 41, 7) == 42
+        assert number(there) == 42
+        assert await client.compare_and_swap(remote, 42, largest) == 42
+        assert await client.compare_and_swap(remote, largest, 0x0102030405060708) == largest
+        assert there.view == (0x0102030405060708).to_bytes(8, sys.byteorder)
+
+
+@one_loop
+@by_cm
+async def test_atomics_that_cannot_be(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 24) as (there, remote):
+        for part in (remote[4:12], remote[:4], remote[:16], remote, remote[1:9], remote[:0]):
+            with pytest.raises(RemoteRangeError):
+                await client.fetch_and_add(part, 1)
+            with pytest.raises(RemoteRangeError):
+                await client.compare_and_swap(part, 0, 1)
+        for value in (1 << 64, -(1 << 63) - 1):
+            with pytest.raises(ValueError, match="64"):
+                await client.fetch_and_add(remote[:8], value)
+        for value in (1 << 64, -1):
+            with pytest.raises(ValueError, match="64"):
+                await client.compare_and_swap(remote[:8], value, 0)
+            with pytest.raises(ValueError, match="64"):
+                await client.compare_and_swap(remote[:8], 0, value)
+        assert not any(there.view)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_counter_of_several_connections(place: Place) -> None:
+    users, each = 4, 50
+    async with await place.listen() as listener:
+        pairs = [await place.both(listener) for _ in range(users)]
+        buffer = pairs[0][1].alloc(8)
+        buffer.view[:] = bytes(8)
+        seen: list[int] = []
+
+        async def count(client: Connection, server: Connection) -> None:
+            _, remote = await give(server, client, buffer)
+            await asyncio.gather(*(add(client, remote) for _ in range(each)))
+
+        async def add(client: Connection, remote: object) -> None:
+            seen.append(await client.fetch_and_add(remote, 1))  # type: ignore[arg-type]
+
+        await asyncio.gather(*(count(*pair) for pair in pairs))
+        assert sorted(seen) == list(range(users * each))
+        assert number(buffer) == users * each
+        for client, server in pairs:
+            await client.close()
+            await server.close()
+        buffer.release()
+
+
+@one_loop
+async def test_lock_by_compare_and_swap(place: Place) -> None:
+    """Two users take turns with a number that only the holder of the lock may touch."""
+    async with await place.listen() as listener:
+        pairs = [await place.both(listener) for _ in range(2)]
+        buffer = pairs[0][1].alloc(16)
+        buffer.view[:] = bytes(16)
+
+        async def work(client: Connection, server: Connection) -> None:
+            _, remote = await give(server, client, buffer)
+            for _ in range(20):
+                while await client.compare_and_swap(remote[:8], 0, 1):
+                    pass
+                value = bytearray(8)
+                await client.read(remote[8:], value)
+                value[:] = (int.from_bytes(value, "little") + 1).to_bytes(8, "little")
+                await client.write(value, remote[8:])
+                assert await client.compare_and_swap(remote[:8], 1, 0) == 1
+
+        await asyncio.gather(*(work(*pair) for pair in pairs))
+        assert int.from_bytes(buffer.view[8:16], "little") == 40
+        for client, server in pairs:
+            await client.close()
+            await server.close()
+        buffer.release()
+
+
+@one_loop
+async def test_large_transfers_in_both_directions(place: Place) -> None:
+    size = 3 << 20
+    async with (
+        place.pair() as (client, server),
+        shared(server, client, size, ALL) as (there, remote_there),
+        shared(client, server, size, ALL) as (here, remote_here),
+    ):
+        await asyncio.gather(
+            client.write(pattern(size, 1), remote_there),
+            server.write(pattern(size, 2), remote_here),
+        )
+        assert there.view == pattern(size, 1)
+        assert here.view == pattern(size, 2)

@@ -1,0 +1,251 @@
+"""Peers in processes of their own: busy ones, stopped ones, killed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    RDMAError,
+    RemoteRegion,
+    RequestRefusedError,
+)
+
+from .marks import one_loop
+from .place import SMALL, Place, ends, pattern, turns
+
+ROOT = Path(__file__).parents[2]
+
+
+class Child:
+    """A child process in one of the roles of `tests.transport.child`, and a connection to it."""
+
+    def __init__(self, place: Place, role: str) -> None:
+        self._place = place
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.transport.child", role, place.device,
+             place.via, place.host],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        self.conn: Connection
+
+    async def line(self) -> str:
+        """The next line that it prints, or nothing when it is gone."""
+        assert self._process.stdout is not None
+        async with self._place.within(10):
+            return (await asyncio.to_thread(self._process.stdout.readline)).strip()
+
+    async def ended(self) -> int:
+        async with self._place.within(5):
+            return await asyncio.to_thread(self._process.wait)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, place: Place, role: str) -> AsyncIterator[Child]:
+        child = cls(place, role)
+        try:
+            port = await child.line()
+            async with await place.connect(int(port), replace(SMALL, close_timeout=0.5)) as conn:
+                child.conn = conn
+                yield child
+        finally:
+            child.end()
+
+
+async def region(child: Child) -> RemoteRegion:
+    remote = await child.conn.recv_region()
+    assert isinstance(remote, RemoteRegion)
+    return remote
+
+
+async def test_echo(place: Place) -> None:
+    async with Child.connected(place, "echo") as child:
+        for size in (0, 100, 5000, 1 << 20):
+            await child.conn.send(pattern(size))
+            with await child.conn.recv() as message:
+                assert message == pattern(size)
+        await child.conn.close()
+        assert await child.ended() == 0
+
+
+@one_loop
+async def test_peer_that_is_busy_in_python(place: Place) -> None:
+    """Its memory is served by its device: two seconds of computing delay nothing."""
+    async with Child.connected(place, "busy") as child:
+        conn = child.conn
+        remote = await region(child)
+        await conn.send(b"go")
+        assert await child.line() == "busy"
+        idle = asyncio.create_task(child.line())
+        async with place.within(1.5):
+            for n in range(10):
+                data = pattern(100_000, n)
+                await conn.write(data, remote[8:100_008])
+                back = bytearray(100_000)
+                await conn.read(remote[8:100_008], back)
+                assert back == data
+                assert await conn.fetch_and_add(remote[:8], 1) == n
+                assert await conn.compare_and_swap(remote[:8], n + 1, n + 1) == n + 1
+        assert not idle.done()
+        assert await idle == "idle"
+        assert int.from_bytes(bytes(await conn.recv()), sys.byteorder) == 10
+
+
+# ---- killed --------------------------------------------------------------------------------------
+
+
+async def broken_soon(place: Place, conn: Connection, *work: asyncio.Task[Any]) -> None:
+    """Everything that waits ends with a named exception, within a second."""
+    async with place.within(1):
+        results = await asyncio.gather(*work, return_exceptions=True)
+        await conn.wait_closed()
+    assert all(
+        result is None or isinstance(result, ConnectionBrokenError | int) for result in results
+    ), results
+    assert any(isinstance(result, ConnectionBrokenError) for result in results)
+    for call in (conn.recv, lambda: conn.send(b"x"), conn.recv_region):
+        error = await ends(call(), ConnectionBrokenError)
+        assert error.__cause__ is not None
+
+
+async def test_killed_while_idle(place: Place) -> None:
+    async with place.witness() as witness, Child.connected(place, "echo") as child:
+        waiting = [asyncio.create_task(child.conn.recv()) for _ in range(2)]
+        await turns(2)
+        child.signal(signal.SIGKILL)
+        await broken_soon(place, child.conn, *waiting)
+        await witness.check()
+
+
+async def test_killed_while_we_send(place: Place) -> None:
+    """It takes nothing: what had credits is there, the rest waits."""
+    async with place.witness() as witness, Child.connected(place, "deaf") as child:
+        sends = [
+            asyncio.create_task(child.conn.send(pattern(size)))
+            for size in (10, 10, 10, 10, 10, 500_000, 500_000)
+        ]
+        await asyncio.gather(*sends[: SMALL.data_receives])
+        child.signal(signal.SIGKILL)
+        await broken_soon(place, child.conn, *sends)
+        await witness.check()
+
+
+async def test_killed_while_it_reads_our_message(place: Place) -> None:
+    async with place.witness() as witness, Child.connected(place, "echo") as child:
+        sends = [asyncio.create_task(child.conn.send(bytes(8 << 20))) for _ in range(8)]
+        await sends[0]
+        child.signal(signal.SIGKILL)
+        await broken_soon(place, child.conn, *sends)
+        await witness.check()
+
+
+async def test_killed_while_we_read_its_messages(place: Place) -> None:
+    async with place.witness() as witness, Child.connected(place, "talk") as child:
+        conn = child.conn
+
+        async def receive() -> None:
+            async for message in conn:
+                message.release()
+
+        for _ in range(4):
+            (await conn.recv()).release()
+        receiving = asyncio.create_task(receive())
+        child.signal(signal.SIGKILL)
+        await broken_soon(place, conn, receiving)
+        await witness.check()
+
+
+async def test_killed_in_the_middle_of_one_sided_operations(place: Place) -> None:
+    async with place.witness() as witness, Child.connected(place, "share") as child:
+        conn = child.conn
+        remote = await region(child)
+        with conn.register(bytearray(1 << 20)) as memory:
+            work: list[asyncio.Task[Any]] = [
+                asyncio.create_task(call)
+                for call in (
+                    *(conn.write(memory, remote) for _ in range(100)),
+                    *(conn.read(remote, memory) for _ in range(100)),
+                    *(conn.fetch_and_add(remote[:8], 1) for _ in range(100)),
+                )
+            ]
+            await work[0]
+            child.signal(signal.SIGKILL)
+            await broken_soon(place, conn, *work)
+        await witness.check()
+
+
+async def test_killed_while_it_borrows(place: Place) -> None:
+    """What it had of ours is ours again."""
+    async with place.witness() as witness, Child.connected(place, "deaf") as child:
+        conn = child.conn
+        with conn.alloc(100) as buffer:
+            share = await conn.send_region(buffer)
+            assert share is not None
+            child.signal(signal.SIGKILL)
+            async with place.within(1):
+                await conn.wait_closed()
+            assert share.revoked
+        await witness.check()
+
+
+@one_loop
+async def test_killed_during_the_handshake(place: Place) -> None:
+    """The listener's process is gone between connecting and the answer, at any moment."""
+    async with place.witness():
+        for count in (0, 1, 2, 4, 8, 16):
+            child = Child(place, "echo")
+            try:
+                port = int(await child.line())
+                connecting = asyncio.create_task(place.connect(port))
+                await turns(count)
+                child.signal(signal.SIGKILL)
+                async with place.within(2):
+                    await asyncio.wait([connecting])
+                    error = connecting.exception()
+                    # Which one depends on the moment.
+                    assert isinstance(error, RDMAError | None)
+                    if error is None:
+                        await ends(connecting.result().recv(), ConnectionBrokenError)
+                        await connecting.result().wait_closed()
+            finally:
+                child.end()
+
+
+@one_loop
+async def test_stopped_peer(place: Place) -> None:
+    """It is not dead: waiting for it ends at the caller's timeout, and it can come back."""
+    async with place.witness() as witness, Child.connected(place, "echo") as child:
+        conn = child.conn
+        await conn.send(b"before")
+        assert bytes(await conn.recv()) == b"before"
+        child.signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await conn.request_region(8)
+        await witness.check()
+        child.signal(signal.SIGCONT)
+        async with place.within(3):
+            await conn.send(b"after")
+            assert bytes(await conn.recv()) == b"after"
+            with pytest.raises(RequestRefusedError):
+                await conn.request_region(1 << 40)

@@ -1,0 +1,142 @@
+"""`start_server`: a handler for every connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, Server, start_server
+from aiordma.errors import RejectedError
+from aiordma.transport import Handler
+
+from .marks import one_loop
+from .place import SMALL, Place, ends, pattern
+
+
+async def serve(place: Place, handler: Handler) -> Server:
+    return await start_server(
+        handler, place.host, 0, device=place.device, via=place.via, config=SMALL
+    )
+
+
+async def echo(conn: Connection) -> None:
+    async for message in conn:
+        with message:
+            await conn.send(message)
+
+
+async def test_echo(place: Place) -> None:
+    async with await serve(place, echo) as server:
+        assert server.host == place.host
+        assert server.device == place.device
+        clients = await asyncio.gather(*(place.connect(server.port) for _ in range(5)))
+
+        async def talk(seed: int, client: Connection) -> None:
+            for size in (0, 10, 5000, 100_000):
+                await client.send(pattern(size, seed))
+                with await client.recv() as message:
+                    assert message == pattern(size, seed)
+
+        await asyncio.gather(*(talk(n, client) for n, client in enumerate(clients)))
+        assert server.connections == 5
+        await asyncio.gather(*(client.close() for client in clients))
+        async with place.within(1):
+            await asyncio.gather(*server._tasks)
+        assert server.connections == 0
+
+
+async def test_connection_is_closed_when_its_handler_returns(place: Place) -> None:
+    async def greet(conn: Connection) -> None:
+        await conn.send(b"hello")
+
+    async with await serve(place, greet) as server, await place.connect(server.port) as client:
+        assert [bytes(message) async for message in client] == [b"hello"]
+
+
+async def test_close_cancels_the_handlers(place: Place) -> None:
+    started: asyncio.Queue[Connection] = asyncio.Queue()
+    cancelled = []
+
+    async def wait(conn: Connection) -> None:
+        started.put_nowait(conn)
+        try:
+            await conn.recv()
+        except asyncio.CancelledError:
+            cancelled.append(conn)
+            raise
+
+    server = await serve(place, wait)
+    clients = [await place.connect(server.port) for _ in range(3)]
+    waiting = [asyncio.create_task(client.recv()) for client in clients]
+    async with place.within(2):
+        for _ in clients:
+            await started.get()
+        await server.close()
+        await server.close()
+        assert len(cancelled) == 3
+        assert all(conn.closed for conn in cancelled)
+        for task in waiting:
+            with pytest.raises((ConnectionClosedError, ConnectionBrokenError)):
+                await task
+        await ends(place.connect(server.port), RejectedError)
+    for client in clients:
+        await client.close()
+
+
+@one_loop
+async def test_handler_that_fails(place: Place) -> None:
+    """It is reported to the loop, its peer is told, the others and the server go on."""
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+
+    async def fail(conn: Connection) -> None:
+        if bytes(await conn.recv()) == b"fail":
+            raise ZeroDivisionError
+        await echo(conn)
+
+    async with await serve(place, fail) as server:
+        good = await place.connect(server.port)
+        await good.send(b"go on")
+        async with await place.connect(server.port) as bad:
+            await bad.send(b"fail")
+            async with place.within(1):
+                await ends(bad.recv(), ConnectionClosedError)
+        (context,) = reported
+        assert isinstance(context["exception"], ZeroDivisionError)
+        await good.send(b"still here")
+        assert bytes(await good.recv()) == b"still here"
+        await good.close()
+    loop.set_exception_handler(before)
+
+
+@one_loop
+async def test_peer_that_breaks_is_no_failure(place: Place) -> None:
+    """The `run` fixture fails the test if the loop hears of it."""
+    async with await serve(place, echo) as server:
+        client = await place.connect(server.port)
+        await client.send(b"x")
+        client.abort()
+        await client.wait_closed()
+        async with place.within(1), await place.connect(server.port) as another:
+            await another.send(b"y")
+            assert bytes(await another.recv()) == b"y"
+
+
+@one_loop
+async def test_serve_forever(place: Place) -> None:
+    server = await serve(place, echo)
+    serving = asyncio.create_task(server.serve_forever())
+    client = await place.connect(server.port)
+    await client.send(b"x")
+    assert bytes(await client.recv()) == b"x"
+    serving.cancel()
+    async with place.within(2):
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        await ends(client.recv(), ConnectionClosedError, ConnectionBrokenError)
+        await ends(place.connect(server.port), RejectedError)
+        await client.close()

@@ -1,0 +1,498 @@
+"""Regions: shared with rights and a lease, lent on request, handed over, taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aiordma import (
+    Buffer,
+    BufferStateError,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    RemoteRegion,
+    RequestRefusedError,
+    Rights,
+)
+from aiordma._core.protocol import ErrorCode
+from aiordma.errors import RemoteAccessError, WorkCompletionError
+from aiordma.transport import Config
+
+from .marks import by_cm, one_loop
+from .place import (
+    ALL,
+    SMALL,
+    Place,
+    barrier,
+    check_alive,
+    give,
+    lease_over,
+    pattern,
+    pool_statistics,
+    shared,
+    turns,
+)
+
+READ_WRITE = Rights.READ | Rights.WRITE
+
+
+async def refused_by_the_device(place: Place, conn: Connection, remote: RemoteRegion) -> None:
+    """The key works no more: the device at the other end says so, and that ends the connection."""
+    with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
+        async with place.within(2):
+            await conn.read(remote, bytearray(len(remote)))
+    error = caught.value
+    assert isinstance(error if isinstance(error, WorkCompletionError) else error.__cause__,
+                      RemoteAccessError)  # fmt: skip
+    async with place.within(1):
+        await conn.wait_closed()
+
+
+# ---- shared --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("access", [Rights.READ, Rights.WRITE, READ_WRITE, ALL], ids=repr)
+@one_loop
+async def test_share_with_each_right(place: Place, access: Rights) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8, access) as (_, remote):
+        assert remote.rights == access
+        assert not remote.lent
+        assert len(remote) == 8
+        if Rights.WRITE in access:
+            await client.write(b"12345678", remote)
+        if Rights.READ in access:
+            await client.read(remote, bytearray(8))
+        if Rights.ATOMIC in access:
+            await client.fetch_and_add(remote, 1)
+        await check_alive(client, server)
+
+
+async def test_default_is_reading(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.register(bytearray(pattern(100))) as memory:
+            share = await server.send_region(memory)
+            remote = await client.recv_region()
+            assert isinstance(remote, RemoteRegion)
+            assert remote.rights == Rights.READ
+            target = bytearray(100)
+            await client.read(remote, target)
+            assert target == pattern(100)
+            assert share is not None
+            share.revoke()
+
+
+@one_loop
+async def test_slice_shares_nothing_but_its_bytes(place: Place) -> None:
+    """The key covers the slice, so also a user that ignores the length reaches nothing else."""
+    async with place.pair() as (client, server):
+        with server.alloc(300) as buffer:
+            buffer.view[:] = pattern(300)
+            share, remote = await give(server, client, buffer[100:200], Rights.READ)
+            target = bytearray(100)
+            await client.read(remote, target)
+            assert target == pattern(300)[100:200]
+            assert share.token.address == buffer.address + 100
+            assert share.token.length == 100
+            for offset in (-1, 1):
+                async with place.pair() as (user, owner):
+                    with owner.alloc(300) as memory:
+                        _, bad = await give(owner, user, memory[100:200], Rights.READ)
+                        object.__setattr__(bad.range, "offset", offset)
+                        await refused_by_the_device(place, user, bad)
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_right_is_held_by_the_device(place: Place) -> None:
+    """A user that ignores its rights is refused by the owner's device."""
+    async with (
+        place.pair() as (client, server),
+        shared(server, client, 8, Rights.WRITE) as (
+            _,
+            remote,
+        ),
+    ):
+        token = remote.token
+        object.__setattr__(token, "access", ALL)
+        await refused_by_the_device(place, client, remote)
+
+
+@one_loop
+async def test_several_regions_in_order(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            for size in range(1, 6):
+                await server.send_region(buffer[:size])
+            assert [len(await client.recv_region()) for _ in range(5)] == [1, 2, 3, 4, 5]
+            assert server._sharing.shared == 5
+
+
+@one_loop
+async def test_several_receivers_of_regions(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            receivers = [asyncio.create_task(client.recv_region()) for _ in range(3)]
+            await turns(2)
+            for size in (1, 2, 3):
+                await server.send_region(buffer[:size])
+            assert [len(region) for region in await asyncio.gather(*receivers)] == [1, 2, 3]
+
+
+async def test_revoke(place: Place) -> None:
+    async with place.witness(), place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            share, remote = await give(server, client, buffer)
+            await client.read(remote, bytearray(100))
+            assert not share.revoked
+            share.revoke()
+            assert share.revoked
+            share.revoke()  # again: nothing
+            assert server._sharing.shared == 0
+            await refused_by_the_device(place, client, remote)
+
+
+async def test_end_of_the_lease(place: Place) -> None:
+    async with place.witness(), place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            share, remote = await give(server, client, buffer, lease=0.3 * place.slow)
+            await client.read(remote, bytearray(100))
+            assert remote.token.lease_ms == round(300 * place.slow)
+            await lease_over(share, 5 * place.slow)
+            assert server._sharing.shared == 0
+            await refused_by_the_device(place, client, remote)
+
+
+@one_loop
+async def test_lease_that_ends_and_one_that_does_not(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(100) as buffer:
+            short, _ = await give(server, client, buffer, lease=0.01)
+            long, remote = await give(server, client, buffer, lease=3600)
+            endless, another = await give(server, client, buffer)
+            await lease_over(short, 5 * place.slow)
+            assert not long.revoked
+            assert not endless.revoked
+            await client.read(remote, bytearray(100))
+            await client.read(another, bytearray(100))
+
+
+@pytest.mark.parametrize("lease", [0, -1, 1e9, float("nan")])
+@one_loop
+@by_cm
+async def test_lease_that_cannot_be(place: Place, lease: float) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(8) as buffer, pytest.raises(ValueError, match="lease"):
+            await server.send_region(buffer, lease=lease)
+        with pytest.raises(ValueError, match="lease"):
+            await client.request_region(8, lease=lease)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_memory_stays_while_it_is_shared(place: Place) -> None:
+    """Released by its owner too early, it is not handed out to others before the share's end."""
+    async with place.pair() as (client, server):
+        buffer = server.alloc(1000)
+        share, remote = await give(server, client, buffer)
+        buffer.release()
+        others = [server.alloc(1000) for _ in range(20)]
+        for other in others:
+            other.view[:] = bytes(1000)
+        await client.write(pattern(1000), remote)
+        assert not any(any(other.view) for other in others)
+        share.revoke()
+        for other in others:
+            other.release()
+
+
+@one_loop
+async def test_peer_gives_a_region_back(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            share, remote = await give(server, client, buffer)
+            await remote.release()
+            await remote.release()  # again: nothing
+            await barrier(client)
+            assert share.revoked
+            with pytest.raises(BufferStateError):
+                await client.read(remote, bytearray(8))
+        await check_alive(client, server)
+
+
+async def test_end_of_the_connection_revokes(place: Place) -> None:
+    """However it ends; and the token works nowhere else."""
+    async with place.pair() as (other, _):
+        for end in ("close", "abort", "peer"):
+            async with place.pair() as (client, server):
+                buffer = server.alloc(8)
+                share, _ = await give(server, client, buffer)
+                if end == "close":
+                    await server.close()
+                elif end == "abort":
+                    server.abort()
+                    await server.wait_closed()
+                else:
+                    await client.close()
+                    async with place.within(1):
+                        await server.wait_closed()
+                assert share.revoked
+                assert server._sharing.shared == 0
+                buffer.release()
+        await barrier(other)
+
+
+# ---- lent ----------------------------------------------------------------------------------------
+
+
+async def test_request_region(place: Place) -> None:
+    """Zeroed, with exactly what was asked for."""
+    async with place.pair() as (client, server):
+        with server.alloc(1000) as dirty:
+            dirty.view[:] = pattern(1000)
+        remote = await client.request_region(1000)
+        assert remote.lent
+        assert len(remote) == 1000
+        assert remote.rights == READ_WRITE
+        target = bytearray(pattern(1000))
+        await client.read(remote, target)
+        assert not any(target)
+        await client.write(pattern(1000), remote)
+        await client.read(remote, target)
+        assert target == pattern(1000)
+        await remote.release()
+
+
+@one_loop
+async def test_request_region_with_rights(place: Place) -> None:
+    async with place.pair() as (client, server):
+        remote = await client.request_region(8, access=Rights.ATOMIC)
+        assert remote.rights == Rights.ATOMIC
+        assert await client.fetch_and_add(remote, 1) == 0
+        assert await client.fetch_and_add(remote, 1) == 1
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_quota(place: Place) -> None:
+    quota = SMALL.lend_quota
+    async with place.witness(), place.pair() as (client, server):
+        with pytest.raises(RequestRefusedError) as caught:
+            await client.request_region(quota + 1)
+        assert caught.value.code == ErrorCode.QUOTA
+        first = await client.request_region(quota // 2)
+        second = await client.request_region(quota // 2)
+        with pytest.raises(RequestRefusedError):
+            await client.request_region(1)
+        await first.release()
+        third = await client.request_region(quota // 2)
+        with pytest.raises(RequestRefusedError):
+            await client.request_region(1)
+        for region in (second, third):
+            await region.release()
+        whole = await client.request_region(quota)
+        await whole.release()
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_request_beyond_all_reason(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for size in ((1 << 64) - 1, 1 << 62, 1 << 40):
+            with pytest.raises(RequestRefusedError):
+                await client.request_region(size)
+        for size in (0, -1, 1 << 64):
+            with pytest.raises(ValueError, match="at least one byte"):
+                await client.request_region(size)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_number_of_regions(place: Place) -> None:
+    async with place.pair() as (client, server):
+        regions = [await client.request_region(8) for _ in range(SMALL.max_regions)]
+        with pytest.raises(RequestRefusedError, match="regions") as caught:
+            await client.request_region(8)
+        assert caught.value.code == ErrorCode.QUOTA
+        await regions.pop().release()
+        regions.append(await client.request_region(8))
+        for region in regions:
+            await region.release()
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_lending_nothing(place: Place) -> None:
+    async with place.pair(SMALL, server=Config(lend_quota=0)) as (client, server):
+        with pytest.raises(RequestRefusedError):
+            await client.request_region(1)
+        region = await server.request_region(8)
+        await region.release()
+        await check_alive(client, server)
+
+
+async def test_lease_of_a_loan(place: Place) -> None:
+    """Its end gives the quota back and ends the access."""
+    async with place.pair() as (client, server):
+        remote = await client.request_region(SMALL.lend_quota, lease=0.3 * place.slow)
+        await client.write(pattern(100), remote[:100])
+        (share,) = server._sharing._shares.values()
+        await lease_over(share, 5 * place.slow)
+        again = await client.request_region(SMALL.lend_quota)
+        await again.release()
+        await refused_by_the_device(place, client, remote)
+
+
+# ---- handed over ---------------------------------------------------------------------------------
+
+
+async def test_hand_over(place: Place) -> None:
+    """The scenario of the examples: borrow, write the second half, hand over; the owner looks."""
+    async with place.pair() as (client, server):
+        remote = await client.request_region(1000)
+        await client.write(b"\1" * 500, remote[500:])
+        assert await client.send_region(remote) is None
+        received = await server.recv_region()
+        assert isinstance(received, Buffer)
+        assert received.view == bytes(500) + b"\1" * 500
+        received.release()
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_handed_over_is_gone_here(place: Place) -> None:
+    async with place.pair() as (client, server):
+        remote = await client.request_region(8)
+        part = remote[:8]
+        await client.send_region(remote)
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: client.read(remote, bytearray(8)),
+            lambda: client.write(bytes(8), part),
+            lambda: client.send_region(remote),
+            lambda: client.fetch_and_add(part, 1),
+        ]
+        for attempt in attempts:
+            with pytest.raises((BufferStateError, ValueError)):
+                await attempt()
+        await remote.release()  # nothing: it is not this side's any more
+        received = await server.recv_region()
+        assert isinstance(received, Buffer)
+        received.view[:] = b"mine now"
+        received.release()
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_handed_over_frees_the_quota(place: Place) -> None:
+    async with place.pair() as (client, server):
+        kept = []
+        for _ in range(5):
+            remote = await client.request_region(SMALL.lend_quota)
+            await client.send_region(remote)
+            received = await server.recv_region()
+            assert isinstance(received, Buffer)
+            kept.append(received)
+        for received in kept:
+            received.release()
+
+
+@one_loop
+async def test_key_is_dead_after_the_hand_over(place: Place) -> None:
+    async with place.pair() as (client, server):
+        remote = await client.request_region(8)
+        await client.send_region(remote)
+        received = await server.recv_region()
+        remote._usable = True
+        await refused_by_the_device(place, client, remote)
+        assert isinstance(received, Buffer)
+        assert received.view == bytes(8)
+        received.release()
+
+
+@one_loop
+async def test_only_what_was_borrowed_can_be_handed_over(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        with pytest.raises(ValueError, match="borrowed"):
+            await client.send_region(remote)
+        await client.read(remote, bytearray(8))
+        async with place.pair() as (other, its_peer):
+            lent = await other.request_region(8)
+            with pytest.raises(ValueError, match="another connection"):
+                await client.send_region(lent)
+            await check_alive(other, its_peer)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_handed_over_memory_outlives_the_connection(place: Place) -> None:
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor).leases
+        async with place.pair() as (client, server):
+            remote = await client.request_region(1000)
+            await client.write(pattern(1000), remote)
+            await client.send_region(remote)
+            received = await server.recv_region()
+        assert isinstance(received, Buffer)
+        assert received.view == pattern(1000)
+        received.release()
+        assert pool_statistics(anchor).leases == before
+
+
+@one_loop
+async def test_nothing_of_a_connection_stays_in_the_pool(place: Place) -> None:
+    """Lent, handed over and never received: all of it returns when the connection ends."""
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor).leases
+        async with place.pair() as (client, server):
+            await client.request_region(1000)
+            never_received = await client.request_region(1000)
+            await client.send_region(never_received)
+            await barrier(client)
+        del client, server
+        gc.collect()
+        assert pool_statistics(anchor).leases == before
+
+
+# ---- waiters at the end --------------------------------------------------------------------------
+
+
+async def test_waiters_fail_when_the_connection_ends(place: Place) -> None:
+    async with place.pair() as (client, server):
+        waiting = asyncio.create_task(client.recv_region())
+        await turns(2)
+        await server.close()
+        with pytest.raises(ConnectionClosedError) as caught:
+            async with place.within(1):
+                await waiting
+        assert caught.value.by_peer
+
+
+@one_loop
+async def test_regions_that_arrived_can_be_received_after_the_end(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(8) as buffer:
+            await server.send_region(buffer)
+            await server.close()
+            async with place.within(1):
+                await client.wait_closed()
+            remote = await client.recv_region()
+            assert isinstance(remote, RemoteRegion)
+            with pytest.raises(ConnectionClosedError):
+                await client.read(remote, bytearray(8))
+            with pytest.raises(ConnectionClosedError):
+                await client.recv_region()
+
+
+@one_loop
+async def test_request_waits_while_the_connection_ends(place: Place) -> None:
+    """Whatever its fate, the request ends, and leaves no unnoticed exception."""
+    for count in (0, 1, 2, 3, 4, 6, 10):
+        async with place.pair() as (client, server):
+            requesting = asyncio.create_task(client.request_region(8))
+            await turns(count)
+            server.abort()
+            async with place.within(1):
+                await asyncio.gather(requesting, return_exceptions=True)

@@ -1,0 +1,402 @@
+"""Peers that are not aiordma at all: plain TCP clients and servers, nobody, nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from aiordma import ConnectionManagerError, ProtocolError, RDMAError, connect, listen, verbs
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
+from aiordma.errors import (
+    AddressError,
+    DeviceNotFoundError,
+    RejectedError,
+    UnreachableError,
+)
+
+from .marks import by_cm, by_tcp, one_loop
+from .place import SMALL, Place, check_alive, hello, pattern
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def closed_port(host: str) -> int:
+    """A port that nobody listens on, a moment ago at least."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+async def stranger(place: Place, port: int) -> Streams | None:
+    """A TCP client at a listener's port; None where the device does not listen on TCP at all.
+
+    A card's connection manager has ports of its own, which TCP cannot reach.
+    """
+    try:
+        return await asyncio.open_connection(place.host, port)
+    except ConnectionRefusedError:
+        assert place.via == "cm"
+        assert place.device != "embedded0"
+        return None
+
+
+async def hung_up(reader: asyncio.StreamReader) -> None:
+    """Until the other side has closed, whatever it says before."""
+    try:
+        while await reader.read(4096):
+            pass
+    except ConnectionError:
+        pass
+
+
+# ---- strangers at our listener -------------------------------------------------------------------
+
+NOISE = {
+    "random bytes": pattern(4096),
+    "a web browser": b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 4096,
+    "one byte": b"a",
+    "a lot": pattern(1 << 20),
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@one_loop
+async def test_noise(place: Place, noise: str) -> None:
+    """It is hung up on as soon as that is clear; one byte may be the beginning of anything."""
+    async with place.witness() as witness, await place.listen() as listener:
+        streams = await stranger(place, listener.port)
+        if streams is not None:
+            reader, writer = streams
+            writer.write(NOISE[noise])
+            if noise == "one byte":
+                writer.write_eof()
+            async with place.within(1):
+                await hung_up(reader)
+            writer.close()
+        await witness.check()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+async def test_silent_stranger(place: Place) -> None:
+    """It costs a place among the handshakes until its time is up, and nothing else."""
+    limit = 0.3 * place.slow
+    async with (
+        place.witness() as witness,
+        await place.listen(replace(SMALL, handshake_timeout=limit)) as listener,
+    ):
+        streams = await stranger(place, listener.port)
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+            await witness.check()
+            # The handshake's limit is the transport's by "tcp"; the embedded device has its own.
+            if streams is not None:
+                if place.via == "tcp":
+                    async with place.within(1):
+                        await hung_up(streams[0])
+                streams[1].close()
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_strangers_that_hang_up(place: Place) -> None:
+    async with await place.listen() as listener:
+        for _ in range(20):
+            streams = await stranger(place, listener.port)
+            if streams is not None:
+                streams[1].close()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_crowd_of_silent_strangers(place: Place) -> None:
+    """As many as may shake hands at a time are let in, the others are turned away at once."""
+    limits = replace(SMALL, max_handshakes=3, handshake_timeout=0.5 * place.slow)
+    async with place.witness(), await place.listen(limits) as listener:
+        crowd = [await stranger(place, listener.port) for _ in range(8)]
+        if place.via == "tcp":
+            for streams in crowd[3:]:
+                assert streams is not None
+                async with place.within(1):
+                    await hung_up(streams[0])
+            with pytest.raises(ProtocolError):
+                async with place.within(1):
+                    await place.connect(listener.port)
+            for streams in crowd[:3]:
+                assert streams is not None
+                async with place.within(1):
+                    await hung_up(streams[0])
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+        for streams in crowd:
+            if streams is not None:
+                streams[1].close()
+
+
+@one_loop
+async def test_listener_closes_while_strangers_are_silent(place: Place) -> None:
+    listener = await place.listen()
+    crowd = [await stranger(place, listener.port) for _ in range(3)]
+    async with place.within(1):
+        await listener.close()
+    for streams in crowd:
+        if streams is not None:
+            async with place.within(1):
+                await hung_up(streams[0])
+            streams[1].close()
+
+
+# ---- half an exchange over TCP -------------------------------------------------------------------
+
+ENDPOINT = verbs.Endpoint(gid=bytes(15) + b"\1", qp_num=77, psn=1, lid=1, mtu=5).pack()
+OFFER = GREETING + ENDPOINT + hello().pack()
+assert len(OFFER) == OFFER_SIZE
+
+BAD_OFFERS = {
+    "another greeting": b"aiordma\x02" + OFFER[8:],
+    "another endpoint": OFFER[:8] + b"XXXX" + OFFER[12:],
+    "another version of the endpoint": OFFER[:12] + b"\x07" + OFFER[13:],
+    "a queue pair of no type": OFFER[:14] + b"\x63" + OFFER[15:],
+    "a datagram queue pair": OFFER[:14] + b"\x04" + OFFER[15:],
+    "no such mtu": OFFER[:15] + b"\x09" + OFFER[16:],
+    "another hello": OFFER[: 8 + len(ENDPOINT)] + b"XXXX" + OFFER[12 + len(ENDPOINT) :],
+    "nothing in the hello": OFFER[: 8 + len(ENDPOINT)] + bytes(len(hello().pack())),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_OFFERS)
+@one_loop
+@by_tcp
+async def test_wrong_offer(place: Place, kind: str) -> None:
+    async with place.witness(), await place.listen() as listener:
+        reader, writer = await asyncio.open_connection(place.host, listener.port)
+        writer.write(BAD_OFFERS[kind])
+        async with place.within(1):
+            await hung_up(reader)
+        writer.close()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, OFFER_SIZE - 1])
+@pytest.mark.parametrize("end", ["hangs up", "falls silent"])
+@one_loop
+@by_tcp
+async def test_cut_offer(place: Place, length: int, end: str) -> None:
+    limits = replace(SMALL, handshake_timeout=0.2 * place.slow)
+    async with place.witness(), await place.listen(limits) as listener:
+        reader, writer = await asyncio.open_connection(place.host, listener.port)
+        writer.write(OFFER[:length])
+        if end == "hangs up":
+            writer.write_eof()
+        async with place.within(1):
+            await hung_up(reader)
+        writer.close()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@pytest.mark.parametrize("end", ["hangs up", "falls silent", "is not ready"])
+@one_loop
+@by_tcp
+async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -> None:
+    """All of it in form; the connection never comes about."""
+    limits = replace(SMALL, handshake_timeout=0.3 * place.slow)
+    gid = verbs.GID.from_ip(place.host)
+    offer = GREETING + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
+    async with place.witness(), await place.listen(limits) as listener:
+        reader, writer = await asyncio.open_connection(place.host, listener.port)
+        writer.write(offer + hello().pack())
+        async with place.within(1):
+            if end == "hangs up":
+                await reader.readexactly(OFFER_SIZE)
+                writer.write_eof()
+            elif end == "is not ready":
+                await reader.readexactly(OFFER_SIZE)
+                writer.write(b"steady".ljust(len(READY)))
+            await hung_up(reader)
+        writer.close()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+# ---- our client at strangers ---------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def tcp_server(
+    place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[int]:
+    """A plain TCP server."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await answer(reader, writer)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, place.host, 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks)
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    pass
+
+
+async def hangs_up_rudely(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.transport.abort()
+
+
+async def talks_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(pattern(4096))
+    await reader.read()
+
+
+async def greets_and_hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(GREETING)
+
+
+async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(4096):
+        writer.write(data)
+
+
+@pytest.mark.parametrize(
+    "server", [hangs_up, hangs_up_rudely, talks_nonsense, greets_and_hangs_up, echoes]
+)
+@one_loop
+async def test_connecting_to_a_stranger(
+    place: Place, server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> None:
+    """A named error, at once; an echo offers us ourselves, and that is no peer either."""
+    config = replace(SMALL, connect_timeout=0.5 * place.slow)
+    async with place.witness(), tcp_server(place, server) as port:
+        with pytest.raises((ProtocolError, ConnectionManagerError)):
+            async with place.within(1):
+                await place.connect(port, config)
+
+
+async def test_connecting_to_a_silent_stranger(place: Place) -> None:
+    config = replace(SMALL, connect_timeout=0.3 * place.slow)
+    async with place.witness(), tcp_server(place, is_silent) as port:
+        # A card's connection manager finds nobody there; the embedded one and TCP find silence.
+        with pytest.raises((UnreachableError, RejectedError)):
+            async with place.within(1):
+                await place.connect(port, config)
+
+
+async def test_port_that_nobody_listens_on(place: Place) -> None:
+    async with place.witness():
+        with pytest.raises(RejectedError):
+            async with place.within(2):
+                await place.connect(closed_port(place.host))
+
+
+@one_loop
+async def test_listener_that_is_gone(place: Place) -> None:
+    listener = await place.listen()
+    port = listener.port
+    await listener.close()
+    with pytest.raises(RejectedError):
+        async with place.within(2):
+            await place.connect(port)
+
+
+@one_loop
+async def test_host_that_is_not_known(place: Place) -> None:
+    with pytest.raises(AddressError, match="no-such-host"):
+        async with place.within(5):
+            await connect("no-such-host.invalid", 1, device=place.device, via=place.via)
+
+
+@one_loop
+async def test_host_that_is_not_reached(place: Place) -> None:
+    """TEST-NET-2 (RFC 5737) belongs to nobody: no way there, no answer from there, or a proxy's."""
+    config = replace(SMALL, connect_timeout=0.5 * place.slow)
+    with pytest.raises((ConnectionManagerError, ProtocolError)):
+        async with place.within(1.5):
+            await connect("198.51.100.1", 7471, device=place.device, via=place.via, config=config)
+
+
+@one_loop
+async def test_device_that_is_not_there(place: Place) -> None:
+    async with place.witness():
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: connect(place.host, 1, device="mlx9_0", via=place.via),
+            lambda: listen(place.host, device="mlx9_0", via=place.via),
+        ]
+        for attempt in attempts:
+            with pytest.raises(DeviceNotFoundError) as caught:
+                await attempt()
+            assert caught.value.name == "mlx9_0"
+            assert place.device in caught.value.known
+
+
+@one_loop
+@by_cm
+async def test_way_of_connecting_that_is_not_there(place: Place) -> None:
+    with pytest.raises(ValueError, match="pigeon"):
+        await connect(place.host, 1, via="pigeon")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pigeon"):
+        await listen(place.host, via="pigeon")  # type: ignore[arg-type]
+
+
+@one_loop
+async def test_port_that_is_taken(place: Place) -> None:
+    async with await place.listen() as listener:
+        with pytest.raises(OSError, match=r".*") as caught:
+            await listen(place.host, listener.port, device=place.device, via=place.via)
+        assert caught.value.errno == errno.EADDRINUSE
+        assert isinstance(caught.value, AddressError)
+
+
+@one_loop
+async def test_address_that_is_not_ours(place: Place) -> None:
+    with pytest.raises(OSError, match=r".*") as caught:
+        await listen("198.51.100.1", 0, device=place.device, via=place.via)
+    assert isinstance(caught.value, RDMAError)
+
+
+@one_loop
+async def test_both_ways_at_the_same_port(place: Place) -> None:
+    """A client of one way at a listener of the other: refused, or silence; the listener goes on."""
+    config = replace(SMALL, connect_timeout=0.5 * place.slow)
+    other = replace(place, via="tcp" if place.via == "cm" else "cm")
+    async with await place.listen() as listener:
+        with pytest.raises((ProtocolError, ConnectionManagerError)):
+            async with place.within(1):
+                await other.connect(listener.port, config)
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)

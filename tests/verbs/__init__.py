@@ -1,0 +1,1 @@
+"""Tests of the verbs, on the device that ``--device`` names."""

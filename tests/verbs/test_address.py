@@ -1,0 +1,74 @@
+"""GIDs and the choice among them."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._native import ffi
+from aiordma.verbs import GID, AddressVector, GIDEntry, GIDType
+
+
+@given(st.ip_addresses())
+def test_gid_of_an_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    assert GID.from_ip(ip).ip == (mapped or ip)
+
+
+def test_gid_text() -> None:
+    gid = GID.from_ip("10.9.9.1")
+    assert str(gid) == "::ffff:10.9.9.1"
+    assert repr(gid) == "GID('::ffff:10.9.9.1')"
+    assert str(GID.from_ip("fe80::1")) == "fe80::1"
+    assert not gid.is_zero
+    assert GID(bytes(16)).is_zero
+    assert len({gid, GID.from_ip("::ffff:10.9.9.1")}) == 1
+
+
+def test_gid_has_16_bytes() -> None:
+    with pytest.raises(ValueError, match="16 bytes, not 4"):
+        GID(b"1234")
+
+
+def entry(ip: str, kind: GIDType = GIDType.ROCE_V2, index: int = 0) -> GIDEntry:
+    return GIDEntry(GID.from_ip(ip), index, 1, kind, "eth0")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [entry("10.9.9.1"), entry("fe80::1")],
+        [entry("fd09:9::1"), entry("fe80::1")],
+        [entry("2001:db8::1"), entry("::1")],
+        [entry("127.0.0.1"), entry("fe80::1")],
+        [entry("10.9.9.1"), entry("10.9.9.1", GIDType.ROCE_V1)],
+        [entry("fe80::1"), entry("::", GIDType.ROCE_V2)],
+        [entry("fe80::1", GIDType.IB), entry("::", GIDType.IB)],
+    ],
+)
+def test_preference(table: list[GIDEntry]) -> None:
+    assert min(table[::-1], key=GIDEntry.preference) == table[0]
+
+
+def test_address_vector_there_and_back() -> None:
+    vector = AddressVector(
+        dgid=GID.from_ip("10.9.9.1"),
+        sgid_index=3,
+        hop_limit=5,
+        traffic_class=7,
+        flow_label=0xFFFFF,
+        dlid=0xBEEF,
+        sl=2,
+        src_path_bits=1,
+        static_rate=4,
+        port_num=2,
+    )
+    attr = ffi.new("struct ibv_qp_attr *")
+    vector.write(attr.ah_attr)
+    assert AddressVector.read(attr.ah_attr) == vector
+    AddressVector().write(attr.ah_attr)
+    assert attr.ah_attr.is_global == 0
+    assert AddressVector.read(attr.ah_attr).dgid is None

@@ -1,0 +1,84 @@
+"""Asynchronous events: taken without waiting, acknowledged, routed to the object concerned."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.verbs import AsyncEvent, EventType, QPCapabilities, QPState, SendFlags, WROpcode
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+
+def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:
+    """The only event, within ``timeout`` seconds."""
+    while not (events := context.async_events()):
+        if not select.select([context.async_fd], [], [], timeout)[0]:
+            pytest.fail(f"no event within {timeout} s")
+    assert len(events) == 1, events
+    return events[0]
+
+
+def test_none(context: verbs.Context) -> None:
+    assert context.async_events() == []
+    assert not os.get_blocking(context.async_fd)
+    assert context.async_events() == []
+
+
+def test_a_drained_send_queue(context: verbs.Context, pair: tuple[End, End]) -> None:
+    """IBTA volume 1, clause 10.3.1.5: RTS -> SQD with notification, when the last send is done."""
+    one, _ = pair
+    one.qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=True)
+    event = next_event(context)
+    assert event == AsyncEvent(EventType.SQ_DRAINED, one.qp)
+    assert event.element is one.qp
+    assert event.port_num is None
+    assert context.async_events() == []
+    one.qp.modify(qp_state=QPState.RTS)
+
+
+def test_an_overrun_completion_queue(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+    """IBTA volume 1, clause 11.6.3.2; what reserve() is there to prevent."""
+    one, two = connected_pair(QPCapabilities(max_send_wr=600, max_recv_wr=600))
+    for wr_id in range(one.cq.cqe + 1):  # more completions than it takes, and nobody polls
+        two.qp.post_recv_one(wr_id, 0, 0, 0)
+        one.qp.post_send_one(wr_id, WROpcode.SEND, SendFlags.SIGNALED, 0, 0, 0)
+        two.cq.poll()
+    overrun: list[object] = []
+    while not any(element is one.cq for element in overrun):  # two's may overrun as well
+        assert select.select([context.async_fd], [], [], 30)[0]
+        overrun += [e.element for e in context.async_events() if e.type is EventType.CQ_ERR]
+    assert {type(element) for element in overrun} == {verbs.CompletionQueue}
+
+
+def test_the_object_may_be_gone(context: verbs.Context) -> None:
+    pd, cq = context.alloc_pd(), context.create_cq(16)
+    qp = pd.create_qp(cq)
+    mine = qp.endpoint()
+    qp.connect(mine, mine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=True)
+        del qp
+        gc.collect()
+    assert next_event(context) == AsyncEvent(EventType.SQ_DRAINED, None)
+    pd.close()
+    cq.close()
+
+
+def test_a_queue_pair_is_closed_with_events_pending(
+    context: verbs.Context, pair: tuple[End, End]
+) -> None:
+    """ibv_destroy_qp waits for events that were taken and not acknowledged: there are none."""
+    one, _ = pair
+    one.qp.modify(qp_state=QPState.SQD, en_sqd_async_notify=True)
+    assert select.select([context.async_fd], [], [], 30)[0]
+    one.qp.close()
+    assert all(event.element is None for event in context.async_events())

@@ -1,0 +1,313 @@
+"""Completion queues and channels: nothing is lost, nothing announced twice."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import (
+    BufferStateError,
+    BusyError,
+    RemoteAccessError,
+    WorkRequestFlushedError,
+)
+from aiordma.verbs import SendFlags, WCFlags, WCOpcode, WCStatus, WorkCompletion, WROpcode
+
+if TYPE_CHECKING:
+    from aiordma._native import Record
+    from tests.conftest import ConnectedPair, End
+
+SIGNALED = SendFlags.SIGNALED
+
+
+def wait(channel: verbs.CompletionChannel) -> None:
+    """Until the fd says that looking is worth it; a failure when it does not."""
+    assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
+
+
+def next_event(channel: verbs.CompletionChannel) -> verbs.CompletionQueue:
+    """The queue of the next event. The fd may be readable before there is one."""
+    while (queue := channel.get_event()) is None:
+        wait(channel)
+    return queue
+
+
+def drain(channel: verbs.CompletionChannel, capacity: int = 256) -> tuple[list[Record], bool]:
+    """As the channel's, but only when there is something."""
+    while True:
+        records, more = channel.drain(capacity)
+        if found := list(records):
+            return found, more
+        assert not more
+        wait(channel)
+
+
+def send(source: End, target: End, wr_id: int = 1, flags: int = SIGNALED) -> None:
+    """One message of 8 bytes, with its receive."""
+    target.qp.post_recv_one(wr_id, target.mr.addr, 64, target.mr.lkey)
+    source.qp.post_send_one(wr_id, WROpcode.SEND, flags, source.mr.addr, 8, source.mr.lkey)
+
+
+def test_size(context: verbs.Context) -> None:
+    with context.create_cq(100) as cq:
+        assert cq.cqe >= 100
+        assert cq.poll() == []
+        assert cq.channel is None
+    most = context.query_device().max_cqe
+    for wrong in (0, -1, most + 1):
+        with pytest.raises(ValueError, match=f"1 to {most}"):
+            context.create_cq(wrong)
+
+
+def test_poll_gives_them_in_order(pair: tuple[End, End]) -> None:
+    one, two = pair
+    for wr_id in range(8):
+        send(one, two, wr_id)
+    sent = one.completions(8)
+    received = two.completions(8)
+    assert [wc.wr_id for wc in sent] == [wc.wr_id for wc in received] == list(range(8))
+    assert all(wc.ok and wc.opcode is WCOpcode.SEND for wc in sent)
+    assert all(wc.ok and wc.opcode is WCOpcode.RECV and wc.byte_len == 8 for wc in received)
+    assert all(wc.qp_num == two.qp.qp_num for wc in received)
+    assert one.cq.poll() == two.cq.poll() == []
+
+
+def test_poll_takes_no_more_than_asked(pair: tuple[End, End]) -> None:
+    one, two = pair
+    for wr_id in range(5):
+        send(one, two, wr_id)
+    two.completions(5)
+    assert [wc.wr_id for wc in one.completions(2)] == [0, 1]
+    assert [record[0] for record in one.cq.poll_raw(2)] == [2, 3]
+    assert [wc.wr_id for wc in one.completions(1)] == [4]
+
+
+def test_an_event_tells_that_there_is_something(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    assert not os.get_blocking(channel.fd)
+    assert channel.get_event() is None
+    two.cq.req_notify()
+    send(one, two)
+    assert next_event(channel) is two.cq
+    assert channel.get_event() is None
+    assert channel.events == 1
+    assert two.completion().opcode is WCOpcode.RECV
+    assert one.completion().opcode is WCOpcode.SEND
+    assert channel.get_event() is None
+
+
+def test_not_armed_makes_no_event(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    send(one, two)
+    two.completion()
+    assert channel.get_event() is None
+    two.cq.req_notify()
+    send(one, two)
+    two.completion()
+    send(one, two)
+    two.completion()
+    assert next_event(channel) is two.cq  # one arming, one event
+    assert channel.get_event() is None
+    one.completions(3)
+
+
+def test_solicited_only(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> None:
+    one, two = connected_pair(channel=channel)
+    two.cq.req_notify(solicited_only=True)
+    send(one, two)
+    two.completion()
+    assert channel.get_event() is None
+    send(one, two, flags=SIGNALED | SendFlags.SOLICITED)
+    two.completion()
+    assert next_event(channel) is two.cq
+    one.completions(2)
+
+
+def test_drain_takes_all_and_stays_armed(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    for end in (one, two):
+        end.cq.req_notify()
+    records, more = channel.drain()
+    assert list(records) == []
+    assert not more
+    expected = set()
+    for wr_id in range(40):
+        send(one, two, wr_id)
+        expected |= {(wr_id, one.qp.qp_num), (wr_id, two.qp.qp_num)}
+        if wr_id % 8 != 7:
+            continue
+        while expected:
+            found, _ = drain(channel, 5)
+            for record in found:
+                assert record[1] == WCStatus.SUCCESS
+                expected.remove((record[0], record[6]))
+    assert list(channel.drain()[0]) == []
+    assert channel.events >= 10
+
+
+def test_drain_says_when_there_is_more(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    one.cq.req_notify()
+    for wr_id in range(9):
+        send(one, two, wr_id)
+    two.completions(9)
+    seen: list[int] = []
+    while len(seen) < 9:
+        found, more = drain(channel, 4)
+        seen += [record[0] for record in found]
+        assert len(found) <= 4
+        assert not more or len(found) == 4
+    assert seen == list(range(9))
+    assert list(channel.drain()[0]) == []
+
+
+def test_records_stay_valid(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    one.cq.req_notify()
+    send(one, two, wr_id=11)
+    two.completion()
+    first, _ = channel.drain(spin_us=1_000_000)
+    send(one, two, wr_id=12)
+    two.completion()
+    second, _ = channel.drain(spin_us=1_000_000)
+    assert [record[0] for record in first] == [11]
+    assert [record[0] for record in second] == [12]
+
+
+def test_a_queue_is_closed_with_events_pending(
+    context: verbs.Context, pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
+) -> None:
+    channel = context.create_comp_channel()
+    one, two = connected_pair(channel=channel)
+    for end in (one, two):
+        end.cq.req_notify()
+    send(one, two)
+    two.completion()
+    one.cq.close()
+    two.cq.close()
+    assert list(channel.drain()[0]) == []
+    assert channel.get_event() is None
+    channel.close()
+
+
+def test_a_queue_is_closed_between_two_drains(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    one.cq.req_notify()
+    for wr_id in range(8):
+        send(one, two, wr_id)
+    two.completions(8)
+    found, _ = drain(channel, 1)
+    assert [record[0] for record in found] == [0]
+    one.cq.close()
+    records, more = channel.drain()
+    assert list(records) == []
+    assert not more
+
+
+def test_one_channel_serves_more_queues_than_its_table_holds(
+    context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    ends = [end for _ in range(35) for end in connected_pair(channel=channel)]
+    expected = set()
+    for end in ends:
+        end.cq.req_notify()
+    for one, two in zip(ends[::2], ends[1::2], strict=True):
+        send(one, two)
+        expected |= {one.qp.qp_num, two.qp.qp_num}
+    while expected:
+        found, _ = drain(channel, 16)
+        for record in found:
+            expected.remove(record[6])
+
+
+def test_resize(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair()
+    send(one, two)
+    two.completion()
+    while not (first := one.cq.poll()):
+        os.sched_yield()
+    assert first[0].ok
+    send(one, two, wr_id=2)
+    two.completion()
+    one.cq.resize(1000)
+    assert one.cq.cqe >= 1000
+    assert one.completion().wr_id == 2  # kept
+    one.cq.resize(100)
+    assert one.cq.cqe >= 100
+    send(one, two, wr_id=3)
+    assert one.completion().wr_id == 3
+    two.completion()
+
+
+def test_reserving_entries(cq: verbs.CompletionQueue) -> None:
+    cq.reserve(cq.cqe - 10)
+    assert cq.available == 10
+    with pytest.raises(BusyError, match="11 are wanted"):
+        cq.reserve(11)
+    with pytest.raises(ValueError, match="reserved"):
+        cq.resize(8)
+    cq.reserve(10)
+    assert cq.available == 0
+    cq.release(cq.cqe)
+    assert cq.reserved == 0
+    with pytest.raises(ValueError, match="1 entries released, 0 reserved"):
+        cq.release(1)
+
+
+def test_failed_completion_has_no_more_than_is_defined() -> None:
+    wc = WorkCompletion.from_record((5, WCStatus.REM_ACCESS_ERR, 77, 9, 99, 3, 0x11, 4, 2))
+    assert tuple(wc) == (5, WCStatus.REM_ACCESS_ERR, None, 9, 0, None, 0x11, 0, WCFlags(0))
+    assert not wc.ok
+    error = wc.error("read")
+    assert isinstance(error, RemoteAccessError)
+    assert (error.operation, error.qp_num, error.wr_id, error.vendor_err) == ("read", 0x11, 5, 9)
+
+
+def test_good_completion() -> None:
+    wc = WorkCompletion.from_record((5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, WCFlags.GRH))
+    assert wc.ok
+    assert wc.error() is None
+    assert wc.imm_data is None
+    wc = WorkCompletion.from_record((5, 0, WCOpcode.RECV, 0, 8, 3, 0x11, 4, WCFlags.WITH_IMM))
+    assert wc.imm_data == 3
+
+
+def test_flush(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    one.qp.post_recv_one(1, one.mr.addr, 64, one.mr.lkey)
+    one.qp.to_error()
+    wc = one.completion()
+    assert wc.status is WCStatus.WR_FLUSH_ERR
+    assert isinstance(wc.error(), WorkRequestFlushedError)
+
+
+def test_closed_queue_and_channel_say_so(context: verbs.Context) -> None:
+    channel = context.create_comp_channel()
+    cq = context.create_cq(16, channel)
+    channel.close()
+    with pytest.raises(BufferStateError, match="CompletionQueue is closed"):
+        cq.poll()
+    with pytest.raises(BufferStateError, match="CompletionQueue is closed"):
+        cq.req_notify()
+    with pytest.raises(BufferStateError, match="CompletionChannel is closed"):
+        channel.drain()
+    with pytest.raises(BufferStateError, match="CompletionChannel is closed"):
+        channel.get_event()
+    with pytest.raises(BufferStateError, match="CompletionChannel is closed"):
+        context.create_cq(16, channel)

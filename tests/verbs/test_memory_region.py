@@ -1,0 +1,171 @@
+"""Registration: owned and borrowed memory, rights, pins."""
+
+from __future__ import annotations
+
+import array
+import errno
+import mmap
+import resource as limits
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from aiordma import verbs
+from aiordma._native import failure
+from aiordma.errors import BufferStateError
+from aiordma.verbs import AccessFlags
+from aiordma.verbs.memory_region import _explained
+
+ALL = (
+    AccessFlags.LOCAL_WRITE
+    | AccessFlags.REMOTE_WRITE
+    | AccessFlags.REMOTE_READ
+    | AccessFlags.REMOTE_ATOMIC
+)
+
+
+def test_owned_memory_is_page_aligned_zeroed_and_writable(pd: verbs.ProtectionDomain) -> None:
+    with pd.reg_mr(10000) as mr:
+        assert mr.length == len(mr.buf) == 10000
+        assert mr.addr % mmap.PAGESIZE == 0
+        assert not any(mr.buf)
+        mr.buf[9999] = 7
+        assert mr.buf[9999] == 7
+        assert mr.access is AccessFlags.LOCAL_WRITE
+        assert f"{mr.lkey:#x}" in repr(mr)
+
+
+@pytest.fixture(params=["bytearray", "array", "numpy", "mmap", "memoryview"])
+def writable(
+    request: pytest.FixtureRequest,
+) -> Iterator[bytearray | array.array[int] | mmap.mmap | memoryview]:
+    mapping = mmap.mmap(-1, 4096)
+    objects: dict[str, bytearray | array.array[int] | mmap.mmap | memoryview] = {
+        "bytearray": bytearray(4096),
+        "array": array.array("I", bytes(4096)),
+        "numpy": np.zeros((8, 64), dtype=np.uint64).data,
+        "memoryview": memoryview(bytearray(8192))[1000:5096],
+        "mmap": mapping,
+    }
+    yield objects[request.param]
+    mapping.close()
+
+
+def test_users_memory(
+    pd: verbs.ProtectionDomain, writable: bytearray | array.array[int] | mmap.mmap | memoryview
+) -> None:
+    with pd.reg_mr(writable, ALL) as mr:
+        view = memoryview(writable).cast("B")
+        assert mr.length == len(view) == 4096
+        mr.buf[17] = 99
+        assert view[17] == 99
+        view[18] = 98
+        assert mr.buf[18] == 98
+
+
+def test_users_memory_is_pinned_until_close(pd: verbs.ProtectionDomain) -> None:
+    data = bytearray(64)
+    mapping = mmap.mmap(-1, 4096)
+    with pd.reg_mr(data), pd.reg_mr(mapping):
+        with pytest.raises(BufferError):
+            data.extend(b"x")
+        with pytest.raises(BufferError):
+            mapping.close()
+    data.extend(b"x")
+    mapping.close()
+
+
+def test_users_object_lives_as_long_as_the_region(pd: verbs.ProtectionDomain) -> None:
+    data = np.zeros(64, dtype=np.uint8)
+    reference = weakref.ref(data)
+    mr = pd.reg_mr(data)
+    del data
+    assert reference() is not None
+    mr.close()
+    assert reference() is None
+
+
+def test_read_only_objects_can_only_be_read(pd: verbs.ProtectionDomain) -> None:
+    with pd.reg_mr(b"some bytes") as mr:
+        assert mr.access is AccessFlags.NONE
+        assert mr.buf.readonly
+        assert bytes(mr.buf) == b"some bytes"
+    with pd.reg_mr(b"some bytes", AccessFlags.REMOTE_READ) as mr:
+        assert mr.buf.readonly
+    for access in (AccessFlags.LOCAL_WRITE, ALL):
+        with pytest.raises(ValueError, match="read-only bytes"):
+            pd.reg_mr(b"some bytes", access)
+
+
+@pytest.mark.parametrize("access", [AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC])
+def test_remote_changes_need_local_write(pd: verbs.ProtectionDomain, access: AccessFlags) -> None:
+    with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+        pd.reg_mr(4096, access)
+
+
+@pytest.mark.parametrize("memory", [0, -1, b"", bytearray()])
+def test_nothing_cannot_be_registered(
+    pd: verbs.ProtectionDomain, memory: int | bytes | bytearray
+) -> None:
+    with pytest.raises(ValueError, match=r"of -?[01] bytes"):
+        pd.reg_mr(memory)
+
+
+def test_what_has_no_buffer_cannot_be_registered(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises(TypeError):
+        pd.reg_mr("text")
+
+
+def test_memory_with_gaps_cannot_be_registered(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises((BufferError, ValueError)):
+        pd.reg_mr(np.zeros(64, dtype=np.uint8)[::2])
+
+
+def test_a_failed_registration_pins_nothing(pd: verbs.ProtectionDomain) -> None:
+    data = bytearray(64)
+    with pytest.raises(ValueError, match="LOCAL_WRITE"):
+        pd.reg_mr(data, AccessFlags.REMOTE_WRITE)
+    data.extend(b"x")
+
+
+def test_keys_differ(pd: verbs.ProtectionDomain) -> None:
+    regions = [pd.reg_mr(64, ALL) for _ in range(32)]
+    assert len({mr.rkey for mr in regions}) == 32
+    assert len({mr.lkey for mr in regions}) == 32
+    for mr in regions:
+        mr.close()
+
+
+def test_one_memory_can_be_registered_twice(pd: verbs.ProtectionDomain) -> None:
+    data = bytearray(64)
+    with pd.reg_mr(data) as first, pd.reg_mr(data, ALL) as second:
+        assert first.addr == second.addr
+        assert first.lkey != second.lkey
+
+
+def test_relaxed_ordering_is_optional(pd: verbs.ProtectionDomain) -> None:
+    with pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | AccessFlags.RELAXED_ORDERING) as mr:
+        assert mr.lkey
+
+
+def test_closed_region_says_so(pd: verbs.ProtectionDomain) -> None:
+    mr = pd.reg_mr(64)
+    view = mr.buf
+    mr.close()
+    mr.close()
+    with pytest.raises(BufferStateError, match=rf"MemoryRegion {mr.addr:#x}\+64 is closed"):
+        mr.buf  # noqa: B018
+    view[0] = 1  # the view keeps the memory, without the device
+
+
+def test_too_little_locked_memory_is_explained() -> None:
+    soft, _ = limits.getrlimit(limits.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == limits.RLIM_INFINITY else f"{soft} bytes"
+    error = _explained(failure("ibv_reg_mr", errno.ENOMEM), 1 << 30)
+    assert error.errno == errno.ENOMEM
+    for part in ("ibv_reg_mr", "1073741824 bytes", "RLIMIT_MEMLOCK", limit, "ulimit -l"):
+        assert part in str(error)
+    other = _explained(failure("ibv_reg_mr", errno.EFAULT), 64)
+    assert "RLIMIT_MEMLOCK" not in str(other)

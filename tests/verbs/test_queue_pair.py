@@ -1,0 +1,301 @@
+"""Queue pairs: making them, their states, bringing them up."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
+from aiordma.verbs import (
+    MTU,
+    AccessFlags,
+    AddressVector,
+    QPAttrMask,
+    QPCapabilities,
+    QPState,
+    QPType,
+)
+from aiordma.verbs.qp_attributes import QPChanges
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+
+def test_capabilities(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    asked = QPCapabilities(20, 30, 3, 2, 64)
+    with pd.create_qp(cq, capabilities=asked) as qp:
+        granted = qp.capabilities
+        assert granted.max_send_wr >= 20
+        assert granted.max_recv_wr >= 30
+        assert granted.max_send_sge >= 3
+        assert granted.max_recv_sge >= 2
+        assert granted.max_inline_data >= 64
+        assert qp.state is QPState.RESET
+        assert qp.qp_type is QPType.RC
+        assert qp.send_cq is qp.recv_cq is cq
+        assert f"{qp.qp_num:#x} RC RESET" in repr(qp)
+
+
+def test_too_much_is_refused(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    most = pd.context.query_device()
+    for asked in (
+        QPCapabilities(max_send_wr=most.max_qp_wr + 1),
+        QPCapabilities(max_send_sge=most.max_sge + 1),
+    ):
+        with pytest.raises(VerbsError, match=r"ibv_create_qp.*a RC queue pair") as caught:
+            pd.create_qp(cq, capabilities=asked)
+        assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
+
+
+def test_numbers_differ(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    pairs = [pd.create_qp(cq) for _ in range(8)]
+    assert len({qp.qp_num for qp in pairs}) == 8
+    assert all(0 < qp.qp_num < 1 << 24 for qp in pairs)
+    for qp in pairs:
+        qp.close()
+
+
+def test_connect(pair: tuple[End, End], context: verbs.Context) -> None:
+    one, two = pair
+    for qp, peer in ((one.qp, two.qp), (two.qp, one.qp)):
+        assert qp.state is QPState.RTS
+        there = qp.query()
+        assert there.qp_state is QPState.RTS
+        assert there.dest_qp_num == peer.qp_num
+        assert there.path_mtu == context.query_port().active_mtu
+        assert there.ah_attr.dgid == context.choose_gid().gid
+        assert there.ah_attr.sgid_index == context.choose_gid().gid_index
+        assert there.qp_access_flags & AccessFlags.REMOTE_READ
+        assert there.timeout == pytest.approx(0.067, rel=0.01)
+        assert there.min_rnr_timer == 0.00064
+        assert there.retry_cnt == there.rnr_retry == 7
+        assert there.max_rd_atomic >= 1
+        assert there.max_dest_rd_atomic >= 1
+    assert one.qp.query().sq_psn == two.qp.query().rq_psn
+
+
+def test_connect_with_everything_said(connected_pair: ConnectedPair) -> None:
+    one, _ = connected_pair(
+        access=AccessFlags.REMOTE_WRITE,
+        timeout=math.inf,
+        retry_cnt=3,
+        rnr_retry=2,
+        min_rnr_timer=0.01,
+        max_rd_atomic=2,
+        max_dest_rd_atomic=3,
+        hop_limit=9,
+        traffic_class=0x20,
+    )
+    there = one.qp.query()
+    assert there.timeout == math.inf
+    assert (there.retry_cnt, there.rnr_retry) == (3, 2)
+    assert there.min_rnr_timer == 0.01024
+    assert there.max_rd_atomic == 2
+    assert there.max_dest_rd_atomic >= 3  # a device may round up (rxe: to a power of two)
+    assert there.ah_attr.hop_limit > 1  # the kernel puts that of its own route there
+    assert there.ah_attr.traffic_class == 0x20
+    assert not there.qp_access_flags & AccessFlags.REMOTE_READ
+
+
+def test_endpoint(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq) as qp:
+        first, second = qp.endpoint(), qp.endpoint()
+        assert first.qp_num == qp.qp_num
+        assert first.gid == pd.context.choose_gid().gid.raw
+        assert first.mtu == pd.context.query_port().active_mtu
+        assert first.is_global
+        assert first.max_rd_atomic > 0
+        assert qp.endpoint(psn=5).psn == 5
+        # Random PSNs: the chance of four equal ones is 2^-72.
+        assert len({first.psn, second.psn, qp.endpoint().psn, qp.endpoint().psn}) > 1
+        for gid in pd.context.query_gid_table():
+            assert qp.endpoint(gid).gid == gid.gid.raw
+        assert verbs.Endpoint.unpack(first.pack()) == first
+
+
+def test_endpoints_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq) as qp, pd.create_qp(cq) as other:
+        mine, theirs = qp.endpoint(), other.endpoint()
+        with pytest.raises(ValueError, match="the local endpoint is that of"):
+            qp.connect(theirs, mine)
+        with pytest.raises(ValueError, match="the peer's queue pair is UC"):
+            qp.connect(mine, dataclasses.replace(theirs, qp_type=QPType.UC))
+        elsewhere = verbs.Endpoint(
+            gid=verbs.GID.from_ip("192.0.2.9").raw, qp_num=qp.qp_num, psn=1, lid=0, mtu=5
+        )
+        with pytest.raises(ValueError, match=r"has no GID ::ffff:192\.0\.2\.9"):
+            qp.connect(elsewhere, theirs)
+        assert qp.state is QPState.RESET
+
+
+def test_missing_and_forbidden_attributes(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq) as qp:
+        with pytest.raises(QPTransitionError, match="missing: ") as caught:
+            qp.modify(qp_state=QPState.INIT, port_num=1)
+        assert caught.value.missing == QPAttrMask.PKEY_INDEX | QPAttrMask.ACCESS_FLAGS
+        assert not caught.value.forbidden
+        assert f"QueuePair {qp.qp_num:#x}: RC RESET -> INIT" in str(caught.value)
+        with pytest.raises(QPTransitionError, match="forbidden: SQ_PSN, DEST_QPN") as caught:
+            qp.modify(
+                qp_state=QPState.INIT,
+                port_num=1,
+                pkey_index=0,
+                qp_access_flags=AccessFlags.NONE,
+                dest_qp_num=1,
+                sq_psn=1,
+            )
+        assert caught.value.forbidden == QPAttrMask.SQ_PSN | QPAttrMask.DEST_QPN
+        assert qp.state is qp.query().qp_state is QPState.RESET
+
+
+def test_not_a_transition(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq) as qp:
+        with pytest.raises(QPTransitionError, match=r"RESET -> RTS is not a transition; .* INIT"):
+            qp.modify(qp_state=QPState.RTS)
+        with pytest.raises(QPTransitionError, match="RESET -> ERR is not"):
+            qp.to_error()
+        qp.to_reset()
+
+
+def test_step_by_step(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    gid = pd.context.choose_gid()
+    lid = pd.context.query_port().lid
+    with pd.create_qp(cq) as qp, pd.create_qp(cq) as peer:
+        qp.to_init(access=AccessFlags.REMOTE_READ)
+        assert qp.query().qp_state is qp.state is QPState.INIT
+        qp.modify(qp_access_flags=AccessFlags.NONE)  # INIT -> INIT without naming the state
+        vector = AddressVector(dgid=gid.gid, sgid_index=gid.gid_index, dlid=lid)
+        qp.to_rtr(vector, dest_qp_num=peer.qp_num, rq_psn=7, path_mtu=MTU.MTU_512)
+        assert qp.query().path_mtu is MTU.MTU_512
+        assert qp.query().rq_psn == 7
+        qp.to_rts(sq_psn=9, timeout=0.5)
+        assert qp.query().sq_psn == 9
+        qp.modify(min_rnr_timer=0.1)
+        assert qp.query().min_rnr_timer == pytest.approx(0.12288)
+        qp.to_error()
+        assert qp.state is qp.query().qp_state is QPState.ERR
+        qp.to_reset()
+        assert qp.state is qp.query().qp_state is QPState.RESET
+        qp.to_init()
+
+
+def test_a_queue_pair_can_be_used_again(pair: tuple[End, End]) -> None:
+    one, two = pair
+    for end in pair:
+        end.qp.to_reset()
+    first, second = one.qp.endpoint(), two.qp.endpoint()
+    one.qp.connect(first, second)
+    two.qp.connect(second, first)
+    two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
+    one.qp.post_send_one(1, verbs.WROpcode.SEND, 2, one.mr.addr, 8, one.mr.lkey)
+    assert one.completion().ok
+    assert two.completion().ok
+
+
+def test_refused_by_the_device_names_the_transition(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq) as qp:
+        with pytest.raises(VerbsError, match="RC RESET -> INIT") as caught:
+            qp.to_init(port_num=77)
+        assert caught.value.verb == "ibv_modify_qp"
+        qp.to_init()
+        gid = pd.context.choose_gid().gid
+        vector = AddressVector(dgid=gid, sgid_index=200)
+        with pytest.raises(VerbsError, match=rf"INIT -> RTR to {gid} by GID index 200 of port 1"):
+            qp.to_rtr(vector, dest_qp_num=qp.qp_num)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (QPChanges(timeout=-1), "ack timeout"),
+        (QPChanges(min_rnr_timer=5), "RNR timer"),
+        (QPChanges(retry_cnt=256), "retry_cnt"),
+        (QPChanges(sq_psn=-1), "sq_psn"),
+    ],
+)
+def test_values_out_of_range(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, changes: QPChanges, named: str
+) -> None:
+    with pd.create_qp(cq) as qp, pytest.raises(ValueError, match=named):
+        qp.modify(**changes)
+
+
+def test_unknown_attribute(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    changes: Any = {"speed": 1}
+    with pd.create_qp(cq) as qp, pytest.raises(TypeError, match="no attribute 'speed'"):
+        qp.modify(**changes)
+
+
+@pytest.mark.needs("UD")
+def test_datagrams_are_not_connected(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq, qp_type=QPType.UD) as qp:
+        mine = qp.endpoint()
+        with pytest.raises(ValueError, match="UD queue pair is not connected"):
+            qp.connect(mine, mine)
+
+
+@pytest.mark.parametrize(
+    "qp_type",
+    [
+        pytest.param(QPType.UC, marks=pytest.mark.needs("UC")),
+        pytest.param(QPType.UD, marks=pytest.mark.needs("UD")),
+    ],
+)
+def test_other_types_to_rts(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType
+) -> None:
+    gid = pd.context.choose_gid()
+    with pd.create_qp(cq, qp_type=qp_type) as qp:
+        assert qp.qp_type is qp_type
+        qp.to_init(qkey=0x11111111)
+        qp.to_rtr(AddressVector(dgid=gid.gid, sgid_index=gid.gid_index), dest_qp_num=qp.qp_num)
+        qp.to_rts()
+        assert qp.query().qp_state is QPState.RTS
+
+
+def test_closed_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    qp = pd.create_qp(cq)
+    number = qp.qp_num
+    qp.close()
+    message = f"QueuePair {number:#x} is closed"
+    for use in (
+        qp.query,
+        qp.to_init,
+        lambda: qp.state,
+        lambda: qp.post_send_one(1, 2, 2, 0, 0, 0),
+        lambda: qp.post_recv_one(1, 0, 0, 0),
+        lambda: qp.post_send([]),
+        lambda: qp.post_recv([]),
+    ):
+        with pytest.raises(BufferStateError, match=message):
+            use()
+
+
+def test_queue_pairs_in_several_threads(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+    """One context and protection domain, children made and closed in four threads at once."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                with context.create_cq(16) as cq, pd.create_qp(cq) as qp, pd.reg_mr(4096):
+                    qp.to_init()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -1,0 +1,208 @@
+"""Ownership: who closes whom, what is kept alive, and what finalizers do not do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, VerbsError
+from aiordma.verbs import resource
+from aiordma.verbs.resource import Node, Resource
+
+
+def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
+    before = verbs.live()
+    context = device.open()
+    pd = context.alloc_pd()
+    channel = context.create_comp_channel()
+    cq, other = context.create_cq(16, channel), context.create_cq(16)
+    qp = pd.create_qp(cq, other)
+    mr = pd.reg_mr(4096)
+    assert verbs.live() != before
+    context.close()
+    assert verbs.live() == before
+    for thing in (context, pd, channel, cq, other, qp, mr):
+        assert thing.closed
+        assert repr(thing).endswith("closed>")
+        thing.close()
+
+
+def test_a_queue_pair_goes_before_its_queues(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    channel = context.create_comp_channel()
+    cq = context.create_cq(16, channel)
+    qp = pd.create_qp(cq)
+    channel.close()
+    assert qp.closed
+    assert cq.closed
+    assert not pd.closed
+
+
+def test_a_closed_child_is_forgotten_by_all_parents(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    send_cq, recv_cq = context.create_cq(16), context.create_cq(16)
+    qp = pd.create_qp(send_cq, recv_cq)
+    send_cq.close()
+    assert qp.closed
+    assert not recv_cq.node.children
+    assert not pd.node.children
+    recv_cq.close()
+
+
+def test_child_keeps_parent(device: verbs.Device) -> None:
+    context = device.open()
+    pd = context.alloc_pd()
+    reference = weakref.ref(context)
+    del context
+    gc.collect()
+    assert reference() is pd.context
+    pd.context.close()
+
+
+def test_no_reference_cycles(device: verbs.Device) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        context = device.open()
+        pd = context.alloc_pd()
+        channel = context.create_comp_channel()
+        cq = context.create_cq(16, channel)
+        qp, mr = pd.create_qp(cq), pd.reg_mr(64)
+        things: list[Resource[Any]] = [context, pd, channel, cq, qp, mr]
+        references = [weakref.ref(thing) for thing in things]
+        context.close()
+        things.clear()
+        del context, pd, channel, cq, qp, mr
+        assert [reference() for reference in references] == [None] * 6
+    finally:
+        gc.enable()
+
+
+def test_a_dropped_child_warns_and_is_closed_with_its_parent(
+    context: verbs.Context,
+) -> None:
+    before = verbs.live()
+    pd = context.alloc_pd()
+    data = bytearray(64)
+    with pytest.warns(ResourceWarning, match=r"unclosed <MemoryRegion 0x[0-9a-f]+\+64 lkey"):
+        pd.reg_mr(data)
+    assert verbs.live()["MemoryRegion"] == before.get("MemoryRegion", 0) + 1
+    with pytest.raises(BufferError):  # the device may still write there
+        data.extend(b"x")
+    pd.close()
+    data.extend(b"x")
+    assert verbs.live() == before
+
+
+def test_the_warning_says_where_it_was_made(context: verbs.Context) -> None:
+    pd = context.alloc_pd()
+    verbs.remember_places(True)
+    try:
+        with pytest.warns(ResourceWarning, match=r"made at\n(?s:.*)test_resource.py"):
+            pd.reg_mr(64)
+    finally:
+        verbs.remember_places(sys.flags.dev_mode)
+    pd.close()
+
+
+def test_a_dropped_root_is_leaked_with_what_is_under_it(device: verbs.Device) -> None:
+    abandoned = len(resource._abandoned)
+    with pytest.warns(ResourceWarning, match=f"unclosed <Context {device.name}"):
+        device.open()
+    assert len(resource._abandoned) == abandoned + 1
+    resource._abandoned.pop().close()
+    data = bytearray(64)
+    with warnings.catch_warnings():  # a recorded warning would keep what it is about
+        warnings.simplefilter("ignore", ResourceWarning)
+        device.open().alloc_pd().reg_mr(data)
+    assert len(resource._abandoned) == abandoned + 1
+    with pytest.raises(BufferError):  # the device may still write there
+        data.extend(b"x")
+    resource._abandoned.pop().close()
+
+
+class Broken(Resource[str]):
+    pass
+
+
+def test_what_the_device_does_not_destroy_stays_open() -> None:
+    refusals = [VerbsError(16, "ibv_destroy_test")]
+
+    def destroy(pointer: str) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    broken = Broken(Node("Broken", "pointer", destroy))
+    with pytest.raises(VerbsError, match="ibv_destroy_test"):
+        broken.close()
+    assert not broken.closed
+    assert broken.pointer == "pointer"
+    assert verbs.live()["Broken"] == 1
+    broken.close()
+    assert broken.closed
+    assert "Broken" not in verbs.live()
+
+
+def test_a_forked_child_cannot_use_what_the_parent_made(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    mr = pd.reg_mr(64)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert verbs.live() == {}
+            assert mr.closed
+            for thing in (mr, pd, context):
+                thing.close()  # does nothing
+            try:
+                context.query_port()
+            except BufferStateError as error:
+                os.write(writer, str(error).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        told = file.read().decode()
+    assert os.waitpid(child, 0)[1] == 0
+    assert told == (
+        f"Context {context.name} was made before fork() and belongs to the parent process"
+    )
+    mr.buf[0] = 1
+    mr.close()
+
+
+# Everything is still open when the interpreter goes down: it must neither hang, crash nor raise.
+_EXIT = """
+import sys
+from aiordma import verbs
+context = verbs.open_device(sys.argv[1])
+pd = context.alloc_pd()
+channel = context.create_comp_channel()
+cq = context.create_cq(16, channel)
+cq.req_notify()
+qp = pd.create_qp(cq)
+mr = pd.reg_mr(bytearray(64))
+"""
+
+
+@pytest.mark.parametrize("flags", [["-W", "ignore"], ["-X", "dev"]])
+def test_interpreter_exit_with_everything_open(device: verbs.Device, flags: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", _EXIT, device.name],
+        check=True, timeout=300, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

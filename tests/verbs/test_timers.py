@@ -1,0 +1,61 @@
+"""Seconds and the two 5-bit encodings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.verbs.timers import (
+    decode_ack_timeout,
+    decode_rnr_timer,
+    encode_ack_timeout,
+    encode_rnr_timer,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exponent"),
+    [(math.inf, 0), (1e-9, 1), (8.192e-6, 1), (8.2e-6, 2), (0.067, 14), (4.096e-6 * 2**31, 31)],
+)
+def test_ack_timeout(seconds: float, exponent: int) -> None:
+    assert encode_ack_timeout(seconds) == exponent
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 9000, -math.inf])
+def test_ack_timeout_out_of_range(seconds: float) -> None:
+    with pytest.raises(ValueError, match="ack timeout"):
+        encode_ack_timeout(seconds)
+
+
+@pytest.mark.parametrize("exponent", range(32))
+def test_ack_timeout_there_and_back(exponent: int) -> None:
+    assert encode_ack_timeout(decode_ack_timeout(exponent)) == exponent
+
+
+@given(st.floats(min_value=1e-6, max_value=8000))
+def test_ack_timeout_is_never_shorter_and_less_than_twice_as_long(seconds: float) -> None:
+    granted = decode_ack_timeout(encode_ack_timeout(seconds))
+    assert granted >= seconds * (1 - 1e-8)
+    assert granted < max(2 * seconds, 9e-6) * (1 + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [(0, 1), (0.00001, 1), (0.00064, 12), (0.0007, 13), (0.49152, 31), (0.5, 0), (0.65536, 0)],
+)
+def test_rnr_timer(seconds: float, code: int) -> None:
+    assert encode_rnr_timer(seconds) == code
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 0.7, math.inf])
+def test_rnr_timer_out_of_range(seconds: float) -> None:
+    with pytest.raises(ValueError, match="RNR timer"):
+        encode_rnr_timer(seconds)
+
+
+@pytest.mark.parametrize("code", range(32))
+def test_rnr_timer_there_and_back(code: int) -> None:
+    assert encode_rnr_timer(decode_rnr_timer(code)) == code
