@@ -1,0 +1,124 @@
+# Every target does its own set-up, in .venv and build/; a second call is quick.
+#
+#   PYTHON=...   the interpreter for .venv (default: the first of those below that will do)
+#   ARGS=...     more arguments for the program or for pytest, e.g. make test ARGS='-k cancel'
+
+# With pipefail, because `| tee` would hide a failure otherwise.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+# New enough, able to make virtual environments, and with the headers to compile an extension.
+USABLE := import os, sys, sysconfig, venv, ensurepip; \
+	sys.exit(sys.version_info < (3, 11) or \
+	not os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	$$python -c "$(USABLE)" 2>/dev/null && { echo $$python; break; }; done)
+NO_PYTHON := no Python >= 3.11 with the venv module and the C headers was found; \
+	on Debian and Ubuntu: apt-get install python3-venv python3-dev
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+BIN := .venv/bin
+LOGS := build/logs
+MODULE := aiordma/_native/_lib.abi3.so
+# The folders too, so that a file that is gone counts as a change.
+NATIVE := $(shell find native -type d -o -name '*.[ch]') aiordma/_native/build.py
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+# ---- set-up ---------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(if $(PYTHON),,echo "$(NO_PYTHON)" >&2; exit 1)
+	$(PYTHON) -m venv .venv
+
+# One stamp per extra of pyproject.toml; installing compiles the module too.
+.venv/.%: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[$*]'
+	@touch $@ $(MODULE)
+
+$(MODULE): $(NATIVE) | $(BIN)/python
+	$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+# ---- use and tests --------------------------------------------------------------------------
+
+.PHONY: echo test examples bench softroce counts
+echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
+	$(BIN)/aiordma echo $(ARGS)
+
+test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
+	$(MAKE) --no-print-directory -C tests/soft check
+	@mkdir -p $(LOGS)
+	$(BIN)/python -m pytest $(ARGS) | tee $(LOGS)/embedded0
+
+examples: .venv/.test $(MODULE) ## run every example
+	$(BIN)/python -m pytest tests/examples
+
+bench: .venv/.test $(MODULE) ## the echo beside TCP echoes: how many times the speed of each
+	$(BIN)/python -m bench echo $(ARGS)
+
+# One boot for both. The guest is emulated, many times slower than this machine, so what uses no
+# device is not tested there again.
+softroce: .venv/.test $(MODULE) ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
+	@mkdir -p $(LOGS)
+	tests/softroce/vm sh -euc '\
+		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 \
+			--ignore tests/abi --ignore tests/core $(ARGS); \
+		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
+
+counts: test softroce ## write the numbers of passed tests on each device into README.md
+	$(BIN)/python tests/counts.py embedded0=$(LOGS)/embedded0 rxe0=$(LOGS)/rxe0
+
+# ---- checks ---------------------------------------------------------------------------------
+
+.PHONY: lint types abi
+lint: .venv/.dev ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev ## mypy, strict
+	$(BIN)/mypy
+
+abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
+	$(BIN)/python -m tests.abi.abi_check
+	$(BIN)/python -m pytest --quiet tests/abi
+
+# ---- sanitizers -----------------------------------------------------------------------------
+
+# A copy of the tree, so that the instrumented module never takes the place of the plain one.
+ASAN := build/asan
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
+# libstdc++ as well: loaded later (by numpy), its exceptions would pass the sanitizer by.
+ASAN_PRELOAD = $(shell for name in libasan.so libstdc++.so.6; do \
+	realpath -e "$$($(CC) -print-file-name=$$name)" 2>/dev/null; done)
+# Python itself does not give all its memory back, hence no leak detection: the C tests have it.
+ASAN_ENVIRONMENT = PYTHONPATH=$(CURDIR)/$(ASAN) PYTHONMALLOC=malloc LD_PRELOAD="$(ASAN_PRELOAD)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+
+.PHONY: asan tsan
+asan: .venv/.test ## C tests and Python tests under the address and undefined-behaviour sanitizers
+	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=address,undefined
+	rm -rf $(ASAN)
+	mkdir -p $(ASAN)
+	cp -R $(wildcard aiordma native tests examples bench docs .ci *.py *.toml *.md Makefile MANIFEST.in \
+		LICENSE) $(ASAN)
+	cd $(ASAN) && AIORDMA_CFLAGS='$(ASAN_FLAGS)' AIORDMA_LDFLAGS='$(ASAN_FLAGS)' \
+		../../$(BIN)/pip install --quiet --no-deps --target installed .
+	cp $(ASAN)/installed/$(MODULE) $(ASAN)/$(MODULE)
+	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 $(ARGS)
+
+tsan: ## C tests under the thread sanitizer
+	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread
+
+# ---- the rest -------------------------------------------------------------------------------
+
+.PHONY: clean
+clean: ## remove everything that was built or fetched
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f aiordma/_native/_lib.c aiordma/_native/_lib.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

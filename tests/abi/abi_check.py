@@ -1,0 +1,111 @@
+"""Does our ABI header agree with the distribution's?  `make abi` runs this.
+
+Our header (native/abi/) is written by hand so that building needs no RDMA package.  Here the same
+program, which prints every size, offset and constant that our header names, is compiled against
+ours and against <infiniband/verbs.h> and <rdma/rdma_cma.h>; the two outputs must be the same.
+Every call of native/calls.h is declared again after the distribution's headers, which the compiler
+refuses unless the types agree, and looked up in the real libraries.
+
+What only the distribution has is not an error: our header is a part of the ABI.  But a field left
+out shows up as a shifted offset or a different size.
+"""
+
+import difflib
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .abi_layout import CompileError, build, program, run
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+
+OURS = '#include "abi/abi.h"\n'
+
+# The kernel's big-endian types are unsigned long long where uint64_t is unsigned long: the same
+# thing in every ABI, but different types to the compiler.
+DISTRIBUTION = """
+#include <stdint.h>
+#include <linux/types.h>
+#define __be64 uint64_t
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+"""
+
+# The parentheses keep function-like macros of the same name from being expanded.
+CALLS = """
+#include <dlfcn.h>
+#include <stdio.h>
+
+#define CALL(library, result, name, arguments) result(name) arguments;
+#include "calls.h"
+#undef CALL
+
+static void lookup(const char *soname, const char *name)
+{
+	void *library = dlopen(soname, RTLD_NOW);
+
+	if (!library || !dlsym(library, name))
+		printf("%s: no %s\\n", soname, name);
+}
+
+int main(void)
+{
+#define verbs "libibverbs.so.1"
+#define cm "librdmacm.so.1"
+#define CALL(library, result, name, arguments) lookup(library, #name);
+#include "calls.h"
+	return 0;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compared, and every disagreement, in words."""
+
+    facts: int
+    faults: list[str]
+
+
+def compare_layout(native: Path, reference: str, folder: Path) -> Report:
+    """Compare the ABI header under `native` with the declarations that `reference` includes."""
+    source = program([native / "abi" / "verbs.h", native / "abi" / "rdma_cma.h"])
+    ours = run(build(OURS + source, folder / "ours", [f"-I{native}"]))
+    try:
+        theirs = run(build(reference + source, folder / "theirs", []))
+    except CompileError as error:
+        return Report(len(ours), [str(error)])
+    differences = difflib.unified_diff(theirs, ours, "reference", "ours", lineterm="", n=0)
+    return Report(len(ours), list(differences))
+
+
+def compare_calls(native: Path, reference: str, folder: Path) -> Report:
+    """Check the prototypes of calls.h against `reference` and the names against the libraries."""
+    lines = (native / "calls.h").read_text().splitlines()
+    calls = sum(line.startswith("CALL(") for line in lines)
+    try:
+        found = build(reference + CALLS, folder / "calls", [f"-I{native}", "-ldl"])
+    except CompileError as error:
+        return Report(calls, [str(error)])
+    return Report(calls, run(found))
+
+
+def main() -> int:
+    if not Path("/usr/include/rdma/rdma_cma.h").exists():
+        print("abi: no headers to compare with: apt-get install libibverbs-dev librdmacm-dev")
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        layout = compare_layout(NATIVE, DISTRIBUTION, folder)
+        calls = compare_calls(NATIVE, DISTRIBUTION, folder)
+    faults = layout.faults + calls.faults
+    for fault in faults:
+        print(fault)
+    verdict = "differ: see above" if faults else "agree"
+    print(f"abi: {layout.facts} facts and {calls.facts} calls {verdict}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

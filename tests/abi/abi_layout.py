@@ -1,0 +1,127 @@
+"""Lists the layout that a C header declares: every size, offset, kind of field and constant.
+
+The list is made by the compiler, not here: this module writes a C program that prints it, and the
+program names only what *our* header declares, so that it compiles against another header that has
+the same names.  One line per fact, for instance `struct ibv_sge.lkey offset 12 size 4 unsigned`.
+"""
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# No stubs exist; it comes with cffi, which reads the same headers with it.
+from pycparser import c_ast, c_parser  # type: ignore[import-untyped]
+
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+DEFINE = re.compile(r"^#define\s+(\w+)\s+.*$", re.MULTILINE)
+
+# What abi.h takes from the system; to the parser only the names matter.
+SYSTEM_TYPES = """
+typedef int uint8_t, uint16_t, uint32_t, uint64_t, size_t, pthread_mutex_t, pthread_cond_t;
+struct sockaddr { int x; }; struct sockaddr_in { int x; };
+struct sockaddr_in6 { int x; }; struct sockaddr_storage { int x; };
+"""
+
+# The kind tells apart what has the same place and size: a pointer, an integer with and without a
+# sign, a structure.  (__builtin_classify_type gives 5 for pointers and 1 for integers; an array
+# counts as a pointer to its element, on both sides.)
+PROGRAM = """
+#include <stddef.h>
+#include <stdio.h>
+
+#define SIGN(x) ((__typeof__(x))-1 < (__typeof__(x))1 ? "signed" : "unsigned")
+#define SIZE(type) printf(#type " size %zu align %zu\\n", sizeof(type), _Alignof(type))
+#define FIELD(type, field) \\
+    printf(#type "." #field " offset %zu size %zu kind %d\\n", offsetof(type, field), \\
+           sizeof(((type *)0)->field), __builtin_classify_type(((type *)0)->field))
+#define INTEGER(type, field) \\
+    printf(#type "." #field " %s\\n", SIGN(((type *)0)->field))
+#define CONSTANT(name) printf(#name " = %lld\\n", (long long)(name))
+"""
+
+
+def parse(source: str) -> tuple[list[str], c_ast.FileAST]:
+    """The `#define`d names of a header, and the tree of the rest."""
+    source = COMMENT.sub("", source)
+    tree = c_parser.CParser().parse(SYSTEM_TYPES + DEFINE.sub("", source))
+    return DEFINE.findall(source), tree
+
+
+class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
+    """Collects the statements that print what a header declares, in its order."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+
+    def visit_Enum(self, node: c_ast.Enum) -> None:
+        if node.name:
+            self.statements.append(f"SIZE(enum {node.name})")
+        if node.values:
+            self.statements += [f"CONSTANT({item.name})" for item in node.values.enumerators]
+
+    def visit_Struct(self, node: c_ast.Struct) -> None:
+        self.aggregate("struct", node)
+
+    def visit_Union(self, node: c_ast.Union) -> None:
+        self.aggregate("union", node)
+
+    def aggregate(self, keyword: str, node: c_ast.Node) -> None:
+        if node.name and node.decls and not node.name.startswith("sockaddr"):
+            self.statements.append(f"SIZE({keyword} {node.name})")
+            self.statements += fields(f"{keyword} {node.name}", node, "")
+        self.generic_visit(node)
+
+
+def fields(type_name: str, node: c_ast.Node, path: str) -> Iterator[str]:
+    """Statements for each field, also of the nameless structures inside."""
+    for field in node.decls:
+        inner = getattr(field.type, "type", field.type)
+        nameless = isinstance(inner, c_ast.Struct | c_ast.Union) and inner.name is None
+        if field.name:
+            yield f"FIELD({type_name}, {path}{field.name})"
+        if nameless:
+            yield from fields(type_name, inner, f"{path}{field.name}." if field.name else path)
+        elif is_integer(field.type):
+            yield f"INTEGER({type_name}, {path}{field.name})"
+
+
+def is_integer(declaration: c_ast.Node) -> bool:
+    """A plain integer or enum; not a pointer, an array or a system type of unknown make."""
+    if not isinstance(declaration, c_ast.TypeDecl):
+        return False
+    if isinstance(declaration.type, c_ast.Enum):
+        return True
+    return isinstance(declaration.type, c_ast.IdentifierType) and not any(
+        name.startswith("pthread_") for name in declaration.type.names
+    )
+
+
+def program(headers: Sequence[Path]) -> str:
+    """The C program, without the `#include` that gives it the declarations."""
+    lister = Lister()
+    defines, tree = parse("".join(path.read_text() for path in headers))
+    lister.visit(tree)
+    lister.statements += [f"CONSTANT({name})" for name in defines]
+    body = "\n".join(f"\t{statement};" for statement in lister.statements)
+    return f"{PROGRAM}\nint main(void)\n{{\n{body}\n\treturn 0;\n}}\n"
+
+
+class CompileError(Exception):
+    """The compiler refused the program; the text is the compiler's."""
+
+
+def build(source: str, output: Path, arguments: Sequence[str]) -> Path:
+    """Compile `source` to the program `output`; `arguments` follow the source (libraries)."""
+    path = output.with_suffix(".c")
+    path.write_text(source)
+    command = ["cc", "-std=gnu11", "-Wall", "-Werror", "-o", str(output), str(path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompileError(done.stderr)
+    return output
+
+
+def run(path: Path) -> list[str]:
+    """The lines that a program prints."""
+    return subprocess.run([path], capture_output=True, text=True, check=True).stdout.splitlines()
