@@ -1,0 +1,4 @@
+"""Comparisons with what people would use instead, measured beside each other in one run.
+
+python -m bench echo
+"""

@@ -1,0 +1,30 @@
+"""An echo server.
+
+    python examples/echo_server.py [HOST [PORT]]      then: python examples/echo_client.py HOST PORT
+
+Without HOST it listens on all addresses, without PORT on 7471. Ends with Ctrl-C.
+"""
+
+import asyncio
+import sys
+from contextlib import suppress
+
+import aiordma
+
+
+async def echo(conn: aiordma.Connection) -> None:
+    print("connected:", conn.peer_address, flush=True)
+    async for message in conn:
+        with message:  # gives the memory back when done with it
+            await conn.send(message)
+    print("closed:", conn.peer_address, flush=True)
+
+
+async def main(host: str = "", port: str = "7471") -> None:
+    async with await aiordma.start_server(echo, host, int(port)) as server:
+        print(f"echo server on {server.device}, port {server.port}", flush=True)
+        await server.serve_forever()
+
+
+with suppress(KeyboardInterrupt):
+    asyncio.run(main(*sys.argv[1:]))

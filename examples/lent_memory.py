@@ -1,0 +1,36 @@
+"""Borrowed memory: the client asks the server for 8 bytes, fills half, and hands them over.
+
+    python examples/lent_memory.py [HOST]
+
+HOST is an address of the RDMA device, 127.0.0.1 if it is left out.
+"""
+
+import asyncio
+import sys
+
+import aiordma
+
+
+async def client(host: str, port: int) -> None:
+    async with await aiordma.connect(host, port) as conn:
+        lent = await conn.request_region(8)  # the server's memory, zeroed
+        with conn.alloc(8) as ones:
+            ones.view[:] = b"\1" * 8
+            await conn.write(ones[4:8], lent[4:8])
+        await conn.send_region(lent)  # hands it over: from here on it is the server's alone
+
+
+async def server(listener: aiordma.Listener) -> None:
+    async with await listener.accept() as conn:
+        memory = await conn.recv_region()
+        assert isinstance(memory, aiordma.Buffer)
+        with memory:
+            print("the client left", memory.view.hex(" "))
+
+
+async def main(host: str = "127.0.0.1") -> None:
+    async with await aiordma.listen(host) as listener:
+        await asyncio.gather(server(listener), client(host, listener.port))
+
+
+asyncio.run(main(*sys.argv[1:]))

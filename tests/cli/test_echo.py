@@ -1,0 +1,203 @@
+"""`aiordma echo`: two processes, on the device under test.
+
+Most tests run this side in the test's own process: an interpreter starts slowly in an emulated
+machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiordma import verbs
+from aiordma.cli import echo as echo_module
+from aiordma.cli.app import app
+
+SMALL = ["--count", "2", "--sizes", "1,4K,1M"]
+
+
+def echo(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["echo", *arguments], prog_name="aiordma")
+
+
+def echo_json(device_name: str, *arguments: str) -> dict[str, object]:
+    done = echo("--device", device_name, "--json", *arguments)
+    assert done.stderr == ""
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert isinstance(told, dict)
+    return told
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+def test_every_way(device: verbs.Device, via: str, loop: str) -> None:
+    told = echo_json(device.name, *SMALL, "--via", via, "--loop", loop)
+    expected = {
+        "device": device.name,
+        "library": device.library.name,
+        "via": via,
+        "loop": loop,
+        "verified": True,
+    }
+    assert {key: told[key] for key in expected} == expected
+    results = told["results"]
+    assert isinstance(results, list)
+    assert [(row["size"], row["messages"]) for row in results] == [(1, 2), (4096, 2), (1 << 20, 2)]
+
+
+def test_the_sizes_when_none_are_named(device_name: str) -> None:
+    results = echo_json(device_name, "--count", "1")["results"]
+    assert isinstance(results, list)
+    assert [row["size"] for row in results] == [4**power for power in range(13)]
+    assert all(row["verified"] for row in results)
+
+
+def test_as_a_program_where_there_is_no_terminal(device_name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "aiordma", "echo", *SMALL],
+        env={**os.environ, "AIORDMA_DEVICE": device_name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert f"device {device_name}" in done.stdout
+    assert done.stdout.count("yes") == 3
+    assert "\x1b" not in done.stdout
+
+
+def test_a_file_in_pieces_and_whole(device_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(100_000))
+    results = echo_json(device_name, *SMALL, str(file))["results"]
+    assert isinstance(results, list)
+    assert [(row["size"], row["whole_file"], row["verified"]) for row in results] == [
+        (1, False, True),
+        (4096, False, True),
+        (100_000, True, True),
+    ]
+
+
+def test_an_empty_file(device_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    results = echo_json(device_name, *SMALL, str(file))["results"]
+    assert isinstance(results, list)
+    assert [(row["size"], row["verified"]) for row in results] == [(0, True)]
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--device", "nonsense0"], 1, "no device 'nonsense0'; there are: "),
+        (["--sizes", "many"], 2, "'many' is not a size"),
+        (["--count", "0"], 2, "0 is not in the range"),
+        (["--timeout", "0"], 2, "0.0 is not in the range"),
+        (["/nonsense/file"], 2, "'/nonsense/file' does not exist"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], status: int, text: str) -> None:
+    done = echo(*arguments)
+    assert done.exit_code == status
+    assert text in done.stderr
+
+
+def test_an_address_that_is_not_here(device_name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = echo("--device", device_name, "--host", "192.0.2.1", *SMALL)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "Error: the server process ended with exit status 1 before it listened\n"
+    )
+    said_by_the_server = capfd.readouterr().err
+    assert said_by_the_server.startswith("Error: echo server: ")
+    assert "192.0.2.1" in said_by_the_server
+
+
+# Another end than `aiordma echo` has: its handler of a message is not ours.
+OTHER_END = """\
+import asyncio, os, sys
+from aiordma.cli import echo_server, main
+
+async def handle(conn):
+    async for message in conn:
+        {handler}
+
+echo_server.echo_messages = handle
+sys.argv[1:1] = ["echo-server"]
+main()
+"""
+
+
+def other_end(handler: str) -> list[str]:
+    return [sys.executable, "-c", OTHER_END.format(handler=handler)]
+
+
+def test_a_server_that_changes_messages(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = "await conn.send(bytes(message)[:-1] + b'?' * (len(message) > 1), imm=message.imm)"
+    monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
+    done = echo("--device", device_name, *SMALL, "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert told["verified"] is False
+    shorter, changed, also_changed = (row["mismatch"] for row in told["results"])
+    assert shorter == "message 0 of 1 bytes came back with 0"
+    assert "byte 4095 was" in changed
+    assert "byte 1048575 was" in also_changed
+
+
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        ("os.kill(os.getpid(), 9)", "the server process was killed by SIGKILL"),
+        ("os._exit(3)", "the server process ended with exit status 3"),
+        ("await conn.close()", "the peer has closed the connection"),
+        ("pass", "a message of 1 bytes was not echoed within 0.5 s"),
+    ],
+)
+def test_a_server_that_does_not_echo(
+    device_name: str, monkeypatch: pytest.MonkeyPatch, handler: str, text: str
+) -> None:
+    monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
+    done = echo("--device", device_name, *SMALL, "--timeout", "0.5")
+    assert done.exit_code == 1
+    assert done.stderr == f"Error: {text}\n"
+
+
+# This side as a process, since it gets signals from the other.
+THIS_END = """\
+import sys
+from aiordma.cli import echo, main
+
+echo.SERVER = {other_end!r}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "text"),
+    [(signal.SIGINT, 1, "\nAborted!\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
+)
+def test_the_server_ends_with_this_side(
+    device_name: str, number: signal.Signals, status: int, text: str
+) -> None:
+    code = THIS_END.format(other_end=other_end(f"os.kill(os.getppid(), {int(number)})"))
+    done = subprocess.run(  # returns when both have ended: they share the pipe of stderr
+        [sys.executable, "-c", code, "echo", "--device", device_name, *SMALL],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    assert done.stderr == text

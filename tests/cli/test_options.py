@@ -1,0 +1,67 @@
+"""Options: sizes as people write them, event loops by name, the device's own address."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import ipaddress
+
+import click
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma import verbs
+from aiordma.cli.options import loop_factory, own_address, parse_sizes
+from aiordma.cli.report import size_text
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("64", [64]),
+        ("0", [0]),
+        ("1,4, 16", [1, 4, 16]),
+        ("64B,4K,4k,4KB,4KiB", [64] + 4 * [4096]),
+        ("1M,1MiB,2G", [1 << 20, 1 << 20, 2 << 30]),
+    ],
+)
+def test_sizes(text: str, sizes: list[int]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", ",", "64,", "x", "-1", "1.5", "1T", "KiB", "1 2"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a size"):
+        parse_sizes(text)
+
+
+@given(st.integers(0, 1 << 50))
+def test_sizes_are_read_as_they_are_shown(size: int) -> None:
+    assert parse_sizes(size_text(size).replace(",", "")) == [size]
+
+
+def test_event_loops_by_name() -> None:
+    assert loop_factory("asyncio") is asyncio.new_event_loop
+    assert loop_factory("uvloop") is uvloop.new_event_loop
+
+
+def test_uvloop_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(click.UsageError, match="pip install uvloop"):
+        loop_factory("uvloop")
+
+
+def test_own_address_is_in_the_devices_gid_table(
+    device: verbs.Device, context: verbs.Context
+) -> None:
+    ip = ipaddress.ip_address(own_address(device).partition("%")[0])
+    assert context.find_gid(ip).gid.ip == ip
+
+
+def test_own_address_is_loopback_where_the_device_has_it() -> None:
+    assert own_address(verbs.find_device("embedded0")) == "127.0.0.1"

@@ -1,0 +1,167 @@
+"""What is sent, what is compared and how it is counted; on a connection that is not one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from types import TracebackType
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aiordma
+from aiordma.cli import round_trips
+from aiordma.cli.round_trips import LEAST, MOST, WARM_UP, Plan, Result, measure, plans
+
+from ..conftest import Run
+
+
+class FakeMessage:
+    def __init__(self, data: bytes, imm: int | None) -> None:
+        self.data = data
+        self.imm = imm
+        self.released = False
+
+    def __bytes__(self) -> bytes:
+        return self.data
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.released = True
+
+
+class FakeConnection:
+    """Echoes at once what `change` makes of a message."""
+
+    def __init__(self, change: Callable[[FakeMessage], object] = lambda message: None) -> None:
+        self._change = change
+        self._coming: deque[FakeMessage] = deque()
+        self.echoed: list[FakeMessage] = []
+
+    async def send(self, data: bytes, *, imm: int | None = None) -> None:
+        message = FakeMessage(data, imm)
+        self.echoed.append(message)
+        self._change(message)
+        self._coming.append(message)
+
+    async def recv(self) -> FakeMessage:
+        if not self._coming:
+            await asyncio.get_running_loop().create_future()
+        return self._coming.popleft()
+
+    @property
+    def connection(self) -> aiordma.Connection:
+        return cast(aiordma.Connection, self)
+
+
+def test_every_message_is_echoed_compared_and_released(run: Run) -> None:
+    fake = FakeConnection()
+    result = run(measure(fake.connection, Plan(100), count=5, patience=5))
+    assert result.mismatch == ""
+    assert len(result.times) == 5
+    assert result.payload == 500
+    assert len(fake.echoed) == WARM_UP + 5
+    assert all(message.released and len(message.data) == 100 for message in fake.echoed)
+    assert len({message.data for message in fake.echoed}) > 1
+
+
+def test_as_many_messages_as_the_time_allows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeConnection()
+    monkeypatch.setattr(round_trips, "SECONDS", 60.0)
+    assert len(run(measure(fake.connection, Plan(8), count=None, patience=5)).times) == MOST
+    monkeypatch.setattr(round_trips, "SECONDS", 0.0)
+    assert len(run(measure(fake.connection, Plan(8), count=None, patience=5)).times) == LEAST
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda message: setattr(message, "data", b""), "message 0 of 20 bytes came back with 0"),
+        (
+            lambda message: setattr(message, "data", bytes(19) + b"\1"),
+            "message 0: byte 19 was 0x00",
+        ),
+        (lambda message: setattr(message, "imm", 7), "message 0 came back as number 7"),
+        (lambda message: setattr(message, "imm", None), "message 0 came back as number None"),
+    ],
+)
+def test_the_first_difference_is_told(
+    run: Run, change: Callable[[FakeMessage], object], text: str
+) -> None:
+    plan = Plan(20, bytes(20))
+    result = run(measure(FakeConnection(change).connection, plan, count=3, patience=5))
+    assert result.mismatch.startswith(text)
+    assert len(result.times) == 3
+
+
+def test_an_echo_that_does_not_come(run: Run) -> None:
+    class Silent(FakeConnection):
+        async def send(self, data: bytes, *, imm: int | None = None) -> None:
+            pass
+
+    with pytest.raises(TimeoutError):
+        run(measure(Silent().connection, Plan(8), count=1, patience=0.01))
+
+
+# ---- contents -----------------------------------------------------------------------------------
+
+
+def test_random_rows() -> None:
+    assert plans([1, 64], None) == [Plan(1), Plan(64)]
+
+
+def test_rows_of_a_file_are_those_that_cut_it_and_the_whole() -> None:
+    file = bytes(100)
+    assert plans([0, 1, 64, 100, 1000], file) == [Plan(1, file), Plan(64, file), Plan(100, file)]
+    assert [plan.whole_file for plan in plans([1, 64], file)] == [False, False, True]
+
+
+def test_an_empty_file_is_one_empty_message() -> None:
+    (plan,) = plans([1, 64], b"")
+    assert list(islice(plan.messages(), 2)) == [b"", b""]
+
+
+@given(st.binary(min_size=1, max_size=50), st.integers(1, 60))
+def test_the_pieces_are_the_file_again_and_again(file: bytes, size: int) -> None:
+    number = -(-len(file) // size)
+    pieces = list(islice(Plan(size, file).messages(), 2 * number))
+    assert b"".join(pieces) == 2 * file
+    assert all(len(piece) <= size for piece in pieces)
+
+
+@given(st.integers(0, 5000))
+def test_random_contents_have_the_size(size: int) -> None:
+    assert [len(data) for data in islice(Plan(size).messages(), 3)] == [size] * 3
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_quantiles_are_times_that_occurred(times: list[float]) -> None:
+    result = Result(8, times=times)
+    assert result.quantile(0) == min(times)
+    assert result.quantile(1) == max(times)
+    for part in (0.5, 0.99):
+        at_most = sum(time <= result.quantile(part) for time in times)
+        less = sum(time < result.quantile(part) for time in times)
+        assert less < part * len(times) <= at_most
+
+
+def test_quantiles_of_a_hundred() -> None:
+    result = Result(8, times=[float(number) for number in range(100, 0, -1)])
+    assert [result.quantile(part) for part in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
+
+
+def test_throughput_counts_both_directions() -> None:
+    assert Result(10, times=[1.0, 3.0], payload=20).throughput == 10.0

@@ -1,0 +1,156 @@
+"""What README.md and CONTRIBUTING.md show is run, and what they name is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import aiordma
+from aiordma.cli.app import app
+
+from . import counts
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md")
+README = (ROOT / "README.md").read_text()
+
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+OUTPUTS = ["b'hello, RDMA'\n", "bytearray(b'56789RDMA!')\n"]
+
+CODE = re.compile(r"^```sh\n(.*?)^```$|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str, program: str) -> list[list[str]]:
+    """The arguments of every `program ...` in the page's code, comments left out."""
+    found = []
+    for block, inline in CODE.findall((ROOT / page).read_text()):
+        for line in (block or inline).splitlines():
+            for part in line.partition("#")[0].split("&&"):
+                words = part.split()
+                while words and "=" in words[0]:  # variables
+                    words.pop(0)
+                if words and words[0] == program:
+                    found.append(words[1:])
+    return found
+
+
+# ---- programs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("program", "output"), list(zip(PROGRAMS, OUTPUTS, strict=True)))
+def test_the_programs_print_what_the_readme_says(program: str, output: str) -> None:
+    """On the embedded device: they are there to work without hardware."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "AIORDMA_DEVICE": "embedded0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
+    assert output.strip() in README.replace(program, "") + program.partition("#")[2]
+
+
+def test_the_echo_is_short() -> None:
+    assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 12
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_make_targets_are_there(page: str) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for words in commands(page, "make")}
+    assert named
+    assert named <= targets
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    assert commands("README.md", "make")[:2] == [["echo"], ["test"]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_are_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\(([^):]+)\)", text)
+    paths = [name for name in re.findall(r"`([\w./]+)`", text) if "/" in name]
+    for name in (*links, *paths):
+        assert name.startswith("/") or (ROOT / name).exists(), f"{page} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_and_options_are_there(page: str) -> None:
+    context = click.Context(app)
+    for name, *words in commands(page, "aiordma"):
+        command = app.get_command(context, name)
+        assert command is not None, f"{page} names the command {name}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_public_names_are_there(page: str) -> None:
+    for name in re.findall(r"`aiordma\.([\w.]+)`", (ROOT / page).read_text()):
+        value: object = aiordma
+        for part in name.split("."):
+            value = getattr(value, part)
+
+
+# ---- the numbers of tests -----------------------------------------------------------------------
+
+
+def test_the_counts_are_those_that_the_script_writes() -> None:
+    _, section, _ = counts.parts(README)
+    assert section == counts.render(counts.parse(section))
+
+
+def test_reading_a_log() -> None:
+    log = (
+        "=== 3 passed in 1.00s ===\r\n"
+        "make: something else\n"
+        "================= 310 passed, 4 skipped, 1 xfailed in 62.19s (0:01:02) =================\n"
+    )
+    assert counts.read_log(log) == (310, 4)
+    assert counts.read_log("==== 3 passed in 1.00s ====") == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "",
+        "==== 1 failed, 3 passed in 1.00s ====",
+        "==== 3 passed, 1 error in 1.00s ====",
+        "==== 3 passed, 200 deselected in 1.00s ====",
+        "==== no tests ran in 1.00s ====",
+    ],
+)
+def test_a_run_that_does_not_count(log: str) -> None:
+    with pytest.raises(ValueError, match="passed"):
+        counts.read_log(log)
+
+
+def test_writing_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme, log = tmp_path / "README.md", tmp_path / "log"
+    empty = f"before\n{counts.BEGIN}{counts.END}\nafter\n"
+    readme.write_text(empty)
+    log.write_text("==== 3 passed, 1 skipped in 1.00s ====")
+    monkeypatch.setattr(counts, "README", readme)
+    problem = counts.main(["--check", f"rxe0={log}"])
+    assert problem is not None
+    assert "make counts" in problem
+    assert readme.read_text() == empty
+    assert counts.main([f"rxe0={log}"]) is None
+    assert "\n| `rxe0` | 3 | 1 |\n" in readme.read_text()
+    assert counts.main(["--check", f"rxe0={log}"]) is None
+    log.write_text("==== 4 passed in 1.00s ====")
+    assert counts.main([f"embedded0={log}"]) is None
+    before, section, after = counts.parts(readme.read_text())
+    assert counts.parse(section) == {"rxe0": (3, 1), "embedded0": (4, 0)}
+    assert (before, after) == (f"before\n{counts.BEGIN}", f"{counts.END}\nafter\n")
