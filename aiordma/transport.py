@@ -63,12 +63,19 @@ def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
 
 async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:
     """Numeric addresses of a host, in the resolver's order."""
-    loop = asyncio.get_running_loop()
+    if not 0 <= port <= 0xFFFF:  # the resolver would take it modulo 2^16
+        raise ValueError(f"port {port} is not 0 to 65535")
+    kind = socket.SOCK_STREAM
     flags = socket.AI_PASSIVE if passive else 0
     try:
-        infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
-    except socket.gaierror as error:
-        raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
+        # A numeric host is not looked up anywhere: no thread is needed that may block.
+        infos = socket.getaddrinfo(host, port, type=kind, flags=flags | socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        try:
+            loop = asyncio.get_running_loop()
+            infos = await loop.getaddrinfo(host, port, type=kind, flags=flags)
+        except socket.gaierror as error:
+            raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
     return [(str(info[4][0]), int(info[4][1])) for info in infos]
 
 

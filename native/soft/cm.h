@@ -236,7 +236,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* What this side asks for (RDMA_MAX_...: as much as there is), within what the device has. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or an errno value. */
+/* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
 int soft_cm_qp_ready(struct soft_cm_id *id);
 /* The id's queue pair, if there is one, to ERR. */
 void soft_cm_qp_error(struct soft_cm_id *id);

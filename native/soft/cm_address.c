@@ -46,7 +46,7 @@ static void set_port(struct sockaddr *address, uint16_t port) /* network byte or
 		((struct sockaddr_in6 *)(void *)address)->sin6_port = port;
 }
 
-/* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17.4.1). */
+/* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17). */
 static void gid_from(union ibv_gid *gid, const struct sockaddr *address)
 {
 	memset(gid, 0, sizeof(*gid));
@@ -290,8 +290,8 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	return 0;
 }
 
-/* No route, or no such source address: an error of the call, as the kernel's rdma_cm reports what it
- * knows at once.  A host that does not answer shows when it is connected to. */
+/* No route, or no such source address: an error of the call, as the kernel's rdma_cm reports what
+ * it knows at once.  A host that does not answer shows when it is connected to. */
 int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
 			   struct sockaddr *dst_addr, int timeout_ms)
 {

@@ -10,7 +10,7 @@
 
 struct soft_cm_limits soft_cm_limits = {
 	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
-	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9.8) */
+	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
 	.request_ms = 5 * 1000,
 	.timewait_ms = 20,
 	.pause_ms = 50,
@@ -106,7 +106,7 @@ int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **
 	return 0;
 }
 
-/* What the other side is told when an id goes (IBTA 12.9.7, as the kernel's ib_cm does it): who
+/* What the other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): who
  * asked says "timeout", who was asked says "rejected by the consumer"; a connection is ended. */
 static void leave_handshake(struct soft_cm_id *id)
 {
@@ -216,7 +216,7 @@ static int set_v6_only(struct soft_cm_id *id, bool only)
 	return 0;
 }
 
-/* 4.096 us * 2^n, a 5-bit exponent (IBTA 9.9.2.1.1 "Local ACK Timeout"). */
+/* 4.096 us * 2^n, a 5-bit exponent (IBTA 9.7.6.1.3). */
 static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 {
 	if (exponent > 31)

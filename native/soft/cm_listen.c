@@ -1,10 +1,10 @@
 /* Listeners: rdma_listen(3), and the strangers at their door.
  *
- * Anybody can connect to the TCP port.  A connection becomes the application's business with a whole
- * REQ only; until then it is half open: few of them (the oldest goes when there are too many; who
- * speaks the protocol sends REQ along with the connection and is gone from the list at once), for a
- * short time, and at the cost of a few hundred bytes.  A request that the application's backlog has
- * no room for is told to wait (MRA) and waits.
+ * Anybody can connect to the TCP port.  A connection becomes the application's business with a
+ * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
+ * who speaks the protocol sends REQ along with the connection and is gone from the list at once),
+ * for a short time, and at the cost of about a kilobyte.  A request that the application's backlog
+ * has no room for is told to wait (MRA) and waits.
  */
 #define _GNU_SOURCE /* accept4 */
 #include "cm.h"

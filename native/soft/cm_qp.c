@@ -1,8 +1,8 @@
 /* The queue pair of an id: rdma_create_qp(3), rdma_init_qp_attr(3), and the way through its states.
  *
- * As in librdmacm, a queue pair made here is in INIT at once (receives can be posted) and goes on to
- * RTR and RTS during rdma_accept, or when REP has come; an application with a queue pair of its own
- * asks for the attributes and moves it itself.
+ * As in librdmacm, a queue pair made here is in INIT at once (receives can be posted) and goes on
+ * to RTR and RTS during rdma_accept, or when REP has come; an application with a queue pair of its
+ * own asks for the attributes and moves it itself.
  */
 #include "cm.h"
 

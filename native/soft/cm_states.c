@@ -9,7 +9,7 @@
  * IDLE: rdma_listen binds to any IPv4 address by itself, as the real library does.
  * CONNECTING and later: rdma_disconnect is a success also when there is nothing (left) to
  * disconnect; rdma_disconnect(3) asks both sides to call it.
- * ACCEPTED: rdma_reject may take an rdma_accept back while RTU has not come (IBTA 12.9.7.2). */
+ * ACCEPTED: rdma_reject may take an rdma_accept back while RTU has not come (IBTA 12.9). */
 static const unsigned int allowed[SOFT_CM_STATES] = {
 	[SOFT_CM_IDLE] = CALL(BIND) | CALL(RESOLVE_ADDR) | CALL(LISTEN) | CALL(SET_REUSEADDR) |
 			 CALL(SET_AFONLY),

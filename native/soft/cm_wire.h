@@ -3,7 +3,7 @@
  * Why messages of our own: the stream that carries the handshake becomes the queue pair's link, so
  * the handshake must end at a byte that both sides agree on.  Hence every message has a fixed size,
  * given by its type.  The names and the order REQ, MRA, REP, RTU, REJ are those of the InfiniBand
- * communication management protocol (IBTA vol 1, 12.6 and 12.9.7), the content is what a
+ * communication management protocol (IBTA vol 1, 12.6 and 12.9), the content is what a
  * queue pair needs to come up over a stream.  Everything is little-endian.
  *
  *   header  8   magic "ARCM", version, type, u16 length of the body

@@ -21,13 +21,23 @@ enum {
 	ATTEMPTS = 8, /* to find a port that is free on loopback too */
 };
 
+#define PAUSE_NS 100000000u
+
 static int reserved = -1;
 static uint16_t port;
 static struct listening {
 	struct soft_source source;
 	union ibv_gid gid;
+	struct soft_timer pause;
 } listening[ADDRESSES];
 static int listening_count;
+
+/* Out of file descriptors or memory: the listener would be ready for ever and nothing could be
+ * done about it, so it is left alone for a while. */
+static void pause_over(struct soft_timer *timer)
+{
+	soft_watch(&soft_container(timer, struct listening, pause)->source, EPOLLIN);
+}
 
 static void ready(struct soft_source *source, uint32_t events)
 {
@@ -35,9 +45,16 @@ static void ready(struct soft_source *source, uint32_t events)
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
 		int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
-		if (fd < 0)
-			return;
-		soft_greeting_accepted(fd);
+		if (fd >= 0) {
+			soft_greeting_accepted(fd);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+			soft_unwatch(source);
+			soft_timer_start(&soft_container(source, struct listening, source)->pause,
+					 soft_now() + PAUSE_NS);
+		}
+		return;
 	}
 }
 
@@ -97,6 +114,7 @@ static bool listen_at(const union ibv_gid *gid)
 		return false;
 	slot->source = (struct soft_source){.fd = fd, .ready = ready};
 	slot->gid = *gid;
+	slot->pause = (struct soft_timer){.expired = pause_over};
 	if (listen(fd, BACKLOG) || soft_watch(&slot->source, EPOLLIN)) {
 		close(fd);
 		return false;
@@ -136,6 +154,7 @@ void soft_listener_shutdown(void)
 	while (listening_count) {
 		struct soft_source *source = &listening[--listening_count].source;
 
+		soft_timer_stop(&listening[listening_count].pause);
 		soft_unwatch(source);
 		if (source->fd >= 0)
 			close(source->fd);

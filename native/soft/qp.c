@@ -169,12 +169,12 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 
 	qp->link_down = NULL;
 	stop_timers(qp);
+	qp->ibv.state = IBV_QPS_RESET; /* first: nothing of what follows completes any more */
 	if (link)
 		soft_link_leave(link);
 	soft_queues_reset(qp);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->communicated = qp->draining = false;
-	qp->ibv.state = IBV_QPS_RESET;
 }
 
 void soft_qp_error(struct soft_qp *qp)

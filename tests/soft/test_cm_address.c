@@ -236,9 +236,9 @@ static void resolving(void)
 
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, &elsewhere.any, &to.any, 1000), EADDRNOTAVAIL);
 	CHECK_EQUAL(rdma->rdma_resolve_addr(side.id, &from.any, &to.any, 1000), 0);
+	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
 	CHECK(port_of(side.id) != 0);
 	CHECK_EQUAL(ntohs(rdma->rdma_get_dst_port(side.id)), 7777);
-	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000), EINVAL);
 	side_drop(&side);
 

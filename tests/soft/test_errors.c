@@ -433,6 +433,24 @@ static void reset_and_reuse(void)
 	close_pair(&a, &b);
 }
 
+/* In the middle of a long message, too: nothing completes after RESET. */
+static void reset_in_a_message(void)
+{
+	enum { BIG = 32 << 20 };
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_pair(&a, &b, (struct options){.memory = BIG});
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = BIG,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = BIG,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	while (poll_cq(&a, 1, &wc) == 1)
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS); /* it was quicker than we */
+	close_pair(&a, &b);
+}
+
 /* What the application flushes by itself comes in the order of posting, sends and receives. */
 static void flush_order(void)
 {
@@ -498,6 +516,7 @@ int main(void)
 	STEP(cq_overrun());
 	STEP(drain());
 	STEP(reset_and_reuse());
+	STEP(reset_in_a_message());
 	STEP(flush_order());
 	STEP(deregister_under_fire());
 	return 0;

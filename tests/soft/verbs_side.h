@@ -37,7 +37,7 @@ struct options {
 	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
 	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
 	bool signal_none;    /* sq_sig_all = 0 */
-	bool loopback_gid;   /* use GIDs and not the LID alone */
+	int gid;             /* 1 + the GID index to use; 0: the LID alone */
 };
 
 struct side {
@@ -153,7 +153,9 @@ static inline struct address address_of_side(const struct side *side)
 	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1,
 					  (struct _compat_ibv_port_attr *)&port), 0);
 	address.lid = port.lid;
-	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, 0, &address.gid), 0);
+	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1,
+					 side->options.gid ? side->options.gid - 1 : 0,
+					 &address.gid), 0);
 	return address;
 }
 
@@ -189,8 +191,9 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		.min_rnr_timer = or_default(side->options.rnr_timer, 1, 255),
 	};
 
-	if (side->options.loopback_gid) {
+	if (side->options.gid) {
 		attr.ah_attr.is_global = 1;
+		attr.ah_attr.grh.sgid_index = (uint8_t)(side->options.gid - 1);
 		attr.ah_attr.grh.dgid = peer->gid;
 	}
 	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |

@@ -372,6 +372,16 @@ async def test_way_of_connecting_that_is_not_there(place: Place) -> None:
         await listen(place.host, via="pigeon")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("port", [-1, 1 << 16, 70_000])
+@one_loop
+@by_cm
+async def test_port_that_cannot_be(place: Place, port: int) -> None:
+    with pytest.raises(ValueError, match=str(port)):
+        await place.connect(port)
+    with pytest.raises(ValueError, match=str(port)):
+        await listen(place.host, port, device=place.device, via=place.via)
+
+
 @one_loop
 async def test_port_that_is_taken(place: Place) -> None:
     async with await place.listen() as listener:
