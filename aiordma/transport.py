@@ -239,9 +239,7 @@ async def listen(
     listener = Listener(chosen.name)
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
-        listener._acceptor = by_tcp.TCPAcceptor(
-            chosen, address, backlog, config, listener._deliver
-        )
+        listener._acceptor = by_tcp.TCPAcceptor(chosen, address, backlog, config, listener._deliver)
     else:
         listener._acceptor = by_cm.CMAcceptor(
             chosen.library, asked, address, backlog, config, listener._deliver

@@ -36,6 +36,14 @@ OFFER_SIZE = len(GREETING) + ENDPOINT_SIZE + HELLO_SIZE
 ACCEPT_PAUSE = 0.1
 
 
+def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
+    """Host and port; IPv4 as such, also on a socket that takes both.  None: already reset."""
+    if not name:
+        return None
+    host = name[0]
+    return host.removeprefix("::ffff:") if "." in host else host, name[1]
+
+
 class TCPLink:
     """The socket of a connection, from its making to its end."""
 
@@ -43,9 +51,8 @@ class TCPLink:
         self._reader = reader
         self._writer = writer
         self._watch: asyncio.Task[None] | None = None
-        # Neither is there when the peer has already reset the socket.
-        self._local: Address | None = (writer.get_extra_info("sockname") or ())[:2] or None
-        self._peer: Address | None = (writer.get_extra_info("peername") or ())[:2] or None
+        self._local = address_of(writer.get_extra_info("sockname"))
+        self._peer = address_of(writer.get_extra_info("peername"))
 
     @property
     def local_address(self) -> Address | None:

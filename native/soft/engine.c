@@ -12,7 +12,8 @@
  * idle process costs nothing.  When woken it asks: did a thread of the application do work since I
  * last looked, and is nobody asleep who can only be woken by me?  Then it stands back: it looks
  * again every half millisecond and serves what has been left lying for a whole tick.  Once it has
- * had to serve, it serves at once from then on, until the application does work again.
+ * had to serve, it serves at once from then on, until the application does work again; and if that
+ * happens time after time, it does not stand back at all for a while.
  *
  * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
  * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
@@ -36,7 +37,11 @@ enum {
 	TICK_NS = 500 * 1000,
 	QUIET_TICKS = 8, /* without work or application before the thread sleeps again */
 	NESTED_CHANNELS = 32,
+	LET_DOWNS = 3,
 };
+
+#define DISTRUST_NS 50000000u
+#define DISTRUST_MOST_NS 1000000000u
 
 static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
 static unsigned users;
@@ -305,25 +310,54 @@ static bool stand_back(unsigned *seen)
 	return left_lying;
 }
 
+/* How the thread has fared with standing back. */
+struct manners {
+	unsigned seen;      /* of engine.served */
+	bool courteous;     /* the application has done work since we last had to */
+	unsigned let_down;  /* how often in a row something was left lying all the same */
+	uint64_t trust_at;  /* do not stand back before */
+	uint64_t distrust;  /* for how long, next time */
+};
+
+/* True if the work at hand is for us. */
+static bool is_for_us(struct manners *manners)
+{
+	unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+
+	if (served != manners->seen) {
+		manners->seen = served;
+		manners->courteous = true;
+	}
+	if (!manners->courteous || soft_now() < manners->trust_at || !may_stand_back())
+		return true;
+	if (!stand_back(&manners->seen)) {
+		manners->let_down = 0;
+		manners->distrust = DISTRUST_NS;
+		return false;
+	}
+	/* An application that polls its memory for a peer's writes and the CQ only for its own
+	 * does some of the work, and leaves just what it waits for to us. */
+	if (++manners->let_down >= LET_DOWNS) {
+		manners->trust_at = soft_now() + manners->distrust;
+		if (manners->distrust < DISTRUST_MOST_NS)
+			manners->distrust *= 2;
+	}
+	return true;
+}
+
 static void *run(void *unused)
 {
-	unsigned seen = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
-	bool courteous = false;
+	struct manners manners = {
+		.seen = __atomic_load_n(&engine.served, __ATOMIC_RELAXED),
+		.distrust = DISTRUST_NS,
+	};
 
 	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
 	while (!stopping()) {
-		if (!work_is_ready(-1) || stopping())
+		if (!work_is_ready(-1) || stopping() || !is_for_us(&manners))
 			continue;
-		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
-
-		if (served != seen) {
-			seen = served;
-			courteous = true;
-		}
-		if (courteous && may_stand_back() && !stand_back(&seen))
-			continue;
-		courteous = false;
+		manners.courteous = false;
 		serve();
 	}
 	return NULL;

@@ -1,0 +1,94 @@
+"""Connections that do not come about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma import cm
+from aiordma.cm import ConnectionId, ConnectionParameters, EventType
+from aiordma.errors import (
+    AddressError,
+    LimitError,
+    RejectedError,
+)
+from tests.cm.conftest import address_of, expect
+
+
+@pytest.fixture
+def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
+    """An id whose route is resolved, with a queue pair."""
+    address = address_of(listener)
+    with events.create_id() as id:
+        id.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            yield id
+            id.destroy_qp()
+
+
+def test_reject(events: cm.EventChannel, asking: ConnectionId) -> None:
+    asking.connect()
+    request = expect(events, EventType.CONNECT_REQUEST)
+    request.id.reject(b"not today")
+    event = expect(events, EventType.REJECTED)
+    assert event.id is asking
+    error = event.error()
+    assert isinstance(error, RejectedError)
+    assert isinstance(error, ConnectionRefusedError)
+    assert error.reason == 28
+    assert error.private_data[:9] == b"not today"
+    assert "the application there refused" in str(error)
+    request.id.close()
+
+
+def test_closing_a_request_rejects_it(events: cm.EventChannel, asking: ConnectionId) -> None:
+    asking.connect()
+    expect(events, EventType.CONNECT_REQUEST).id.close()
+    event = expect(events, EventType.REJECTED)
+    assert event.id is asking
+
+
+def test_nobody_listens(
+    events: cm.EventChannel, asking: ConnectionId, listener: ConnectionId
+) -> None:
+    listener.close()
+    asking.connect()
+    event = expect(events, EventType.REJECTED)
+    error = event.error()
+    assert isinstance(error, RejectedError)
+    assert error.reason == 8
+    assert "nobody listens" in str(error)
+
+
+def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> None:
+    with pytest.raises(LimitError, match="rdma_connect carries at most 56"):
+        asking.connect(ConnectionParameters(bytes(57)))
+    with pytest.raises(LimitError, match="rdma_accept carries at most 196"):
+        asking.accept(ConnectionParameters(bytes(197)))
+    with pytest.raises(LimitError, match="rdma_reject carries at most 148"):
+        asking.reject(bytes(149))
+
+
+def test_all_of_the_private_data(events: cm.EventChannel, asking: ConnectionId) -> None:
+    question, answer = bytes(range(56)), bytes(range(100, 248))
+    asking.connect(ConnectionParameters(question))
+    request = expect(events, EventType.CONNECT_REQUEST)
+    assert request.private_data == question
+    request.id.reject(answer)
+    event = expect(events, EventType.REJECTED)
+    assert event.private_data[:148] == answer
+    request.id.close()
+
+
+def test_no_way_to_the_address(events: cm.EventChannel, host: str) -> None:
+    """From an address that is not here (198.51.100.0/24 is nobody's, RFC 5737) nothing leads."""
+    with events.create_id() as id:
+        with pytest.raises(AddressError, match=rf"{host} port 7471") as caught:
+            id.resolve_addr((host, 7471), ("198.51.100.7", 0), timeout=1)
+        assert caught.value.errno

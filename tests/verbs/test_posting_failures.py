@@ -1,0 +1,280 @@
+"""How posted work fails, and what is not posted at all."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import PostError, UnsupportedError
+from aiordma.verbs import (
+    AccessFlags,
+    QPState,
+    QPType,
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    SendFlags,
+    SendWorkRequest,
+    WCStatus,
+    WROpcode,
+)
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+SIGNALED = int(SendFlags.SIGNALED)
+
+
+def sge(end: End, offset: int = 0, length: int = 64) -> ScatterGatherElement:
+    return ScatterGatherElement(end.mr.addr + offset, length, end.mr.lkey)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "right"),
+    [
+        (WROpcode.RDMA_WRITE, AccessFlags.REMOTE_WRITE),
+        (WROpcode.RDMA_READ, AccessFlags.REMOTE_READ),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, AccessFlags.REMOTE_ATOMIC),
+    ],
+)
+def test_the_region_must_give_the_right(
+    pair: tuple[End, End], pd: verbs.ProtectionDomain, opcode: WROpcode, right: AccessFlags
+) -> None:
+    one, two = pair
+    rights = two.mr.access & ~right
+    with pd.reg_mr(4096, rights) as mr:
+        one.qp.post_send_atomic(1, opcode, SIGNALED, one.mr.addr, one.mr.lkey, mr.addr, mr.rkey, 1)
+        wc = one.completion()
+        assert wc.status is WCStatus.REM_ACCESS_ERR
+        assert not any(mr.buf)
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.RDMA_WRITE, WROpcode.RDMA_READ])
+@pytest.mark.parametrize(("offset", "length"), [(65536 - 4, 8), (65536, 8), (-1, 8), (0, 65537)])
+def test_outside_of_the_region(
+    connected_pair: ConnectedPair,
+    pd: verbs.ProtectionDomain,
+    opcode: WROpcode,
+    offset: int,
+    length: int,
+) -> None:
+    one, two = connected_pair()
+    with pd.reg_mr(1 << 17) as mr:
+        one.qp.post_send_one(
+            1, opcode, SIGNALED, mr.addr, length, mr.lkey, two.mr.addr + offset, two.mr.rkey
+        )
+        assert one.completion().status is WCStatus.REM_ACCESS_ERR
+        assert one.qp.query().qp_state is QPState.ERR
+        assert not any(two.mr.buf)
+
+
+def test_a_key_that_nobody_has(pair: tuple[End, End]) -> None:
+    one, two = pair
+    one.qp.post_send_one(
+        1, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey,
+        two.mr.addr, two.mr.rkey ^ 0x5A5A5A00,
+    )  # fmt: skip
+    assert one.completion().status is WCStatus.REM_ACCESS_ERR
+
+
+def test_a_closed_region(pair: tuple[End, End], pd: verbs.ProtectionDomain) -> None:
+    one, two = pair
+    mr = pd.reg_mr(4096, two.mr.access)
+    addr, rkey, memory = mr.addr, mr.rkey, mr.buf
+    mr.close()
+    one.mr.buf[:8] = b"too late"
+    one.qp.post_send_one(1, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey, addr, rkey)
+    assert one.completion().status is WCStatus.REM_ACCESS_ERR
+    assert not any(memory)
+
+
+def test_the_queue_pair_must_give_the_right(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(access=AccessFlags.REMOTE_READ)
+    one.qp.post_send_one(
+        1, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+    )
+    assert one.completion().status in (WCStatus.REM_ACCESS_ERR, WCStatus.REM_INV_REQ_ERR)
+
+
+def test_a_message_longer_than_the_receive(
+    pair: tuple[End, End], deviations: frozenset[str]
+) -> None:
+    """IBTA volume 1, clause 9.9.3, table 61: invalid request there, length error here."""
+    one, two = pair
+    two.qp.post_recv_one(7, two.mr.addr, 8, two.mr.lkey)
+    one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, one.mr.addr, 9, one.mr.lkey)
+    sent, received = one.completion(), two.completion()
+    assert received.wr_id == 7
+    if "a message too long for the receive is an operational error" in deviations:
+        assert sent.status is WCStatus.REM_OP_ERR
+        assert received.status is WCStatus.LOC_QP_OP_ERR
+    else:
+        assert sent.status is WCStatus.REM_INV_REQ_ERR
+        assert received.status is WCStatus.LOC_LEN_ERR
+
+
+def test_a_wrong_lkey(pair: tuple[End, End], deviations: frozenset[str]) -> None:
+    one, two = pair
+    two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
+    one.qp.post_send_one(5, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey ^ 0x5A5A5A00)
+    wc = one.completion()
+    assert wc.wr_id == 5
+    if "an unknown lkey is a queue pair error" in deviations:
+        assert wc.status is WCStatus.LOC_QP_OP_ERR
+    else:
+        assert wc.status is WCStatus.LOC_PROT_ERR
+
+
+def test_not_ready_receiver_ends_after_the_retries(connected_pair: ConnectedPair) -> None:
+    one, _ = connected_pair(rnr_retry=1, min_rnr_timer=0.00001)
+    one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey)
+    assert one.completion().status is WCStatus.RNR_RETRY_EXC_ERR
+
+
+def test_not_ready_receiver_is_waited_for(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(rnr_retry=7, min_rnr_timer=0.00001)
+    one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey)
+    two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
+    assert two.completion().ok
+    assert one.completion().ok
+
+
+def test_nobody_there(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(retry_cnt=1, timeout=0.001)
+    two.qp.to_reset()
+    one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey)
+    assert one.completion().status is WCStatus.RETRY_EXC_ERR
+
+
+def test_a_full_queue_tells_the_first_that_was_not_posted(connected_pair: ConnectedPair) -> None:
+    one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
+    granted = one.qp.query().cap.max_send_wr
+    requests = [
+        SendWorkRequest(i, WROpcode.SEND, [sge(one, 0, 8)], SendFlags.NONE)
+        for i in range(granted + 10)
+    ]
+    with pytest.raises(PostError) as caught:
+        one.qp.post_send(requests)
+    assert caught.value.errno == errno.ENOMEM
+    assert caught.value.verb == "ibv_post_send"
+    assert one.qp.capabilities.max_send_wr <= caught.value.bad_index <= granted
+    assert f"work request {caught.value.bad_index}" in str(caught.value)
+    assert "full" in str(caught.value)
+    with pytest.raises(PostError) as caught:
+        one.qp.post_send_one(1, WROpcode.SEND, 0, one.mr.addr, 8, one.mr.lkey)
+    assert caught.value.bad_index == 0
+
+
+def test_a_full_receive_queue(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    granted = one.qp.query().cap.max_recv_wr
+    with pytest.raises(PostError) as caught:
+        one.qp.post_recv([ReceiveWorkRequest(i, [sge(one)]) for i in range(granted + 10)])
+    assert caught.value.errno == errno.ENOMEM
+    assert one.qp.capabilities.max_recv_wr <= caught.value.bad_index <= granted
+    with pytest.raises(PostError):
+        one.qp.post_recv_one(1, one.mr.addr, 8, one.mr.lkey)
+
+
+def test_too_many_pieces(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    pieces = [sge(one, 0, 8)] * 40
+    with pytest.raises(PostError) as caught:
+        one.qp.post_send(
+            [
+                SendWorkRequest(1, WROpcode.SEND, pieces[:1]),
+                SendWorkRequest(2, WROpcode.SEND, pieces),
+            ]
+        )
+    assert caught.value.bad_index == 1
+    assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
+    with pytest.raises(PostError):
+        one.qp.post_recv([ReceiveWorkRequest(1, pieces)])
+
+
+@pytest.mark.parametrize(
+    ("qp_type", "opcode"),
+    [
+        pytest.param(QPType.UC, WROpcode.RDMA_READ, marks=pytest.mark.needs("UC")),
+        pytest.param(QPType.UC, WROpcode.ATOMIC_FETCH_AND_ADD, marks=pytest.mark.needs("UC")),
+        pytest.param(QPType.UD, WROpcode.RDMA_WRITE, marks=pytest.mark.needs("UD")),
+        pytest.param(QPType.UD, WROpcode.RDMA_READ, marks=pytest.mark.needs("UD")),
+        (QPType.RC, WROpcode.TSO),
+    ],
+)
+def test_what_a_transport_cannot_do_is_not_posted(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    qp_type: QPType,
+    opcode: WROpcode,
+) -> None:
+    with pd.create_qp(cq, qp_type=qp_type) as qp:
+        message = f"{opcode.name} on a {qp_type.name} queue pair"
+        with pytest.raises(UnsupportedError, match=message) as caught:
+            qp.post_send_one(1, opcode, SIGNALED, 0, 0, 0)
+        assert caught.value.device == pd.context.name
+        with pytest.raises(UnsupportedError, match=message):
+            qp.post_send([SendWorkRequest(1, opcode)])
+
+
+def test_a_number_that_does_not_fit(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    with pytest.raises(ValueError, match="does not fit"):
+        one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="does not fit"):
+        one.qp.post_recv_one(-1, 0, 0, 0)
+    with pytest.raises(ValueError, match="does not fit"):
+        one.qp.post_send([SendWorkRequest(1 << 64, WROpcode.SEND)])
+    with pytest.raises(ValueError, match="does not fit"):
+        one.qp.post_recv([ReceiveWorkRequest(1, [ScatterGatherElement(0, 1 << 32, 0)])])
+
+
+def test_posting_in_the_wrong_state(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    """ibv_post_recv(3): receives from INIT on; sends in RTS."""
+    with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:
+        with pytest.raises(PostError):
+            qp.post_send_one(1, WROpcode.SEND, SIGNALED, mr.addr, 8, mr.lkey)
+        with pytest.raises(PostError):
+            qp.post_recv_one(1, mr.addr, 8, mr.lkey)
+        qp.to_init()
+        qp.post_recv_one(1, mr.addr, 8, mr.lkey)
+        with pytest.raises(PostError):
+            qp.post_send_one(1, WROpcode.SEND, SIGNALED, mr.addr, 8, mr.lkey)
+
+
+def test_flush_is_in_order(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    one.qp.post_recv([ReceiveWorkRequest(i, [sge(one)]) for i in range(10)])
+    one.qp.to_error()
+    flushed = one.completions(10)
+    assert [wc.wr_id for wc in flushed] == list(range(10))
+    assert {wc.status for wc in flushed} == {WCStatus.WR_FLUSH_ERR}
+
+
+def test_work_posted_in_error_is_flushed(pair: tuple[End, End], deviations: frozenset[str]) -> None:
+    """IBTA volume 1, clause 10.3.1.7; the signaled flag does not matter."""
+    one, _ = pair
+    one.qp.to_error()
+    one.qp.post_recv_one(1, one.mr.addr, 8, one.mr.lkey)
+    one.qp.post_send_one(2, WROpcode.SEND, 0, one.mr.addr, 8, one.mr.lkey)
+    expected = {2} if "a receive posted in ERR is not flushed" in deviations else {1, 2}
+    flushed = one.completions(len(expected))
+    assert {wc.wr_id for wc in flushed} == expected
+    assert {wc.status for wc in flushed} == {WCStatus.WR_FLUSH_ERR}
+    assert one.cq.poll() == []
+
+
+def test_to_itself(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq) as qp, pd.reg_mr(128) as mr:
+        mine = qp.endpoint()
+        qp.connect(mine, mine)
+        mr.buf[:4] = b"self"
+        qp.post_recv_one(1, mr.addr + 64, 64, mr.lkey)
+        qp.post_send_one(2, WROpcode.SEND, SIGNALED, mr.addr, 4, mr.lkey)
+        found: list[verbs.WorkCompletion] = []
+        while len(found) < 2:
+            found += cq.poll()
+        assert all(wc.ok for wc in found)
+        assert bytes(mr.buf[64:68]) == b"self"
