@@ -6,7 +6,6 @@ them through `aiordma._native.handles` under `TYPE_CHECKING` only. `tests/native
 names here with those of the compiled module.
 """
 
-
 from typing import Final, Generic, Literal, TypeVar, overload
 
 from typing_extensions import Buffer
@@ -237,7 +236,6 @@ class EventChannel:
 
 class SocketAddress: ...
 class SocketStorage: ...
-
 class Address: ...
 
 class Route:

@@ -24,7 +24,9 @@ struct sockaddr_in6 { ...; };
 struct sockaddr_storage { ...; };
 """
 
-CALL = re.compile(r"^CALL\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$")
+CALL = re.compile(
+    r"^CALL\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$"
+)
 
 
 def calls_struct(header: str) -> str:
