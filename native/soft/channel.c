@@ -97,7 +97,9 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	return fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
+	/* Who asked for early wake-ups has said so already. */
+	return __atomic_load_n(&channel->early, __ATOMIC_RELAXED) ||
+	       fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 
 int soft_channel_wait(struct soft_channel *channel)

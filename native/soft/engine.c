@@ -37,7 +37,8 @@ enum {
 	TICK_NS = 500 * 1000,
 	QUIET_TICKS = 8, /* without work or application before the thread sleeps again */
 	NESTED_CHANNELS = 32,
-	LET_DOWNS = 3,
+	SOON = 3,
+	LET_DOWNS = 8,
 };
 
 #define DISTRUST_NS 50000000u
@@ -96,7 +97,8 @@ void soft_unlock(void)
 			soft_list_entry(engine.deferred.next, struct soft_deferred, node);
 
 		soft_list_remove(&deferred->node);
-		deferred->run(deferred);
+		if (engine.running) /* not with what a child has inherited */
+			deferred->run(deferred);
 	}
 	engine.current = NULL;
 	pthread_mutex_unlock(&engine.lock);
@@ -279,14 +281,17 @@ static bool may_stand_back(void)
 	return may;
 }
 
-/* The application is at work.  Returns true if it left something lying. */
-static bool stand_back(unsigned *seen)
+/* The application is at work.  Returns true if it left something lying; *ticks is how long that
+ * took it. */
+static bool stand_back(unsigned *seen, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = TICK_NS};
 	bool left_lying = false;
 
+	*ticks = 0;
 	for (int quiet = 0; quiet < QUIET_TICKS && !left_lying && !stopping();) {
 		nanosleep(&tick, NULL);
+		++*ticks;
 		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
 
 		if (soft_acks_owed()) {
@@ -314,7 +319,7 @@ static bool stand_back(unsigned *seen)
 struct manners {
 	unsigned seen;      /* of engine.served */
 	bool courteous;     /* the application has done work since we last had to */
-	unsigned let_down;  /* how often in a row something was left lying all the same */
+	unsigned let_down;  /* how often in a row something was soon left lying all the same */
 	uint64_t trust_at;  /* do not stand back before */
 	uint64_t distrust;  /* for how long, next time */
 };
@@ -330,19 +335,22 @@ static bool is_for_us(struct manners *manners)
 	}
 	if (!manners->courteous || soft_now() < manners->trust_at || !may_stand_back())
 		return true;
-	if (!stand_back(&manners->seen)) {
+	unsigned ticks;
+	bool left_lying = stand_back(&manners->seen, &ticks);
+
+	/* An application that polls its memory for a peer's writes and the CQ only for its own
+	 * does some of the work, and each time leaves just what it waits for to us.  One that was
+	 * merely kept from its work for a moment has done much of it before. */
+	if (!left_lying || ticks > SOON) {
 		manners->let_down = 0;
 		manners->distrust = DISTRUST_NS;
-		return false;
-	}
-	/* An application that polls its memory for a peer's writes and the CQ only for its own
-	 * does some of the work, and leaves just what it waits for to us. */
-	if (++manners->let_down >= LET_DOWNS) {
+	} else if (++manners->let_down >= LET_DOWNS) {
+		manners->let_down = 0;
 		manners->trust_at = soft_now() + manners->distrust;
 		if (manners->distrust < DISTRUST_MOST_NS)
 			manners->distrust *= 2;
 	}
-	return true;
+	return left_lying;
 }
 
 static void *run(void *unused)
@@ -469,6 +477,7 @@ static int start(void)
 			return rc;
 		fork_handled = true;
 	}
+	soft_timers_forget();
 	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
 	engine.alarm = (struct soft_source){.fd = -1, .ready = alarm_ready};
 	engine.scratch = malloc(sizeof(*engine.scratch));
@@ -606,7 +615,7 @@ void aiordma_wake_early(int fd)
 	struct soft_channel *channel = channel_of(fd);
 
 	if (channel) {
-		channel->early = true;
+		__atomic_store_n(&channel->early, true, __ATOMIC_RELAXED);
 		update_nesting();
 	}
 	soft_unlock();

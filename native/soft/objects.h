@@ -78,8 +78,6 @@ struct soft_gid {
 	uint32_t ifindex;
 };
 
-/* The addresses of this host as a table, loopback first.  Returns a malloc'd array or NULL. */
-struct soft_gid *soft_gid_table(int *count);
 /* The entry at an index; 0 or EINVAL. */
 int soft_gid_at(int index, struct soft_gid *gid);
 int soft_gid_count(void);
@@ -128,7 +126,8 @@ struct soft_cq {
 	uint32_t first;
 	uint32_t count; /* also read without the lock, to see that it is empty */
 	enum soft_armed armed;
-	bool just_armed; /* atomic */
+	bool just_armed;      /* atomic */
+	unsigned empty_polls; /* atomic */
 	bool overrun;
 	unsigned users; /* send and receive queues that complete here */
 	struct soft_deferred overrun_work;

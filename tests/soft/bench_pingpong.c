@@ -6,6 +6,7 @@
  * Prints for each: microseconds for 64 B there and back (median of rounds), and GB/s of 1 MiB
  * messages, four under way.
  */
+#define _GNU_SOURCE /* CPU_SET */
 #include "verbs_side.h"
 
 #include <netinet/in.h>
@@ -196,6 +197,21 @@ static void rdma_big(const struct process *process, struct side *side, const str
 	}
 }
 
+/* Each process on a core of its own, if there are two. */
+static void settle(const struct process *process)
+{
+	cpu_set_t all, own;
+	int skip = process->child ? 1 : 0;
+
+	CPU_ZERO(&own);
+	if (sched_getaffinity(0, sizeof(all), &all) || CPU_COUNT(&all) < 2)
+		return;
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &all) && skip-- == 0)
+			CPU_SET(cpu, &own);
+	sched_setaffinity(0, sizeof(own), &own);
+}
+
 int main(int count, char **arguments)
 {
 	/* Polling on a busy machine measures its scheduler: it can be left out, or done alone. */
@@ -205,6 +221,7 @@ int main(int count, char **arguments)
 	struct side side;
 
 	limit_seconds(120);
+	settle(&process);
 	int fd = tcp_pair(&process);
 
 	open_side(&side, (struct options){.memory = BIG + 8192, .receives = 128});
