@@ -46,6 +46,8 @@ ROUNDS = 4
 # How long a look before sleeping takes at most: about what a wake-up costs.  And how many wake-ups
 # go by without such a look, at most, when the looks before found nothing.
 SPIN_US = 50
+# Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
+WAKE_SPIN_US = 15
 MAX_WAKES_SKIPPED = 255
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
@@ -202,7 +204,7 @@ class Driver(_Shared):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_completions(self) -> None:
-        if self._handle(0) and not self._looking:
+        if self._handle(WAKE_SPIN_US) and not self._looking:
             if self._skip:
                 self._skip -= 1
             else:

@@ -14,6 +14,9 @@
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
 enum { BLOCK = 64 };
 
+/* How long a look may take when the device is at work all the time: others of the event loop wait. */
+enum { LOOK_AT_MOST_US = 1000 };
+
 static void fill_send(struct ibv_send_wr *wr, const struct aiordma_send *send,
 		      const struct ibv_sge *sges)
 {
@@ -190,6 +193,27 @@ static uint64_t microseconds(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
+/* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
+ * a long transfer would otherwise go round the caller's event loop with every buffer that fills. */
+static int look_again(struct aiordma_drain *drain)
+{
+	uint64_t now = microseconds();
+	uint64_t end = now + drain->spin_us;
+	uint64_t latest = now + LOOK_AT_MOST_US;
+	unsigned steps = aiordma_embedded_steps();
+	int rc;
+
+	do {
+		rc = take_events(drain);
+		now = microseconds();
+		if (aiordma_embedded_steps() != steps) {
+			steps = aiordma_embedded_steps();
+			end = now + drain->spin_us;
+		}
+	} while (!rc && !drain->ready_count && now < end && now < latest);
+	return rc;
+}
+
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
 		  int *more)
 {
@@ -197,13 +221,8 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 	int rc = take_events(drain);
 
 	*more = 0;
-	if (!rc && !drain->ready_count && drain->spin_us) {
-		uint64_t end = microseconds() + drain->spin_us;
-
-		do
-			rc = take_events(drain);
-		while (!rc && !drain->ready_count && microseconds() < end);
-	}
+	if (!rc && !drain->ready_count && drain->spin_us)
+		rc = look_again(drain);
 	if (rc)
 		return rc;
 	while (drain->ready_count && total < capacity) {

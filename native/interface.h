@@ -73,6 +73,9 @@ struct aiordma_drain {
 	uint32_t spin_us; /* look again for so long before answering that there is nothing */
 };
 
+/* Grows whenever a thread of the application has found work to do for the embedded device. */
+unsigned aiordma_embedded_steps(void);
+
 /* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
  * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
  * before every ready CQ was seen empty: call again. */

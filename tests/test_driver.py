@@ -540,3 +540,42 @@ def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
+
+
+LEFT_OPEN = """
+import asyncio, sys, uvloop, aiordma
+
+kept = []
+
+async def main(device, via, host):
+    listener = await aiordma.listen(host, 0, device=device, via=via)
+    client = await aiordma.connect(host, listener.port, device=device, via=via)
+    kept.extend((listener, client, await listener.accept()))
+    waiting = asyncio.create_task(client.recv())
+    await client.send(b"x")
+
+loop, *arguments = sys.argv[1:]
+factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+with asyncio.Runner(loop_factory=factory) as runner:
+    runner.run(main(*arguments))
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_loop_that_ends_with_connections_open(
+    device: verbs.Device, host: str, via: str, loop: str
+) -> None:
+    """It is the user's mistake, with a warning; it neither hangs nor crashes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", LEFT_OPEN, loop, device.name, via, host],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n")
+    assert "ResourceWarning: unclosed" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -181,6 +181,7 @@ class CMAcceptor:
         self._device = device
         self._deliver = deliver
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._requests: set[cm.ConnectionId] = set()  # whose handshake has not begun
         self._events = EventDriver.for_library(library)
         self._id: cm.ConnectionId | None = None
         try:
@@ -202,12 +203,14 @@ class CMAcceptor:
             refuse(event.id, "too many handshakes are under way")
             event.id.close()
             return
+        self._requests.add(event.id)
         task = asyncio.get_running_loop().create_task(self._accept(event))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
     async def _accept(self, event: cm.ConnectionEvent) -> None:
         id = event.id
+        self._requests.discard(id)
         link = CMLink(EventDriver.for_library(id.channel.library), id)
         connection: Connection | None = None
         try:
@@ -245,6 +248,8 @@ class CMAcceptor:
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
+        for id in self._requests:  # a task that was cancelled before its first step did nothing
+            id.close()
 
 
 def refuse(id: cm.ConnectionId, why: str) -> None:

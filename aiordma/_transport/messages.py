@@ -38,19 +38,30 @@ READ = int(verbs.WROpcode.RDMA_READ)
 # all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
 READ_SIZE = 8 << 20
 
+# Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
+# not keep back the credits that the peer waits for.
+SPARE_BLOCKS = 2
+
 
 class FrameSend(Work):
-    """A frame on its way out, in a block of the pool."""
+    """A frame on its way out, in a block of the pool, or one that goes back to `spares`."""
 
-    __slots__ = ("block", "future")
+    __slots__ = ("block", "future", "spares")
 
-    def __init__(self, block: Block, length: int, future: asyncio.Future[None] | None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        length: int,
+        future: asyncio.Future[None] | None,
+        spares: list[Block] | None,
+    ) -> None:
         super().__init__(OperationKind.SEND, SEND, block.address, length, block.lkey)
         self.block = block
         self.future = future
+        self.spares = spares
 
     def done(self, byte_len: int) -> None:
-        self.block.release()
+        self.release()
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
@@ -59,7 +70,10 @@ class FrameSend(Work):
             self.future.set_exception(error)
 
     def release(self) -> None:
-        self.block.release()
+        if self.spares is None:
+            self.block.release()
+        else:
+            self.spares.append(self.block)
 
 
 class FrameReceive:
@@ -184,6 +198,7 @@ class Messages:
         self._waiting: deque[Outgoing] = deque()
         self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
         self._offers: dict[int, Offered] = {}
+        self._spares: list[Block] = []
         self._next_request = 0
         self._incoming: deque[Incoming] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
@@ -198,6 +213,9 @@ class Messages:
 
     def post_receives(self) -> None:
         """Posts every receive; before the peer can send, and so before the handshake ends."""
+        self._spares = [
+            self._pool.block(HEADER_SIZE + protocol.MAX_LENGTH) for _ in range(SPARE_BLOCKS)
+        ]
         for _ in range(self._config.data_receives + self._config.control_receives):
             self._post_receive(self._pool.block(self._config.eager_size))
 
@@ -254,7 +272,8 @@ class Messages:
         length = view.nbytes
         try:
             if length + HEADER_SIZE <= self._peer_eager:
-                self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future)
+                block = self._pool.block(HEADER_SIZE + length)
+                self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future, block)
             else:
                 self._offer(outgoing)
         except (RDMAError, OSError, ValueError, BufferError) as error:
@@ -268,11 +287,12 @@ class Messages:
         view: bytes | memoryview,
         imm: int | None,
         future: asyncio.Future[None] | None,
+        block: Block,
+        spares: list[Block] | None = None,
     ) -> None:
         credits = self._credits
         assert credits is not None
         length = HEADER_SIZE + len(view)
-        block = self._pool.block(length)
         if kind is FrameKind.DATA or kind is FrameKind.OFFER:
             control, data = credits.spend_data()
         elif kind is FrameKind.CONTROL:
@@ -282,7 +302,22 @@ class Messages:
         target = block.view
         pack_header(target, 0, kind, control, data, imm=imm)
         target[HEADER_SIZE:length] = view
-        self._queue.post_frame(FrameSend(block, length, future))
+        self._queue.post_frame(FrameSend(block, length, future, spares))
+
+    def _send_control_frame(
+        self, kind: FrameKind, data: bytes, future: asyncio.Future[None] | None
+    ) -> bool:
+        """False when there is no memory now: a frame under way brings some back, and us here."""
+        spares = None
+        try:
+            block = self._pool.block(HEADER_SIZE + len(data))
+        except QuotaError:
+            if not self._spares:
+                return False
+            spares = self._spares
+            block = spares.pop()
+        self._send_frame(kind, data, None, future, block, spares)
+        return True
 
     def _offer(self, outgoing: Outgoing) -> None:
         mr = self._pool.pd.reg_mr(outgoing.view, verbs.AccessFlags.REMOTE_READ)
@@ -291,7 +326,9 @@ class Messages:
             request_id, mr.addr, mr.rkey, outgoing.view.nbytes, outgoing.imm
         )
         try:
-            self._send_frame(FrameKind.OFFER, protocol.encode(offer), None, None)
+            content = protocol.encode(offer)
+            block = self._pool.block(HEADER_SIZE + len(content))
+            self._send_frame(FrameKind.OFFER, content, None, None, block)
         except BaseException:
             mr.close()
             raise
@@ -304,14 +341,16 @@ class Messages:
             return
         queue = self._queue
         while self._control_waiting and credits.control_credits and queue.control_room:
-            data, future = self._control_waiting.popleft()
-            self._send_frame(FrameKind.CONTROL, data, None, future)
+            control = self._control_waiting.popleft()
+            if not self._send_control_frame(FrameKind.CONTROL, *control):
+                self._control_waiting.appendleft(control)
+                break
         while self._waiting and self._can_send():
             outgoing = self._waiting.popleft()
             if not outgoing.future.done():
                 self._send(outgoing)
         if credits.credit_frame_due and queue.control_room and self._ended is None:
-            self._send_frame(FrameKind.CREDIT, b"", None, None)
+            self._send_control_frame(FrameKind.CREDIT, b"", None)
         if self._drain_waiters:
             self._check_drained()
 
@@ -438,6 +477,8 @@ class Messages:
         while not self._ready() or (self._receivers and not waited):
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
+            if self._taken >= self._refill:
+                self._post_again()  # there was no memory for it before: there may be now
             receiver = self._loop.create_future()
             self._receivers.append(receiver)
             self._fetch_ahead()
@@ -528,3 +569,6 @@ class Messages:
         for receive, _ in self._early:
             receive.release()
         self._early.clear()
+        for block in self._spares:
+            block.release()
+        self._spares.clear()

@@ -217,6 +217,11 @@ void soft_progress_try(void)
 		progress(NULL);
 }
 
+unsigned aiordma_embedded_steps(void)
+{
+	return __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+}
+
 bool soft_channel_is_current(const struct soft_channel *channel)
 {
 	return engine.current == channel;

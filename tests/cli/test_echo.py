@@ -115,14 +115,14 @@ def test_bad_arguments(arguments: list[str], status: int, text: str) -> None:
 
 
 def test_an_address_that_is_not_here(device_name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    done = echo("--device", device_name, "--host", "192.0.2.1", *SMALL)
+    done = echo("--device", device_name, "--host", "203.0.113.1", *SMALL)
     assert done.exit_code == 1
     assert done.stderr == (
         "Error: the server process ended with exit status 1 before it listened\n"
     )
     said_by_the_server = capfd.readouterr().err
     assert said_by_the_server.startswith("Error: echo server: ")
-    assert "192.0.2.1" in said_by_the_server
+    assert "203.0.113.1" in said_by_the_server
 
 
 # Another end than `aiordma echo` has: its handler of a message is not ours.

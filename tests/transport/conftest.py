@@ -1,7 +1,9 @@
 """Tests of the transport are coroutines, run on both loops; `place` is where they connect.
 
-A test that says nothing runs four times: asyncio and uvloop, "cm" and "tcp".  What does not
-depend on the loop is marked `one_loop`, what does not depend on the way to connect `one_via`.
+A test that says nothing runs four times: on asyncio and uvloop, by "cm" and "tcp".  What does not
+depend on the loop is marked `one_loop`, what does not depend on the way to connect `by_cm` or
+`by_tcp`.  On another device than the embedded one, which in the virtual machine is slow, each test
+runs in half of its ways.
 """
 
 from __future__ import annotations
@@ -9,13 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 from typing import Any, cast
+from zlib import crc32
 
 import pytest
 
 from aiordma.transport import Via
-from tests.conftest import Run
+from tests.conftest import LOOPS, Run
 
 from .place import Place
+
+EMBEDDED = "embedded0"
+
+# Which of asyncio by cm, asyncio by tcp, uvloop by cm and uvloop by tcp go together.
+HALVES = (0, 1, 1, 0)
 
 # Seconds that a test may take on the embedded device, unless marked `time_limit`.
 TIME_LIMIT = 20.0
@@ -25,17 +33,42 @@ SLOW = 8.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "time_limit(seconds): instead of the usual limit, on the embedded device"
-    )
+    for line in (
+        "one_loop: the event loop does not matter, asyncio's will do",
+        "by_cm: only through the connection manager",
+        "by_tcp: only by an exchange over TCP",
+        "time_limit(seconds): instead of the usual limit, on the embedded device",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "place" not in metafunc.fixturenames:
+        return
+    node = metafunc.definition
+    vias = ["cm", "tcp"]
+    if node.get_closest_marker("by_cm"):
+        vias = ["cm"]
+    elif node.get_closest_marker("by_tcp"):
+        vias = ["tcp"]
+    loops = ["asyncio"] if node.get_closest_marker("one_loop") else list(LOOPS)
+    ways = [(loop, via) for loop in loops for via in vias]
+    if metafunc.config.getoption("--device") != EMBEDDED:
+        # The same ones in every run, and each about as often as the others.
+        odd = crc32(node.name.encode()) % 2
+        half = [way for number, way in enumerate(ways) if HALVES[number] == odd]
+        ways = half or ways
+    # As a mark, which takes the place of the parameters that the fixture `run` has by itself.
+    node.add_marker(pytest.mark.parametrize(("run", "via"), ways, indirect=True))
 
 
 @pytest.fixture(autouse=True)
-def _on_both_loops(run: Run) -> None:
+def _on_a_loop(run: Run) -> None:
     """Every test of this folder has the loop as a parameter."""
 
 
-@pytest.fixture(params=["cm", "tcp"])
+@pytest.fixture
 def via(request: pytest.FixtureRequest) -> Via:
     value: Via = request.param
     return value
@@ -43,7 +76,7 @@ def via(request: pytest.FixtureRequest) -> Via:
 
 @pytest.fixture
 def place(device_name: str, host: str, via: Via) -> Place:
-    return Place(device_name, host, via, 1.0 if device_name == "embedded0" else SLOW)
+    return Place(device_name, host, via, 1.0 if device_name == EMBEDDED else SLOW)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,7 +88,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
     marker = pyfuncitem.get_closest_marker("time_limit")
     limit = marker.args[0] if marker else TIME_LIMIT
-    if pyfuncitem.config.getoption("--device") != "embedded0":
+    if pyfuncitem.config.getoption("--device") != EMBEDDED:
         limit *= SLOW
 
     async def main() -> None:

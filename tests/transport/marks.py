@@ -1,9 +1,9 @@
-"""Parameters of tests, for those that need not run in all four ways."""
+"""Marks of tests that need not run in all four ways; see conftest.py."""
 
 from __future__ import annotations
 
 import pytest
 
-one_loop = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
-by_cm = pytest.mark.parametrize("via", ["cm"], indirect=True)
-by_tcp = pytest.mark.parametrize("via", ["tcp"], indirect=True)
+one_loop = pytest.mark.one_loop
+by_cm = pytest.mark.by_cm
+by_tcp = pytest.mark.by_tcp

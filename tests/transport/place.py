@@ -70,6 +70,11 @@ class Place:
     async def connect(self, port: int, config: Config = SMALL) -> Connection:
         return await connect(self.host, port, device=self.device, via=self.via, config=config)
 
+    @property
+    def turns(self) -> list[int]:
+        """Turns of the loop before a cancellation: from "not even begun" to "long done"."""
+        return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
+
     def within(self, seconds: float) -> asyncio.Timeout:
         """TimeoutError after this long, on a device that is not slow."""
         return asyncio.timeout(seconds * self.slow)

@@ -75,6 +75,9 @@ class RawPeer:
         self.theirs = theirs
         self.frames: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
         self.failures: list[verbs.WCStatus] = []
+        self.credits = theirs.data_receives
+        self.owed = 0  # control credits
+        self._more_credits = asyncio.Event()
         self._memory = made.memory
         self._channel = made.channel
         self._loop = asyncio.get_running_loop()
@@ -100,8 +103,26 @@ class RawPeer:
                 elif wc.opcode is verbs.WCOpcode.RECV:
                     start = wc.wr_id * SLOT
                     data = self._memory.receives.buf[start : start + wc.byte_len].tobytes()
-                    kind, *_ = unpack_header(data)
+                    kind, _, credits, _ = unpack_header(data)
+                    self.credits += credits
+                    self.owed += kind in (FrameKind.CONTROL, FrameKind.CREDIT)
+                    self._more_credits.set()
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))
+
+    async def send_data(self, content: bytes, limit: float) -> None:
+        """One message, as an honest peer would send it: with a credit, and giving back others."""
+        async with asyncio.timeout(limit):
+            while not self.credits:
+                self._more_credits.clear()
+                await self._more_credits.wait()
+        self.credits -= 1
+        back, self.owed = self.owed, 0
+        self.send(frame(FrameKind.DATA, content, control=back))
+
+    def send_control(self, message: protocol.Message) -> None:
+        """A control message that gives back what is owed."""
+        back, self.owed = self.owed, 0
+        self.send(frame(FrameKind.CONTROL, protocol.encode(message), control=back))
 
     async def control(self, limit: float) -> protocol.Message:
         """The next control message of the other side; frames before it are passed over."""

@@ -26,9 +26,6 @@ from .place import (
     turns,
 )
 
-# How many turns of the loop pass before the cancellation: from "not even begun" to "long done".
-TURNS = [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40]
-
 
 async def forgotten(task: asyncio.Task[None]) -> None:
     """After this a cancelled task holds nothing of what it worked on, as its exception does."""
@@ -51,10 +48,10 @@ async def test_recv_cancelled_at_any_time_loses_nothing(place: Place, size: int)
     async with place.pair() as (client, server):
         sending = []
         arrived = []
-        for number, count in enumerate(TURNS):
+        for number, count in enumerate(place.turns):
             sending.append(asyncio.create_task(client.send(pattern(size, number))))
             arrived += await cancelled_after(count, server.recv)
-        while len(arrived) < len(TURNS):
+        while len(arrived) < len(place.turns):
             arrived.append(await server.recv())
         await asyncio.gather(*sending)
         for number, message in enumerate(arrived):
@@ -65,7 +62,7 @@ async def test_recv_cancelled_at_any_time_loses_nothing(place: Place, size: int)
 async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
     """Also the very one that a message has just been given to."""
     async with place.pair() as (client, server):
-        for count in TURNS:
+        for count in place.turns:
             first, second, third = (asyncio.create_task(server.recv()) for _ in range(3))
             await turns(2)
             sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(2)]
@@ -78,6 +75,28 @@ async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
                 assert [bytes(await first), texts[0]] == [b"0", b"1"]
                 third.cancel()
             await asyncio.gather(*sending)
+
+
+@one_loop
+@by_cm
+async def test_message_for_a_receiver_that_is_cancelled_just_then(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being told of the message and taking it: the next receiver gets it."""
+    async with place.pair() as (client, server):
+        first, second = (asyncio.create_task(server.recv()) for _ in range(2))
+        await turns(2)
+        wake = server._messages._wake
+
+        def wake_and_cancel() -> None:
+            wake()
+            first.cancel()
+
+        monkeypatch.setattr(server._messages, "_wake", wake_and_cancel)
+        await client.send(b"x")
+        async with place.within(2):
+            assert bytes(await second) == b"x"
+        assert first.cancelled()
 
 
 @one_loop
@@ -147,7 +166,7 @@ async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
         sent = []
         number = 0
         for size in (100, 5000, 100_000):
-            for count in TURNS:
+            for count in place.turns:
                 sends = [
                     asyncio.create_task(client.send(pattern(size, n), imm=n))
                     for n in range(number, number + 10)
@@ -169,7 +188,7 @@ async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
     async with place.pair() as (anchor, _):
         before = pool_statistics(anchor)
         async with place.pair() as (client, server):
-            for count in TURNS:
+            for count in place.turns:
                 await cancelled_after(count, lambda: client.send(bytes(100)))
                 await cancelled_after(count, lambda: client.send(bytes(5000)))
             closing = asyncio.create_task(client.close())
@@ -205,7 +224,7 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
                     case _:
                         await client.compare_and_swap(remote[:8], 0, 1)
 
-            for count in TURNS:
+            for count in place.turns:
                 await cancelled_after(count, work)
             region.close()
             # What was posted is done before what is posted now, on the same queue pair.
@@ -218,7 +237,7 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
 async def test_request_region_cancelled_at_any_time(place: Place) -> None:
     """What is granted to nobody goes back: afterwards the whole quota can still be borrowed."""
     async with place.pair() as (client, server):
-        for count in TURNS:
+        for count in place.turns:
             for region in await cancelled_after(
                 count, lambda: client.request_region(SMALL.lend_quota // 2)
             ):
@@ -235,7 +254,7 @@ async def test_request_region_cancelled_at_any_time(place: Place) -> None:
 async def test_send_region_cancelled_at_any_time(place: Place) -> None:
     async with place.pair(replace(SMALL, max_regions=100)) as (client, server):
         with client.alloc(100) as buffer:
-            for count in TURNS:
+            for count in place.turns:
                 for share in await cancelled_after(
                     count, lambda: client.send_region(buffer, access=ALL)
                 ):
@@ -251,7 +270,7 @@ async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
         with server.alloc(100) as buffer:
             arrived = []
             lengths = []
-            for number, count in enumerate(TURNS[: SMALL.max_regions], 1):
+            for number, count in enumerate(place.turns[: SMALL.max_regions], 1):
                 sending = asyncio.create_task(server.send_region(buffer[:number]))
                 arrived += await cancelled_after(count, client.recv_region)
                 await sending
@@ -265,8 +284,7 @@ async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
 # ---- connecting and closing ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [*TURNS, 80, 160])
-async def test_connect_cancelled_at_any_time(place: Place, count: int) -> None:
+async def test_connect_cancelled_at_any_time(place: Place) -> None:
     """The listener goes on, also when the other side of the cancelled connection was made."""
     async with await place.listen() as listener:
         made: list[Connection] = []
@@ -283,7 +301,7 @@ async def test_connect_cancelled_at_any_time(place: Place, count: int) -> None:
                     group.create_task(receive(conn))
 
         accepting = asyncio.create_task(accept())
-        for _ in range(3):
+        for count in (*place.turns, 80, 160):
             for conn in await cancelled_after(count, lambda: place.connect(listener.port)):
                 await conn.close()
         async with await place.connect(listener.port) as client:
@@ -300,7 +318,7 @@ async def test_connect_cancelled_at_any_time(place: Place, count: int) -> None:
 
 async def test_accept_cancelled_at_any_time_loses_no_connection(place: Place) -> None:
     async with await place.listen() as listener:
-        for count in TURNS:
+        for count in place.turns:
             connecting = asyncio.create_task(place.connect(listener.port))
             accepted = await cancelled_after(count, listener.accept)
             server = accepted[0] if accepted else await listener.accept()
@@ -315,19 +333,21 @@ async def drain(conn: Connection) -> None:
         (await conn.recv()).release()
 
 
-@pytest.mark.parametrize("count", TURNS)
-async def test_close_cancelled_at_any_time_ends_the_connection(place: Place, count: int) -> None:
-    async with place.pair() as (client, server):
-        sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
-        await turns(2)
-        await cancelled_after(count, client.close)
-        async with place.within(1):
-            if not count:  # then it was cancelled before its first step
-                client.abort()
-            await client.wait_closed()
-            ended = await asyncio.gather(*sends, return_exceptions=True)
-            assert all(isinstance(end, ConnectionClosedError | None) for end in ended)
-            await ends(drain(server), ConnectionBrokenError, ConnectionClosedError)
+async def test_close_cancelled_at_any_time_ends_the_connection(place: Place) -> None:
+    async with await place.listen() as listener:
+        for count in place.turns:
+            client, server = await place.both(listener)
+            sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
+            await turns(2)
+            await cancelled_after(count, client.close)
+            async with place.within(1):
+                if not count:  # then it was cancelled before its first step
+                    client.abort()
+                await client.wait_closed()
+                ended = await asyncio.gather(*sends, return_exceptions=True)
+                assert all(isinstance(end, ConnectionClosedError | None) for end in ended)
+                await ends(drain(server), ConnectionBrokenError, ConnectionClosedError)
+                await server.wait_closed()
 
 
 @one_loop

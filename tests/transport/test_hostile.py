@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from aiordma import (
+    Buffer,
     Config,
     Connection,
     ConnectionBrokenError,
@@ -29,7 +30,7 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
-from aiordma.errors import RejectedError, RemoteAccessError, UnreachableError
+from aiordma.errors import QuotaError, RejectedError, RemoteAccessError, UnreachableError
 
 from .marks import by_cm, by_tcp, one_loop
 from .place import (
@@ -374,6 +375,57 @@ async def test_peer_that_never_reads(place: Place) -> None:
 
 async def finish(task: asyncio.Task[None]) -> None:
     await task
+
+
+@one_loop
+async def test_pool_held_by_the_user(place: Place) -> None:
+    """Who holds all of it cannot send, but receives, and answers what the peer asks."""
+    async with await place.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+            held = take_all(conn)
+            for n in range(30):
+                await peer.send_data(b"%d" % n, place.slow)
+                assert bytes(await conn.recv()) == b"%d" % n
+            for n in range(1, 10):
+                peer.send_control(protocol.Ping(n))
+                assert await peer.control(place.slow) == protocol.Pong(n)
+            held += take_all(conn)  # of what has become free meanwhile
+            with pytest.raises(QuotaError):
+                await conn.send(b"x")
+            for buffer in held:
+                buffer.release()
+            await conn.send(b"x")
+
+
+def take_all(conn: Connection) -> list[Buffer]:
+    """All that is left of the pool."""
+    held = []
+    for size in (1 << 20, 1 << 16, 1 << 12, 256):
+        with suppress(QuotaError):
+            while True:
+                held.append(conn.alloc(size))
+    return held
+
+
+@one_loop
+async def test_messages_held_by_the_user(place: Place) -> None:
+    """Nothing is left to receive into; it goes on when the messages are released."""
+    async with await place.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+            held = take_all(conn)
+            kept = []
+            for n in range(SMALL.data_receives):
+                await peer.send_data(b"%d" % n, place.slow)
+                kept.append(await conn.recv())
+            for message in kept:
+                message.release()
+            receiving = asyncio.create_task(conn.recv())
+            await peer.send_data(b"next", place.slow)
+            assert bytes(await receiving) == b"next"
+            for buffer in held:
+                buffer.release()
 
 
 @one_loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -147,7 +148,7 @@ async def test_two_listeners(place: Place) -> None:
     ],
     ids=str,
 )
-def test_limits_that_cannot_be(limits: dict[str, int], via: str) -> None:
+def test_limits_that_cannot_be(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         Config(**limits)
 
@@ -496,3 +497,24 @@ async def test_peer_that_talks_on_the_socket_of_the_exchange(place: Place) -> No
         async with place.within(1):
             error = await ends(server.recv(), ConnectionBrokenError)
             assert "spoke after the exchange" in str(error)
+
+
+# ---- nothing happens -----------------------------------------------------------------------------
+
+
+@one_loop
+async def test_idle_connection_costs_nothing(place: Place) -> None:
+    """No timer, no polling: a process that waits for a message uses no processor."""
+    async with place.pair() as (client, server):
+        await check_alive(client, server)
+        waiting = asyncio.create_task(server.recv())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):  # what a burst of work leaves behind has settled
+                await asyncio.shield(waiting)
+        before = time.process_time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.shield(waiting)
+        assert time.process_time() - before < 0.02 * place.slow
+        await client.send(b"x")
+        assert bytes(await waiting) == b"x"
