@@ -194,6 +194,7 @@ def test_more_completions_than_one_turn_takes(
 
     async def main() -> None:
         async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            driver._skip = 1 << 20  # no looks before sleeping, which would find all of it too
             seen_by_others: set[int] = set()
             over = False
 
@@ -210,9 +211,9 @@ def test_more_completions_than_one_turn_takes(
             await asyncio.gather(first.sink.wait(60), second.sink.wait(60))
             over = True
             await watching
-            # At most the reader, the return to what was left, and the look before sleeping.
+            # At most the reader and the return to what was left.
             steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
-            assert max(steps, default=0) <= 3 * batch * rounds
+            assert max(steps, default=0) <= 2 * batch * rounds
 
     run(main())
 
@@ -520,7 +521,7 @@ async def main(device, via, host):
             await client.send(b"x")
             assert bytes(await server.recv()) == b"x"
 
-asyncio.run(main(*sys.argv[1:]))
+asyncio.run(main(*sys.argv[1:]), debug=False)
 end = time.monotonic() + 1
 while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
     pass  # a thread that has been joined stays in the list for a moment more

@@ -17,8 +17,9 @@ from .._core.handshake import Hello
 from ..config import Config
 from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError
+from ..verbs.bring_up import ACK_TIMEOUT
 from .connection import Address, Connection
-from .side import Side
+from .side import RETRIES, Side
 
 logger = logging.getLogger("aiordma.cm")
 
@@ -100,7 +101,7 @@ def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters
         private_data=side.hello.pack(),
         responder_resources=responder,
         initiator_depth=initiator,
-        retry_count=7,
+        retry_count=RETRIES,
         rnr_retry_count=7,
     )
 
@@ -113,6 +114,8 @@ def make_connection(link: CMLink, config: Config) -> tuple[Side, Connection]:
     try:
         pd = side.driver.pd
         side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps))
+        # The connection manager's own would be seconds; with the retries, half a minute.
+        link.id.set_ack_timeout(ACK_TIMEOUT)
         return side, Connection(side, config)
     except BaseException:
         side.close()

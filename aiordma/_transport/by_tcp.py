@@ -24,7 +24,7 @@ from ..driver import Driver
 from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Address, Connection
-from .side import Side
+from .side import RETRIES, Side
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -145,7 +145,7 @@ def connect_qp(side: Side, connection: Connection, local: Endpoint, remote: Endp
     """Ready to send and receive; the peer must not send before it is told."""
     assert side.qp is not None
     try:
-        side.qp.connect(local, remote, access=REMOTE_RIGHTS)
+        side.qp.connect(local, remote, access=REMOTE_RIGHTS, retry_cnt=RETRIES)
     except ValueError as error:
         raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
     connection._post_receives()

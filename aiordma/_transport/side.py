@@ -17,6 +17,10 @@ from ..driver import Driver
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
 
+# Retransmissions before the peer counts as gone.  Not 7: rdma_rxe takes that for "for ever", which
+# it is for rnr_retry only, and would never notice a queue pair that has died in silence.
+RETRIES = 6
+
 
 class Side:
     """Driver, completion entries and queue pair of one side.  `close` gives back what there is."""

@@ -15,6 +15,7 @@ from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
 from aiordma._core.handshake import Endpoint, Hello
 from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
+from aiordma._transport.side import RETRIES
 
 from .place import Place, hello
 
@@ -228,7 +229,10 @@ class RawId:
 
 
 def parameters(data: bytes) -> cm.ConnectionParameters:
-    return cm.ConnectionParameters(data, responder_resources=4, initiator_depth=4)
+    # The retries of both sides are what the asking side says; 7 are endless on rdma_rxe.
+    return cm.ConnectionParameters(
+        data, responder_resources=4, initiator_depth=4, retry_count=RETRIES
+    )
 
 
 @asynccontextmanager

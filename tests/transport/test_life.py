@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -22,6 +23,7 @@ from aiordma import (
     connect,
     listen,
 )
+from aiordma._core import protocol
 from aiordma.errors import QuotaError, RejectedError
 
 from .marks import by_cm, by_tcp, one_loop
@@ -37,6 +39,7 @@ from .place import (
     pool_statistics,
     turns,
 )
+from .raw_peer import RawPeer
 
 # ---- connecting ----------------------------------------------------------------------------------
 
@@ -296,6 +299,46 @@ async def test_close_is_closed_in_order_every_time(place: Place) -> None:
             assert error.by_peer
 
 
+@one_loop
+async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers the goodbye so quickly that it looks like a break: it was closed in order."""
+    async with place.pair() as (client, server):
+        tell = client._sharing.tell
+
+        async def tell_and_lose(message: protocol.Message) -> None:
+            telling = asyncio.create_task(tell(message))
+            await turns(1)
+            client._disconnected("the peer is gone")
+            await telling
+
+        monkeypatch.setattr(client._sharing, "tell", tell_and_lose)
+        waiting = asyncio.create_task(client.recv())
+        await turns(1)
+        await client.close()
+        error = await ends(finish(waiting), ConnectionClosedError)
+        assert isinstance(error, ConnectionClosedError)
+        assert not error.by_peer
+        await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
+
+
+@one_loop
+async def test_disconnect_that_overtakes_the_goodbye(place: Place) -> None:
+    """The goodbye lies in the completion queue when the link tells of its end."""
+    async with await place.listen() as listener:
+        accepting = asyncio.create_task(listener.accept())
+        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+            peer.send_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+            channel = conn._side.driver.channel
+            readable, _, _ = select.select([channel.fd], [], [], 5 * place.slow)
+            assert readable
+            conn._disconnected("the peer is gone")
+            error = await ends(conn.recv(), ConnectionClosedError)
+            assert isinstance(error, ConnectionClosedError)
+            assert error.by_peer
+
+
 async def finish(task: asyncio.Task[Any]) -> object:
     return await task
 
@@ -442,6 +485,30 @@ async def test_listener_close(place: Place) -> None:
         await ends(place.connect(listener.port), RejectedError)
     async with client, server:
         await check_alive(client, server)
+
+
+@one_loop
+@by_cm
+async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being told of it and taking it: the next acceptor gets it."""
+    async with await place.listen() as listener:
+        first, second = (asyncio.create_task(listener.accept()) for _ in range(2))
+        await turns(2)
+        wake = listener._wake
+
+        def wake_and_cancel() -> None:
+            wake()
+            first.cancel()
+
+        monkeypatch.setattr(listener, "_wake", wake_and_cancel)
+        client = await place.connect(listener.port)
+        async with place.within(2):
+            server = await second
+        assert first.cancelled()
+        async with client, server:
+            await check_alive(client, server)
 
 
 async def test_connections_that_nobody_accepted(place: Place) -> None:

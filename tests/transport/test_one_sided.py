@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aiordma import Buffer, BufferStateError, Config, Connection, RemoteRangeError, Rights
+from aiordma._transport.work_queue import CONTROL_ENTRIES
 from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
 
@@ -179,6 +180,18 @@ async def test_write_before_a_message_is_there_before_it(place: Place) -> None:
             (await receiving).release()
             assert there.view == pattern(4096, n)
             await asyncio.gather(writing, sending)
+
+
+@one_loop
+@by_cm
+async def test_a_full_send_queue_keeps_room_for_credits(place: Place) -> None:
+    """What the peer waits for is not kept back by what this side has to do."""
+    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+        reads = [asyncio.create_task(client.read(remote, bytearray(64))) for _ in range(100)]
+        await turns(1)
+        assert client._queue.room <= 0
+        assert client._queue.control_room == CONTROL_ENTRIES
+        await asyncio.gather(*reads)
 
 
 @one_loop
