@@ -70,7 +70,7 @@ static bool finish_connecting(struct soft_cm_link *link)
 		error = errno;
 	if (!error && (getpeername(link->source.fd, (struct sockaddr *)&peer, &peer_length) ||
 		       getsockname(link->source.fd, (struct sockaddr *)&local, &local_length)))
-		error = errno;
+		error = errno == ENOTCONN ? ECONNRESET : errno; /* over since the question before */
 	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
 	 * simultaneous open); nobody listens there. */
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
