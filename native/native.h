@@ -10,6 +10,9 @@ struct aiordma_calls {
 #undef CALL
 };
 
+/* abi_compat of a context that is part of a struct verbs_context. */
+#define AIORDMA_ABI_EXTENDED ((void *)UINTPTR_MAX)
+
 #include "interface.h"
 
 #endif

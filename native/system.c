@@ -31,11 +31,11 @@ static void *open_library(const struct library *library, char *error, size_t err
 	return handle;
 }
 
-static int find(void *handle, const struct library *library, const char *name, void **symbol,
-		char *error, size_t error_size)
+static int find(void *handle, const struct library *library, const char *name, int optional,
+		void **symbol, char *error, size_t error_size)
 {
 	*symbol = dlsym(handle, name);
-	if (*symbol)
+	if (*symbol || optional)
 		return 0;
 	snprintf(error, error_size, "symbol %s is missing in %s, which is too old; update %s", name,
 		 library->soname, library->packages);
@@ -51,16 +51,20 @@ static int load(struct aiordma_calls *table, char *error, size_t error_size)
 
 	if (!verbs || !cm)
 		return ENOENT;
-#define CALL(library, result, name, arguments)                                                     \
+#define FIND(library, name, optional)                                                              \
 	{                                                                                          \
 		void *symbol;                                                                      \
-		int rc = find(library, &library##_library, #name, &symbol, error, error_size);     \
+		int rc = find(library, &library##_library, #name, optional, &symbol, error,        \
+			      error_size);                                                         \
 		if (rc)                                                                            \
 			return rc;                                                                 \
 		*(void **)&table->name = symbol;                                                   \
 	}
+#define CALL(library, result, name, arguments) FIND(library, name, 0)
+#define OPTIONAL(library, result, name, arguments) FIND(library, name, 1)
 #include "calls.h"
 #undef CALL
+#undef FIND
 	return 0;
 }
 

@@ -18,6 +18,8 @@ NATIVE = Path("native")  # relative: setuptools wants the paths of sources relat
 PRELUDE = """
 typedef struct { ...; } pthread_mutex_t;
 typedef struct { ...; } pthread_cond_t;
+struct timespec { long tv_sec; long tv_nsec; ...; };
+typedef int... socklen_t;
 struct sockaddr { ...; };
 struct sockaddr_in { ...; };
 struct sockaddr_in6 { ...; };
@@ -25,15 +27,15 @@ struct sockaddr_storage { ...; };
 """
 
 CALL = re.compile(
-    r"^CALL\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$"
+    r"^(?:CALL|OPTIONAL)\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$"
 )
 
 
 def calls_struct(header: str) -> str:
     """`struct aiordma_calls` as cffi must see it, from the lines of calls.h."""
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
-    if len(members) != sum(line.startswith("CALL(") for line in header.splitlines()):
-        raise ValueError("native/calls.h: a CALL line that the build cannot read")
+    if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
+        raise ValueError("native/calls.h: a line that the build cannot read")
     lines = (f"\t{m['result']}(*{m['name']}) {m['arguments']};" for m in members)
     return "struct aiordma_calls {\n" + "\n".join(lines) + "\n};\n"
 

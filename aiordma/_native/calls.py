@@ -158,11 +158,19 @@ def _checked(verb: str, call: Callable[..., Any], convention: Convention) -> Cal
     }[convention]
 
 
+def _missing(verb: str) -> Callable[..., Any]:
+    # One of the OPTIONAL calls of native/calls.h, which an older library does not have.
+    def missing(*arguments: object) -> None:
+        raise failure(verb, errno.ENOSYS, f"{verb}: the installed library is too old to have it")
+
+    return missing
+
+
 class Calls:
     """The calls of one library, each raising :class:`VerbsError` (or its ``UnsupportedError``).
 
-    The annotations are what is left to pass and to return; a test compares them with the calls of
-    the C structure and with `CONVENTIONS`.
+    The annotations are what is left to pass and to return; a test compares them with `CONVENTIONS`
+    and with the C structure, which has more: what only unmodified C programs call is not here.
     """
 
     ibv_get_device_list: Callable[[h.IntegerPointer], h.DeviceList]
@@ -230,4 +238,5 @@ class Calls:
 
     def __init__(self, table: h.CallsPointer) -> None:
         for verb, convention in CONVENTIONS.items():
-            setattr(self, verb, _checked(verb, getattr(table, verb), convention))
+            call = getattr(table, verb)
+            setattr(self, verb, _checked(verb, call, convention) if call else _missing(verb))

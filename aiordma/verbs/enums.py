@@ -111,26 +111,60 @@ class AtomicCapability(OpenEnum):
 
 
 class DeviceCapability(IntFlag):
-    """``enum ibv_device_cap_flags``, those that this package looks at."""
+    """What a device can do beyond the basics: ``enum ibv_device_cap_flags``."""
 
     RESIZE_MAX_WR = 1
+    BAD_PKEY_CNTR = 1 << 1
+    BAD_QKEY_CNTR = 1 << 2
+    RAW_MULTI = 1 << 3
+    AUTO_PATH_MIG = 1 << 4
+    CHANGE_PHY_PORT = 1 << 5
+    UD_AV_PORT_ENFORCE = 1 << 6
     CURR_QP_STATE_MOD = 1 << 7
+    SHUTDOWN_PORT = 1 << 8
+    INIT_TYPE = 1 << 9
     PORT_ACTIVE_EVENT = 1 << 10
     SYS_IMAGE_GUID = 1 << 11
     RC_RNR_NAK_GEN = 1 << 12
     SRQ_RESIZE = 1 << 13
     N_NOTIFY_CQ = 1 << 14
     MEM_WINDOW = 1 << 17
+    UD_IP_CSUM = 1 << 18
     XRC = 1 << 20
     MEM_MGT_EXTENSIONS = 1 << 21
     MEM_WINDOW_TYPE_2A = 1 << 23
     MEM_WINDOW_TYPE_2B = 1 << 24
+    RC_IP_CSUM = 1 << 25
+    RAW_IP_CSUM = 1 << 26
+    MANAGED_FLOW_STEERING = 1 << 29
 
 
 class PortCapability(IntFlag):
-    """``enum ibv_port_cap_flags``, those that this package looks at."""
+    """``enum ibv_port_cap_flags``."""
 
+    SM = 1 << 1
+    NOTICE_SUP = 1 << 2
+    TRAP_SUP = 1 << 3
+    OPT_IPD_SUP = 1 << 4
+    AUTO_MIGR_SUP = 1 << 5
+    SL_MAP_SUP = 1 << 6
+    MKEY_NVRAM = 1 << 7
+    PKEY_NVRAM = 1 << 8
+    LED_INFO_SUP = 1 << 9
+    SYS_IMAGE_GUID_SUP = 1 << 11
+    PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12
+    EXTENDED_SPEEDS_SUP = 1 << 14
+    CAP_MASK2_SUP = 1 << 15
     CM_SUP = 1 << 16
+    SNMP_TUNNEL_SUP = 1 << 17
+    REINIT_SUP = 1 << 18
+    DEVICE_MGMT_SUP = 1 << 19
+    VENDOR_CLASS_SUP = 1 << 20
+    DR_NOTICE_SUP = 1 << 21
+    CAP_MASK_NOTICE_SUP = 1 << 22
+    BOOT_MGMT_SUP = 1 << 23
+    LINK_LATENCY_SUP = 1 << 24
+    CLIENT_REG_SUP = 1 << 25
     IP_BASED_GIDS = 1 << 26
 
 
@@ -199,8 +233,17 @@ class WCOpcode(OpenEnum):
     BIND_MW = 5
     LOCAL_INV = 6
     TSO = 7
+    ATOMIC_WRITE = 9
     RECV = 1 << 7
     RECV_RDMA_WITH_IMM = (1 << 7) + 1
+    TM_ADD = (1 << 7) + 2
+    TM_DEL = (1 << 7) + 3
+    TM_SYNC = (1 << 7) + 4
+    TM_RECV = (1 << 7) + 5
+    TM_NO_TAG = (1 << 7) + 6
+    DRIVER1 = (1 << 7) + 7
+    DRIVER2 = (1 << 7) + 8
+    DRIVER3 = (1 << 7) + 9
 
 
 class WCFlags(IntFlag):
@@ -208,7 +251,11 @@ class WCFlags(IntFlag):
 
     GRH = 1 << 0
     WITH_IMM = 1 << 1
+    IP_CSUM_OK = 1 << 2
     WITH_INV = 1 << 3
+    TM_SYNC_REQ = 1 << 4
+    TM_MATCH = 1 << 5
+    TM_DATA_VALID = 1 << 6
 
 
 class AccessFlags(IntFlag):
@@ -244,6 +291,8 @@ class WROpcode(IntEnum):
     BIND_MW = 8
     SEND_WITH_INV = 9
     TSO = 10
+    DRIVER1 = 11
+    ATOMIC_WRITE = 15
 
 
 class SendFlags(IntFlag):

@@ -80,6 +80,9 @@ struct rdma_cm_id {
 	enum ibv_qp_type qp_type;
 };
 
+/* The Q_Key of datagram queue pairs in RDMA_PS_UDP. */
+enum { RDMA_UDP_QKEY = 0x01234567 };
+
 enum { RDMA_MAX_RESP_RES = 0xFF, RDMA_MAX_INIT_DEPTH = 0xFF };
 
 struct rdma_conn_param {
@@ -113,7 +116,48 @@ struct rdma_cm_event {
 	} param;
 };
 
+enum rdma_cm_join_mc_attr_mask {
+	RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
+	RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1
+};
+
+enum rdma_cm_mc_join_flags {
+	RDMA_MC_JOIN_FLAG_FULLMEMBER,
+	RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+};
+
+struct rdma_cm_join_mc_attr_ex {
+	uint32_t comp_mask;
+	uint32_t join_flags; /* enum rdma_cm_mc_join_flags */
+	struct sockaddr *addr;
+};
+
+#define RAI_PASSIVE 0x00000001
+#define RAI_NUMERICHOST 0x00000002
+#define RAI_NOROUTE 0x00000004
+#define RAI_FAMILY 0x00000008
+
+struct rdma_addrinfo {
+	int ai_flags;
+	int ai_family;
+	int ai_qp_type;
+	int ai_port_space;
+	socklen_t ai_src_len;
+	socklen_t ai_dst_len;
+	struct sockaddr *ai_src_addr;
+	struct sockaddr *ai_dst_addr;
+	char *ai_src_canonname;
+	char *ai_dst_canonname;
+	size_t ai_route_len;
+	void *ai_route;
+	size_t ai_connect_len;
+	void *ai_connect;
+	struct rdma_addrinfo *ai_next;
+};
+
 enum { RDMA_OPTION_ID = 0, RDMA_OPTION_IB = 1 };
+
+enum { RDMA_OPTION_IB_PATH = 1 /* struct ibv_path_data[] */ };
 
 enum {
 	RDMA_OPTION_ID_TOS = 0,        /* uint8_t */

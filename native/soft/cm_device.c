@@ -50,7 +50,7 @@ static int open_context(void)
 	if (error)
 		return error;
 	own.of_cm = true;
-	pd = soft_ibv_alloc_pd(&own.ibv);
+	pd = soft_ibv_alloc_pd(&own.extended.context);
 	if (!pd) {
 		soft_context_stop(&own);
 		return ENOMEM;
@@ -123,7 +123,7 @@ void soft_cm_device_bind(struct soft_cm_id *id)
 {
 	soft_cm_device_hold();
 	id->bound = true;
-	id->id.verbs = &own.ibv;
+	id->id.verbs = &own.extended.context;
 	id->id.pd = pd;
 	id->id.port_num = 1;
 }

@@ -101,7 +101,9 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	context->incarnation = soft_engine_incarnation();
 	soft_list_init(&context->async_events);
 	soft_list_init(&context->qps);
-	context->ibv = (struct ibv_context){
+	context->extended.sz = sizeof(context->extended);
+	context->extended.context = (struct ibv_context){
+		.abi_compat = AIORDMA_ABI_EXTENDED,
 		.device = of,
 		.ops = {
 			._compat_query_device = soft_ibv_query_device,
@@ -119,7 +121,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 		.async_fd = context->async.fd,
 		.num_comp_vectors = SOFT_COMP_VECTORS,
 	};
-	pthread_mutex_init(&context->ibv.mutex, NULL);
+	pthread_mutex_init(&context->extended.context.mutex, NULL);
 	soft_gid_refresh();
 	return 0;
 }
@@ -134,7 +136,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 		errno = rc;
 		return NULL;
 	}
-	return &context->ibv;
+	return &context->extended.context;
 }
 
 void soft_context_hold(struct soft_context *context)
@@ -145,7 +147,7 @@ void soft_context_hold(struct soft_context *context)
 void soft_context_stop(struct soft_context *context)
 {
 	soft_channel_destroy(&context->async);
-	pthread_mutex_destroy(&context->ibv.mutex);
+	pthread_mutex_destroy(&context->extended.context.mutex);
 	if (context->incarnation == soft_engine_incarnation())
 		soft_engine_put();
 }

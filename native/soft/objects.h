@@ -42,7 +42,7 @@ void soft_table_remove(struct soft_table *table, uint32_t key);
 /* ---- device.c, pd.c ------------------------------------------------------------------------ */
 
 struct soft_context {
-	struct ibv_context ibv;
+	struct verbs_context extended; /* the application's pointer is to its last member */
 	unsigned incarnation; /* of the engine that it holds */
 	bool closed;
 	bool of_cm;        /* cm_device.c: closes it when nothing but its own PD is left */
@@ -59,7 +59,7 @@ struct soft_pd {
 
 static inline struct soft_context *soft_context_of(struct ibv_context *context)
 {
-	return soft_container(context, struct soft_context, ibv);
+	return soft_container(context, struct soft_context, extended.context);
 }
 
 /* Under the lock.  Release frees a closed context with its last child, after unlocking: so it is

@@ -29,6 +29,8 @@ static int check_opcode(const struct ibv_send_wr *wr)
 	case IBV_WR_BIND_MW:
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_TSO:
+	case IBV_WR_ATOMIC_WRITE:
+	case IBV_WR_DRIVER1:
 		return EOPNOTSUPP;
 	}
 	return EINVAL;

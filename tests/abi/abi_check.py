@@ -30,6 +30,7 @@ DISTRIBUTION = """
 #define __be64 uint64_t
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
 """
 
 # The parentheses keep function-like macros of the same name from being expanded.
@@ -83,7 +84,7 @@ def compare_layout(native: Path, reference: str, folder: Path) -> Report:
 def compare_calls(native: Path, reference: str, folder: Path) -> Report:
     """Check the prototypes of calls.h against `reference` and the names against the libraries."""
     lines = (native / "calls.h").read_text().splitlines()
-    calls = sum(line.startswith("CALL(") for line in lines)
+    calls = sum(line.startswith(("CALL(", "OPTIONAL(")) for line in lines)
     try:
         found = build(reference + CALLS, folder / "calls", [f"-I{native}", "-ldl"])
     except CompileError as error:

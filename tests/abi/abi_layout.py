@@ -19,6 +19,8 @@ DEFINE = re.compile(r"^#define\s+(\w+)\s+.*$", re.MULTILINE)
 # What abi.h takes from the system; to the parser only the names matter.
 SYSTEM_TYPES = """
 typedef int uint8_t, uint16_t, uint32_t, uint64_t, size_t, pthread_mutex_t, pthread_cond_t;
+typedef int socklen_t;
+struct timespec { int x; };
 struct sockaddr { int x; }; struct sockaddr_in { int x; };
 struct sockaddr_in6 { int x; }; struct sockaddr_storage { int x; };
 """
@@ -67,7 +69,7 @@ class Lister(c_ast.NodeVisitor):  # type: ignore[misc]
         self.aggregate("union", node)
 
     def aggregate(self, keyword: str, node: c_ast.Node) -> None:
-        if node.name and node.decls and not node.name.startswith("sockaddr"):
+        if node.name and node.decls and not node.name.startswith(("sockaddr", "timespec")):
             self.statements.append(f"SIZE({keyword} {node.name})")
             self.statements += fields(f"{keyword} {node.name}", node, "")
         self.generic_visit(node)

@@ -13,10 +13,22 @@ from aiordma._native.calls import _checked
 from aiordma.errors import UnsupportedError, VerbsError
 
 
-def test_every_call_of_the_table_has_a_convention_and_a_type() -> None:
-    fields = [name for name, _ in ffi.typeof("struct aiordma_calls").fields]
-    assert sorted(CONVENTIONS) == sorted(fields)
-    assert sorted(inspect.get_annotations(Calls)) == sorted(fields)
+def test_every_call_has_a_convention_and_a_type_and_is_in_the_table() -> None:
+    fields = {name for name, _ in ffi.typeof("struct aiordma_calls").fields}
+    assert set(CONVENTIONS) <= fields
+    assert sorted(inspect.get_annotations(Calls)) == sorted(CONVENTIONS)
+
+
+def test_a_call_that_the_library_does_not_have_is_unsupported() -> None:
+    class Older:
+        ibv_get_device_list = ffi.NULL
+
+        def __getattr__(self, name: str) -> object:
+            return print
+
+    calls = Calls(cast(Any, Older()))
+    with pytest.raises(UnsupportedError, match="ibv_get_device_list: the installed library is too"):
+        calls.ibv_get_device_list(cast(Any, ffi.NULL))
 
 
 def test_conventions_fit_the_c_result_types() -> None:
@@ -28,9 +40,9 @@ def test_conventions_fit_the_c_result_types() -> None:
         Convention.EVENT: {"primitive"},
         Convention.PLAIN: {"void", "pointer", "primitive"},
     }
-    for name, field in ffi.typeof("struct aiordma_calls").fields:
-        result = cast(Any, field).type.result
-        convention = CONVENTIONS[name]
+    fields = dict(ffi.typeof("struct aiordma_calls").fields)
+    for name, convention in CONVENTIONS.items():
+        result = cast(Any, fields[name]).type.result
         assert result.kind in results[convention], name
         if convention in (Convention.ERRNO, Convention.MINUS_ONE, Convention.EVENT):
             assert result.cname == "int", name
