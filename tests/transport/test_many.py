@@ -21,6 +21,9 @@ IN_A_ROW = {"embedded0": 1000}
 AT_ONCE = {"embedded0": 200}
 FEWER_IN_A_ROW = 60
 FEWER_AT_ONCE = 30
+# Bytes by which this process may grow: what a heap's fragments come to, far below what as many
+# leaked connections would. The address sanitizer keeps freed memory and traces for a while.
+GROWTH = (32 if "ASAN_OPTIONS" in os.environ else 4) << 20
 
 
 async def echo(conn: Connection) -> None:
@@ -80,7 +83,7 @@ async def test_one_after_another(place: Place) -> None:
                 await once(seed)
             await turns(1)
             check_growth(anchor, before, leases)
-            assert resident() - memory < 4 << 20
+            assert resident() - memory < GROWTH
 
 
 @pytest.mark.time_limit(60)
@@ -111,4 +114,4 @@ async def test_at_once(place: Place) -> None:
         leases = pool_statistics(anchor).leases
         await crowd()
         check_growth(anchor, before, leases)
-        assert resident() - memory < 4 << 20
+        assert resident() - memory < GROWTH
