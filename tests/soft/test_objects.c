@@ -18,7 +18,7 @@ static void device_and_port(void)
 	CHECK_EQUAL(context->cmd_fd, -1);
 	CHECK(context->async_fd >= 0);
 	CHECK(context->num_comp_vectors >= 1);
-	CHECK(!context->abi_compat);
+	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
 	CHECK_EQUAL(verbs->ibv_query_device(context, &device), 0);
 	CHECK_EQUAL(device.phys_port_cnt, 1);
 	CHECK(device.max_qp_wr >= 4096 && device.max_sge >= 16 && device.max_cqe >= 65536);
