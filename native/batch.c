@@ -64,8 +64,9 @@ int aiordma_post_send(struct ibv_qp *qp, const struct aiordma_send *sends, uint3
 	return 0;
 }
 
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
+/* To a queue pair, or to a shared receive queue where there is one. */
+static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
+		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
 {
 	*posted = 0;
 	while (*posted < count) {
@@ -83,7 +84,8 @@ int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint3
 				.num_sge = (int)recv->num_sge,
 			};
 		}
-		int rc = qp->context->ops.post_recv(qp, chain, &bad);
+		int rc = srq ? srq->context->ops.post_srq_recv(srq, chain, &bad) :
+			       qp->context->ops.post_recv(qp, chain, &bad);
 		if (rc) {
 			*posted += bad ? (uint32_t)(bad - chain) : 0;
 			return rc;
@@ -91,6 +93,18 @@ int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint3
 		*posted += length;
 	}
 	return 0;
+}
+
+int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted)
+{
+	return post_recvs(qp, NULL, recvs, count, sges, posted);
+}
+
+int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
+			  const struct ibv_sge *sges, uint32_t *posted)
+{
+	return post_recvs(NULL, srq, recvs, count, sges, posted);
 }
 
 int aiordma_post_send_one(struct ibv_qp *qp, uint64_t wr_id, uint32_t opcode, uint32_t send_flags,

@@ -6,13 +6,14 @@ above is `ffi` for memory and `lib` for the data path.
 """
 
 from ._lib import ffi, lib
-from .calls import CONVENTIONS, Calls, Convention, failure
+from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
 from .library import Library, embedded, system
 from .records import COMPLETION, RECV, SEND, SGE, CompletionArray, Record, RequestArray
 
 __all__ = [
     "COMPLETION",
     "CONVENTIONS",
+    "EXTENDED",
     "RECV",
     "SEND",
     "SGE",

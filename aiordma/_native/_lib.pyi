@@ -106,6 +106,83 @@ class DeviceAttr:
     local_ca_ack_delay: int
     phys_port_cnt: int
 
+class OdpTransportCaps:
+    rc_odp_caps: int
+    uc_odp_caps: int
+    ud_odp_caps: int
+
+class OdpCaps:
+    general_caps: int
+    @property
+    def per_transport_caps(self) -> OdpTransportCaps: ...
+
+class TsoCaps:
+    max_tso: int
+    supported_qpts: int
+
+class RssCaps:
+    supported_qpts: int
+    max_rwq_indirection_tables: int
+    max_rwq_indirection_table_size: int
+    rx_hash_fields_mask: int
+    rx_hash_function: int
+
+class PacketPacingCaps:
+    qp_rate_limit_min: int
+    qp_rate_limit_max: int
+    supported_qpts: int
+
+class TmCaps:
+    max_rndv_hdr_size: int
+    max_num_tags: int
+    flags: int
+    max_ops: int
+    max_sge: int
+
+class CQModerationCaps:
+    max_cq_count: int
+    max_cq_period: int
+
+class PciAtomicCaps:
+    fetch_add: int
+    swap: int
+    compare_swap: int
+
+class DeviceAttrEx:
+    @property
+    def orig_attr(self) -> DeviceAttr: ...
+    @property
+    def odp_caps(self) -> OdpCaps: ...
+    completion_timestamp_mask: int
+    hca_core_clock: int
+    device_cap_flags_ex: int
+    @property
+    def tso_caps(self) -> TsoCaps: ...
+    @property
+    def rss_caps(self) -> RssCaps: ...
+    max_wq_type_rq: int
+    @property
+    def packet_pacing_caps(self) -> PacketPacingCaps: ...
+    raw_packet_caps: int
+    @property
+    def tm_caps(self) -> TmCaps: ...
+    @property
+    def cq_mod_caps(self) -> CQModerationCaps: ...
+    max_dm_size: int
+    @property
+    def pci_atomic_caps(self) -> PciAtomicCaps: ...
+    xrc_odp_caps: int
+    phys_port_cnt_ex: int
+
+class TimeSpec:
+    tv_sec: int
+    tv_nsec: int
+
+class ValuesEx:
+    comp_mask: int
+    @property
+    def raw_clock(self) -> TimeSpec: ...
+
 class CompatPortAttr:
     """`struct _compat_ibv_port_attr *`: incomplete, ibv_query_port's argument."""
 
@@ -130,10 +207,12 @@ class PortAttr:
     phys_state: int
     link_layer: int
     flags: int
+    port_cap_flags2: int
 
 class AsyncEventElement:
     cq: CompletionQueue
     qp: QueuePair
+    srq: SharedReceiveQueue
     port_num: int
 
 class AsyncEvent:
@@ -142,6 +221,39 @@ class AsyncEvent:
     event_type: int
 
 class ProtectionDomain: ...
+class ThreadDomain: ...
+
+class TDInitAttr:
+    comp_mask: int
+
+class ParentDomainInitAttr:
+    pd: ProtectionDomain
+    td: ThreadDomain | Null
+    comp_mask: int
+
+class DeviceMemory:
+    handle: int
+
+class AllocDMAttr:
+    length: int
+    log_align_req: int
+    comp_mask: int
+
+class MemoryWindow:
+    rkey: int
+    type: int
+
+class MWBindInfo:
+    mr: MemoryRegion | Null
+    addr: int
+    length: int
+    mw_access_flags: int
+
+class MWBind:
+    wr_id: int
+    send_flags: int
+    @property
+    def bind_info(self) -> MWBindInfo: ...
 
 class MemoryRegion:
     lkey: int
@@ -153,7 +265,50 @@ class CompletionChannel:
 class CompletionQueue:
     cqe: int
 
-class SharedReceiveQueue: ...
+class CompletionQueueEx: ...
+
+class CQInitAttrEx:
+    cqe: int
+    cq_context: VoidPointer | Null
+    channel: CompletionChannel | Null
+    comp_vector: int
+    wc_flags: int
+    comp_mask: int
+    flags: int
+    parent_domain: ProtectionDomain | Null
+
+class ModerateCQ:
+    cq_count: int
+    cq_period: int
+
+class ModifyCQAttr:
+    attr_mask: int
+    @property
+    def moderate(self) -> ModerateCQ: ...
+
+class XRCDomain: ...
+
+class XRCDInitAttr:
+    comp_mask: int
+    fd: int
+    oflags: int
+
+class SharedReceiveQueue:
+    handle: int
+
+class SRQAttr:
+    max_wr: int
+    max_sge: int
+    srq_limit: int
+
+class SRQInitAttrEx:
+    @property
+    def attr(self) -> SRQAttr: ...
+    comp_mask: int
+    srq_type: int
+    pd: ProtectionDomain | Null
+    xrcd: XRCDomain | Null
+    cq: CompletionQueue | Null
 
 class QPCap:
     max_send_wr: int
@@ -169,6 +324,34 @@ class QPInitAttr:
     def cap(self) -> QPCap: ...
     qp_type: int
     sq_sig_all: int
+
+class QPInitAttrEx:
+    send_cq: CompletionQueue | Null
+    recv_cq: CompletionQueue | Null
+    srq: SharedReceiveQueue | Null
+    @property
+    def cap(self) -> QPCap: ...
+    qp_type: int
+    sq_sig_all: int
+    comp_mask: int
+    pd: ProtectionDomain | Null
+    xrcd: XRCDomain | Null
+    create_flags: int
+    max_tso_header: int
+    source_qpn: int
+    send_ops_flags: int
+
+class QPOpenAttr:
+    comp_mask: int
+    qp_num: int
+    xrcd: XRCDomain
+    qp_type: int
+
+class QPRateLimitAttr:
+    rate_limit: int
+    max_burst_sz: int
+    typical_pkt_sz: int
+    comp_mask: int
 
 class GlobalRoute:
     @property
@@ -329,6 +512,34 @@ class FFI:
     @overload
     def new(self, cdecl: Literal["struct ibv_qp_attr *"]) -> QPAttr: ...
     @overload
+    def new(self, cdecl: Literal["struct ibv_device_attr_ex *"]) -> DeviceAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_values_ex *"]) -> ValuesEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_cq_init_attr_ex *"]) -> CQInitAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_modify_cq_attr *"]) -> ModifyCQAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_alloc_dm_attr *"]) -> AllocDMAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_td_init_attr *"]) -> TDInitAttr: ...
+    @overload
+    def new(
+        self, cdecl: Literal["struct ibv_parent_domain_init_attr *"]
+    ) -> ParentDomainInitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_xrcd_init_attr *"]) -> XRCDInitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_srq_init_attr_ex *"]) -> SRQInitAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_init_attr_ex *"]) -> QPInitAttrEx: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_open_attr *"]) -> QPOpenAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_rate_limit_attr *"]) -> QPRateLimitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_mw_bind *"]) -> MWBind: ...
+    @overload
     def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> Sge: ...
     @overload
     def new(self, cdecl: Literal["struct aiordma_send[]"], init: int) -> Send: ...
@@ -357,6 +568,10 @@ class FFI:
         self, cdecl: Literal["struct _compat_ibv_port_attr *"], source: PortAttr
     ) -> CompatPortAttr: ...
     @overload
+    def cast(
+        self, cdecl: Literal["struct ibv_cq *"], source: CompletionQueueEx
+    ) -> CompletionQueue: ...
+    @overload
     def cast(self, cdecl: Literal["struct sockaddr *"], source: SocketStorage) -> SocketAddress: ...
     def addressof(
         self, cdata: Address, field: Literal["src_storage", "dst_storage"]
@@ -378,6 +593,9 @@ class Lib:
     ) -> int: ...
     def aiordma_post_recv(
         self, qp: QueuePair, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
+    ) -> int: ...
+    def aiordma_post_srq_recv(
+        self, srq: SharedReceiveQueue, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
     ) -> int: ...
     def aiordma_post_send_one(
         self,
@@ -402,6 +620,7 @@ class Lib:
     ) -> int: ...
     def aiordma_drain_forget(self, drain: Drain, cq: CompletionQueue) -> None: ...
     def aiordma_set_nonblocking(self, fd: int) -> int: ...
+    def aiordma_query_port(self, context: Context, port_num: int, attr: PortAttr) -> int: ...
 
 ffi: Final[FFI]
 lib: Final[Lib]

@@ -27,7 +27,8 @@ struct sockaddr_storage { ...; };
 """
 
 CALL = re.compile(
-    r"^(?:CALL|OPTIONAL)\((?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$"
+    r"^(?:CALL|OPTIONAL)\("
+    r"(?P<library>\w+), (?P<result>.+?), (?P<name>\w+), (?P<arguments>\(.*\))\)$"
 )
 
 
@@ -46,7 +47,8 @@ def declarations() -> str:
     return PRELUDE + abi + calls_struct(read["calls.h"]) + read["interface.h"]
 
 
-SOURCES = [NATIVE / "batch.c", NATIVE / "system.c", *sorted((NATIVE / "soft").glob("*.c"))]
+PARTS = ("batch.c", "extended.c", "system.c")
+SOURCES = [*(NATIVE / part for part in PARTS), *sorted((NATIVE / "soft").glob("*.c"))]
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma.errors import UnsupportedError, VerbsError
 
-from ._lib import ffi
+from ._lib import ffi, lib
 
 if TYPE_CHECKING:
     from . import handles as h
@@ -72,6 +72,8 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "ibv_destroy_qp": Convention.ERRNO,
         "ibv_wc_status_str": Convention.PLAIN,
         "ibv_event_type_str": Convention.PLAIN,
+        "ibv_rereg_mr": Convention.PLAIN,  # a number of its own says what state the region is in
+        "ibv_reg_dmabuf_mr": Convention.POINTER,
         "rdma_create_event_channel": Convention.POINTER,
         "rdma_destroy_event_channel": Convention.PLAIN,
         "rdma_create_id": Convention.MINUS_ONE,
@@ -98,6 +100,36 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "rdma_init_qp_attr": Convention.MINUS_ONE,
     }
 )
+
+EXTENDED: Mapping[str, Convention] = MappingProxyType(
+    {
+        "ibv_query_device_ex": Convention.ERRNO,
+        "ibv_query_rt_values_ex": Convention.ERRNO,
+        "ibv_create_cq_ex": Convention.POINTER,
+        "ibv_modify_cq": Convention.ERRNO,
+        "ibv_advise_mr": Convention.ERRNO,
+        "ibv_alloc_null_mr": Convention.POINTER,
+        "ibv_alloc_dm": Convention.POINTER,
+        "ibv_free_dm": Convention.ERRNO,
+        "ibv_reg_dm_mr": Convention.POINTER,
+        "ibv_memcpy_to_dm": Convention.ERRNO,
+        "ibv_memcpy_from_dm": Convention.ERRNO,
+        "ibv_alloc_td": Convention.POINTER,
+        "ibv_dealloc_td": Convention.ERRNO,
+        "ibv_alloc_parent_domain": Convention.POINTER,
+        "ibv_open_xrcd": Convention.POINTER,
+        "ibv_close_xrcd": Convention.ERRNO,
+        "ibv_create_srq_ex": Convention.POINTER,
+        "ibv_get_srq_num": Convention.ERRNO,
+        "ibv_create_qp_ex": Convention.POINTER,
+        "ibv_open_qp": Convention.POINTER,
+        "ibv_modify_qp_rate_limit": Convention.ERRNO,
+        "ibv_alloc_mw": Convention.POINTER,
+        "ibv_dealloc_mw": Convention.ERRNO,
+        "ibv_bind_mw": Convention.ERRNO,
+    }
+)
+"""Calls that no library exports: native/extended.c has each, as ``aiordma_`` for ``ibv_``."""
 
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP})
 
@@ -169,8 +201,9 @@ def _missing(verb: str) -> Callable[..., Any]:
 class Calls:
     """The calls of one library, each raising :class:`VerbsError` (or its ``UnsupportedError``).
 
-    The annotations are what is left to pass and to return; a test compares them with `CONVENTIONS`
-    and with the C structure, which has more: what only unmodified C programs call is not here.
+    The annotations are what is left to pass and to return; a test compares them with `CONVENTIONS`,
+    with `EXTENDED` and with the C structure, which has more: what only unmodified C programs call
+    is not here.
     """
 
     ibv_get_device_list: Callable[[h.IntegerPointer], h.DeviceList]
@@ -211,6 +244,35 @@ class Calls:
     ibv_destroy_qp: Callable[[h.QPPointer], None]
     ibv_wc_status_str: Callable[[int], h.Text]
     ibv_event_type_str: Callable[[int], h.Text]
+    ibv_rereg_mr: Callable[
+        [h.MRPointer, int, h.PDPointer | h.Null, h.VoidPointer | h.Characters | h.Null, int, int],
+        int,
+    ]
+    ibv_reg_dmabuf_mr: Callable[[h.PDPointer, int, int, int, int, int], h.MRPointer]
+    ibv_query_device_ex: Callable[[h.ContextPointer, h.DeviceAttrEx], None]
+    ibv_query_rt_values_ex: Callable[[h.ContextPointer, h.ValuesEx], None]
+    ibv_create_cq_ex: Callable[[h.ContextPointer, h.CQInitAttrEx], h.CQExPointer]
+    ibv_modify_cq: Callable[[h.CQPointer, h.ModifyCQAttr], None]
+    ibv_advise_mr: Callable[[h.PDPointer, int, int, h.Sge, int], None]
+    ibv_alloc_null_mr: Callable[[h.PDPointer], h.MRPointer]
+    ibv_alloc_dm: Callable[[h.ContextPointer, h.AllocDMAttr], h.DMPointer]
+    ibv_free_dm: Callable[[h.DMPointer], None]
+    ibv_reg_dm_mr: Callable[[h.PDPointer, h.DMPointer, int, int, int], h.MRPointer]
+    ibv_memcpy_to_dm: Callable[[h.DMPointer, int, h.Characters, int], None]
+    ibv_memcpy_from_dm: Callable[[h.Characters, h.DMPointer, int, int], None]
+    ibv_alloc_td: Callable[[h.ContextPointer, h.TDInitAttr], h.TDPointer]
+    ibv_dealloc_td: Callable[[h.TDPointer], None]
+    ibv_alloc_parent_domain: Callable[[h.ContextPointer, h.ParentDomainInitAttr], h.PDPointer]
+    ibv_open_xrcd: Callable[[h.ContextPointer, h.XRCDInitAttr], h.XRCDPointer]
+    ibv_close_xrcd: Callable[[h.XRCDPointer], None]
+    ibv_create_srq_ex: Callable[[h.ContextPointer, h.SRQInitAttrEx], h.SRQPointer]
+    ibv_get_srq_num: Callable[[h.SRQPointer, h.IntegerPointer], None]
+    ibv_create_qp_ex: Callable[[h.ContextPointer, h.QPInitAttrEx], h.QPPointer]
+    ibv_open_qp: Callable[[h.ContextPointer, h.QPOpenAttr], h.QPPointer]
+    ibv_modify_qp_rate_limit: Callable[[h.QPPointer, h.QPRateLimitAttr], None]
+    ibv_alloc_mw: Callable[[h.PDPointer, int], h.MWPointer]
+    ibv_dealloc_mw: Callable[[h.MWPointer], None]
+    ibv_bind_mw: Callable[[h.QPPointer, h.MWPointer, h.MWBind], None]
     rdma_create_event_channel: Callable[[], h.EventChannelPointer]
     rdma_destroy_event_channel: Callable[[h.EventChannelPointer], None]
     rdma_create_id: Callable[[h.EventChannelPointer, h.Pointer[h.IdPointer], h.Null, int], None]
@@ -240,3 +302,6 @@ class Calls:
         for verb, convention in CONVENTIONS.items():
             call = getattr(table, verb)
             setattr(self, verb, _checked(verb, call, convention) if call else _missing(verb))
+        for verb, convention in EXTENDED.items():
+            call = getattr(lib, verb.replace("ibv_", "aiordma_", 1))
+            setattr(self, verb, _checked(verb, call, convention))

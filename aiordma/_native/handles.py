@@ -9,46 +9,68 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._lib import (
         AHAttr,
+        AllocDMAttr,
         AsyncEvent,
         Characters,
         CompatPortAttr,
         Completion,
         ConnParam,
+        CQInitAttrEx,
         DeviceAttr,
+        DeviceAttrEx,
         DeviceList,
         Gid,
         GidEntries,
         GidEntry,
         IntegerPointer,
+        ModifyCQAttr,
+        MWBind,
         Null,
+        ParentDomainInitAttr,
         Pointer,
         PortAttr,
         QPAttr,
         QPInitAttr,
+        QPInitAttrEx,
+        QPOpenAttr,
+        QPRateLimitAttr,
         Recv,
         Send,
         Sge,
         SocketAddress,
         SocketStorage,
+        SRQInitAttrEx,
+        TDInitAttr,
         Text,
+        ValuesEx,
         VoidPointer,
+        XRCDInitAttr,
     )
     from ._lib import Calls as CallsPointer
     from ._lib import CompletionChannel as ChannelPointer
     from ._lib import CompletionQueue as CQPointer
+    from ._lib import CompletionQueueEx as CQExPointer
     from ._lib import ConnectionEvent as EventPointer
     from ._lib import ConnectionId as IdPointer
     from ._lib import Context as ContextPointer
     from ._lib import Device as DevicePointer
+    from ._lib import DeviceMemory as DMPointer
     from ._lib import Drain as DrainPointer
     from ._lib import EventChannel as EventChannelPointer
     from ._lib import MemoryRegion as MRPointer
+    from ._lib import MemoryWindow as MWPointer
     from ._lib import ProtectionDomain as PDPointer
     from ._lib import QueuePair as QPPointer
+    from ._lib import SharedReceiveQueue as SRQPointer
+    from ._lib import ThreadDomain as TDPointer
+    from ._lib import XRCDomain as XRCDPointer
 
 __all__ = [
     "AHAttr",
+    "AllocDMAttr",
     "AsyncEvent",
+    "CQExPointer",
+    "CQInitAttrEx",
     "CQPointer",
     "CallsPointer",
     "ChannelPointer",
@@ -57,7 +79,9 @@ __all__ = [
     "Completion",
     "ConnParam",
     "ContextPointer",
+    "DMPointer",
     "DeviceAttr",
+    "DeviceAttrEx",
     "DeviceList",
     "DevicePointer",
     "DrainPointer",
@@ -69,18 +93,32 @@ __all__ = [
     "IdPointer",
     "IntegerPointer",
     "MRPointer",
+    "MWBind",
+    "MWPointer",
+    "ModifyCQAttr",
     "Null",
     "PDPointer",
+    "ParentDomainInitAttr",
     "Pointer",
     "PortAttr",
     "QPAttr",
     "QPInitAttr",
+    "QPInitAttrEx",
+    "QPOpenAttr",
     "QPPointer",
+    "QPRateLimitAttr",
     "Recv",
+    "SRQInitAttrEx",
+    "SRQPointer",
     "Send",
     "Sge",
     "SocketAddress",
     "SocketStorage",
+    "TDInitAttr",
+    "TDPointer",
     "Text",
+    "ValuesEx",
     "VoidPointer",
+    "XRCDInitAttr",
+    "XRCDPointer",
 ]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._native import CONVENTIONS, Calls, Convention, failure, ffi
+from aiordma._native import CONVENTIONS, EXTENDED, Calls, Convention, failure, ffi, lib
 from aiordma._native.calls import _checked
 from aiordma.errors import UnsupportedError, VerbsError
 
@@ -16,7 +16,8 @@ from aiordma.errors import UnsupportedError, VerbsError
 def test_every_call_has_a_convention_and_a_type_and_is_in_the_table() -> None:
     fields = {name for name, _ in ffi.typeof("struct aiordma_calls").fields}
     assert set(CONVENTIONS) <= fields
-    assert sorted(inspect.get_annotations(Calls)) == sorted(CONVENTIONS)
+    assert sorted(inspect.get_annotations(Calls)) == sorted({**CONVENTIONS, **EXTENDED})
+    assert not set(EXTENDED) & set(CONVENTIONS)
 
 
 def test_a_call_that_the_library_does_not_have_is_unsupported() -> None:
@@ -40,9 +41,11 @@ def test_conventions_fit_the_c_result_types() -> None:
         Convention.EVENT: {"primitive"},
         Convention.PLAIN: {"void", "pointer", "primitive"},
     }
-    fields = dict(ffi.typeof("struct aiordma_calls").fields)
-    for name, convention in CONVENTIONS.items():
-        result = cast(Any, fields[name]).type.result
+    fields: dict[str, Any] = dict(ffi.typeof("struct aiordma_calls").fields)
+    types = {name: fields[name].type for name in CONVENTIONS}
+    types |= {name: ffi.typeof(getattr(lib, name.replace("ibv_", "aiordma_"))) for name in EXTENDED}
+    for name, convention in {**CONVENTIONS, **EXTENDED}.items():
+        result = types[name].result
         assert result.kind in results[convention], name
         if convention in (Convention.ERRNO, Convention.MINUS_ONE, Convention.EVENT):
             assert result.cname == "int", name
