@@ -55,10 +55,16 @@ static bool about_qp(enum ibv_event_type type)
 	case IBV_EVENT_QP_ACCESS_ERR:
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		return true;
 	default:
 		return false;
 	}
+}
+
+static bool about_srq(enum ibv_event_type type)
+{
+	return type == IBV_EVENT_SRQ_LIMIT_REACHED;
 }
 
 /* Noted before the event is handed out, so that destroy knows of acknowledgements to come. */
@@ -76,6 +82,12 @@ static void note_taken(const struct ibv_async_event *event)
 		pthread_mutex_lock(&qp->ibv.mutex);
 		qp->async_events_taken++;
 		pthread_mutex_unlock(&qp->ibv.mutex);
+	} else if (about_srq(event->event_type)) {
+		struct soft_srq *srq = soft_srq_of(event->element.srq);
+
+		pthread_mutex_lock(&srq->ibv.mutex);
+		srq->async_events_taken++;
+		pthread_mutex_unlock(&srq->ibv.mutex);
 	}
 }
 
@@ -126,5 +138,12 @@ void soft_ibv_ack_async_event(struct ibv_async_event *event)
 		qp->events_completed++;
 		pthread_cond_signal(&qp->cond);
 		pthread_mutex_unlock(&qp->mutex);
+	} else if (about_srq(event->event_type)) {
+		struct ibv_srq *srq = event->element.srq;
+
+		pthread_mutex_lock(&srq->mutex);
+		srq->events_completed++;
+		pthread_cond_signal(&srq->cond);
+		pthread_mutex_unlock(&srq->mutex);
 	}
 }

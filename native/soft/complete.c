@@ -40,7 +40,7 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 {
 	const struct soft_responder *responder = &qp->responder;
 	struct ibv_wc wc = {
-		.wr_id = soft_receive_at(qp, qp->rq.head)->wr_id,
+		.wr_id = soft_receive_at(&qp->rq, qp->rq.head)->wr_id,
 		.status = status,
 		.opcode = responder->opcode == SOFT_WRITE ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
 		.byte_len = byte_len,

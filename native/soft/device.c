@@ -78,13 +78,6 @@ static int no_dealloc_mw(struct ibv_mw *mw)
 	return EOPNOTSUPP;
 }
 
-static int no_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
-{
-	(void)srq;
-	*bad_wr = wr;
-	return EOPNOTSUPP;
-}
-
 /* ---- contexts ------------------------------------------------------------------------------ */
 
 int soft_context_start(struct soft_context *context, struct ibv_device *of)
@@ -102,6 +95,8 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	soft_list_init(&context->async_events);
 	soft_list_init(&context->qps);
 	context->extended.sz = sizeof(context->extended);
+	context->extended.create_srq_ex = soft_create_srq_ex;
+	context->extended.get_srq_num = soft_get_srq_num;
 	context->extended.context = (struct ibv_context){
 		.abi_compat = AIORDMA_ABI_EXTENDED,
 		.device = of,
@@ -113,7 +108,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 			.dealloc_mw = no_dealloc_mw,
 			.poll_cq = soft_poll_cq,
 			.req_notify_cq = soft_req_notify_cq,
-			.post_srq_recv = no_post_srq_recv,
+			.post_srq_recv = soft_post_srq_recv,
 			.post_send = soft_post_send,
 			.post_recv = soft_post_recv,
 		},
@@ -205,7 +200,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_RC_RNR_NAK_GEN,
+				    IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SRQ_RESIZE,
 		.max_sge = SOFT_MAX_SGE,
 		.max_sge_rd = SOFT_MAX_SGE,
 		.max_cq = SOFT_MAX_OBJECTS,
@@ -217,6 +212,9 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp_init_rd_atom = SOFT_MAX_RD_ATOMIC,
 		/* Atomic instructions on ordinary memory: also against the CPU's own. */
 		.atomic_cap = IBV_ATOMIC_GLOB,
+		.max_srq = SOFT_MAX_OBJECTS,
+		.max_srq_wr = SOFT_MAX_SRQ_WR,
+		.max_srq_sge = SOFT_MAX_SGE,
 		.max_pkeys = 1,
 		.local_ca_ack_delay = 15,
 		.phys_port_cnt = 1,

@@ -14,11 +14,12 @@ struct iovec;
 enum {
 	SOFT_MAX_QP = 65536,
 	SOFT_MAX_QP_WR = 16384,
+	SOFT_MAX_SRQ_WR = 65536,
 	SOFT_MAX_SGE = 32,
 	SOFT_MAX_INLINE = 512,
 	SOFT_MAX_CQE = 1 << 20,
 	SOFT_MAX_RD_ATOMIC = 128,
-	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs */
+	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, SRQs */
 	SOFT_COMP_VECTORS = 1,
 };
 #define SOFT_MAX_MESSAGE (1u << 31)
@@ -188,9 +189,13 @@ struct soft_receive {
 	uint32_t num_sge;
 };
 
+/* Of a queue pair or shared.  That of a queue pair with a shared one has a single place, for the
+ * receive that it has taken for the message under way. */
 struct soft_receive_queue {
 	struct soft_receive *slots;
-	struct ibv_sge *sges;
+	struct ibv_sge *sges; /* max_sge for each slot */
+	uint32_t max_wr;
+	uint32_t max_sge;
 	uint32_t mask;
 	uint32_t head;
 	uint32_t tail;
@@ -280,14 +285,51 @@ static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 	return soft_psn_add(qp->attr.sq_psn, index);
 }
 
-static inline struct soft_receive *soft_receive_at(const struct soft_qp *qp, uint32_t index)
+static inline struct soft_receive *soft_receive_at(const struct soft_receive_queue *rq,
+						   uint32_t index)
 {
-	return &qp->rq.slots[index & qp->rq.mask];
+	return &rq->slots[index & rq->mask];
 }
 
-static inline struct ibv_sge *soft_receive_sges(const struct soft_qp *qp, uint32_t index)
+static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue *rq, uint32_t index)
 {
-	return &qp->rq.sges[(size_t)(index & qp->rq.mask) * qp->cap.max_recv_sge];
+	return &rq->sges[(size_t)(index & rq->mask) * rq->max_sge];
+}
+
+/* queues.c; zero or an errno value */
+int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, uint32_t max_sge);
+void soft_receive_queue_destroy(struct soft_receive_queue *rq);
+int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr);
+/* Move the first one of `from` to the end of `to`, which has room for it. */
+void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to);
+
+/* ---- srq.c: shared receive queues ---------------------------------------------------------- */
+
+struct soft_srq {
+	struct ibv_srq ibv;
+	struct soft_receive_queue rq;
+	uint32_t limit;              /* 0: not armed */
+	unsigned users;              /* queue pairs */
+	uint32_t async_events_taken; /* under ibv.mutex */
+};
+
+static inline struct soft_srq *soft_srq_of(struct ibv_srq *srq)
+{
+	return soft_container(srq, struct soft_srq, ibv);
+}
+
+int soft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr);
+int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+
+/* A message needs a receive: is there one at the head of the queue pair's own queue, or can one be
+ * taken from the shared one (which no other queue pair will then get)? */
+bool soft_receive_ready(struct soft_qp *qp);
+
+/* The domain whose keys the receives use: IBTA 10.2.9.1, the shared queue has one of its own. */
+static inline struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
+{
+	return qp->ibv.srq ? qp->ibv.srq->pd : qp->ibv.pd;
 }
 
 /* qp.c */

@@ -132,34 +132,17 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 	return rc;
 }
 
-static int post_one_receive(struct soft_qp *qp, const struct ibv_recv_wr *wr)
-{
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge)
-		return EINVAL;
-	if (qp->rq.tail - qp->rq.head >= qp->cap.max_recv_wr)
-		return ENOMEM;
-	*soft_receive_at(qp, qp->rq.tail) = (struct soft_receive){
-		.wr_id = wr->wr_id,
-		.length = length_of(wr->sg_list, wr->num_sge),
-		.num_sge = (uint32_t)wr->num_sge,
-	};
-	if (wr->num_sge)
-		memcpy(soft_receive_sges(qp, qp->rq.tail), wr->sg_list,
-		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
-	qp->rq.tail++;
-	return 0;
-}
-
 int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
 	int rc = 0;
 
 	soft_lock();
-	if (ibv->state == IBV_QPS_RESET)
-		rc = EINVAL; /* IBTA 10.3.1.1 */
+	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own. */
+	if (ibv->state == IBV_QPS_RESET || ibv->srq)
+		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {
-		rc = post_one_receive(qp, wr);
+		rc = soft_receive_queue_post(&qp->rq, wr);
 		if (rc)
 			break;
 	}

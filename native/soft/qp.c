@@ -48,8 +48,6 @@ static int check_create(const struct ibv_qp_init_attr *attr)
 	default:
 		return EINVAL;
 	}
-	if (attr->srq)
-		return EOPNOTSUPP;
 	if (!attr->send_cq || !attr->recv_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
 	    cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_send_sge > SOFT_MAX_SGE ||
 	    cap->max_recv_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
@@ -85,6 +83,9 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	}
 	if (!rc) {
 		qp->cap = attr->cap;
+		qp->ibv.srq = attr->srq;
+		if (attr->srq) /* ibv_create_qp(3): these two are ignored */
+			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
 		rc = soft_queues_create(qp);
 	}
 	if (rc) {
@@ -98,6 +99,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		.pd = pd,
 		.send_cq = attr->send_cq,
 		.recv_cq = attr->recv_cq,
+		.srq = attr->srq,
 		.state = IBV_QPS_RESET,
 		.qp_type = attr->qp_type,
 	};
@@ -117,6 +119,8 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		soft_container(pd, struct soft_pd, ibv)->users++;
 		soft_cq_of(attr->send_cq)->users++;
 		soft_cq_of(attr->recv_cq)->users++;
+		if (attr->srq)
+			soft_srq_of(attr->srq)->users++;
 	}
 	soft_unlock();
 	if (rc) {
@@ -139,6 +143,8 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
 	soft_cq_of(ibv->send_cq)->users--;
 	soft_cq_of(ibv->recv_cq)->users--;
+	if (ibv->srq)
+		soft_srq_of(ibv->srq)->users--;
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
@@ -184,6 +190,10 @@ void soft_qp_error(struct soft_qp *qp)
 	qp->ibv.state = IBV_QPS_ERR;
 	stop_timers(qp);
 	soft_flush(qp);
+	/* IBTA 11.6.3.2: it will take no receive from its shared queue any more, so that the
+	 * application may destroy it without losing one. */
+	if (qp->ibv.srq)
+		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	if (qp->link)
 		soft_link_close(qp->link);
 }
@@ -417,6 +427,7 @@ int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mas
 		.qp_context = ibv->qp_context,
 		.send_cq = ibv->send_cq,
 		.recv_cq = ibv->recv_cq,
+		.srq = ibv->srq,
 		.cap = qp->cap,
 		.qp_type = ibv->qp_type,
 		.sq_sig_all = qp->sq_sig_all,

@@ -91,10 +91,10 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 /* SEND, and WRITE with immediate, need a receive. */
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (qp->rq.head == qp->rq.tail)
+	if (!soft_receive_ready(qp))
 		return not_ready(qp);
 	qp->responder.has_receive = true;
-	if (frame->total > soft_receive_at(qp, qp->rq.head)->length) {
+	if (frame->total > soft_receive_at(&qp->rq, qp->rq.head)->length) {
 		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
 		soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
@@ -109,7 +109,7 @@ static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *f
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
 		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
-		if (qp->rq.head == qp->rq.tail)
+		if (!soft_receive_ready(qp))
 			return not_ready(qp);
 		qp->responder.has_receive = true;
 	}
@@ -212,8 +212,9 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	uint64_t offset = (uint64_t)frame->offset + from;
 
 	if (frame->opcode == SOFT_SEND) {
-		const struct soft_receive *receive = soft_receive_at(qp, qp->rq.head);
-		int count = soft_sge_walk(qp->ibv.pd, soft_receive_sges(qp, qp->rq.head),
+		const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
+		int count = soft_sge_walk(soft_receive_pd(qp),
+					  soft_receive_sges(&qp->rq, qp->rq.head),
 					  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
 					  iov, room);
 

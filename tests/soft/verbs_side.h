@@ -38,6 +38,7 @@ struct options {
 	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
 	bool signal_none;    /* sq_sig_all = 0 */
 	int gid;             /* 1 + the GID index to use; 0: the LID alone */
+	uint32_t shared;     /* receives of a shared queue, which takes the place of the own one */
 };
 
 struct side {
@@ -46,6 +47,7 @@ struct side {
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
+	struct ibv_srq *srq;
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	uint8_t *memory;
@@ -88,6 +90,7 @@ static inline struct ibv_qp *create_qp(struct side *side)
 		.qp_context = side,
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
+		.srq = side->srq,
 		.cap = {
 			.max_send_wr = options->sends ? options->sends : 64,
 			.max_recv_wr = options->receives ? options->receives : 64,
@@ -121,6 +124,14 @@ static inline void open_side(struct side *side, struct options options)
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(side->memory != MAP_FAILED);
 	CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, options.memory, ALL_RIGHTS));
+	if (options.shared) {
+		struct ibv_srq_init_attr init = {
+			.srq_context = side,
+			.attr = {.max_wr = options.shared, .max_sge = options.sges ? options.sges : 4},
+		};
+
+		CHECK(side->srq = verbs->ibv_create_srq(side->pd, &init));
+	}
 	side->qp = create_qp(side);
 	/* Different ones, some of which will wrap. */
 	side->psn = (0xfffff0u + __atomic_fetch_add(&psns, 1, __ATOMIC_RELAXED) * 2654435761u +
@@ -131,6 +142,8 @@ static inline void close_side(struct side *side)
 {
 	if (side->qp)
 		CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
+	if (side->srq)
+		CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(side->channel), 0);
 	if (side->mr)
@@ -337,7 +350,8 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 	};
 	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;
 
-	return side->context->ops.post_recv(side->qp, &wr, &bad);
+	return side->srq ? side->context->ops.post_srq_recv(side->srq, &wr, &bad) :
+			   side->context->ops.post_recv(side->qp, &wr, &bad);
 }
 
 struct request {

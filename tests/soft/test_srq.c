@@ -1,0 +1,579 @@
+/* Shared receive queues: ibv_create_srq(3) and its family, IBTA 10.2.9. */
+#include "verbs_side.h"
+
+enum { SLOT = 64, MOST_QPS = 4 };
+
+/* One side whose queue pairs all take from its shared queue, and a peer for each. */
+struct star {
+	struct side hub; /* hub.qp is qps[0] */
+	struct ibv_qp *qps[MOST_QPS];
+	struct side peers[MOST_QPS];
+	int count;
+};
+
+static void open_star(struct star *star, int count, struct options options)
+{
+	struct options of_peers = options;
+
+	of_peers.shared = 0;
+	memset(star, 0, sizeof(*star));
+	star->count = count;
+	open_side(&star->hub, options);
+	for (int i = 0; i < count; i++) {
+		star->qps[i] = i ? create_qp(&star->hub) : star->hub.qp;
+		star->hub.qp = star->qps[i];
+		open_side(&star->peers[i], of_peers);
+		connect_pair(&star->hub, &star->peers[i]);
+	}
+	star->hub.qp = star->qps[0];
+}
+
+static void close_star(struct star *star)
+{
+	for (int i = 0; i < star->count; i++) {
+		if (i)
+			CHECK_EQUAL(verbs->ibv_destroy_qp(star->qps[i]), 0);
+		close_side(&star->peers[i]);
+	}
+	close_side(&star->hub);
+}
+
+static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned seed, uint32_t length)
+{
+	fill(star->peers[peer].memory, length, seed);
+	CHECK_EQUAL(post(&star->peers[peer], (struct request){.opcode = IBV_WR_SEND,
+							      .wr_id = wr_id, .length = length}), 0);
+	expect_wc(&star->peers[peer], wr_id, IBV_WC_SUCCESS);
+}
+
+static struct ibv_wc hub_wc(struct star *star, uint64_t wr_id, enum ibv_wc_status status, int qp)
+{
+	struct ibv_wc wc = next_wc(&star->hub);
+
+	CHECK_EQUAL(wc.wr_id, wr_id);
+	CHECK_EQUAL(wc.status, status);
+	CHECK_EQUAL(wc.qp_num, star->qps[qp]->qp_num);
+	return wc;
+}
+
+static struct ibv_srq_attr query(struct ibv_srq *srq)
+{
+	struct ibv_srq_attr attr;
+
+	CHECK_EQUAL(verbs->ibv_query_srq(srq, &attr), 0);
+	return attr;
+}
+
+static int set_limit(struct ibv_srq *srq, uint32_t limit)
+{
+	return verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = limit}, IBV_SRQ_LIMIT);
+}
+
+static int set_max_wr(struct ibv_srq *srq, uint32_t max_wr)
+{
+	return verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = max_wr}, IBV_SRQ_MAX_WR);
+}
+
+static void make_nonblocking(int fd)
+{
+	CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK), 0);
+}
+
+static void no_event(struct side *side)
+{
+	struct ibv_async_event event;
+
+	make_nonblocking(side->context->async_fd);
+	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
+}
+
+static struct ibv_srq *try_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge, int error)
+{
+	struct ibv_srq_init_attr init = {.attr = {.max_wr = max_wr, .max_sge = max_sge}};
+
+	errno = 0;
+	struct ibv_srq *srq = verbs->ibv_create_srq(pd, &init);
+
+	CHECK(!srq == (error != 0));
+	CHECK_EQUAL(srq ? 0 : errno, error);
+	if (srq) {
+		CHECK(init.attr.max_wr >= max_wr && init.attr.max_sge >= max_sge);
+		CHECK_EQUAL(query(srq).max_wr, init.attr.max_wr);
+		CHECK_EQUAL(query(srq).max_sge, init.attr.max_sge);
+		CHECK_EQUAL(query(srq).srq_limit, 0);
+	}
+	return srq;
+}
+
+static void objects(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_device_attr device;
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+
+	CHECK_EQUAL(verbs->ibv_query_device(context, &device), 0);
+	CHECK(device.max_srq > 0 && device.max_srq_wr > 0 && device.max_srq_sge > 0);
+	CHECK(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
+	try_srq(pd, 0, 1, EINVAL);
+	try_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
+	try_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(try_srq(pd, (uint32_t)device.max_srq_wr,
+						   (uint32_t)device.max_srq_sge, 0)), 0);
+
+	struct ibv_srq *srq = try_srq(pd, 10, 2, 0);
+
+	CHECK(srq->pd == pd && srq->context == context);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
+	CHECK_EQUAL(set_limit(srq, 11), EINVAL);
+	CHECK_EQUAL(set_limit(srq, 10), 0);
+	CHECK_EQUAL(query(srq).srq_limit, 10);
+	CHECK_EQUAL(set_max_wr(srq, 9), EINVAL); /* the limit could not be reached */
+	CHECK_EQUAL(set_max_wr(srq, (uint32_t)device.max_srq_wr + 1), EINVAL);
+	CHECK_EQUAL(set_max_wr(srq, 0), EINVAL);
+	/* "If any of the modify attributes is invalid, none": ibv_modify_srq(3). */
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 21},
+					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), EINVAL);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5), EINVAL);
+	CHECK_EQUAL(query(srq).max_wr, 10);
+	CHECK_EQUAL(query(srq).srq_limit, 10);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 20},
+					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), 0);
+	CHECK_EQUAL(query(srq).max_wr, 20);
+	CHECK_EQUAL(query(srq).srq_limit, 20);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+static void extended(void)
+{
+	struct ibv_context *context = open_device();
+	struct verbs_context *more = (struct verbs_context *)((char *)context -
+							      offsetof(struct verbs_context, context));
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+	struct ibv_srq_init_attr_ex init = {
+		.srq_context = &init,
+		.attr = {.max_wr = 5, .max_sge = 1},
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
+		.srq_type = IBV_SRQT_BASIC,
+		.pd = pd,
+	};
+	struct ibv_srq *srq = more->create_srq_ex(context, &init);
+	uint32_t number = 0;
+
+	CHECK(srq && srq->srq_context == &init);
+	CHECK_EQUAL(query(srq).max_wr, 5);
+	CHECK_EQUAL(more->get_srq_num(srq, &number), 0);
+	CHECK(number != 0);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
+	init.srq_type = IBV_SRQT_XRC;
+	errno = 0;
+	CHECK(!more->create_srq_ex(context, &init));
+	CHECK_EQUAL(errno, EOPNOTSUPP);
+	init.srq_type = IBV_SRQT_BASIC;
+	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE;
+	CHECK(!more->create_srq_ex(context, &init));
+	CHECK_EQUAL(errno, EINVAL);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+/* What a post refuses, and the queue pair that has no receive queue of its own. */
+static void posting(void)
+{
+	struct side side;
+	struct ibv_sge sges[3] = {{0}};
+	struct ibv_recv_wr wrs[4] = {
+		{.wr_id = 1, .next = &wrs[1], .sg_list = sges, .num_sge = 2},
+		{.wr_id = 2, .next = &wrs[2], .sg_list = sges, .num_sge = 3},
+		{.wr_id = 3, .next = &wrs[3], .num_sge = -1},
+		{.wr_id = 4},
+	}, *bad = NULL;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	open_side(&side, (struct options){.shared = 3, .sges = 2});
+	/* The first is taken, the rest not: ibv_post_srq_recv(3). */
+	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, wrs, &bad), EINVAL);
+	CHECK(bad == &wrs[1]);
+	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, &wrs[2], &bad), EINVAL);
+	CHECK(bad == &wrs[2]);
+	CHECK_EQUAL(set_max_wr(side.srq, 1), 0); /* one is outstanding */
+	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, &wrs[3], &bad), ENOMEM);
+	CHECK(bad == &wrs[3]);
+	CHECK_EQUAL(set_max_wr(side.srq, 2), 0);
+	CHECK_EQUAL(side.context->ops.post_srq_recv(side.srq, &wrs[3], &bad), 0);
+	CHECK_EQUAL(set_max_wr(side.srq, 1), EINVAL);
+
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(side.context->ops.post_recv(side.qp, &wrs[3], &bad), EINVAL);
+	CHECK(bad == &wrs[3]);
+	CHECK(side.qp->srq == side.srq);
+	CHECK_EQUAL(verbs->ibv_query_qp(side.qp, &attr, IBV_QP_CAP, &init), 0);
+	CHECK(init.srq == side.srq);
+	CHECK_EQUAL(init.cap.max_recv_wr, 0);
+	CHECK_EQUAL(attr.cap.max_recv_sge, 0);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(side.srq), EBUSY);
+	close_side(&side);
+}
+
+/* First posted, first taken, whichever queue pair takes it; a small ring goes round many times. */
+static void order(void)
+{
+	struct star star;
+	uint64_t posted = 0, taken = 0;
+
+	open_star(&star, 3, (struct options){.shared = 3});
+	for (; posted < 3; posted++)
+		CHECK_EQUAL(post_recv_at(&star.hub, posted, posted % 3 * SLOT, SLOT), 0);
+	for (unsigned i = 0; i < 100; i++) {
+		int peer = (int)(i * i % 3);
+		uint32_t length = 1 + i % SLOT;
+
+		send_to_hub(&star, peer, i, i, length);
+		CHECK_EQUAL(hub_wc(&star, taken, IBV_WC_SUCCESS, peer).byte_len, length);
+		CHECK(filled(star.hub.memory + taken % 3 * SLOT, length, i));
+		taken++;
+		CHECK_EQUAL(post_recv_at(&star.hub, posted, posted % 3 * SLOT, SLOT), 0);
+		posted++;
+	}
+	close_star(&star);
+}
+
+/* Immediate data takes a receive for a write; a plain write takes none. */
+static void writes(void)
+{
+	struct star star;
+
+	open_star(&star, 2, (struct options){.shared = 4});
+	struct request write = {.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+				.remote = (uintptr_t)star.hub.memory + 1024,
+				.rkey = star.hub.mr->rkey};
+
+	CHECK_EQUAL(post_recv_at(&star.hub, 7, 0, SLOT), 0);
+	CHECK_EQUAL(post(&star.peers[1], write), 0);
+	expect_wc(&star.peers[1], 1, IBV_WC_SUCCESS);
+	write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+	write.imm = 0x12345678;
+	CHECK_EQUAL(post(&star.peers[1], write), 0);
+	expect_wc(&star.peers[1], 1, IBV_WC_SUCCESS);
+	struct ibv_wc wc = hub_wc(&star, 7, IBV_WC_SUCCESS, 1);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+	CHECK_EQUAL(wc.imm_data, 0x12345678);
+	CHECK_EQUAL(wc.byte_len, 8);
+	close_star(&star);
+}
+
+/* Resizing keeps what is posted, in order, also when the ring has wrapped. */
+static void resize(void)
+{
+	struct star star;
+
+	open_star(&star, 1, (struct options){.shared = 4});
+	for (uint64_t i = 0; i < 4; i++)
+		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
+	for (uint64_t i = 0; i < 3; i++) {
+		send_to_hub(&star, 0, i, 1, 8);
+		hub_wc(&star, i, IBV_WC_SUCCESS, 0);
+	}
+	for (uint64_t i = 4; i < 7; i++)
+		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
+	CHECK_EQUAL(post_recv_at(&star.hub, 7, 0, SLOT), ENOMEM);
+	CHECK_EQUAL(set_max_wr(star.hub.srq, 3), EINVAL);
+	CHECK_EQUAL(set_max_wr(star.hub.srq, 9), 0);
+	for (uint64_t i = 7; i < 12; i++)
+		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
+	CHECK_EQUAL(post_recv_at(&star.hub, 12, 0, SLOT), ENOMEM);
+	for (uint64_t i = 3; i < 12; i++) {
+		if (i == 10)
+			CHECK_EQUAL(set_max_wr(star.hub.srq, 2), 0);
+		send_to_hub(&star, 0, i, (unsigned)i, SLOT);
+		hub_wc(&star, i, IBV_WC_SUCCESS, 0);
+		CHECK(filled(star.hub.memory + i * SLOT, SLOT, (unsigned)i));
+	}
+	close_star(&star);
+}
+
+/* The event comes once, when the number drops below the limit, and again after arming again. */
+static void limit(void)
+{
+	struct ibv_async_event event;
+	struct star star;
+
+	open_star(&star, 2, (struct options){.shared = 8});
+	for (uint64_t i = 0; i < 6; i++)
+		CHECK_EQUAL(post_recv_at(&star.hub, i, 0, SLOT), 0);
+	CHECK_EQUAL(set_limit(star.hub.srq, 5), 0);
+	send_to_hub(&star, 0, 0, 1, 8); /* 5 are left, which is not below 5 */
+	hub_wc(&star, 0, IBV_WC_SUCCESS, 0);
+	no_event(&star.hub);
+	CHECK_EQUAL(query(star.hub.srq).srq_limit, 5);
+	send_to_hub(&star, 1, 1, 1, 8);
+	hub_wc(&star, 1, IBV_WC_SUCCESS, 1);
+	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
+	CHECK_EQUAL(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
+	CHECK(event.element.srq == star.hub.srq);
+	verbs->ibv_ack_async_event(&event);
+	CHECK_EQUAL(query(star.hub.srq).srq_limit, 0);
+	send_to_hub(&star, 0, 2, 1, 8);
+	hub_wc(&star, 2, IBV_WC_SUCCESS, 0);
+	no_event(&star.hub);
+	CHECK_EQUAL(set_limit(star.hub.srq, 3), 0);
+	send_to_hub(&star, 0, 3, 1, 8);
+	hub_wc(&star, 3, IBV_WC_SUCCESS, 0);
+	expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
+	/* Disarmed by 0; and one that nobody takes does not keep the queue from going. */
+	CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
+	CHECK_EQUAL(set_limit(star.hub.srq, 0), 0);
+	send_to_hub(&star, 0, 4, 1, 8);
+	no_event(&star.hub);
+	CHECK_EQUAL(set_limit(star.hub.srq, 1), 0);
+	send_to_hub(&star, 0, 5, 1, 8);
+	close_star(&star);
+}
+
+static void *acknowledge(void *event)
+{
+	verbs->ibv_ack_async_event(event);
+	return NULL;
+}
+
+/* ibv_get_async_event(3): destroying waits for the acknowledgement. */
+static void acknowledged(void)
+{
+	struct ibv_async_event event;
+	struct star star;
+	pthread_t thread;
+
+	open_star(&star, 1, (struct options){.shared = 1});
+	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
+	CHECK_EQUAL(set_limit(star.hub.srq, 1), 0);
+	send_to_hub(&star, 0, 0, 1, 8);
+	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
+	CHECK_EQUAL(star.hub.srq->events_completed, 0);
+	CHECK_EQUAL(pthread_create(&thread, NULL, acknowledge, &event), 0);
+	close_star(&star); /* would hang without */
+	CHECK_EQUAL(pthread_join(thread, NULL), 0);
+}
+
+/* Nothing posted: the sender is told to wait, and after its retries gives up. */
+static void empty(void)
+{
+	struct star star;
+
+	open_star(&star, 2, (struct options){.shared = 2, .rnr_retry = 8});
+	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
+	send_to_hub(&star, 0, 0, 1, 8);
+	CHECK_EQUAL(post(&star.peers[1], (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+							  .length = 8}), 0);
+	expect_wc(&star.peers[1], 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	close_star(&star);
+
+	open_star(&star, 2, (struct options){.shared = 2});
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(post(&star.peers[i], (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+								  .length = 8}), 0);
+	CHECK_EQUAL(poll_cq(&star.hub, 1, &(struct ibv_wc){0}), 0);
+	CHECK_EQUAL(post_recv_at(&star.hub, 5, 0, SLOT), 0);
+	CHECK_EQUAL(post_recv_at(&star.hub, 6, SLOT, SLOT), 0);
+	CHECK_EQUAL(next_wc(&star.hub).wr_id, 5);
+	CHECK_EQUAL(next_wc(&star.hub).wr_id, 6);
+	for (int i = 0; i < 2; i++)
+		expect_wc(&star.peers[i], 1, IBV_WC_SUCCESS);
+	close_star(&star);
+}
+
+/* A queue pair in ERR takes nothing from the shared queue with it. */
+static void not_flushed(void)
+{
+	struct star star;
+	struct ibv_async_event event;
+
+	open_star(&star, 2, (struct options){.shared = 4});
+	for (uint64_t i = 0; i < 3; i++)
+		CHECK_EQUAL(post_recv_at(&star.hub, i, i * SLOT, SLOT), 0);
+	CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
+	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
+	CHECK(event.element.qp == star.qps[0]);
+	verbs->ibv_ack_async_event(&event);
+	CHECK_EQUAL(poll_cq(&star.hub, 1, &(struct ibv_wc){0}), 0);
+	CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
+	no_event(&star.hub); /* it was in ERR already */
+	for (uint64_t i = 0; i < 3; i++) {
+		send_to_hub(&star, 1, i, (unsigned)i, SLOT);
+		hub_wc(&star, i, IBV_WC_SUCCESS, 1);
+		CHECK(filled(star.hub.memory + i * SLOT, SLOT, (unsigned)i));
+	}
+	close_star(&star);
+}
+
+/* The receive of a message that does not fit fails with its own queue pair alone. */
+static void too_long(void)
+{
+	struct star star;
+
+	open_star(&star, 2, (struct options){.shared = 4});
+	CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, 16), 0);
+	CHECK_EQUAL(post(&star.peers[0], (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
+							  .length = 9}), 0);
+	expect_wc(&star.peers[0], 9, IBV_WC_REM_INV_REQ_ERR);
+	hub_wc(&star, 1, IBV_WC_LOC_LEN_ERR, 0);
+	expect_event(&star.hub, IBV_EVENT_QP_REQ_ERR);
+	expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
+	send_to_hub(&star, 1, 9, 3, 16);
+	hub_wc(&star, 2, IBV_WC_SUCCESS, 1);
+	close_star(&star);
+}
+
+/* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
+ * The limit event tells that it has begun; it might be over before we have stopped it. */
+static void flushed_in_a_message(void)
+{
+	enum { BIG = 64 << 20 };
+	struct ibv_wc wc;
+	int rounds = 0;
+
+	do {
+		struct star star;
+
+		CHECK(++rounds < 20);
+		open_star(&star, 2, (struct options){.shared = 4, .memory = BIG});
+		CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, BIG), 0);
+		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
+		CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
+		CHECK_EQUAL(post(&star.peers[0], (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
+								  .length = BIG}), 0);
+		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
+		CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
+		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
+		wc = next_wc(&star.hub);
+		CHECK_EQUAL(wc.wr_id, 1);
+		CHECK_EQUAL(wc.qp_num, star.qps[0]->qp_num);
+		send_to_hub(&star, 1, 9, 3, 16);
+		hub_wc(&star, 2, IBV_WC_SUCCESS, 1);
+		close_star(&star);
+	} while (wc.status == IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
+}
+
+/* IBTA 10.2.9.1: the keys of the receives are those of the shared queue's domain. */
+static void domains(void)
+{
+	for (int own = 0; own < 2; own++) {
+		struct side a, b;
+
+		open_side(&a, (struct options){0});
+		open_side(&b, (struct options){0});
+		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
+		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
+
+		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+		b.srq = try_srq(pd, 2, 1, 0);
+		b.qp = create_qp(&b);
+		connect_pair(&a, &b);
+		struct ibv_sge sge = {.addr = (uintptr_t)b.memory, .length = SLOT,
+				      .lkey = own ? mr->lkey : b.mr->lkey};
+		struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1}, *bad;
+
+		CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						      .length = 8}), 0);
+		expect_wc(&a, 2, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR);
+		expect_wc(&b, 1, own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+		b.qp = NULL;
+		CHECK_EQUAL(verbs->ibv_destroy_srq(b.srq), 0);
+		b.srq = NULL;
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+		close_pair(&a, &b);
+	}
+}
+
+/* ---- threads ------------------------------------------------------------------------------- */
+
+enum { MESSAGES = 500 };
+
+static void *send_many(void *of)
+{
+	struct side *side = of;
+
+	for (uint64_t i = 0; i < MESSAGES; i++) {
+		memcpy(side->memory, &i, sizeof(i));
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+							.length = sizeof(i)}), 0);
+		expect_wc(side, i, IBV_WC_SUCCESS);
+	}
+	return NULL;
+}
+
+static void *post_many(void *of)
+{
+	struct side *side = of;
+
+	for (uint64_t i = 0; i < MESSAGES;) {
+		int rc = post_recv_at(side, 0, 0, SLOT);
+
+		if (rc == 0)
+			i++;
+		else
+			sched_yield();
+		CHECK(rc == 0 || rc == ENOMEM);
+	}
+	return NULL;
+}
+
+/* Everybody at once: posting, taking, resizing.  All messages arrive. */
+static void threads(void)
+{
+	pthread_t senders[MOST_QPS], posters[MOST_QPS];
+	int got[MOST_QPS] = {0};
+	struct star star;
+
+	open_star(&star, MOST_QPS, (struct options){.shared = 7});
+	for (int i = 0; i < MOST_QPS; i++) {
+		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_many, &star.peers[i]), 0);
+		CHECK_EQUAL(pthread_create(&posters[i], NULL, post_many, &star.hub), 0);
+	}
+	for (unsigned i = 0; i < MOST_QPS * MESSAGES; i++) {
+		struct ibv_wc wc = next_wc(&star.hub);
+		int qp = 0;
+
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+		while (star.qps[qp]->qp_num != wc.qp_num)
+			CHECK(++qp < MOST_QPS);
+		got[qp]++;
+		if (i % 50 == 0)
+			set_max_wr(star.hub.srq, 7 + i % 3);
+	}
+	for (int i = 0; i < MOST_QPS; i++) {
+		CHECK_EQUAL(pthread_join(senders[i], NULL), 0);
+		CHECK_EQUAL(pthread_join(posters[i], NULL), 0);
+		CHECK_EQUAL(got[i], MESSAGES);
+	}
+	close_star(&star);
+}
+
+int main(void)
+{
+	limit_seconds(90);
+	STEP(objects());
+	STEP(extended());
+	STEP(posting());
+	STEP(order());
+	STEP(writes());
+	STEP(resize());
+	STEP(limit());
+	STEP(acknowledged());
+	STEP(empty());
+	STEP(not_flushed());
+	STEP(too_long());
+	STEP(flushed_in_a_message());
+	STEP(domains());
+	STEP(threads());
+	return 0;
+}
