@@ -8,8 +8,9 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "objects.h"
+#include "extended.h"
 
 enum { POLLS_PER_YIELD = 64 };
 
@@ -38,50 +39,6 @@ static void fail_users(struct soft_deferred *deferred)
 	}
 }
 
-struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
-				  struct ibv_comp_channel *channel, int comp_vector)
-{
-	static uint32_t handle;
-	struct soft_cq *cq = NULL;
-	int rc = 0;
-
-	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 || comp_vector >= SOFT_COMP_VECTORS)
-		rc = EINVAL;
-	if (!rc) {
-		cq = calloc(1, sizeof(*cq));
-		rc = cq ? 0 : ENOMEM;
-	}
-	if (!rc) {
-		cq->ring = calloc((size_t)cqe, sizeof(*cq->ring));
-		rc = cq->ring ? 0 : ENOMEM;
-	}
-	if (rc) {
-		free(cq);
-		errno = rc;
-		return NULL;
-	}
-	cq->capacity = (uint32_t)cqe;
-	cq->ibv = (struct ibv_cq){
-		.context = context,
-		.channel = channel,
-		.cq_context = cq_context,
-		.cqe = cqe,
-	};
-	pthread_mutex_init(&cq->lock, NULL);
-	pthread_mutex_init(&cq->ibv.mutex, NULL);
-	pthread_cond_init(&cq->ibv.cond, NULL);
-	soft_list_init(&cq->ready_node);
-	soft_list_init(&cq->overrun_work.node);
-	cq->overrun_work.run = fail_users;
-	soft_lock();
-	cq->ibv.handle = ++handle;
-	if (channel)
-		channel->refcnt++;
-	soft_context_hold(soft_context_of(context));
-	soft_unlock();
-	return &cq->ibv;
-}
-
 /* Armed CQs are counted in their channel: the engine's thread must not leave a sleeper waiting. */
 static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 {
@@ -107,16 +64,94 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
+/* The oldest ones, which do not go beyond the ring's end.  With the CQ's lock. */
+static void drop(struct soft_cq *cq, uint32_t run)
+{
+	cq->first += run;
+	if (cq->first == cq->capacity)
+		cq->first = 0;
+	__atomic_store_n(&cq->count, cq->count - run, __ATOMIC_RELAXED);
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+/* With the CQ's lock and the engine's. */
+static void announce(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
+	cq->held_back = 0;
+	soft_timer_stop(&cq->moderation_timer);
+	set_armed(cq, SOFT_UNARMED);
+	if (channel)
+		soft_comp_channel_event(channel, cq);
+}
+
+/* Either of them 0 means no moderation: a count without a time could hold an event back for ever. */
+static bool moderated(const struct soft_cq *cq)
+{
+	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
+}
+
+/* A completion that its event is wanted for.  Moderated, the event comes with the cq_count-th one,
+ * or cq_period microseconds after the first (ibv_modify_cq(3)). */
+static void deserves_event(struct soft_cq *cq)
+{
+	cq->held_back++;
+	if (!moderated(cq) || cq->held_back >= cq->moderation.cq_count)
+		announce(cq);
+	else if (cq->held_back == 1)
+		soft_timer_start(&cq->moderation_timer,
+				 soft_now() + cq->moderation.cq_period * (uint64_t)1000);
+}
+
+static void held_back_long_enough(struct soft_timer *timer)
+{
+	struct soft_cq *cq = soft_container(timer, struct soft_cq, moderation_timer);
+
+	pthread_mutex_lock(&cq->lock);
+	if (cq->held_back)
+		announce(cq);
+	pthread_mutex_unlock(&cq->lock);
+}
+
+int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+
+	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
+		return EINVAL;
+	if (!(attr->attr_mask & IBV_CQ_ATTR_MODERATE))
+		return 0;
+	soft_lock();
+	pthread_mutex_lock(&cq->lock);
+	cq->moderation = attr->moderate;
+	/* What waits by the old rule does not wait by a new one. */
+	if (cq->held_back)
+		announce(cq);
+	pthread_mutex_unlock(&cq->lock);
+	soft_unlock();
+	return 0;
+}
+
+/* ---- completions --------------------------------------------------------------------------- */
+
+static uint64_t wallclock(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
+{
 	pthread_mutex_lock(&cq->lock);
 	if (cq->overrun) {
 		pthread_mutex_unlock(&cq->lock);
 		return;
 	}
-	if (cq->count == cq->capacity) {
+	if (cq->count == cq->capacity && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),
@@ -125,20 +160,23 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		soft_defer(&cq->overrun_work);
 		return;
 	}
+	if (cq->count == cq->capacity)
+		drop(cq, 1); /* ibv_create_cq_ex(3): always written to the next entry */
 	uint32_t at = cq->first + cq->count;
 
-	cq->ring[at >= cq->capacity ? at - cq->capacity : at] = *wc;
+	if (at >= cq->capacity)
+		at -= cq->capacity;
+	cq->ring[at] = *wc;
+	if (cq->stamps)
+		cq->stamps[at] = (struct soft_stamp){soft_now(), wallclock()};
 	__atomic_store_n(&cq->count, cq->count + 1, __ATOMIC_RELEASE);
 	if (cq->armed == SOFT_ARMED ||
-	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS))) {
-		set_armed(cq, SOFT_UNARMED);
-		if (channel)
-			soft_comp_channel_event(channel, cq);
-	}
+	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
+		deserves_event(cq);
 	pthread_mutex_unlock(&cq->lock);
 }
 
-static int take(struct soft_cq *cq, int room, struct ibv_wc *wc)
+static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	int taken = 0;
 
@@ -151,10 +189,9 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc)
 		if (run > (uint32_t)(room - taken))
 			run = (uint32_t)(room - taken);
 		memcpy(&wc[taken], &cq->ring[cq->first], run * sizeof(*wc));
-		cq->first += run;
-		if (cq->first == cq->capacity)
-			cq->first = 0;
-		__atomic_store_n(&cq->count, cq->count - run, __ATOMIC_RELAXED);
+		if (stamps && cq->stamps)
+			memcpy(&stamps[taken], &cq->stamps[cq->first], run * sizeof(*stamps));
+		drop(cq, run);
 		taken += (int)run;
 	}
 	/* "the CQ cannot be used": ibv_poll_cq(3).  What it still had has been handed out. */
@@ -182,42 +219,122 @@ static void look_for_work(struct soft_cq *cq)
 	sched_yield();
 }
 
-int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
+int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
-	struct soft_cq *cq = soft_cq_of(ibv);
-
 	if (__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) == 0)
 		look_for_work(cq);
-	return take(cq, num_entries, wc);
+	return take(cq, room, wc, stamps);
+}
+
+int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
+{
+	return soft_cq_take(soft_cq_of(ibv), num_entries, wc, NULL);
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static int make_rings(uint32_t capacity, bool stamped, struct ibv_wc **ring,
+		      struct soft_stamp **stamps)
+{
+	*ring = calloc(capacity, sizeof(**ring));
+	*stamps = stamped ? calloc(capacity, sizeof(**stamps)) : NULL;
+	if (*ring && (*stamps || !stamped))
+		return 0;
+	free(*ring);
+	free(*stamps);
+	return ENOMEM;
+}
+
+struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
+			     int comp_vector, bool stamped)
+{
+	struct soft_cq *cq = NULL;
+	int rc = 0;
+
+	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 || comp_vector >= SOFT_COMP_VECTORS)
+		rc = EINVAL;
+	if (!rc) {
+		cq = calloc(1, sizeof(*cq));
+		rc = cq ? make_rings((uint32_t)cqe, stamped, &cq->ring, &cq->stamps) : ENOMEM;
+	}
+	if (rc) {
+		free(cq);
+		errno = rc;
+		return NULL;
+	}
+	cq->capacity = (uint32_t)cqe;
+	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};
+	pthread_mutex_init(&cq->lock, NULL);
+	pthread_mutex_init(&cq->ibv.mutex, NULL);
+	pthread_cond_init(&cq->ibv.cond, NULL);
+	soft_list_init(&cq->ready_node);
+	soft_list_init(&cq->overrun_work.node);
+	cq->overrun_work.run = fail_users;
+	cq->moderation_timer.expired = held_back_long_enough;
+	return cq;
+}
+
+void soft_cq_publish(struct soft_cq *cq, void *cq_context)
+{
+	static uint32_t handle;
+
+	soft_lock();
+	cq->ibv.cq_context = cq_context;
+	cq->ibv.handle = ++handle;
+	if (cq->ibv.channel)
+		cq->ibv.channel->refcnt++;
+	soft_context_hold(soft_context_of(cq->ibv.context));
+	soft_unlock();
+}
+
+struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				  struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false);
+
+	if (!cq)
+		return NULL;
+	soft_cq_publish(cq, cq_context);
+	return &cq->ibv;
 }
 
 int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
+	struct soft_stamp *stamps;
 	struct ibv_wc *ring;
 	int rc = 0;
 
 	if (cqe < 1 || cqe > SOFT_MAX_CQE)
 		return EINVAL;
-	ring = calloc((size_t)cqe, sizeof(*ring));
-	if (!ring)
-		return ENOMEM;
+	rc = make_rings((uint32_t)cqe, cq->stamps, &ring, &stamps);
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&cq->lock);
 	if (cq->count > (uint32_t)cqe) {
 		rc = EINVAL; /* ibv_resize_cq(3): not below what is waiting in it */
 	} else {
+		struct soft_stamp *old_stamps = cq->stamps;
 		struct ibv_wc *old = cq->ring;
 
-		for (uint32_t i = 0; i < cq->count; i++)
-			ring[i] = old[(cq->first + i) % cq->capacity];
+		for (uint32_t i = 0; i < cq->count; i++) {
+			uint32_t at = (cq->first + i) % cq->capacity;
+
+			ring[i] = old[at];
+			if (stamps)
+				stamps[i] = old_stamps[at];
+		}
 		cq->ring = ring;
+		cq->stamps = stamps;
 		ring = old;
+		stamps = old_stamps;
 		cq->first = 0;
 		cq->capacity = (uint32_t)cqe;
 		cq->ibv.cqe = cqe;
 	}
 	pthread_mutex_unlock(&cq->lock);
 	free(ring);
+	free(stamps);
 	return rc;
 }
 
@@ -233,6 +350,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 		return EBUSY; /* ibv_destroy_cq(3): a queue pair is still associated with it */
 	}
 	soft_deferred_cancel(&cq->overrun_work);
+	soft_timer_stop(&cq->moderation_timer);
 	pthread_mutex_lock(&cq->lock);
 	set_armed(cq, SOFT_UNARMED);
 	pthread_mutex_unlock(&cq->lock);
@@ -259,7 +377,9 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	pthread_mutex_destroy(&cq->lock);
+	soft_cq_reader_destroy(cq->reader);
 	free(cq->ring);
+	free(cq->stamps);
 	free(cq);
 	return 0;
 }

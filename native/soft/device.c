@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "objects.h"
+#include "extended.h"
 
 static struct ibv_device device = {
 	.node_type = IBV_NODE_CA,
@@ -116,6 +116,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 		.async_fd = context->async.fd,
 		.num_comp_vectors = SOFT_COMP_VECTORS,
 	};
+	soft_extend_context(&context->extended);
 	pthread_mutex_init(&context->extended.context.mutex, NULL);
 	soft_gid_refresh();
 	return 0;
@@ -222,9 +223,8 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 	return 0;
 }
 
-/* The caller's struct may end with `flags` (the compatible call), so what comes after stays alone. */
-int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
-			struct _compat_ibv_port_attr *port_attr)
+int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
+		    size_t length)
 {
 	(void)context;
 	if (port_num != 1)
@@ -246,6 +246,15 @@ int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 	soft_unlock();
-	memcpy(port_attr, &attr, offsetof(struct ibv_port_attr, port_cap_flags2));
+	memset(port_attr, 0, length);
+	memcpy(port_attr, &attr, length < sizeof(attr) ? length : sizeof(attr));
 	return 0;
+}
+
+/* The older struct ends with `flags`; what comes after it is not the callee's. */
+int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
+			struct _compat_ibv_port_attr *port_attr)
+{
+	return soft_query_port(context, port_num, (struct ibv_port_attr *)port_attr,
+			       offsetof(struct ibv_port_attr, port_cap_flags2));
 }

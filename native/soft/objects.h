@@ -119,10 +119,20 @@ struct soft_comp_channel {
 
 enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
 
+/* When a completion came: CLOCK_MONOTONIC, which is the device's clock, and CLOCK_REALTIME. */
+struct soft_stamp {
+	uint64_t clock_ns;
+	uint64_t wallclock_ns;
+};
+
 struct soft_cq {
-	struct ibv_cq ibv;
-	pthread_mutex_t lock; /* protects the ring and `armed` */
+	union { /* one begins as the other; `ex` is whole if made by create_cq_ex */
+		struct ibv_cq ibv;
+		struct ibv_cq_ex ex;
+	};
+	pthread_mutex_t lock; /* protects the ring, `armed` and the moderation */
 	struct ibv_wc *ring;
+	struct soft_stamp *stamps; /* of what is in the ring, if the CQ tells the times */
 	uint32_t capacity;
 	uint32_t first;
 	uint32_t count; /* also read without the lock, to see that it is empty */
@@ -130,8 +140,13 @@ struct soft_cq {
 	bool just_armed;      /* atomic */
 	unsigned empty_polls; /* atomic */
 	bool overrun;
-	unsigned users; /* send and receive queues that complete here */
+	bool ignore_overrun; /* the oldest completions are lost, and nothing is said */
+	unsigned users;      /* send and receive queues that complete here */
 	struct soft_deferred overrun_work;
+	struct ibv_moderate_cq moderation;
+	uint32_t held_back; /* completions that would have made an event but for the moderation */
+	struct soft_timer moderation_timer;
+	struct soft_cq_reader *reader; /* cq_ex.c; NULL if made by create_cq */
 	/* under the comp channel's mutex: */
 	struct soft_node ready_node;
 	uint32_t events_waiting;
@@ -145,6 +160,15 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
 	return soft_container(cq, struct soft_cq, ibv);
 }
 
+/* A completion queue that is not known to anybody yet, or NULL and errno; `stamped`: that tells the
+ * times.  The application knows it from soft_cq_publish on. */
+struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
+			     int comp_vector, bool stamped);
+void soft_cq_publish(struct soft_cq *cq, void *cq_context);
+/* Take up to `room` completions, with their times if wanted; their number, or -1 for a CQ that has
+ * overflowed.  Does a step of the device's work if there are none. */
+int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
+int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Add a completion.  `solicited` as in ibv_req_notify_cq(3). */
 void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
@@ -237,7 +261,11 @@ struct soft_responder {
 struct soft_link;
 
 struct soft_qp {
-	struct ibv_qp ibv;
+	union { /* one begins as the other; `ex` is whole if there is a batch */
+		struct ibv_qp ibv;
+		struct ibv_qp_ex ex;
+	};
+	struct soft_batch *batch; /* qp_ex.c: of the wr_* calls; NULL if they are not wanted */
 	struct soft_node of_context;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
@@ -349,6 +377,8 @@ void soft_qp_check_drained(struct soft_qp *qp);
 /* post.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+/* All of the chain, or, when one of it is refused, nothing; 0 or an errno value. */
+int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr);
 
 /* complete.c: work completions */
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */

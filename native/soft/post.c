@@ -110,15 +110,15 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	return 0;
 }
 
-int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+/* As far as it goes; the one that is refused is in *bad_wr. */
+static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
-	struct soft_qp *qp = soft_qp_of(ibv);
+	enum ibv_qp_state state = qp->ibv.state;
 	int rc = 0;
 
-	soft_lock();
 	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; ERR takes it and
 	 * completes it flushed. */
-	if (ibv->state != IBV_QPS_RTS && ibv->state != IBV_QPS_SQD && ibv->state != IBV_QPS_ERR)
+	if (state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_ERR)
 		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {
 		rc = post_one_send(qp, wr);
@@ -127,7 +127,33 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 	}
 	if (rc)
 		*bad_wr = wr;
+	return rc;
+}
+
+int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	soft_lock();
+	int rc = post_chain(qp, wr, bad_wr);
+
 	soft_qp_kick(qp);
+	soft_unlock();
+	return rc;
+}
+
+int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad_wr;
+
+	soft_lock();
+	uint32_t before = qp->sq.tail;
+	int rc = post_chain(qp, wr, &bad_wr);
+
+	if (rc)
+		qp->sq.tail = before; /* nothing of it has been looked at yet */
+	else
+		soft_qp_kick(qp);
 	soft_unlock();
 	return rc;
 }

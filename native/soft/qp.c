@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "objects.h"
+#include "extended.h"
 #include "qp_states.h"
 
 static struct soft_table numbers;
@@ -155,6 +155,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
+	soft_batch_destroy(qp->batch);
 	soft_queues_destroy(qp);
 	free(qp);
 	return 0;

@@ -100,13 +100,6 @@ int soft_ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t 
 	return EOPNOTSUPP;
 }
 
-struct ibv_qp_ex *soft_ibv_qp_to_qp_ex(struct ibv_qp *qp)
-{
-	(void)qp;
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
 int soft_ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
 	(void)qp;

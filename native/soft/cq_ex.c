@@ -1,0 +1,231 @@
+/* Extended completion queues: ibv_create_cq_ex(3).
+ *
+ * The application reads completions where they are, one after another.  Here the one that it has
+ * come to is a copy: it may post, and so take the engine's lock, while it reads, and the device may
+ * meanwhile complete something into the same CQ.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "extended.h"
+
+enum {
+	TIMES = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	/* No VLANs, no flow steering, no tag matching. */
+	SUPPORTED = IBV_WC_STANDARD_FLAGS | TIMES,
+	SUPPORTED_FLAGS = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+};
+
+struct soft_cq_reader {
+	struct ibv_wc wc;
+	struct soft_stamp stamp;
+	bool single_threaded;
+	pthread_mutex_t mutex; /* from start_poll to end_poll, unless single_threaded */
+};
+
+static struct soft_cq_reader *reader_of(struct ibv_cq_ex *cq)
+{
+	return soft_container(cq, struct soft_cq, ex)->reader;
+}
+
+/* ---- the iterator -------------------------------------------------------------------------- */
+
+static int next_poll(struct ibv_cq_ex *ex)
+{
+	struct soft_cq *cq = soft_container(ex, struct soft_cq, ex);
+	struct soft_cq_reader *reader = cq->reader;
+
+	switch (soft_cq_take(cq, 1, &reader->wc, &reader->stamp)) {
+	case 1:
+		ex->wr_id = reader->wc.wr_id;
+		ex->status = reader->wc.status;
+		return 0;
+	case 0:
+		return ENOENT;
+	default:
+		return EIO; /* it has overflowed */
+	}
+}
+
+static void end_poll(struct ibv_cq_ex *ex)
+{
+	struct soft_cq_reader *reader = reader_of(ex);
+
+	if (!reader->single_threaded)
+		pthread_mutex_unlock(&reader->mutex);
+}
+
+static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
+{
+	struct soft_cq_reader *reader = reader_of(ex);
+	int rc;
+
+	if (attr && attr->comp_mask)
+		return EINVAL;
+	if (!reader->single_threaded) {
+		rc = pthread_mutex_lock(&reader->mutex);
+		if (rc)
+			return rc; /* EDEADLK: this thread has started and not ended */
+	}
+	rc = next_poll(ex);
+	if (rc)
+		end_poll(ex); /* not for the application to call after an error */
+	return rc;
+}
+
+/* ---- the fields ---------------------------------------------------------------------------- */
+
+static enum ibv_wc_opcode read_opcode(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.opcode;
+}
+
+static uint32_t read_vendor_err(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.vendor_err;
+}
+
+static uint32_t read_byte_len(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.byte_len;
+}
+
+/* Also the key that a send has invalidated: the union of struct ibv_wc. */
+static uint32_t read_imm_data(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.imm_data;
+}
+
+static uint32_t read_qp_num(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.qp_num;
+}
+
+static uint32_t read_src_qp(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.src_qp;
+}
+
+static unsigned int read_wc_flags(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.wc_flags;
+}
+
+static uint32_t read_slid(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.slid;
+}
+
+static uint8_t read_sl(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.sl;
+}
+
+static uint8_t read_dlid_path_bits(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->wc.dlid_path_bits;
+}
+
+static uint64_t read_completion_ts(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->stamp.clock_ns;
+}
+
+static uint64_t read_completion_wallclock_ns(struct ibv_cq_ex *cq)
+{
+	return reader_of(cq)->stamp.wallclock_ns;
+}
+
+/* "Only fields that the user requested could be queried": the others stay NULL, as everywhere. */
+static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
+{
+	cq->start_poll = start_poll;
+	cq->next_poll = next_poll;
+	cq->end_poll = end_poll;
+	cq->read_opcode = read_opcode;
+	cq->read_vendor_err = read_vendor_err;
+	cq->read_wc_flags = read_wc_flags;
+	if (wanted & IBV_WC_EX_WITH_BYTE_LEN)
+		cq->read_byte_len = read_byte_len;
+	if (wanted & IBV_WC_EX_WITH_IMM)
+		cq->read_imm_data = read_imm_data;
+	if (wanted & IBV_WC_EX_WITH_QP_NUM)
+		cq->read_qp_num = read_qp_num;
+	if (wanted & IBV_WC_EX_WITH_SRC_QP)
+		cq->read_src_qp = read_src_qp;
+	if (wanted & IBV_WC_EX_WITH_SLID)
+		cq->read_slid = read_slid;
+	if (wanted & IBV_WC_EX_WITH_SL)
+		cq->read_sl = read_sl;
+	if (wanted & IBV_WC_EX_WITH_DLID_PATH_BITS)
+		cq->read_dlid_path_bits = read_dlid_path_bits;
+	if (wanted & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP)
+		cq->read_completion_ts = read_completion_ts;
+	if (wanted & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+		cq->read_completion_wallclock_ns = read_completion_wallclock_ns;
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static int check(const struct ibv_cq_init_attr_ex *attr)
+{
+	if (attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS)
+		return EINVAL;
+	if (attr->wc_flags & ~(uint64_t)SUPPORTED)
+		return EOPNOTSUPP;
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
+	    attr->flags & ~(uint32_t)SUPPORTED_FLAGS)
+		return EOPNOTSUPP;
+	return attr->cqe > SOFT_MAX_CQE || attr->comp_vector >= SOFT_COMP_VECTORS ? EINVAL : 0;
+}
+
+static struct soft_cq_reader *make_reader(uint32_t flags)
+{
+	struct soft_cq_reader *reader = calloc(1, sizeof(*reader));
+	pthread_mutexattr_t attr;
+
+	if (!reader)
+		return NULL;
+	reader->single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+	pthread_mutex_init(&reader->mutex, &attr);
+	pthread_mutexattr_destroy(&attr);
+	return reader;
+}
+
+void soft_cq_reader_destroy(struct soft_cq_reader *reader)
+{
+	if (!reader)
+		return;
+	pthread_mutex_destroy(&reader->mutex);
+	free(reader);
+}
+
+struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
+{
+	uint32_t flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
+	struct soft_cq_reader *reader = NULL;
+	struct soft_cq *cq = NULL;
+	int rc = check(attr);
+
+	if (!rc) {
+		reader = make_reader(flags);
+		rc = reader ? 0 : ENOMEM;
+	}
+	if (!rc) {
+		cq = soft_cq_make(context, (int)attr->cqe, attr->channel, (int)attr->comp_vector,
+				  attr->wc_flags & TIMES);
+		rc = cq ? 0 : errno;
+	}
+	if (rc) {
+		soft_cq_reader_destroy(reader);
+		errno = rc;
+		return NULL;
+	}
+	cq->reader = reader;
+	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+	set_calls(&cq->ex, attr->wc_flags);
+	soft_cq_publish(cq, attr->cq_context);
+	return &cq->ex;
+}

@@ -1,0 +1,53 @@
+/* What the device tells of itself in the extended calls, and the table of those calls. */
+#include <errno.h>
+#include <string.h>
+
+#include "extended.h"
+
+/* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
+enum { CLOCK_KHZ = 1000 * 1000 };
+
+static int query_device_ex(struct ibv_context *context,
+			   const struct ibv_query_device_ex_input *input,
+			   struct ibv_device_attr_ex *attr, size_t attr_size)
+{
+	struct ibv_device_attr_ex full = {
+		.completion_timestamp_mask = UINT64_MAX,
+		.hca_core_clock = CLOCK_KHZ,
+		.cq_mod_caps = {.max_cq_count = UINT16_MAX, .max_cq_period = UINT16_MAX},
+		.phys_port_cnt_ex = 1,
+	};
+
+	if (input && input->comp_mask)
+		return EINVAL;
+	if (attr_size < sizeof(full.orig_attr))
+		return EINVAL;
+	int rc = soft_ibv_query_device(context, &full.orig_attr);
+
+	if (rc)
+		return rc;
+	full.device_cap_flags_ex = full.orig_attr.device_cap_flags;
+	memset(attr, 0, attr_size);
+	memcpy(attr, &full, attr_size < sizeof(full) ? attr_size : sizeof(full));
+	return 0;
+}
+
+/* comp_mask says what is asked for, and afterwards what has been answered. */
+static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+	(void)context;
+	values->comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+	if (values->comp_mask)
+		values->raw_clock = (struct timespec){.tv_nsec = (long)soft_now()};
+	return 0;
+}
+
+void soft_extend_context(struct verbs_context *context)
+{
+	context->query_port = soft_query_port;
+	context->query_device_ex = query_device_ex;
+	context->query_rt_values = query_rt_values;
+	context->create_cq_ex = soft_create_cq_ex;
+	context->modify_cq = soft_modify_cq;
+	context->create_qp_ex = soft_create_qp_ex;
+}

@@ -1,0 +1,423 @@
+/* Extended completion queues (ibv_create_cq_ex(3)), moderation (ibv_modify_cq(3)), and what the
+ * extended queries tell. */
+#include "extended_side.h"
+
+static void queries(void)
+{
+	struct ibv_context *context = open_device();
+	struct verbs_context *ex = extended(context);
+	struct ibv_query_device_ex_input input = {0};
+	struct {
+		struct ibv_device_attr_ex attr;
+		uint8_t after[16];
+	} device;
+	struct {
+		struct ibv_port_attr attr;
+		uint8_t after[16];
+	} port;
+	struct ibv_device_attr plain;
+
+	CHECK_EQUAL(verbs->ibv_query_device(context, &plain), 0);
+	memset(&device, 0xee, sizeof(device));
+	CHECK_EQUAL(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)), 0);
+	CHECK(!memcmp(&device.attr.orig_attr, &plain, sizeof(plain)));
+	CHECK_EQUAL(device.attr.phys_port_cnt_ex, 1);
+	CHECK(device.attr.completion_timestamp_mask == UINT64_MAX);
+	CHECK_EQUAL(device.attr.hca_core_clock, 1000000);
+	CHECK_EQUAL(device.attr.cq_mod_caps.max_cq_count, 65535);
+	CHECK_EQUAL(device.attr.cq_mod_caps.max_cq_period, 65535);
+	CHECK_EQUAL(device.attr.comp_mask, 0);
+	CHECK_EQUAL(device.after[0], 0xee);
+
+	/* A caller compiled with an older header, or a newer one. */
+	memset(&device, 0xee, sizeof(device));
+	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr,
+					offsetof(struct ibv_device_attr_ex, hca_core_clock)), 0);
+	CHECK(device.attr.completion_timestamp_mask == UINT64_MAX);
+	CHECK(device.attr.hca_core_clock == 0xeeeeeeeeeeeeeeeeu);
+	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(device)), 0);
+	CHECK_EQUAL(device.after[0], 0);
+	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(plain) - 1), EINVAL);
+	input.comp_mask = 1;
+	CHECK_EQUAL(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)), EINVAL);
+
+	memset(&port, 0xee, sizeof(port));
+	CHECK_EQUAL(ex->query_port(context, 1, &port.attr, sizeof(port.attr)), 0);
+	CHECK_EQUAL(port.attr.state, IBV_PORT_ACTIVE);
+	CHECK_EQUAL(port.attr.port_cap_flags2, 0);
+	CHECK_EQUAL(port.after[0], 0xee);
+	CHECK_EQUAL(ex->query_port(context, 1, &port.attr, sizeof(port)), 0);
+	CHECK_EQUAL(port.after[0], 0);
+	CHECK_EQUAL(ex->query_port(context, 2, &port.attr, sizeof(port.attr)), EINVAL);
+
+	struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK | 0x80};
+	uint64_t before = now_ns(CLOCK_MONOTONIC);
+
+	CHECK_EQUAL(ex->query_rt_values(context, &values), 0);
+	CHECK_EQUAL(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK); /* what is known */
+	CHECK_EQUAL(values.raw_clock.tv_sec, 0);
+	CHECK((uint64_t)values.raw_clock.tv_nsec >= before &&
+	      (uint64_t)values.raw_clock.tv_nsec <= now_ns(CLOCK_MONOTONIC));
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr, int error)
+{
+	errno = 0;
+	struct ibv_cq_ex *cq = extended(context)->create_cq_ex(context, &attr);
+
+	CHECK(!cq == (error != 0));
+	CHECK_EQUAL(cq ? 0 : errno, error);
+	return cq;
+}
+
+static void creating(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_cq_init_attr_ex attr = {.cqe = 4};
+
+	static const struct {
+		uint64_t wc_flags;
+		uint32_t comp_mask, flags, cqe, comp_vector;
+		int error;
+	} refused[] = {
+		{IBV_WC_EX_WITH_CVLAN, 0, 0, 4, 0, EOPNOTSUPP},
+		{IBV_WC_EX_WITH_FLOW_TAG, 0, 0, 4, 0, EOPNOTSUPP},
+		{IBV_WC_EX_WITH_TM_INFO, 0, 0, 4, 0, EOPNOTSUPP},
+		{1 << 12, 0, 0, 4, 0, EOPNOTSUPP},
+		{0, IBV_CQ_INIT_ATTR_MASK_FLAGS, 1 << 2, 4, 0, EOPNOTSUPP},
+		{0, 1 << 5, 0, 4, 0, EINVAL},
+		{0, 0, 0, 0, 0, EINVAL},
+		{0, 0, 0, UINT32_MAX, 0, EINVAL},
+		{0, 0, 0, 4, 9, EINVAL},
+		{0, 0, 0, 4, UINT32_MAX, EINVAL},
+	};
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		try_cq(context, (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
+							     .comp_vector = refused[i].comp_vector,
+							     .wc_flags = refused[i].wc_flags,
+							     .comp_mask = refused[i].comp_mask,
+							     .flags = refused[i].flags},
+		       refused[i].error);
+	attr.flags = UINT32_MAX; /* not looked at without its bit in comp_mask */
+	struct ibv_cq_ex *bare = try_cq(context, attr, 0);
+
+	CHECK(bare->read_opcode && bare->read_vendor_err && bare->read_wc_flags);
+	CHECK(!bare->read_byte_len && !bare->read_completion_ts && !bare->read_imm_data);
+	CHECK_EQUAL(bare->cqe, 4);
+	attr.wc_flags = IBV_WC_STANDARD_FLAGS;
+	struct ibv_cq_ex *usual = try_cq(context, attr, 0);
+
+	CHECK(usual->read_byte_len && usual->read_imm_data && usual->read_qp_num &&
+	      usual->read_src_qp && usual->read_slid && usual->read_sl &&
+	      usual->read_dlid_path_bits && !usual->read_completion_ts &&
+	      !usual->read_completion_wallclock_ns && !usual->read_cvlan);
+	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){.comp_mask = 1}), EINVAL);
+	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){0}), ENOENT);
+	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)bare), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)usual), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+static int start_waiting(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = {0};
+	int rc;
+
+	while ((rc = cq->start_poll(cq, &attr)) == ENOENT)
+		sched_yield();
+	return rc;
+}
+
+static int next_waiting(struct ibv_cq_ex *cq)
+{
+	int rc;
+
+	while ((rc = cq->next_poll(cq)) == ENOENT)
+		sched_yield();
+	return rc;
+}
+
+static void send_with_number(struct side *from, uint64_t wr_id, uint32_t number)
+{
+	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = wr_id,
+						.length = (uint32_t)wr_id, .imm = number}), 0);
+}
+
+static void reading(void)
+{
+	struct side a, b;
+	struct ibv_poll_cq_attr attr = {0};
+
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.wc_flags = IBV_WC_STANDARD_FLAGS | all_times});
+	struct ibv_cq_ex *cq = as_extended(b.cq);
+	uint64_t before = now_ns(CLOCK_MONOTONIC), wall_before = now_ns(CLOCK_REALTIME);
+	uint64_t last = before;
+
+	for (unsigned i = 1; i <= 3; i++) {
+		CHECK_EQUAL(post_recv_at(&b, 100 + i, 0, 4096), 0);
+		send_with_number(&a, i, 0x01020300 + i);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* twice is a mistake, not a deadlock */
+	for (unsigned i = 1; i <= 3; i++) {
+		CHECK_EQUAL(cq->wr_id, 100 + i);
+		CHECK_EQUAL(cq->status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(cq->read_opcode(cq), IBV_WC_RECV);
+		CHECK_EQUAL(cq->read_byte_len(cq), i);
+		CHECK_EQUAL(cq->read_imm_data(cq), 0x01020300 + i);
+		CHECK_EQUAL(cq->read_wc_flags(cq), IBV_WC_WITH_IMM);
+		CHECK_EQUAL(cq->read_qp_num(cq), b.qp->qp_num);
+		CHECK_EQUAL(cq->read_src_qp(cq), a.qp->qp_num);
+		CHECK_EQUAL(cq->read_vendor_err(cq), 0);
+		CHECK_EQUAL(cq->read_slid(cq) | cq->read_sl(cq) | cq->read_dlid_path_bits(cq), 0);
+		CHECK(cq->read_completion_ts(cq) >= last);
+		last = cq->read_completion_ts(cq);
+		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
+		/* Between start and end the application may post, and the device may complete. */
+		CHECK_EQUAL(post_recv_at(&b, 200 + i, 0, 4096), 0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 7,
+						      .remote = (uintptr_t)a.memory,
+						      .rkey = a.mr->rkey}), 0);
+		CHECK_EQUAL(next_waiting(cq), 0);
+	}
+	/* The writes come after the receives. */
+	for (unsigned i = 1; i <= 3; i++) {
+		CHECK_EQUAL(cq->wr_id, 7);
+		CHECK_EQUAL(cq->read_opcode(cq), IBV_WC_RDMA_WRITE);
+		CHECK_EQUAL(i < 3 ? next_waiting(cq) : cq->next_poll(cq), i < 3 ? 0 : ENOENT);
+	}
+	CHECK(last <= now_ns(CLOCK_MONOTONIC));
+	cq->end_poll(cq);
+	CHECK_EQUAL(cq->start_poll(cq, &attr), ENOENT);
+	close_pair(&a, &b);
+}
+
+/* ibv_cq_ex_to_cq is a cast: all the older calls work, and what one way has taken the other way
+ * does not see again. */
+static void as_plain_cq(void)
+{
+	struct side a, b;
+	struct ibv_cq *found;
+	void *context;
+
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8});
+	struct ibv_cq_ex *cq = as_extended(b.cq);
+
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	for (unsigned i = 1; i <= 4; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+		send_with_number(&a, i, 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(verbs->ibv_get_cq_event(b.channel, &found, &context), 0);
+	CHECK(found == b.cq && context == &b);
+	verbs->ibv_ack_cq_events(found, 1);
+	CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 3), EINVAL);
+	CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 100), 0);
+	CHECK_EQUAL(cq->cqe, 100);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_EQUAL(cq->wr_id, 2);
+	uint64_t second = cq->read_completion_ts(cq);
+
+	CHECK(second > 0); /* the resize has kept the times */
+	expect_wc(&b, 3, IBV_WC_SUCCESS);
+	CHECK_EQUAL(cq->next_poll(cq), 0);
+	CHECK_EQUAL(cq->wr_id, 4);
+	CHECK(cq->read_completion_ts(cq) >= second);
+	cq->end_poll(cq);
+	close_pair(&a, &b);
+}
+
+static void overrunning(void)
+{
+	struct side a, b;
+
+	/* Ignored: the oldest are lost, nothing else happens. */
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.cqe = 2,
+					   .cq_flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN |
+						       IBV_CREATE_CQ_ATTR_SINGLE_THREADED});
+	for (unsigned i = 1; i <= 5; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+		send_with_number(&a, i, 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	struct ibv_cq_ex *cq = as_extended(b.cq);
+
+	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_EQUAL(cq->wr_id, 4);
+	CHECK_EQUAL(cq->next_poll(cq), 0);
+	CHECK_EQUAL(cq->wr_id, 5);
+	CHECK_EQUAL(cq->next_poll(cq), ENOENT);
+	cq->end_poll(cq);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	close_pair(&a, &b);
+
+	/* Not ignored: what it has is handed out, then an error that needs no end_poll. */
+	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.cqe = 1});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 64), 0);
+	send_with_number(&a, 1, 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	send_with_number(&a, 2, 0);
+	expect_event(&b, IBV_EVENT_CQ_ERR);
+	cq = as_extended(b.cq);
+	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_EQUAL(cq->wr_id, 1);
+	cq->end_poll(cq);
+	CHECK_EQUAL(start_waiting(cq), EIO);
+	CHECK_EQUAL(start_waiting(cq), EIO);
+	close_pair(&a, &b);
+}
+
+/* ---- moderation ---------------------------------------------------------------------------- */
+
+static int moderate(struct side *side, uint16_t count, uint16_t period)
+{
+	struct ibv_modify_cq_attr attr = {IBV_CQ_ATTR_MODERATE, {count, period}};
+
+	return extended(side->context)->modify_cq(side->cq, &attr);
+}
+
+static bool event_is_there(struct side *side)
+{
+	struct pollfd fd = {.fd = side->channel->fd, .events = POLLIN};
+
+	CHECK(poll(&fd, 1, 0) >= 0);
+	return fd.revents;
+}
+
+static void take_event(struct side *side)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+	verbs->ibv_ack_cq_events(cq, 1);
+	CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
+}
+
+/* One message arrives, and is not looked at. */
+static void arrive(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(post_recv_at(b, 1, 0, 64), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 1}), 0);
+	expect_wc(a, 1, IBV_WC_SUCCESS);
+}
+
+static void moderating(void)
+{
+	const uint16_t never = 65535; /* microseconds: longer than the steps below take */
+	struct ibv_modify_cq_attr attr = {.attr_mask = 2};
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(extended(b.context)->modify_cq(b.cq, &attr), EINVAL);
+	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+
+	/* By count: the third one makes the event. */
+	CHECK_EQUAL(moderate(&b, 3, never), 0);
+	uint64_t begin = now_ns(CLOCK_MONOTONIC);
+
+	arrive(&a, &b);
+	arrive(&a, &b);
+	bool early = event_is_there(&b);
+
+	CHECK(!early || now_ns(CLOCK_MONOTONIC) - begin > never * 1000u);
+	arrive(&a, &b);
+	CHECK(event_is_there(&b));
+	take_event(&b);
+
+	/* By time: a single one waits for the period, and no longer than somebody sleeps. */
+	CHECK_EQUAL(moderate(&b, 100, 20000), 0);
+	begin = now_ns(CLOCK_MONOTONIC);
+	arrive(&a, &b);
+	take_event(&b);
+	CHECK(now_ns(CLOCK_MONOTONIC) - begin >= 20000 * 1000u);
+
+	/* What is held back is let go by a change. */
+	CHECK_EQUAL(moderate(&b, 100, never), 0);
+	arrive(&a, &b);
+	CHECK_EQUAL(moderate(&b, 0, 0), 0);
+	CHECK(event_is_there(&b));
+	take_event(&b);
+
+	/* Off: a count or a period alone is no moderation. */
+	CHECK_EQUAL(moderate(&b, 100, 0), 0);
+	arrive(&a, &b);
+	CHECK(event_is_there(&b));
+	take_event(&b);
+	CHECK_EQUAL(moderate(&b, 0, never), 0);
+	arrive(&a, &b);
+	CHECK(event_is_there(&b));
+	take_event(&b);
+
+	/* Destroyed with an event held back. */
+	CHECK_EQUAL(moderate(&b, 100, 1000), 0);
+	arrive(&a, &b);
+	close_pair(&a, &b);
+}
+
+/* Two threads read one CQ, one after the other from start to end, while a third completes. */
+static struct side reader_side;
+static unsigned seen;
+
+static void *read_some(void *unused)
+{
+	struct ibv_cq_ex *cq = as_extended(reader_side.cq);
+	struct ibv_poll_cq_attr attr = {0};
+
+	(void)unused;
+	while (__atomic_load_n(&seen, __ATOMIC_ACQUIRE) < 200) {
+		if (cq->start_poll(cq, &attr))
+			continue;
+		do {
+			CHECK_EQUAL(cq->read_byte_len(cq), cq->wr_id);
+			__atomic_fetch_add(&seen, 1, __ATOMIC_ACQ_REL);
+		} while (!cq->next_poll(cq));
+		cq->end_poll(cq);
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	struct side a;
+	pthread_t readers[2];
+
+	open_extended_side(&reader_side, (struct options){0},
+			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN});
+	open_side(&a, (struct options){0});
+	connect_pair(&a, &reader_side);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(pthread_create(&readers[i], NULL, read_some, NULL), 0);
+	for (unsigned i = 0; i < 200; i++) {
+		CHECK_EQUAL(post_recv_at(&reader_side, 1 + i % 60, 0, 64), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 1 + i % 60}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	for (int i = 0; i < 2; i++)
+		pthread_join(readers[i], NULL);
+	CHECK_EQUAL(seen, 200);
+	close_pair(&a, &reader_side);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(queries());
+	STEP(creating());
+	STEP(reading());
+	STEP(as_plain_cq());
+	STEP(overrunning());
+	STEP(moderating());
+	STEP(threads());
+	return 0;
+}

@@ -1,0 +1,372 @@
+/* Queue pairs made by create_qp_ex, and posting by building (ibv_wr_post(3)). */
+#include "extended_side.h"
+
+enum {
+	RC_OPERATIONS = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+			IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+			IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+			IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+};
+
+static struct ibv_qp *try_qp(struct side *side, struct ibv_qp_init_attr_ex attr, int error)
+{
+	errno = 0;
+	struct ibv_qp *qp = extended(side->context)->create_qp_ex(side->context, &attr);
+
+	CHECK(!qp == (error != 0));
+	CHECK_EQUAL(qp ? 0 : errno, error);
+	return qp;
+}
+
+static void creating(void)
+{
+	struct ibv_qp_init_attr_ex attr;
+	struct side a;
+
+	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
+
+	/* Operations that a queue pair of this type does not have: ibv_wr_post(3), "USAGE". */
+	static const uint64_t refused[] = {IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_ATOMIC_WRITE,
+					   UINT64_C(1) << 40};
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		try_qp(&a, qp_attr_ex(&a, (struct extras){.operations = refused[i]}), EOPNOTSUPP);
+	attr = qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND});
+	attr.comp_mask &= ~(uint32_t)IBV_QP_INIT_ATTR_PD;
+	try_qp(&a, attr, EINVAL);
+	attr.comp_mask |= IBV_QP_INIT_ATTR_PD | 1 << 20;
+	try_qp(&a, attr, EINVAL);
+	static const uint32_t missing[] = {IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_IND_TABLE,
+					   IBV_QP_INIT_ATTR_RX_HASH};
+
+	for (size_t i = 0; i < sizeof(missing) / sizeof(missing[0]); i++) {
+		attr = qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND});
+		attr.comp_mask |= missing[i];
+		try_qp(&a, attr, EOPNOTSUPP);
+	}
+	attr = qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND});
+	attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+	attr.create_flags = IBV_QP_CREATE_SCATTER_FCS;
+	try_qp(&a, attr, EOPNOTSUPP);
+	attr.create_flags = 0;
+	attr.max_tso_header = 64;
+	try_qp(&a, attr, EOPNOTSUPP);
+	attr.max_tso_header = 0;
+	attr.cap.max_send_sge = 1000;
+	try_qp(&a, attr, EINVAL);
+	CHECK(!extended(a.context)->open_qp && !extended(a.context)->open_xrcd);
+
+	/* A queue pair without send_ops_flags is not an extended one. */
+	attr = qp_attr_ex(&a, (struct extras){0});
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+	attr.send_ops_flags = UINT64_MAX;
+	struct ibv_qp *plain = try_qp(&a, attr, 0);
+
+	CHECK(!verbs->ibv_qp_to_qp_ex(plain));
+	CHECK((void *)verbs->ibv_qp_to_qp_ex(a.qp) == a.qp);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(plain), 0);
+	close_side(&a);
+}
+
+static void sge(struct ibv_qp_ex *qp, struct side *side, size_t offset, uint32_t length)
+{
+	qp->wr_set_sge(qp, side->mr->lkey, (uintptr_t)side->memory + offset, length);
+}
+
+static void operations(void)
+{
+	struct side a, b;
+
+	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+	uint64_t remote = (uintptr_t)b.memory;
+	uint32_t rkey = b.mr->rkey;
+	uint64_t number = 40;
+
+	fill(a.memory, 4096, 3);
+	memcpy(b.memory + 8192, &number, 8);
+	for (unsigned i = 1; i <= 3; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 16384 + 4096 * i, 4096), 0);
+
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_rdma_write(qp, rkey, remote);
+	sge(qp, &a, 0, 1000);
+	qp->wr_id = 2;
+	qp->wr_rdma_write_imm(qp, rkey, remote + 1000, 77);
+	sge(qp, &a, 1000, 1000);
+	qp->wr_id = 3;
+	qp->wr_send(qp);
+	qp->wr_set_sge_list(qp, 3, (struct ibv_sge[]){
+		{(uintptr_t)a.memory, 10, a.mr->lkey},
+		{(uintptr_t)a.memory + 10, 0, 0},
+		{(uintptr_t)a.memory + 10, 20, a.mr->lkey}});
+	qp->wr_id = 4;
+	qp->wr_send_imm(qp, 78); /* nothing set: an empty message */
+	qp->wr_id = 5;
+	qp->wr_flags = IBV_SEND_FENCE;
+	qp->wr_rdma_read(qp, rkey, remote);
+	sge(qp, &a, 32768, 2000);
+	qp->wr_id = 6;
+	qp->wr_atomic_fetch_add(qp, rkey, remote + 8192, 2);
+	sge(qp, &a, 40000, 8);
+	qp->wr_id = 7;
+	qp->wr_atomic_cmp_swp(qp, rkey, remote + 8192, 42, 99);
+	sge(qp, &a, 40008, 8);
+	qp->wr_id = 8;
+	CHECK_EQUAL(poll_cq(&a, 1, &(struct ibv_wc){0}), 0); /* nothing is posted yet */
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+
+	static const enum ibv_wc_opcode sent[] = {
+		IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WC_SEND,
+		IBV_WC_RDMA_READ, IBV_WC_FETCH_ADD, IBV_WC_COMP_SWAP,
+	};
+
+	for (unsigned i = 0; i < 7; i++)
+		CHECK_EQUAL(expect_wc(&a, i + 1, IBV_WC_SUCCESS).opcode, sent[i]);
+	struct ibv_wc wc = expect_wc(&b, 1, IBV_WC_SUCCESS);
+
+	CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.imm_data == 77);
+	wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
+	CHECK(wc.byte_len == 30 && filled(b.memory + 16384 + 8192, 30, 3));
+	wc = expect_wc(&b, 3, IBV_WC_SUCCESS);
+	CHECK(wc.byte_len == 0 && wc.imm_data == 78);
+	CHECK(filled(b.memory, 2000, 3) && filled(a.memory + 32768, 2000, 3));
+	memcpy(&number, a.memory + 40000, 8);
+	CHECK_EQUAL(number, 40);
+	memcpy(&number, a.memory + 40008, 8);
+	CHECK_EQUAL(number, 42);
+	memcpy(&number, b.memory + 8192, 8);
+	CHECK_EQUAL(number, 99);
+	close_pair(&a, &b);
+}
+
+/* "The data may be reused as soon as the setter returns." */
+static void inline_data(void)
+{
+	struct side a, b;
+	char first[] = "one ", second[] = "", third[] = "two";
+	struct ibv_data_buf list[] = {{first, 4}, {second, 0}, {third, 3}};
+
+	open_extended_pair(&a, &b, (struct options){.signal_none = true},
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND, .inline_data = 16});
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	for (unsigned i = 1; i <= 6; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	/* More than the first room of a batch, so that its memory moves. */
+	for (unsigned i = 0; i < 4; i++) {
+		qp->wr_send(qp);
+		qp->wr_set_inline_data(qp, first, 3);
+		first[0]++;
+	}
+	first[0] = 'o';
+	qp->wr_flags = IBV_SEND_INLINE; /* not by the flag: this is the data's own matter */
+	qp->wr_send(qp);
+	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 5);
+	memcpy(a.memory, "later", 5);
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	qp->wr_send(qp);
+	qp->wr_set_inline_data_list(qp, 3, list);
+	memset(first, 'x', 4);
+	memset(third, 'x', 3);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	for (unsigned i = 1; i <= 4; i++) {
+		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, 3);
+		CHECK_EQUAL(b.memory[64 * i], 'o' + i - 1);
+	}
+	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).byte_len, 5);
+	CHECK(!memcmp(b.memory + 64 * 5, "later", 5));
+	CHECK_EQUAL(expect_wc(&b, 6, IBV_WC_SUCCESS).byte_len, 7);
+	CHECK(!memcmp(b.memory + 64 * 6, "one two", 7));
+	close_pair(&a, &b);
+}
+
+/* The batch is empty again, and nothing of it was posted. */
+static void nothing_happened(struct side *a, struct side *b)
+{
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
+
+	CHECK_EQUAL(post_recv_at(b, 5, 0, 64), 0);
+	qp->wr_start(qp);
+	qp->wr_id = 5;
+	qp->wr_flags = 0;
+	qp->wr_send(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(a, 5, IBV_WC_SUCCESS);
+	expect_wc(b, 5, IBV_WC_SUCCESS);
+}
+
+static void mistakes(void)
+{
+	struct side a, b;
+	struct ibv_sge sges[5] = {{0}};
+	uint8_t data[64] = {0};
+
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND |
+							 IBV_QP_EX_WITH_RDMA_READ,
+					   .inline_data = 16});
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+	struct ibv_data_buf huge = {data, SIZE_MAX};
+
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* not begun */
+	qp->wr_send(qp);
+	qp->wr_abort(qp);
+	nothing_happened(&a, &b);
+
+/* A good request, a mistake, a good request: the first error is told, and none of it posted. */
+#define MISTAKE(error, ...)                                                                  \
+	do {                                                                                 \
+		qp->wr_start(qp);                                                            \
+		qp->wr_id = 99;                                                              \
+		qp->wr_send(qp);                                                             \
+		__VA_ARGS__;                                                                 \
+		qp->wr_send(qp);                                                             \
+		qp->wr_rdma_write(qp, 1, 1);                                                 \
+		CHECK_EQUAL(qp->wr_complete(qp), error);                                     \
+		nothing_happened(&a, &b);                                                    \
+	} while (0)
+	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write(qp, 1, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write_imm(qp, 1, 1, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_send_imm(qp, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_send_inv(qp, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_send_tso(qp, NULL, 0, 0));
+	MISTAKE(EOPNOTSUPP, qp->wr_atomic_cmp_swp(qp, 1, 1, 1, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_atomic_fetch_add(qp, 1, 1, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_atomic_write(qp, 1, 1, data));
+	MISTAKE(EOPNOTSUPP, qp->wr_local_inv(qp, 1));
+	MISTAKE(EOPNOTSUPP, qp->wr_bind_mw(qp, NULL, 1, &(struct ibv_mw_bind_info){0}));
+	MISTAKE(EINVAL, qp->wr_set_sge_list(qp, 5, sges));
+	MISTAKE(EINVAL, qp->wr_set_inline_data(qp, data, 17));
+	MISTAKE(EINVAL, qp->wr_set_inline_data_list(qp, 1, &huge));
+	MISTAKE(EINVAL, qp->wr_set_ud_addr(qp, NULL, 1, 1));
+	MISTAKE(EINVAL, qp->wr_set_xrc_srqn(qp, 1));
+	MISTAKE(EDEADLK, qp->wr_start(qp));
+	MISTAKE(ENOMEM, for (int i = 0; i < 8; i++) qp->wr_send(qp)); /* max_send_wr */
+#undef MISTAKE
+
+	/* A setter with nothing to set. */
+	qp->wr_start(qp);
+	qp->wr_set_sge(qp, 0, 0, 0);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	/* What only posting finds: nothing of the batch is posted either. */
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	qp->wr_rdma_read(qp, b.mr->rkey, (uintptr_t)b.memory);
+	qp->wr_set_inline_data(qp, data, 4); /* a read cannot be inline */
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	nothing_happened(&a, &b);
+	/* Abort. */
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	qp->wr_abort(qp);
+	nothing_happened(&a, &b);
+	/* Nothing between start and complete. */
+	qp->wr_start(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	nothing_happened(&a, &b);
+	close_pair(&a, &b);
+}
+
+/* The queue pair's state, and room that a batch needs as a whole. */
+static void states_and_room(void)
+{
+	struct side a, b;
+
+	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
+	open_side(&b, (struct options){0});
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* RESET: IBTA 10.3.1.1 */
+	connect_pair(&a, &b);
+	/* Six that wait for a receive, then three: two would fit. */
+	for (int batch = 0; batch < 2; batch++) {
+		qp->wr_start(qp);
+		for (int i = 0; i < (batch ? 3 : 6); i++) {
+			qp->wr_id = (unsigned)i;
+			qp->wr_send(qp);
+		}
+		CHECK_EQUAL(qp->wr_complete(qp), batch ? ENOMEM : 0);
+	}
+	for (unsigned i = 0; i < 6; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+	for (unsigned i = 0; i < 6; i++)
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	CHECK_EQUAL(poll_cq(&a, 1, &(struct ibv_wc){0}), 0);
+	/* ERR takes requests and flushes them. */
+	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	qp->wr_start(qp);
+	qp->wr_id = 9;
+	qp->wr_send(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(&a, 9, IBV_WC_WR_FLUSH_ERR);
+	close_pair(&a, &b);
+}
+
+/* Batches of two threads do not mix. */
+static struct side sender, receiver;
+
+static void *send_pairs(void *first)
+{
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(sender.qp);
+
+	for (int i = 0; i < 100;) {
+		qp->wr_start(qp);
+		qp->wr_flags = 0;
+		for (uintptr_t j = 0; j < 2; j++) {
+			uint64_t value = (uintptr_t)first + j;
+
+			qp->wr_id = value;
+			qp->wr_send(qp);
+			qp->wr_set_inline_data(qp, &value, sizeof(value));
+		}
+		if (qp->wr_complete(qp) == 0)
+			i++;
+		else
+			sched_yield(); /* no room */
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	pthread_t senders[2];
+	uint64_t value, last = 0;
+
+	open_extended_pair(&sender, &receiver, (struct options){.signal_none = false},
+			   (struct extras){.operations = RC_OPERATIONS});
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post_recv_at(&receiver, i, 64 * i, 64), 0);
+	for (uintptr_t i = 0; i < 2; i++)
+		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)), 0);
+	for (unsigned i = 0; i < 400; i++) {
+		uint64_t at = expect_wc(&receiver, i % 8, IBV_WC_SUCCESS).wr_id;
+
+		memcpy(&value, receiver.memory + 64 * at, sizeof(value));
+		CHECK(i % 2 ? value == last + 1 : value % 10 == 0);
+		last = value;
+		CHECK_EQUAL(next_wc(&sender).status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(&receiver, at, 64 * at, 64), 0);
+	}
+	for (int i = 0; i < 2; i++)
+		pthread_join(senders[i], NULL);
+	close_pair(&sender, &receiver);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(creating());
+	STEP(operations());
+	STEP(inline_data());
+	STEP(mistakes());
+	STEP(states_and_room());
+	STEP(threads());
+	return 0;
+}
