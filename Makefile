@@ -24,7 +24,7 @@ BIN := .venv/bin
 LOGS := build/logs
 MODULE := aiordma/_native/_lib.abi3.so
 # The folders too, so that a file that is gone counts as a change.
-NATIVE := $(shell find native -type d -o -name '*.[ch]') aiordma/_native/build.py
+NATIVE := $(shell find native -type d -o -name '*.[ch]') aiordma/_native/build.py setup.py
 
 .PHONY: help
 help: ## this list
@@ -47,14 +47,17 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test examples bench softroce counts
+.PHONY: echo test programs examples bench softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
 test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	$(MAKE) --no-print-directory -C tests/soft check
 	@mkdir -p $(LOGS)
-	$(BIN)/python -m pytest $(ARGS) | tee $(LOGS)/embedded0
+	$(BIN)/python -m pytest --ignore tests/programs $(ARGS) | tee $(LOGS)/embedded0
+
+programs: .venv/.test $(MODULE) ## unmodified verbs programs (ibverbs-utils, rdmacm-utils, perftest) on the embedded device
+	$(BIN)/python -m pytest tests/programs $(ARGS)
 
 examples: .venv/.test $(MODULE) ## run every example
 	$(BIN)/python -m pytest tests/examples
@@ -68,7 +71,7 @@ softroce: .venv/.test $(MODULE) ## the same tests and the echo on rxe0, a SoftRo
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 \
-			--ignore tests/abi --ignore tests/core $(ARGS); \
+			--ignore tests/abi --ignore tests/core --ignore tests/programs $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
 counts: test softroce ## write the numbers of passed tests on each device into README.md
@@ -110,8 +113,9 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 		LICENSE) $(ASAN)
 	cd $(ASAN) && AIORDMA_CFLAGS='$(ASAN_FLAGS)' AIORDMA_LDFLAGS='$(ASAN_FLAGS)' \
 		../../$(BIN)/pip install --quiet --no-deps --target installed .
-	cp $(ASAN)/installed/$(MODULE) $(ASAN)/$(MODULE)
-	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 $(ARGS)
+	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
+	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
+		--ignore tests/programs $(ARGS)
 
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread
@@ -121,5 +125,5 @@ tsan: ## C tests under the thread sanitizer
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f aiordma/_native/_lib.c aiordma/_native/_lib.*.so
+	rm -f aiordma/_native/_lib.c aiordma/_native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ import aiordma
 
 from .echo import echo
 from .echo_server import echo_server
+from .run import run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,3 +19,4 @@ def app() -> None:
 
 app.add_command(echo)
 app.add_command(echo_server)
+app.add_command(run)

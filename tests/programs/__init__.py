@@ -1,0 +1,1 @@
+"""Unmodified verbs programs on the embedded device, by `aiordma run`."""

@@ -1,0 +1,154 @@
+"""Running one program, or two that find each other, under `aiordma run`.
+
+On the embedded device whatever ``--device`` says: elsewhere these programs prove nothing about
+aiordma. They come from Debian's packages ibverbs-utils, rdmacm-utils and perftest; where one is
+missing its tests fail and say so, which is why `make test` leaves this folder to `make programs`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+import pytest
+
+PACKAGES = {
+    "ibv_": "ibverbs-utils",
+    "ib_": "perftest",
+}
+DEFAULT_PACKAGE = "rdmacm-utils"
+
+# Seconds for a program to come to its end, however busy the machine is.
+LIMIT = 60.0
+
+RUN = [sys.executable, "-m", "aiordma", "run"]
+
+LISTEN = "0A"  # the state in /proc/net/tcp: include/net/tcp_states.h of Linux
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended, and what it said on its two outputs."""
+
+    words: tuple[str, ...]
+    status: int
+    text: str
+    errors: str
+
+    def expect(self, status: int = 0) -> str:
+        """What it said; a failure with all of it when it ended otherwise."""
+        if self.status != status:
+            self.fail()
+        return self.text
+
+    def fail(self) -> NoReturn:
+        """Tell how it ended."""
+        how = f"ended with {self.status}" if self.status != -9 else f"was killed after {LIMIT:g} s"
+        pytest.fail(f"{' '.join(self.words)} {how}:\n{self.text}\n{self.errors}", pytrace=False)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A program under `aiordma run`."""
+
+    words: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+
+    def end(self) -> Ended:
+        """Wait for its end, at most LIMIT: then its status is -9."""
+        try:
+            self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        told = []
+        for file in (self.output, self.errors):
+            file.seek(0)
+            told.append(file.read().decode(errors="replace"))
+        return Ended(self.words, self.process.returncode, *told)
+
+
+def installed(program: str) -> None:
+    """Fail with what to install, where the program is missing."""
+    if shutil.which(program) is None:
+        package = next(
+            (name for prefix, name in PACKAGES.items() if program.startswith(prefix)),
+            DEFAULT_PACKAGE,
+        )
+        pytest.fail(
+            f"{program} is not installed: on Debian and Ubuntu, apt-get install {package}",
+            pytrace=False,
+        )
+
+
+@contextmanager
+def started(words: Sequence[str]) -> Iterator[Running]:
+    """A program under `aiordma run`; killed if it is still there."""
+    installed(words[0])
+    # Files, not pipes: whatever it says, it never waits for a reader.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*RUN, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+        )
+        try:
+            yield Running(tuple(words), process, output, errors)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def run_program(*words: str) -> Ended:
+    """One program, to its end."""
+    with started(words) as running:
+        return running.end()
+
+
+def listens(port: int) -> bool:
+    """Whether anybody on this machine listens on the TCP port, which nobody is disturbed by."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == LISTEN and int(local.rpartition(":")[2], 16) == port:
+                return True
+    return False
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody uses, outside the range from which the kernel picks ports of its own."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        number = random.randrange(10000, max(first, 10002))
+        with socket.socket(socket.AF_INET6) as probe:
+            try:
+                probe.bind(("::", number))
+            except OSError:
+                continue
+            return number
+
+
+def run_pair(server: Sequence[str], client: Sequence[str], port: int) -> tuple[Ended, Ended]:
+    """A server, and as soon as it listens on ``port`` its client: both to their ends."""
+    with started(server) as waiting:
+        deadline = time.monotonic() + LIMIT
+        while not listens(port):
+            with suppress(subprocess.TimeoutExpired):
+                waiting.process.wait(0.01)
+                waiting.end().fail()
+            if time.monotonic() > deadline:
+                waiting.end().fail()
+        with started(client) as asking:
+            asked = asking.end()
+        return waiting.end(), asked

@@ -1,0 +1,37 @@
+"""The example programs of libibverbs: ibv_rc_pingpong(1) and its relatives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .conftest import run_pair
+
+ITERATIONS = 200
+SIZE = 3000
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("ibv_rc_pingpong", ""),
+        ("ibv_rc_pingpong", "-e"),
+    ],
+)
+def test_pingpong(program: str, options: str, port: int) -> None:
+    """-c: each compares every byte that it has received."""
+    words = [program, *options.split(), "-c", "-g", "0", "-p", str(port)]
+    words += ["-n", str(ITERATIONS), "-s", str(SIZE)]
+    server, client = run_pair(words, [*words, "127.0.0.1"], port)
+    for text in (server.expect(), client.expect()):
+        moved, seconds = re.findall(r"^(\d+) bytes in ([\d.]+) seconds = ", text, re.MULTILINE)[0]
+        assert int(moved) == 2 * ITERATIONS * SIZE
+        count, each = re.findall(
+            r"^(\d+) iters in [\d.]+ seconds = ([\d.]+) usec/iter$", text, re.MULTILINE
+        )[0]
+        assert int(count) == ITERATIONS
+        # Two decimals of a second; faster than a microsecond would be no transport at all.
+        assert float(each) > 1
+        assert float(each) * ITERATIONS / 1e6 == pytest.approx(float(seconds), abs=0.006)
+        assert "invalid data" not in text
