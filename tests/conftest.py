@@ -136,7 +136,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
 
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
-    "embedded": frozenset({"UC", "UD"}),
+    "embedded": frozenset({"UD"}),
 }
 
 

@@ -56,14 +56,20 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 	soft_cq_push(soft_cq_of(qp->ibv.recv_cq), &wc, responder->flags & SOFT_FRAME_SOLICITED);
 }
 
-/* Everything that is left, in the order it was posted (IBTA 10.3.1.5). */
-void soft_flush(struct soft_qp *qp)
+/* What is left in the send queue, in the order it was posted. */
+void soft_flush_sends(struct soft_qp *qp)
 {
 	while (qp->sq.oldest != qp->sq.tail)
 		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
 	qp->sq.next = qp->sq.tail;
 	qp->sq.next_offset = 0;
 	qp->sq.reads = 0;
+}
+
+/* Everything that is left (IBTA 10.3.1.5). */
+void soft_flush(struct soft_qp *qp)
+{
+	soft_flush_sends(qp);
 	qp->responder.flags = 0;
 	qp->responder.opcode = 0;
 	while (qp->rq.head != qp->rq.tail)

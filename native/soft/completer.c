@@ -31,6 +31,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	uint32_t count = (psn + 1 - soft_send_psn(qp, qp->sq.oldest)) & SOFT_PSN_MASK;
 
+	if (soft_qp_is_uc(qp))
+		return false; /* nothing there is acknowledged */
 	if (count == 0)
 		return true;
 	if (count > qp->sq.next - qp->sq.oldest)

@@ -9,6 +9,8 @@
  * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
  * same PSN and growing offsets, so that acknowledgements and answers find room in between.
  *
+ * Two UC queue pairs say SEND, WRITE and DISCONNECT only, and nothing is answered.
+ *
  * A stream that is not made by the connection manager begins with a greeting in each direction.
  *
  *   offset  header of a frame
@@ -102,7 +104,10 @@ struct soft_frame {
 };
 
 enum soft_greeting_kind { SOFT_GREETING_HELLO = 1, SOFT_GREETING_WELCOME };
-enum { SOFT_GREETING_SENDS = 1 << 0 };
+enum soft_greeting_flag {
+	SOFT_GREETING_SENDS = 1 << 0,
+	SOFT_GREETING_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
+};
 
 struct soft_greeting {
 	uint16_t kind;

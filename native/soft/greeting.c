@@ -19,7 +19,8 @@
 #include "objects.h"
 
 enum {
-	STRANGERS = 256, /* streams accepted whose queue pair is not known or not ready */
+	SECOND_ROUND = 7, /* attempts: the delay has reached its most */
+	STRANGERS = 256,  /* streams accepted whose queue pair is not known or not ready */
 };
 
 #define PATIENCE_NS 10000000000u
@@ -66,7 +67,8 @@ static bool agrees(const struct soft_greeting *greeting, const struct soft_qp *q
 {
 	bool sends = qp->ibv.state != IBV_QPS_RTR;
 
-	return greeting->from == qp->attr.dest_qp_num && greeting->to == qp->ibv.qp_num &&
+	return !(greeting->flags & SOFT_GREETING_UNRELIABLE) == !soft_qp_is_uc(qp) &&
+	       greeting->from == qp->attr.dest_qp_num && greeting->to == qp->ibv.qp_num &&
 	       (!(greeting->flags & SOFT_GREETING_SENDS) ||
 		greeting->send_psn == qp->attr.rq_psn) &&
 	       (!sends || greeting->receive_psn == qp->attr.sq_psn);
@@ -83,7 +85,8 @@ static bool say(struct soft_link *link, const struct soft_qp *qp, enum soft_gree
 					    .to = qp->attr.dest_qp_num,
 					    .receive_psn = qp->attr.rq_psn,
 					    .send_psn = sends ? qp->attr.sq_psn : 0,
-					    .flags = sends ? SOFT_GREETING_SENDS : 0,
+					    .flags = (sends ? SOFT_GREETING_SENDS : 0u) |
+						     (soft_qp_is_uc(qp) ? SOFT_GREETING_UNRELIABLE : 0u),
 				    });
 	/* The first bytes of a stream: there is room for them. */
 	return send(link->out.fd, bytes, sizeof(bytes), MSG_NOSIGNAL) == (ssize_t)sizeof(bytes);
@@ -150,7 +153,7 @@ void soft_greeting_accepted(int fd)
 static bool is_ready(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
-	       qp->ibv.state == IBV_QPS_SQD;
+	       qp->ibv.state == IBV_QPS_SQD || qp->ibv.state == IBV_QPS_SQE;
 }
 
 /* The stranger has said whom it wants.  True when it is a stranger no more. */
@@ -335,6 +338,17 @@ static bool we_connect(const struct soft_qp *qp)
 	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
 }
 
+static struct soft_link *connecting(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+
+	if (!link)
+		return NULL;
+	link->qp = qp;
+	qp->link = link;
+	return link;
+}
+
 /* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
 void soft_greeting_begin(struct soft_qp *qp)
 {
@@ -357,11 +371,27 @@ void soft_greeting_begin(struct soft_qp *qp)
 		look_for_peer(qp);
 		return;
 	}
-	link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+	link = connecting(qp);
+	if (link)
+		attempt(link);
+}
+
+/* Not at once, lest the two keep each other busy.  The other side may have been quicker. */
+void soft_greeting_again(struct soft_qp *qp)
+{
+	struct soft_link *link;
+
+	if (is_self(qp)) {
+		soft_link_up_to_self(qp);
+		return;
+	}
+	if (!we_connect(qp)) {
+		look_for_peer(qp);
+		return;
+	}
+	link = connecting(qp);
 	if (!link)
 		return;
-	link->qp = qp;
-	qp->link = link;
-	link->timer.expired = try_again;
-	attempt(link);
+	link->attempts = SECOND_ROUND;
+	later(link);
 }

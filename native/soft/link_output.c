@@ -368,7 +368,10 @@ void soft_link_write_end(struct soft_link *link)
 	if (link->ended || link->state != SOFT_LINK_CLOSING)
 		return;
 	if (link->sent == 0 && link->qp) {
-		struct soft_frame frame = {.opcode = SOFT_DISCONNECT, .flags = SOFT_FRAME_ACK};
+		struct soft_frame frame = {
+			.opcode = SOFT_DISCONNECT,
+			.flags = soft_qp_is_uc(link->qp) ? 0 : SOFT_FRAME_ACK,
+		};
 		const struct soft_plan plan = {.response = link->qp->responder.response_head};
 
 		frame.ack = soft_responder_done(link->qp, &plan);

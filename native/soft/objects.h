@@ -272,6 +272,7 @@ struct soft_qp {
 	bool sq_sig_all;
 	bool stream_from_cm; /* the address has dlid 0 */
 	bool stream_lost;    /* there was one, and it is gone: nothing can be sent any more */
+	bool unheard;        /* UC: nobody is there, so what is sent is lost at once */
 	bool communicated;   /* the first request has been seen (COMM_EST) */
 	bool draining;       /* SQD was asked for, requests are still under way */
 	struct soft_link *link;
@@ -286,6 +287,11 @@ struct soft_qp {
 	void *link_owner;
 	uint32_t async_events_taken; /* under ibv.mutex */
 };
+
+static inline bool soft_qp_is_uc(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_UC;
+}
 
 /* Every send queue slot has a PSN and back. */
 static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
@@ -367,6 +373,8 @@ void soft_queues_reset(struct soft_qp *qp);
 void soft_qp_enter_reset(struct soft_qp *qp);
 /* To ERR: flush both queues in order, end the stream.  Safe to repeat. */
 void soft_qp_error(struct soft_qp *qp);
+/* To SQE: flush the send queue. */
+void soft_qp_send_error(struct soft_qp *qp);
 void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
 /* Send what may be sent now, or see to it that there will be a stream. */
 void soft_qp_kick(struct soft_qp *qp);
@@ -383,6 +391,7 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr);
 /* complete.c: work completions */
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+void soft_flush_sends(struct soft_qp *qp);
 void soft_flush(struct soft_qp *qp);
 
 /* ---- frames being built and taken in ------------------------------------------------------- */
@@ -412,6 +421,8 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 /* If the oldest request is one that cannot be transmitted, its turn to fail has come. */
 void soft_requester_settle(struct soft_qp *qp);
 void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status);
+/* UC: nobody hears; everything in the send queue has been sent, as far as this side can know. */
+void soft_requester_lose(struct soft_qp *qp);
 
 /* responder.c */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
@@ -534,6 +545,7 @@ void soft_link_write_end(struct soft_link *link);
 
 /* greeting.c: streams without the CM */
 void soft_greeting_begin(struct soft_qp *qp);
+void soft_greeting_again(struct soft_qp *qp); /* UC: the stream is gone */
 void soft_greeting_accepted(int fd);
 void soft_greeting_forget(void); /* all strangers are gone */
 void soft_greeting_ready(struct soft_link *link, uint32_t events);

@@ -12,7 +12,7 @@
 
 #include "objects.h"
 
-static int check_opcode(const struct ibv_send_wr *wr)
+static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_WRITE:
@@ -23,8 +23,10 @@ static int check_opcode(const struct ibv_send_wr *wr)
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		/* Their SGEs are written to: ibv_post_send(3), IBV_SEND_INLINE. */
-		return wr->send_flags & IBV_SEND_INLINE ? EINVAL : 0;
+		/* What is answered needs RC; the SGEs are written to, so they cannot be inline:
+		 * ibv_post_send(3). */
+		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL :
+											   0;
 	case IBV_WR_LOCAL_INV:
 	case IBV_WR_BIND_MW:
 	case IBV_WR_SEND_WITH_INV:
@@ -47,7 +49,7 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 
 static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
-	int rc = check_opcode(wr);
+	int rc = check_opcode(qp, wr);
 
 	if (rc)
 		return rc;
@@ -113,12 +115,11 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 /* As far as it goes; the one that is refused is in *bad_wr. */
 static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
-	enum ibv_qp_state state = qp->ibv.state;
 	int rc = 0;
 
-	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; ERR takes it and
-	 * completes it flushed. */
-	if (state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_ERR)
+	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR take
+	 * it and complete it flushed. */
+	if (qp->ibv.state < IBV_QPS_RTS)
 		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {
 		rc = post_one_send(qp, wr);

@@ -37,8 +37,8 @@ static int check_create(const struct ibv_qp_init_attr *attr)
 
 	switch (attr->qp_type) {
 	case IBV_QPT_RC:
-		break;
 	case IBV_QPT_UC:
+		break;
 	case IBV_QPT_UD:
 	case IBV_QPT_RAW_PACKET:
 	case IBV_QPT_XRC_SEND:
@@ -63,13 +63,18 @@ static void rnr_expired(struct soft_timer *timer)
 	soft_qp_kick(qp);
 }
 
-/* Nobody could be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3). */
+/* Nobody could be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3), or
+ * without acknowledgements, as if what was sent had got lost. */
 static void reach_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
 
-	if (qp->sq.oldest != qp->sq.tail)
+	if (soft_qp_is_uc(qp)) {
+		qp->unheard = true;
+		soft_qp_kick(qp);
+	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+	}
 }
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
@@ -181,7 +186,8 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 		soft_link_leave(link);
 	soft_queues_reset(qp);
 	memset(&qp->attr, 0, sizeof(qp->attr));
-	qp->stream_from_cm = qp->stream_lost = qp->communicated = qp->draining = false;
+	qp->stream_from_cm = qp->stream_lost = qp->unheard = false;
+	qp->communicated = qp->draining = false;
 }
 
 void soft_qp_error(struct soft_qp *qp)
@@ -199,6 +205,15 @@ void soft_qp_error(struct soft_qp *qp)
 		soft_link_close(qp->link);
 }
 
+/* A request of a UC queue pair cannot be carried out: its send queue alone is in error, what comes
+ * in is received as before (IBTA 10.3.1.6). */
+void soft_qp_send_error(struct soft_qp *qp)
+{
+	qp->ibv.state = IBV_QPS_SQE;
+	soft_timer_stop(&qp->reach_timer);
+	soft_flush_sends(qp);
+}
+
 void soft_qp_check_drained(struct soft_qp *qp)
 {
 	/* IBTA 10.3.1.4: SQD is drained when what had begun is complete. */
@@ -211,7 +226,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 }
 
 /* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
- * what a connection takes to be made, and at most a minute.  0 is "for ever". */
+ * what a connection takes to be made, and at most a minute.  0 is "for ever"; UC has no timeout. */
 static uint64_t patience_ns(const struct soft_qp *qp)
 {
 	const uint64_t least = 500000000u, most = 60000000000u;
@@ -226,13 +241,19 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_flush(qp);
 		return;
 	}
+	if (qp->ibv.state == IBV_QPS_SQE) {
+		soft_flush_sends(qp);
+		return;
+	}
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (qp->link && qp->link->state == SOFT_LINK_UP)
 		soft_link_output(qp->link);
+	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
+		soft_requester_lose(qp);
 	else if (qp->stream_lost)
 		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
-	else if (qp->attr.timeout && !qp->reach_timer.running)
+	else if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
 		soft_timer_start(&qp->reach_timer, soft_now() + patience_ns(qp));
 }
 
@@ -240,9 +261,23 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 {
 	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
 
-	qp->stream_lost = true;
+	bool alive = qp->ibv.state != IBV_QPS_ERR && qp->ibv.state != IBV_QPS_RESET;
+
 	qp->link_down = NULL;
-	if (qp->ibv.state != IBV_QPS_ERR && qp->ibv.state != IBV_QPS_RESET) {
+	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
+		/* Nobody is told (IBTA 9.8.2): what is sent meanwhile is lost, and should the peer
+		 * be there again one day, it is heard again. */
+		qp->unheard = true;
+		if (alive) {
+			soft_greeting_again(qp);
+			soft_requester_lose(qp);
+		}
+		return;
+	}
+	qp->stream_lost = true;
+	if (alive && soft_qp_is_uc(qp)) {
+		soft_requester_lose(qp);
+	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
 
 		if (error)
@@ -359,7 +394,9 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	if (rc)
 		return rc;
 	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) {
-		rc = soft_responder_prepare(qp, attr->max_dest_rd_atomic, attr->rq_psn);
+		rc = soft_responder_prepare(
+			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
+			attr->rq_psn);
 		if (rc)
 			return rc;
 	}

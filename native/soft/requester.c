@@ -123,6 +123,8 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 		sq->next++;
 		sq->next_offset = 0;
 		sq->reads += is_read(out->frame.opcode);
+		if (soft_qp_is_uc(qp)) /* sent is done: IBTA 9.8.2 */
+			soft_complete_send(qp, IBV_WC_SUCCESS);
 	} else {
 		sq->next_offset += out->frame.length;
 	}
@@ -149,7 +151,25 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	soft_complete_send(qp, status);
-	soft_qp_error(qp);
+	if (soft_qp_is_uc(qp))
+		soft_qp_send_error(qp);
+	else
+		soft_qp_error(qp);
+}
+
+void soft_requester_lose(struct soft_qp *qp)
+{
+	struct soft_outgoing out;
+
+	for (;;) {
+		struct soft_plan plan = {.next = qp->sq.next, .next_offset = qp->sq.next_offset};
+
+		if (!soft_requester_next(qp, &plan, &out))
+			break;
+		soft_requester_commit(qp, &out);
+	}
+	soft_requester_settle(qp);
+	soft_qp_check_drained(qp);
 }
 
 void soft_requester_settle(struct soft_qp *qp)

@@ -8,6 +8,9 @@
  *
  * The stream is reliable, so a PSN that is not the expected one is either a message that was under
  * way when an RNR NAK went out (discarded: the requester begins again) or nonsense.
+ *
+ * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next message
+ * that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -58,8 +61,17 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	set_nak(qp, SOFT_NAK, nak, psn);
 }
 
+/* UC: forget the message under way; a receive that it took stays for the next one. */
+static enum soft_sink drop(struct soft_qp *qp)
+{
+	qp->responder.active = false;
+	return SOFT_SINK_DISCARD;
+}
+
 static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
 {
+	if (soft_qp_is_uc(qp))
+		return drop(qp);
 	soft_responder_fail(qp, nak, qp->responder.psn);
 	return SOFT_SINK_DISCARD;
 }
@@ -67,6 +79,8 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
 /* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send the message again. */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
+	if (soft_qp_is_uc(qp))
+		return drop(qp);
 	qp->responder.resend_wanted = true;
 	qp->responder.active = false;
 	set_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer, qp->responder.psn);
@@ -96,7 +110,8 @@ static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *fr
 	qp->responder.has_receive = true;
 	if (frame->total > soft_receive_at(&qp->rq, qp->rq.head)->length) {
 		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
-		soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
+		if (!soft_qp_is_uc(qp))
+			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 	}
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
@@ -170,6 +185,16 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 		return SOFT_SINK_BROKEN;
 	if (responder->failed)
 		return SOFT_SINK_DISCARD;
+	if (soft_qp_is_uc(qp)) {
+		if (frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE)
+			return SOFT_SINK_BROKEN;
+		if (frame->offset == 0) {
+			responder->active = false;
+			responder->psn = frame->psn;
+		} else if (!responder->active) {
+			return SOFT_SINK_DISCARD;
+		}
+	}
 	if (responder->active) {
 		if (frame->psn != responder->psn || frame->opcode != responder->opcode ||
 		    frame->offset != responder->offset || frame->total != responder->total)
@@ -221,7 +246,10 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 		if (count < 0) {
 			/* IBTA 9.9.3: local protection error for us, operational error there. */
 			soft_complete_receive(qp, IBV_WC_LOC_PROT_ERR, 0);
-			refuse(qp, SOFT_NAK_REMOTE_OPERATION);
+			if (soft_qp_is_uc(qp))
+				soft_qp_error(qp);
+			else
+				refuse(qp, SOFT_NAK_REMOTE_OPERATION);
 		}
 		return count;
 	}
@@ -284,12 +312,14 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		if (responder->active)
 			return;
 		responder->psn = soft_psn_add(responder->psn, 1);
-		if (responder->has_receive) {
+		if (responder->has_receive)
 			soft_complete_receive(qp, IBV_WC_SUCCESS, responder->total);
-			soft_ack_later(qp->link);
+		if (soft_qp_is_uc(qp))
 			return;
-		}
-		soft_link_output(qp->link);
+		if (responder->has_receive)
+			soft_ack_later(qp->link);
+		else
+			soft_link_output(qp->link);
 		return;
 	case SOFT_READ:
 		add_response(qp, frame, SOFT_READ_DATA, frame->total);
@@ -314,6 +344,9 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *plan)
 {
 	const struct soft_responder *responder = &qp->responder;
+
+	if (soft_qp_is_uc(qp))
+		return plan->acked; /* there is never anything to tell */
 	uint32_t next = plan->response == responder->response_tail ?
 				responder->psn :
 				response_at(qp, plan->response)->psn;

@@ -1,0 +1,464 @@
+/* Unreliable connections (IBTA vol 1, 9.8.2): nothing is answered, what cannot be taken in is dropped
+ * in silence, and both queue pairs stay as they are. */
+#include "verbs_side.h"
+
+#include <signal.h>
+
+#include "objects.h"
+
+enum { ROOM = 1 << 20 };
+
+static const struct options uc = {.uc = true};
+
+static struct request send_of(uint64_t wr_id, uint32_t length)
+{
+	return (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length};
+}
+
+/* ---- what works ---------------------------------------------------------------------------- */
+
+/* Two processes, in turns: sends and writes, with and without immediate data, short ones and some
+ * of several frames. */
+static void between_processes(void)
+{
+	enum { ROUNDS = 200 };
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	open_side(&side, (struct options){.uc = true, .memory = 2 * ROOM});
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	meet(&process);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		uint32_t length = 1 + (round * 7919u) % (round % 50 ? 5000 : ROOM);
+		bool mine = (round & 1) == (process.child != 0), write = round % 3 == 0;
+
+		if (mine) {
+			fill(side.memory, length, round);
+			CHECK_EQUAL(post(&side, (struct request){
+							.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM :
+									  IBV_WR_SEND_WITH_IMM,
+							.wr_id = 2, .length = length, .imm = round,
+							.remote = peer.memory + ROOM,
+							.rkey = peer.rkey}), 0);
+			expect_wc(&side, 2, IBV_WC_SUCCESS);
+		} else {
+			struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
+
+			CHECK_EQUAL(wc.opcode, write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV);
+			CHECK_EQUAL(wc.byte_len, length);
+			CHECK_EQUAL(wc.wc_flags, IBV_WC_WITH_IMM);
+			CHECK_EQUAL(wc.imm_data, round);
+			CHECK_EQUAL(wc.src_qp, peer.qpn);
+			CHECK(filled(side.memory + ROOM, length, round));
+			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+		}
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+static void with_itself(void)
+{
+	struct side side;
+
+	open_side(&side, uc);
+	struct address own = address_of_side(&side);
+
+	bring_up(&side, &own);
+	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 64), 0);
+	fill(side.memory, 64, 5);
+	CHECK_EQUAL(post(&side, send_of(2, 64)), 0);
+	for (int n = 0; n < 2; n++)
+		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	CHECK(filled(side.memory + 4096, 64, 5));
+	close_side(&side);
+}
+
+/* READs and atomics are for RC: ibv_post_send(3). */
+static void no_answers(void)
+{
+	static const enum ibv_wr_opcode opcodes[] = {
+		IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP};
+	struct side a, b;
+
+	open_pair(&a, &b, uc);
+	for (int i = 0; i < 3; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = opcodes[i], .length = 8,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = b.mr->rkey}), EINVAL);
+	close_pair(&a, &b);
+}
+
+/* SQD holds new requests back; what was held goes out on the way back to RTS (IBTA 10.3.1.4). */
+static void drained(void)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_pair(&a, &b, uc);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	expect_event(&a, IBV_EVENT_SQ_DRAINED);
+	CHECK_EQUAL(post(&a, send_of(2, 8)), 0);
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* ---- what is dropped ----------------------------------------------------------------------- */
+
+static void no_event(struct side *side)
+{
+	struct pollfd fd = {.fd = side->context->async_fd, .events = POLLIN};
+
+	CHECK_EQUAL(poll(&fd, 1, 0), 0);
+}
+
+/* The request completes well and does nothing; the one after it arrives, in the receive that the
+ * first did not use up. */
+static void dropped_by(struct options options, struct request request)
+{
+	struct side a, b;
+
+	options.uc = true;
+	open_pair(&a, &b, options);
+	if (request.remote < b.options.memory)
+		request.remote += (uintptr_t)b.memory;
+	if (!request.rkey)
+		request.rkey = b.mr->rkey;
+	request.wr_id = 1;
+	CHECK_EQUAL(post_recv_at(&b, 10, 512, 64), 0);
+	memset(b.memory, 0xee, b.options.memory);
+	fill(a.memory, a.options.memory, 9);
+	struct request requests[2] = {request, send_of(2, 64)};
+
+	CHECK_EQUAL(post_chain(&a, requests, 2), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(expect_wc(&b, 10, IBV_WC_SUCCESS).byte_len, 64);
+	for (size_t i = 0; i < b.options.memory; i++)
+		CHECK(i - 512 < 64 ? b.memory[i] == a.memory[i - 512] : b.memory[i] == 0xee);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_RTS);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	no_event(&a);
+	no_event(&b);
+	close_pair(&a, &b);
+}
+
+static void dropped(void)
+{
+	const struct request write = {.opcode = IBV_WR_RDMA_WRITE, .length = 100};
+	struct request request = write;
+
+	dropped_by(uc, send_of(1, 65)); /* longer than the receive */
+	dropped_by((struct options){.memory = ROOM}, send_of(1, ROOM)); /* in several frames, too */
+	request.rkey = 0x12345;
+	dropped_by(uc, request);
+	request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+	dropped_by(uc, request);
+	request = write;
+	request.remote = 65536 - 99; /* one byte too far */
+	dropped_by(uc, request);
+	dropped_by((struct options){.rights = IBV_ACCESS_REMOTE_READ}, write);
+}
+
+/* No receive is posted: the message is gone, the next one finds what is posted then. */
+static void no_receive(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, uc);
+	/* The write shows that the sends before it have come. */
+	struct request requests[4] = {
+		send_of(1, 8),
+		{.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 2},
+		{.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 3, .length = 0},
+		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 4, .length = 8,
+		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+	};
+	volatile uint8_t *arrived = b.memory;
+	struct ibv_wc wc;
+
+	a.memory[0] = 77;
+	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
+	for (uint64_t wr_id = 1; wr_id <= 4; wr_id++)
+		expect_wc(&a, wr_id, IBV_WC_SUCCESS);
+	while (*arrived != 77)
+		CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+	CHECK_EQUAL(post_recv_at(&b, 10, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_of(5, 8)), 0);
+	expect_wc(&b, 10, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	no_event(&b);
+	close_pair(&a, &b);
+}
+
+/* ---- nobody is there ----------------------------------------------------------------------- */
+
+/* Sends to nobody complete: nothing tells the sender. */
+static void nobody(void)
+{
+	struct side a, b;
+
+	open_side(&a, uc);
+	open_side(&b, uc);
+	struct address address = address_of_side(&b);
+
+	address.lid = 1; /* nothing listens there */
+	bring_up(&a, &address);
+	CHECK_EQUAL(post(&a, send_of(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_RTS);
+	no_event(&a);
+	close_pair(&a, &b);
+}
+
+/* A peer of another transport service is nobody. */
+static void another_service(void)
+{
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1});
+	open_side(&b, uc);
+	connect_pair(&a, &b);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_of(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+	close_pair(&a, &b);
+}
+
+/* The peer leaves and comes back: what was sent meanwhile is lost, what is sent then arrives. */
+static void back_again(void)
+{
+	for (int order = 0; order < 2; order++) {
+		struct side a, b;
+		struct ibv_wc wc;
+
+		open_pair(&a, &b, uc);
+		/* Either side may be the one that connects. */
+		struct side *left = order ? &b : &a, *other = order ? &a : &b;
+		struct address address = address_of_side(left);
+
+		CHECK_EQUAL(post_recv_at(other, 1, 0, 8), 0);
+		CHECK_EQUAL(post(left, send_of(2, 8)), 0);
+		expect_wc(other, 1, IBV_WC_SUCCESS);
+		CHECK_EQUAL(to_state(other, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(post(left, send_of(3, 8)), 0);
+		expect_wc(left, 2, IBV_WC_SUCCESS);
+		expect_wc(left, 3, IBV_WC_SUCCESS);
+		bring_up(other, &address);
+		CHECK_EQUAL(post_recv_at(other, 4, 0, 8), 0);
+		do {
+			CHECK_EQUAL(post(left, send_of(5, 8)), 0);
+			expect_wc(left, 5, IBV_WC_SUCCESS);
+		} while (poll_cq(other, 1, &wc) == 0);
+		CHECK_EQUAL(wc.wr_id, 4);
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(state_of(left), IBV_QPS_RTS);
+		no_event(left);
+		close_pair(&a, &b);
+	}
+}
+
+static void killed(void)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(30);
+	open_side(&side, uc);
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+	meet(&process);
+	CHECK_EQUAL(post(&side, send_of(2, 8)), 0);
+	for (int n = 0; n < 2; n++)
+		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	meet(&process);
+	if (!process.child)
+		for (;;)
+			pause();
+	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
+	CHECK_EQUAL(waitpid(process.child, NULL, 0), process.child);
+	CHECK_EQUAL(post_recv_at(&side, 3, 0, 8), 0);
+	for (uint64_t wr_id = 4; wr_id < 50; wr_id++) {
+		CHECK_EQUAL(post(&side, send_of(wr_id, 8)), 0);
+		expect_wc(&side, wr_id, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
+	no_event(&side);
+	close_side(&side);
+	close(process.fd);
+}
+
+/* ---- errors of this side ------------------------------------------------------------------- */
+
+/* IBTA 10.3.1.6: a failed request puts the send queue alone into error; receiving goes on, and the
+ * application brings the queue pair back to RTS. */
+static void send_queue_error(void)
+{
+	struct side a, b;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE};
+
+	open_pair(&a, &b, uc);
+	CHECK_EQUAL(post_recv_at(&a, 10, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&b, 11, 0, 8), 0);
+	struct request requests[3] = {send_of(1, 8), send_of(2, 8), send_of(3, 8)};
+
+	requests[1].lkey = 0x12345;
+	CHECK_EQUAL(post_chain(&a, requests, 3), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, IBV_WC_LOC_PROT_ERR);
+	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
+	expect_wc(&b, 11, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&a, send_of(4, 8)), 0);
+	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(post(&b, send_of(5, 8)), 0);
+	expect_wc(&b, 5, IBV_WC_SUCCESS);
+	expect_wc(&a, 10, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE), 0);
+	CHECK_EQUAL(post_recv_at(&b, 12, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_of(6, 8)), 0);
+	expect_wc(&a, 6, IBV_WC_SUCCESS);
+	expect_wc(&b, 12, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* The receive's own memory is wrong: that is this side's fault, and ends its queue pair. */
+static void bad_receive(void)
+{
+	struct side a, b;
+	struct ibv_sge sge = {.length = 64, .lkey = 0x12345};
+	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	open_pair(&a, &b, uc);
+	sge.addr = (uintptr_t)b.memory;
+	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
+	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
+	CHECK_EQUAL(post(&a, send_of(1, 64)), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
+	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_RTS);
+	close_pair(&a, &b);
+}
+
+/* ---- what no peer would say ---------------------------------------------------------------- */
+
+/* Frames that belong to RC end the stream, and nothing else. */
+static void hostile(void)
+{
+	static const struct soft_frame frames[] = {
+		{.opcode = SOFT_READ, .psn = 100, .total = 8},
+		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = SOFT_ATOMIC_ARGUMENTS, .total = 8},
+		{.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = 5},
+		{.opcode = SOFT_NAK, .psn = 5, .syndrome = SOFT_NAK_REMOTE_ACCESS},
+		{.opcode = SOFT_RNR_NAK, .psn = 5},
+		{.opcode = SOFT_READ_DATA, .psn = 5, .length = 8, .total = 8},
+		{.opcode = SOFT_SEND, .psn = 100, .flags = SOFT_FRAME_ACK, .ack = 5},
+	};
+	const struct address peer = {.psn = 100, .qpn = 77}; /* LID 0: the stream comes from us */
+
+	for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
+		uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
+		struct side side;
+		struct ibv_wc wc;
+		int fds[2];
+
+		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+		open_side(&side, uc);
+		bring_up(&side, &peer);
+		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+		soft_lock();
+		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+		soft_unlock();
+		soft_frame_encode(bytes, &frames[i]);
+		CHECK_EQUAL(send(fds[0], bytes, SOFT_FRAME_HEADER + frames[i].length, 0),
+			    SOFT_FRAME_HEADER + frames[i].length);
+		struct pollfd ended = {.fd = fds[0], .events = POLLIN};
+
+		while (poll(&ended, 1, 0) == 0)
+			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+		CHECK(recv(fds[0], bytes, sizeof(bytes), 0) <= 0);
+		CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
+		no_event(&side);
+		close(fds[0]);
+		close_side(&side);
+	}
+}
+
+/* A message that is not finished is forgotten when the next one begins (IBTA 9.8.2.2). */
+static void unfinished(void)
+{
+	const struct address peer = {.psn = 100, .qpn = 77};
+	const struct soft_frame frames[] = {
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .total = 16},
+		{.opcode = SOFT_SEND, .psn = 105, .length = 8, .total = 8},
+		{.opcode = SOFT_SEND, .psn = 106, .length = 8, .total = 24, .offset = 8},
+		{.opcode = SOFT_SEND, .psn = 107, .length = 8, .total = 8},
+	};
+	struct side side;
+	int fds[2];
+
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+	open_side(&side, uc);
+	bring_up(&side, &peer);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+	CHECK_EQUAL(post_recv_at(&side, 2, 64, 64), 0);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	for (int i = 0; i < 4; i++) {
+		uint8_t bytes[SOFT_FRAME_HEADER + 8] = {0};
+
+		soft_frame_encode(bytes, &frames[i]);
+		memset(bytes + SOFT_FRAME_HEADER, 'a' + i, 8);
+		CHECK_EQUAL(send(fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+	}
+	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, 8);
+	CHECK_EQUAL(expect_wc(&side, 2, IBV_WC_SUCCESS).byte_len, 8);
+	CHECK(!memcmp(side.memory, "bbbbbbbb", 8));
+	CHECK(!memcmp(side.memory + 64, "dddddddd", 8));
+	/* Nothing was answered. */
+	struct pollfd fd = {.fd = fds[0], .events = POLLIN};
+
+	CHECK_EQUAL(poll(&fd, 1, 0), 0);
+	close_side(&side);
+	close(fds[0]);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(between_processes()); /* first: they fork, and no device has been opened */
+	STEP(killed());
+	STEP(with_itself());
+	STEP(no_answers());
+	STEP(drained());
+	STEP(dropped());
+	STEP(no_receive());
+	STEP(nobody());
+	STEP(another_service());
+	STEP(back_again());
+	STEP(send_queue_error());
+	STEP(bad_receive());
+	STEP(hostile());
+	STEP(unfinished());
+	return 0;
+}
