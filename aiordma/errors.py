@@ -16,6 +16,7 @@
     │   ├── RouteError (OSError)         the address is known, the way to it is not
     │   ├── UnreachableError (OSError)   nobody answers there
     │   └── RejectedError (ConnectionRefusedError)    .reason .private_data
+    │       └── ServiceRejectedError     the same, by a datagram service
     ├── ConnectionClosedError (ConnectionError)   closed in order; .by_peer says by whom
     ├── ConnectionBrokenError (ConnectionError)   the peer or the link died; __cause__ says how
     ├── ProtocolError                    the peer said something that is not the protocol
@@ -396,18 +397,6 @@ class UnreachableError(ConnectionManagerError, OSError):
     _default_errno = _errno.EHOSTUNREACH
 
 
-# IBTA volume 1, clause 12.6.7.2; the ones that a user can do something about.
-_REJECT_REASONS = {
-    1: "the peer has no queue pair left",
-    3: "the peer is out of resources",
-    4: "the request timed out",
-    5: "the peer does not support the request",
-    8: "nobody listens on that port",
-    10: "the peer still has a connection of these numbers",
-    28: "the application there refused",
-}
-
-
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """The peer's host answered and refused.
 
@@ -416,6 +405,19 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """
 
     _default_errno = _errno.ECONNREFUSED
+    # The ones that a user can do something about.
+    _reasons: ClassVar[Mapping[int, str]] = MappingProxyType(
+        {
+            1: "the peer has no queue pair left",
+            3: "the peer is out of resources",
+            4: "the request timed out",
+            5: "the peer does not support the request",
+            8: "nobody listens on that port",
+            10: "the peer still has a connection of these numbers",
+            28: "the application there refused",
+            35: "the peer does not accept the vendor's options that were offered (ECE)",
+        }
+    )
 
     def __init__(
         self,
@@ -425,10 +427,27 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
         private_data: bytes = b"",
         event: str = "RDMA_CM_EVENT_REJECTED",
     ) -> None:
-        why = _REJECT_REASONS.get(reason)
+        why = self._reasons.get(reason)
         super().__init__(f"{message}: {why}" if why else message, event=event, status=reason)
         self.reason = reason
         self.private_data = private_data
+
+
+class ServiceRejectedError(RejectedError):
+    """A datagram service was asked for and refused: ``reason`` is the status of the answer.
+
+    IBTA clause 12.11.2 (2: by the application; 1: nobody listens).
+    """
+
+    _reasons = MappingProxyType(
+        {
+            1: "nobody listens on that port",
+            2: "the application there refused",
+            3: "the peer has no queue pair for it",
+            4: "the service has moved",
+            5: "the peer speaks another version",
+        }
+    )
 
 
 class ConnectionClosedError(RDMAError, ConnectionError):

@@ -37,6 +37,7 @@ from aiordma.errors import (
     RemoteRangeError,
     RequestRefusedError,
     RouteError,
+    ServiceRejectedError,
     UnreachableError,
     UnsupportedError,
     VerbsError,
@@ -60,6 +61,7 @@ MAKERS: list[Callable[[], RDMAError]] = [
     lambda: RouteError("no route"),
     lambda: UnreachableError("no answer", event="RDMA_CM_EVENT_UNREACHABLE", status=-110),
     lambda: RejectedError(reason=28, private_data=b"not today\0\0"),
+    lambda: ServiceRejectedError(reason=2, private_data=b"not today\0\0"),
     ConnectionClosedError,
     lambda: ConnectionClosedError(by_peer=True),
     ConnectionBrokenError,
@@ -258,6 +260,8 @@ def test_rejection_says_why() -> None:
     )
     assert "nobody listens on that port" in str(error)
     assert "the connection was rejected (RDMA" in str(RejectedError(reason=1234))
+    assert "the application there refused" in str(ServiceRejectedError(reason=2))
+    assert "nobody listens on that port" in str(ServiceRejectedError(reason=1))
 
 
 def test_closed_and_broken_are_told_apart() -> None:

@@ -444,9 +444,38 @@ class ConnParam:
     srq: int
     qp_num: int
 
+class UDParam:
+    private_data: Characters | VoidPointer
+    private_data_len: int
+    @property
+    def ah_attr(self) -> AHAttr: ...
+    qp_num: int
+    qkey: int
+
+class JoinAttr:
+    comp_mask: int
+    join_flags: int
+    addr: SocketAddress
+
+class AddrInfo:
+    ai_flags: int
+    ai_qp_type: int
+    ai_port_space: int
+    ai_src_len: int
+    ai_dst_len: int
+    ai_src_addr: SocketAddress
+    ai_dst_addr: SocketAddress
+    ai_next: AddrInfo
+
+class Ece:
+    vendor_id: int
+    options: int
+
 class EventParam:
     @property
     def conn(self) -> ConnParam: ...
+    @property
+    def ud(self) -> UDParam: ...
 
 class ConnectionEvent:
     id: ConnectionId
@@ -557,6 +586,14 @@ class FFI:
     def new(self, cdecl: Literal["struct rdma_cm_event **"]) -> Pointer[ConnectionEvent]: ...
     @overload
     def new(self, cdecl: Literal["struct rdma_conn_param *"]) -> ConnParam: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_cm_join_mc_attr_ex *"]) -> JoinAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_addrinfo *"]) -> AddrInfo: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_addrinfo **"]) -> Pointer[AddrInfo]: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_ece *"]) -> Ece: ...
     @overload
     def new(self, cdecl: Literal["struct sockaddr_storage *"]) -> SocketStorage: ...
     @overload

@@ -98,6 +98,15 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "rdma_set_option": Convention.MINUS_ONE,
         "rdma_migrate_id": Convention.MINUS_ONE,
         "rdma_init_qp_attr": Convention.MINUS_ONE,
+        "rdma_join_multicast_ex": Convention.MINUS_ONE,
+        "rdma_leave_multicast": Convention.MINUS_ONE,
+        "rdma_getaddrinfo": Convention.MINUS_ONE,
+        "rdma_freeaddrinfo": Convention.PLAIN,
+        "rdma_get_devices": Convention.POINTER,
+        "rdma_free_devices": Convention.PLAIN,
+        "rdma_reject_ece": Convention.MINUS_ONE,
+        "rdma_set_local_ece": Convention.MINUS_ONE,
+        "rdma_get_remote_ece": Convention.MINUS_ONE,
     }
 )
 
@@ -131,7 +140,8 @@ EXTENDED: Mapping[str, Convention] = MappingProxyType(
 )
 """Calls that no library exports: native/extended.c has each, as ``aiordma_`` for ``ibv_``."""
 
-_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP})
+# 524 is the kernel's ENOTSUPP, which is not for programs but reaches them.
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
 
 
 def failure(verb: str, code: int, detail: str = "") -> VerbsError:
@@ -297,6 +307,17 @@ class Calls:
     rdma_set_option: Callable[[h.IdPointer, int, int, h.IntegerPointer, int], None]
     rdma_migrate_id: Callable[[h.IdPointer, h.EventChannelPointer], None]
     rdma_init_qp_attr: Callable[[h.IdPointer, h.QPAttr, h.IntegerPointer], None]
+    rdma_join_multicast_ex: Callable[[h.IdPointer, h.JoinAttr, h.VoidPointer], None]
+    rdma_leave_multicast: Callable[[h.IdPointer, h.SocketAddress], None]
+    rdma_getaddrinfo: Callable[
+        [h.Characters | h.Null, h.Characters | h.Null, h.AddrInfo, h.Pointer[h.AddrInfo]], None
+    ]
+    rdma_freeaddrinfo: Callable[[h.AddrInfo], None]
+    rdma_get_devices: Callable[[h.IntegerPointer], h.Pointer[h.ContextPointer]]
+    rdma_free_devices: Callable[[h.Pointer[h.ContextPointer]], None]
+    rdma_reject_ece: Callable[[h.IdPointer, h.Characters | h.Null, int], None]
+    rdma_set_local_ece: Callable[[h.IdPointer, h.Ece], None]
+    rdma_get_remote_ece: Callable[[h.IdPointer, h.Ece], None]
 
     def __init__(self, table: h.CallsPointer) -> None:
         for verb, convention in CONVENTIONS.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._lib import (
+        AddrInfo,
         AHAttr,
         AllocDMAttr,
         AsyncEvent,
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
         DeviceAttr,
         DeviceAttrEx,
         DeviceList,
+        Ece,
         Gid,
         GidEntries,
         GidEntry,
         IntegerPointer,
+        JoinAttr,
         ModifyCQAttr,
         MWBind,
         Null,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
         SRQInitAttrEx,
         TDInitAttr,
         Text,
+        UDParam,
         ValuesEx,
         VoidPointer,
         XRCDInitAttr,
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AHAttr",
+    "AddrInfo",
     "AllocDMAttr",
     "AsyncEvent",
     "CQExPointer",
@@ -85,6 +90,7 @@ __all__ = [
     "DeviceList",
     "DevicePointer",
     "DrainPointer",
+    "Ece",
     "EventChannelPointer",
     "EventPointer",
     "Gid",
@@ -92,6 +98,7 @@ __all__ = [
     "GidEntry",
     "IdPointer",
     "IntegerPointer",
+    "JoinAttr",
     "MRPointer",
     "MWBind",
     "MWPointer",
@@ -117,6 +124,7 @@ __all__ = [
     "TDInitAttr",
     "TDPointer",
     "Text",
+    "UDParam",
     "ValuesEx",
     "VoidPointer",
     "XRCDInitAttr",

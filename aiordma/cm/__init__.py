@@ -13,27 +13,43 @@ is the exception.
 """
 
 from .address import Address
-from .connection_id import ConnectionId, Option
+from .connection_id import ConnectionId
 from .event_channel import EventChannel
 from .events import ConnectionEvent, EventType
+from .lookup import AddressFlags, AddressInfo, get_devices, getaddrinfo
+from .options import Option
 from .parameters import (
     ACCEPT_DATA_MAX,
     CONNECT_DATA_MAX,
+    DATAGRAM_ANSWER_DATA_MAX,
+    DATAGRAM_REQUEST_DATA_MAX,
+    ECE,
     REJECT_DATA_MAX,
+    UDP_QKEY,
     ConnectionParameters,
+    DatagramParameters,
     PortSpace,
 )
 
 __all__ = [
     "ACCEPT_DATA_MAX",
     "CONNECT_DATA_MAX",
+    "DATAGRAM_ANSWER_DATA_MAX",
+    "DATAGRAM_REQUEST_DATA_MAX",
+    "ECE",
     "REJECT_DATA_MAX",
+    "UDP_QKEY",
     "Address",
+    "AddressFlags",
+    "AddressInfo",
     "ConnectionEvent",
     "ConnectionId",
     "ConnectionParameters",
+    "DatagramParameters",
     "EventChannel",
     "EventType",
     "Option",
     "PortSpace",
+    "get_devices",
+    "getaddrinfo",
 ]

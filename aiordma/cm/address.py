@@ -43,6 +43,12 @@ def to_storage(address: Address) -> h.SocketStorage:
     return storage
 
 
+def as_sockaddr(address: Address) -> tuple[h.SocketAddress, object]:
+    """For a call: the pointer, and what must be kept as long as it is used."""
+    storage = to_storage(address)
+    return ffi.cast("struct sockaddr *", storage), storage
+
+
 def _scope(scope: str | None) -> int:
     if scope is None:
         return 0
@@ -56,7 +62,15 @@ def _scope(scope: str | None) -> int:
 
 def from_storage(storage: h.SocketStorage) -> Address | None:
     """The address in a ``struct sockaddr_storage``; None when it holds none."""
-    data = ffi.buffer(storage)[:28]
+    return _unpack(ffi.buffer(storage)[:28])
+
+
+def from_sockaddr(sockaddr: h.SocketAddress, length: int) -> Address | None:
+    """The address behind a ``struct sockaddr *`` with its length; None when there is none."""
+    return _unpack(ffi.buffer(sockaddr, length)[:]) if length else None
+
+
+def _unpack(data: bytes) -> Address | None:
     (family,) = _FAMILY.unpack_from(data)
     if family == socket.AF_INET:
         port, packed = _IPV4.unpack_from(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import weakref
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import Library, ffi
@@ -13,11 +12,11 @@ from aiordma.errors import AddressError, RouteError, VerbsError
 from aiordma.verbs import CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs.enums import QPType
 from aiordma.verbs.qp_attributes import init_attr
-from aiordma.verbs.resource import Node, Resource
-from aiordma.verbs.timers import encode_ack_timeout
+from aiordma.verbs.resource import Node
 
-from .address import Address, from_storage, to_storage
-from .parameters import ConnectionParameters, PortSpace, check_private_data
+from .address import Address, as_sockaddr, from_storage
+from .multicast import Multicast
+from .parameters import ECE, ConnectionParameters, PortSpace, check_private_data
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -35,20 +34,7 @@ def _key(library: Library, pointer: h.IdPointer) -> tuple[str, int]:
     return library.name, int(ffi.cast("uintptr_t", pointer))
 
 
-class Option(IntEnum):
-    """An option of an id, by its number at level RDMA_OPTION_ID; see rdma_set_option(3)."""
-
-    TOS = 0
-    REUSEADDR = 1
-    AFONLY = 2
-    ACK_TIMEOUT = 3
-
-
-_LEVEL = 0  # RDMA_OPTION_ID
-_INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
-
-
-class ConnectionId(Resource["h.IdPointer"]):
+class ConnectionId(Multicast):
     """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
 
     Each step starts something and returns at once; its end is an event on the channel. One id is
@@ -62,6 +48,7 @@ class ConnectionId(Resource["h.IdPointer"]):
         self.port_space = PortSpace(pointer.ps)
         self._context: Context | None = None
         self._peer: Address | None = None
+        self._groups = {}
         destroy = self.library.calls.rdma_destroy_id
         super().__init__(Node("ConnectionId", pointer, destroy, [channel.node]))
         _ids[_key(self.library, pointer)] = self
@@ -107,8 +94,7 @@ class ConnectionId(Resource["h.IdPointer"]):
 
     def bind_addr(self, address: Address) -> None:
         """Bind to a local address; port 0 picks one. AddressError, with errno as for a socket."""
-        storage = to_storage(address)
-        sockaddr = ffi.cast("struct sockaddr *", storage)
+        sockaddr, _keep = as_sockaddr(address)
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
@@ -121,14 +107,11 @@ class ConnectionId(Resource["h.IdPointer"]):
 
         Then: ADDR_RESOLVED or ADDR_ERROR. AddressError when there is no way from the start.
         """
-        storage = to_storage(address)
-        source_storage = to_storage(source) if source else None
+        sockaddr, _keep = as_sockaddr(address)
+        from_sockaddr, _keep_too = as_sockaddr(source) if source else (ffi.NULL, None)
         try:
             self.library.calls.rdma_resolve_addr(
-                self.pointer,
-                ffi.cast("struct sockaddr *", source_storage) if source_storage else ffi.NULL,
-                ffi.cast("struct sockaddr *", storage),
-                _milliseconds(timeout),
+                self.pointer, from_sockaddr, sockaddr, _milliseconds(timeout)
             )
         except VerbsError as error:
             raise _address_error("no RDMA device leads to", address, error) from error
@@ -144,33 +127,6 @@ class ConnectionId(Resource["h.IdPointer"]):
                 status=-(error.errno or 0),
             ) from error
 
-    def set_option(self, option: Option, value: int) -> None:
-        """Set an option by its raw value, before connecting or listening."""
-        try:
-            if option in _INT_OPTIONS:
-                data, size = ffi.new("int *", value), ffi.sizeof("int")
-            else:
-                data, size = ffi.new("uint8_t *", value), 1
-        except OverflowError as error:
-            raise ValueError(f"{option.name} {value}: {error}") from None
-        self.library.calls.rdma_set_option(self.pointer, _LEVEL, option.value, data, size)
-
-    def set_tos(self, tos: int) -> None:
-        """Type of service of the connection's packets, 0 to 255."""
-        self.set_option(Option.TOS, tos)
-
-    def set_reuseaddr(self, enabled: bool) -> None:
-        """Allow binding to an address that is still in use, as SO_REUSEADDR does."""
-        self.set_option(Option.REUSEADDR, int(enabled))
-
-    def set_afonly(self, enabled: bool) -> None:
-        """Keep a listener on ``::`` to IPv6, as IPV6_V6ONLY does."""
-        self.set_option(Option.AFONLY, int(enabled))
-
-    def set_ack_timeout(self, seconds: float) -> None:
-        """How long the queue pair waits for an acknowledgement before it sends again."""
-        self.set_option(Option.ACK_TIMEOUT, encode_ack_timeout(seconds))
-
     # --- queue pair ------------------------------------------------------------------------
 
     def create_qp(
@@ -180,14 +136,18 @@ class ConnectionId(Resource["h.IdPointer"]):
         recv_cq: CompletionQueue | None = None,
         capabilities: QPCapabilities | None = None,
         *,
-        qp_type: QPType = QPType.RC,
+        qp_type: QPType | None = None,
         sq_sig_all: bool = False,
     ) -> QueuePair:
         """Make the id's queue pair, whose states the connection manager then drives.
 
-        The protection domain must be of this id's :attr:`context`. Receives may be posted at
-        once. As :meth:`ProtectionDomain.create_qp` otherwise.
+        The protection domain must be of this id's :attr:`context`. ``qp_type`` is RC, or UD in
+        the port spaces of datagrams, unless it is given; such a queue pair can send at once, with
+        the Q_Key that the port space has. Receives may be posted at once.
+        As :meth:`ProtectionDomain.create_qp` otherwise.
         """
+        if qp_type is None:
+            qp_type = QPType.UD if self.port_space.datagrams else QPType.RC
         if pd.context is not self.context:
             raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
         recv_cq = recv_cq or send_cq
@@ -212,10 +172,13 @@ class ConnectionId(Resource["h.IdPointer"]):
     # --- connections -----------------------------------------------------------------------
 
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Ask the peer for a connection, after ROUTE_RESOLVED.
+        """Ask the peer for a connection, or where a datagram service is; after ROUTE_RESOLVED.
 
-        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. LimitError, before anything
-        is sent, for too much private data (56 bytes for PortSpace.TCP).
+        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR; of a datagram service
+        ESTABLISHED says where to send (``datagrams``), UNREACHABLE that it refused. Nobody
+        answering is UNREACHABLE, after the connection manager's own time of about a minute.
+        LimitError, before anything is sent, for too much private data (56 bytes for
+        PortSpace.TCP, 180 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "connect", parameters.private_data)
         self._check_bound("rdma_connect")
@@ -223,23 +186,27 @@ class ConnectionId(Resource["h.IdPointer"]):
         self.library.calls.rdma_connect(self.pointer, param)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connect request, on the request's own id. Then: ESTABLISHED.
+        """Accept a connect request, on the request's own id.
 
-        LimitError for too much private data (196 bytes for PortSpace.TCP).
+        Then: ESTABLISHED, but for a datagram service nothing: its peer may send from now on.
+        LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "accept", parameters.private_data)
         self._check_bound("rdma_accept")
         param, _keep = parameters.packed()
         self.library.calls.rdma_accept(self.pointer, param)
 
-    def reject(self, private_data: bytes = b"") -> None:
+    def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
         """Reject a connect request, on the request's own id, which must still be closed.
 
-        LimitError for too much private data (148 bytes for PortSpace.TCP).
+        The peer's REJECTED has reason 28, or ``for_ece`` 35: its options are not acceptable.
+        LimitError for too much private data (148 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = ffi.from_buffer(private_data) if private_data else ffi.NULL
-        self.library.calls.rdma_reject(self.pointer, data, len(private_data))
+        calls = self.library.calls
+        call = calls.rdma_reject_ece if for_ece else calls.rdma_reject
+        call(self.pointer, data, len(private_data))
 
     def listen(self, backlog: int = 128) -> None:
         """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own."""
@@ -263,6 +230,27 @@ class ConnectionId(Resource["h.IdPointer"]):
         """
         self._check_bound("rdma_disconnect")
         self.library.calls.rdma_disconnect(self.pointer)
+
+    # --- enhanced connection establishment -------------------------------------------------
+
+    def set_local_ece(self, ece: ECE) -> None:
+        """What this side offers (before ``connect``) or chooses (before ``accept``).
+
+        Only for a queue pair that is not the id's: the id's own has its device agree by itself.
+        VerbsError (EINVAL) otherwise, and for vendor 0. Source: rdma_set_local_ece(3).
+        """
+        self.library.calls.rdma_set_local_ece(self.pointer, ece.packed())
+
+    def get_remote_ece(self) -> ECE:
+        """What the peer has said: after CONNECT_REQUEST, or CONNECT_RESPONSE; vendor 0: nothing.
+
+        Only for a queue pair that is not the id's: VerbsError (EINVAL) otherwise.
+        """
+        ece = ffi.new("struct ibv_ece *")
+        self.library.calls.rdma_get_remote_ece(self.pointer, ece)
+        return ECE.read(ece)
+
+    # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: EventChannel) -> None:
         """Let its events come on another channel of the same library from now on."""

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import errno
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._native import Library, failure, ffi, lib
-from aiordma.errors import VerbsError
+from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs.resource import Node, Resource
 
+from .address import Address
 from .connection_id import ConnectionId
 from .events import ConnectionEvent, EventType
-from .parameters import ConnectionParameters, PortSpace
+from .parameters import ConnectionParameters, DatagramParameters, PortSpace
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
+
+
+_MULTICAST = frozenset({EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR})
+_DESTINATION = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
+_Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Address | None]
+
+
+def _parameters(kind: EventType, id: ConnectionId, raw: h.EventPointer) -> _Read:
+    """What the union in the event holds (rdma_get_cm_event(3)): the type of service decides."""
+    multicast = kind in _MULTICAST
+    if not (multicast or id.port_space.datagrams):
+        return ConnectionParameters.read(raw.param.conn), None, None
+    ud = raw.param.ud
+    # Of a group, the private data is the pointer that was given to rdma_join_multicast.
+    group = id.group_of(ud.private_data) if multicast else None
+    datagrams = DatagramParameters.read(
+        ud, private_data=not multicast, destination=kind in _DESTINATION
+    )
+    return ConnectionParameters(), datagrams, group
 
 
 class EventChannel(Resource["h.EventChannelPointer"]):
@@ -39,9 +60,22 @@ class EventChannel(Resource["h.EventChannelPointer"]):
             raise failure("fcntl", code, "the event channel's fd")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Make an id: the beginning of a connection, or of a listener."""
+        """Make an id: the beginning of a connection, or of a listener.
+
+        UnsupportedError when the library has no such port space.
+        """
         result = ffi.new("struct rdma_cm_id **")
-        self.library.calls.rdma_create_id(self.pointer, result, ffi.NULL, port_space)
+        try:
+            self.library.calls.rdma_create_id(self.pointer, result, ffi.NULL, port_space)
+        except VerbsError as error:
+            if error.errno != errno.EPROTONOSUPPORT:
+                raise
+            raise UnsupportedError(
+                f"PortSpace.{port_space.name}",
+                device=f"the {self.library.name} library",
+                verb=error.verb,
+                errno=errno.EPROTONOSUPPORT,
+            ) from None
         return ConnectionId(self, result[0])
 
     def get_event(self) -> ConnectionEvent | None:
@@ -72,8 +106,8 @@ class EventChannel(Resource["h.EventChannelPointer"]):
         if id is None:
             return None
         id.peer_address  # noqa: B018 - remembers it, for messages about a closed id
-        parameters = ConnectionParameters.read(raw.param.conn)
-        return ConnectionEvent(kind, id, listen_id, raw.status, parameters)
+        parameters, datagrams, group = _parameters(kind, id, raw)
+        return ConnectionEvent(kind, id, listen_id, raw.status, parameters, datagrams, group)
 
     def _details(self) -> str:
         return f"fd {self.fd}"

@@ -10,13 +10,15 @@ from aiordma.errors import (
     ConnectionManagerError,
     RejectedError,
     RouteError,
+    ServiceRejectedError,
     UnreachableError,
 )
 from aiordma.verbs.enums import OpenEnum
 
-from .parameters import ConnectionParameters
+from .parameters import ConnectionParameters, DatagramParameters
 
 if TYPE_CHECKING:
+    from .address import Address
     from .connection_id import ConnectionId
 
 
@@ -65,6 +67,13 @@ class ConnectionEvent:
     closed, and ``listen_id`` the listening one (None if its object is gone). ``status`` is a
     negative errno, or for REJECTED the reason. ``private_data`` is padded with zeros by the
     connection manager; ``parameters`` has what else the peer asked for or granted.
+
+    In the port spaces of datagrams, and for MULTICAST_JOIN, ``datagrams`` says where to send;
+    ``group`` is the multicast address that was joined or, for MULTICAST_ERROR, was not.
+
+    DEVICE_REMOVAL: every object on the device must be closed before the removal can go on.
+    ADDR_CHANGE: the way to the peer leads through another port now; the connection may be made
+    anew. Source: rdma_get_cm_event(3).
     """
 
     type: EventType
@@ -72,21 +81,28 @@ class ConnectionEvent:
     listen_id: ConnectionId | None
     status: int
     parameters: ConnectionParameters
+    datagrams: DatagramParameters | None = None
+    group: Address | None = None
 
     @property
     def private_data(self) -> bytes:
         """What the peer sent along."""
-        return self.parameters.private_data
+        return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
         """The exception that the event amounts to; None when it is not a failure."""
         if self.type not in _WHAT:
             return None
-        peer = self.id.peer_address
+        peer = self.group or self.id.peer_address
         text = _WHAT[self.type] + (f": {peer[0]} port {peer[1]}" if peer else "")
         event = f"RDMA_CM_EVENT_{self.type.name}"
         if self.type is EventType.REJECTED:
             return RejectedError(
+                text, reason=self.status, private_data=self.private_data, event=event
+            )
+        # rdma_get_cm_event(3): of a datagram service, a status that is no errno is the answer's.
+        if self.type is EventType.UNREACHABLE and self.status > 0:
+            return ServiceRejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event
             )
         cls = _CLASSES.get(self.type, ConnectionManagerError)

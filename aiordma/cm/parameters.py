@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from aiordma._native import ffi
 from aiordma.errors import LimitError
+from aiordma.verbs import AddressVector
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -23,10 +24,19 @@ class PortSpace(IntEnum):
     UDP = 0x0111
     IB = 0x013F
 
+    @property
+    def datagrams(self) -> bool:
+        """Whether a service is reached with datagrams (UD) and not by connections (RC)."""
+        return self in (PortSpace.UDP, PortSpace.IPOIB)
+
+
+UDP_QKEY = 0x01234567
+"""``RDMA_UDP_QKEY``: the Q_Key of queue pairs in PortSpace.UDP."""
+
 
 # Bytes of private data that the user may give to connect, accept and reject. The messages have
-# room for 92, 196 and 148 (IBTA volume 1, clause 12.6; 12.11 for datagrams), of which the CM's own
-# header takes 36 from a connection request (rdma_connect(3)).
+# room for 92, 196 and 148 (IBTA volume 1, clause 12.6), those of datagram services for 216 and,
+# answering, 136 (clause 12.11); the CM's own header takes 36 from a request (rdma_connect(3)).
 _LIMITS: Mapping[PortSpace, Mapping[str, int]] = MappingProxyType(
     {
         PortSpace.TCP: {"connect": 56, "accept": 196, "reject": 148},
@@ -43,6 +53,12 @@ ACCEPT_DATA_MAX = _LIMITS[PortSpace.TCP]["accept"]
 """Bytes of private data in the acceptance of a connection of PortSpace.TCP."""
 REJECT_DATA_MAX = _LIMITS[PortSpace.TCP]["reject"]
 """Bytes of private data in the rejection of a connection of PortSpace.TCP."""
+
+
+DATAGRAM_REQUEST_DATA_MAX = _LIMITS[PortSpace.UDP]["connect"]
+"""Bytes of private data in a request of PortSpace.UDP."""
+DATAGRAM_ANSWER_DATA_MAX = _LIMITS[PortSpace.UDP]["accept"]
+"""Bytes of private data in an answer of PortSpace.UDP, whether it accepts or rejects."""
 
 
 def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
@@ -107,4 +123,54 @@ class ConnectionParameters:
             rnr_retry_count=param.rnr_retry_count,
             srq=bool(param.srq),
             qp_num=param.qp_num,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ECE:
+    """Enhanced connection establishment: ``struct ibv_ece``, see rdma_set_local_ece(3).
+
+    What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
+    that vendor's bits.
+    """
+
+    vendor_id: int
+    options: int = 0
+
+    def packed(self) -> h.Ece:
+        """The C structure."""
+        ece = ffi.new("struct ibv_ece *")
+        ece.vendor_id = self.vendor_id
+        ece.options = self.options
+        return ece
+
+    @classmethod
+    def read(cls, ece: h.Ece) -> Self:
+        """A copy of the C structure."""
+        return cls(ece.vendor_id, ece.options)
+
+
+@dataclass(frozen=True, slots=True)
+class DatagramParameters:
+    """``struct rdma_ud_param``: where to send datagrams, or what came with a request for that.
+
+    ``vector`` is the way there, for an address handle, ``qp_num`` and ``qkey`` what each send
+    names. ``vector`` is None, and both numbers are 0, where the event does not tell: in a
+    CONNECT_REQUEST, and in a refusal. ``private_data`` arrives padded with zeros.
+    """
+
+    private_data: bytes = b""
+    vector: AddressVector | None = None
+    qp_num: int = 0
+    qkey: int = 0
+
+    @classmethod
+    def read(cls, param: h.UDParam, *, private_data: bool, destination: bool) -> Self:
+        """A copy of the C structure: of those of its members that the event fills in."""
+        length = param.private_data_len if private_data else 0
+        return cls(
+            private_data=ffi.buffer(param.private_data, length)[:] if length else b"",
+            vector=AddressVector.read(param.ah_attr) if destination else None,
+            qp_num=param.qp_num if destination else 0,
+            qkey=param.qkey if destination else 0,
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from aiordma import cm, verbs
 from aiordma.cm import ConnectionEvent, ConnectionId, ConnectionParameters, EventType
+from aiordma.errors import UnsupportedError, VerbsError
+
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def next_event(channel: cm.EventChannel, timeout: float = 30) -> ConnectionEvent:
@@ -31,6 +35,16 @@ def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, C
     events = {event.type: event for event in (next_event(channel) for _ in kinds)}
     assert set(events) == set(kinds)
     return events
+
+
+def refused(code: int, use: Callable[[], object]) -> VerbsError:
+    """The failure of a call with that errno; what the device lacks is not a refusal."""
+    with pytest.raises(VerbsError) as caught:
+        use()
+    if isinstance(caught.value, UnsupportedError) and code not in UNSUPPORTED:
+        raise caught.value
+    assert caught.value.errno == code
+    return caught.value
 
 
 @pytest.fixture

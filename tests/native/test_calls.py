@@ -123,7 +123,7 @@ def test_event_is_tried_again_after_a_signal() -> None:
     assert not codes
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, 524])
 def test_unsupported_is_told_apart(code: int) -> None:
     error = failure("ibv_resize_cq", code)
     assert isinstance(error, UnsupportedError)

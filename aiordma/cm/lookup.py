@@ -1,0 +1,113 @@
+"""What can be asked without an id: devices and names (rdma_get_devices(3), rdma_getaddrinfo(3))."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+from aiordma._native import Library, ffi
+from aiordma.errors import AddressError, UnsupportedError, VerbsError
+from aiordma.verbs import Context
+from aiordma.verbs.enums import QPType
+
+from .address import Address, from_sockaddr
+from .parameters import PortSpace
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+def get_devices(library: Library) -> list[Context]:
+    """The devices that connections can be made through, as the connection manager holds them.
+
+    They are borrowed (:meth:`Context.borrow`): :attr:`ConnectionId.context` is one of them.
+    VerbsError (ENODEV) when there is none.
+    """
+    count = ffi.new("int *")
+    pointers = library.calls.rdma_get_devices(count)
+    try:
+        return [Context.borrow(library, pointers[index]) for index in range(count[0])]
+    finally:
+        library.calls.rdma_free_devices(pointers)
+
+
+class AddressFlags(IntFlag):
+    """Hints of :func:`getaddrinfo`: ``RAI_*``."""
+
+    PASSIVE = 1
+    NUMERICHOST = 2
+    NOROUTE = 4
+    FAMILY = 8
+
+
+_NO_FLAGS = AddressFlags(0)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressInfo:
+    """One answer of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
+
+    ``source`` is for :meth:`ConnectionId.bind_addr`, ``destination`` for ``resolve_addr``; with
+    PASSIVE there is only the former.
+    """
+
+    source: Address | None
+    destination: Address | None
+    port_space: PortSpace
+    qp_type: QPType
+
+    @classmethod
+    def read(cls, info: h.AddrInfo) -> AddressInfo:
+        """A copy of the C structure."""
+        return cls(
+            from_sockaddr(info.ai_src_addr, info.ai_src_len),
+            from_sockaddr(info.ai_dst_addr, info.ai_dst_len),
+            PortSpace(info.ai_port_space),
+            QPType(info.ai_qp_type),
+        )
+
+
+def getaddrinfo(
+    library: Library,
+    host: str | None,
+    service: str | int | None = None,
+    *,
+    flags: AddressFlags = _NO_FLAGS,
+    port_space: PortSpace = PortSpace.TCP,
+) -> list[AddressInfo]:
+    """Addresses of a host and service by their names; it blocks while the resolver asks.
+
+    ``asyncio`` programs resolve with ``loop.getaddrinfo``, as :func:`aiordma.connect` does, or
+    call this in a thread. With PASSIVE and no host it is the address of a listener on all
+    addresses. AddressError when there is no such name.
+    """
+    if host is None and service is None:
+        raise ValueError("neither a host nor a service to look up")
+    hints = ffi.new("struct rdma_addrinfo *")
+    hints.ai_flags = flags
+    hints.ai_port_space = port_space
+    hints.ai_qp_type = QPType.UD if port_space.datagrams else QPType.RC
+    result = ffi.new("struct rdma_addrinfo **")
+    node, name = _text(host), _text(None if service is None else str(service))
+    try:
+        library.calls.rdma_getaddrinfo(node, name, hints, result)
+    except VerbsError as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        what = " ".join([host or "", f"service {service}" if service else ""]).strip()
+        raise AddressError(
+            f"{what!r} has no address: {error}", status=-(error.errno or 0)
+        ) from error
+    try:
+        found, info = [], result[0]
+        while info:
+            found.append(AddressInfo.read(info))
+            info = info.ai_next
+        return found
+    finally:
+        library.calls.rdma_freeaddrinfo(result[0])
+
+
+def _text(value: str | None) -> h.Characters | h.Null:
+    return ffi.NULL if value is None else ffi.new("char[]", value.encode())

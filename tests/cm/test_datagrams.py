@@ -1,0 +1,167 @@
+"""Datagram services: a port names a queue pair to send to, and there is no connection."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from aiordma import cm, verbs
+from aiordma.cm import ConnectionId, ConnectionParameters, EventType, PortSpace
+from aiordma.errors import AddressError, LimitError, ServiceRejectedError
+from aiordma.verbs import QPState, QPType
+from tests.cm.conftest import address_of, expect, refused
+
+pytestmark = pytest.mark.needs("UD")
+
+
+@contextmanager
+def listening(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
+    with events.create_id(PortSpace.UDP) as id:
+        id.bind_addr(address)
+        id.listen()
+        yield id
+
+
+@contextmanager
+def asking(
+    events: cm.EventChannel, address: cm.Address
+) -> Iterator[tuple[ConnectionId, verbs.ProtectionDomain, verbs.CompletionQueue]]:
+    """An id with a datagram queue pair and its route resolved."""
+    with events.create_id(PortSpace.UDP) as id:
+        id.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            yield id, pd, cq
+
+
+def test_a_service_is_found(events: cm.EventChannel, host: str) -> None:
+    question, answer = bytes(range(180)), bytes(range(60, 196))
+    with (
+        listening(events, (host, 0)) as listener,
+        asking(events, address_of(listener)) as (id, pd, cq),
+    ):
+        assert id.qp is not None
+        assert id.qp.qp_type is QPType.UD
+        assert id.qp.query().qp_state is QPState.RTS
+        assert id.qp.query().qkey == cm.UDP_QKEY
+        id.connect(ConnectionParameters(question))
+        request = expect(events, EventType.CONNECT_REQUEST)
+        assert request.listen_id is listener
+        assert request.private_data == question
+        assert request.datagrams == cm.DatagramParameters(question)
+        assert request.id.port_space is PortSpace.UDP
+        with request.id as passive:
+            assert passive.peer_address is not None
+            assert id.local_address is not None
+            assert passive.peer_address[0] == id.local_address[0]
+            qp = passive.create_qp(pd, cq)
+            passive.accept(ConnectionParameters(answer))
+            event = expect(events, EventType.ESTABLISHED)
+            assert event.id is id
+            assert event.private_data == answer
+            there = event.datagrams
+            assert there is not None
+            assert (there.qp_num, there.qkey) == (qp.qp_num, cm.UDP_QKEY)
+            assert there.vector is not None
+            assert there.vector.dgid == verbs.GID.from_ip(host)
+            assert there.vector.port_num == id.port_num
+            assert events.get_event() is None
+
+
+def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
+    """One queue pair may serve all who ask: rdma_accept(3), qp_num."""
+    with (
+        listening(events, (host, 0)) as listener,
+        asking(events, address_of(listener)) as (id, _pd, _cq),
+    ):
+        id.connect()
+        with expect(events, EventType.CONNECT_REQUEST).id as passive:
+            passive.accept(ConnectionParameters(qp_num=0x1234))
+            there = expect(events, EventType.ESTABLISHED).datagrams
+            assert there is not None
+            assert there.qp_num == 0x1234
+
+
+def test_reject(events: cm.EventChannel, host: str) -> None:
+    with (
+        listening(events, (host, 0)) as listener,
+        asking(events, address_of(listener)) as (id, _pd, _cq),
+    ):
+        id.connect()
+        with expect(events, EventType.CONNECT_REQUEST).id as passive:
+            passive.reject(b"not today")
+        event = expect(events, EventType.UNREACHABLE)
+        error = event.error()
+        assert isinstance(error, ServiceRejectedError)
+        assert error.reason == 2
+        assert error.private_data[:9] == b"not today"
+        assert "the application there refused" in str(error)
+
+
+def test_nobody_listens(events: cm.EventChannel, host: str) -> None:
+    with listening(events, (host, 0)) as listener:
+        address = address_of(listener)
+    with asking(events, address) as (id, _pd, _cq):
+        id.connect()
+        error = expect(events, EventType.UNREACHABLE).error()
+        assert isinstance(error, ServiceRejectedError)
+        assert error.reason == 1
+        assert "nobody listens" in str(error)
+
+
+def test_too_much_private_data(events: cm.EventChannel, host: str) -> None:
+    with (
+        listening(events, (host, 0)) as listener,
+        asking(events, address_of(listener)) as (id, _pd, _cq),
+    ):
+        with pytest.raises(LimitError, match=r"rdma_connect carries at most 180 .*UDP"):
+            id.connect(ConnectionParameters(bytes(181)))
+        id.connect()
+        with expect(events, EventType.CONNECT_REQUEST).id as passive:
+            with pytest.raises(LimitError, match="rdma_accept carries at most 136"):
+                passive.accept(ConnectionParameters(bytes(137)))
+            with pytest.raises(LimitError, match="rdma_reject carries at most 136"):
+                passive.reject(bytes(137))
+            passive.reject()
+        expect(events, EventType.UNREACHABLE)
+
+
+def test_port_spaces_do_not_collide(
+    events: cm.EventChannel, listener: ConnectionId, host: str
+) -> None:
+    """A port of datagrams and a port of connections are two, as in TCP and UDP."""
+    address = address_of(listener)
+    with listening(events, address) as here, asking(events, address) as (id, _pd, _cq):
+        assert here.local_address == listener.local_address
+        id.connect()
+        request = expect(events, EventType.CONNECT_REQUEST)
+        assert request.listen_id is here
+        request.id.close()
+        expect(events, EventType.UNREACHABLE)
+        with events.create_id(PortSpace.UDP) as other:
+
+            def listen() -> None:
+                other.bind_addr(address)
+                other.listen()
+
+            with pytest.raises(AddressError) as caught:
+                listen()
+            assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_no_disconnect(events: cm.EventChannel, host: str) -> None:
+    with (
+        listening(events, (host, 0)) as listener,
+        asking(events, address_of(listener)) as (id, _pd, _cq),
+    ):
+        refused(errno.EINVAL, id.disconnect)
+        id.connect()
+        expect(events, EventType.CONNECT_REQUEST).id.close()
+        expect(events, EventType.UNREACHABLE)

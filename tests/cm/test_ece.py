@@ -1,0 +1,61 @@
+"""Enhanced connection establishment: for queue pairs that the connection manager does not make."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from aiordma import cm
+from aiordma.cm import ECE, ConnectionId, ConnectionParameters, EventType
+from aiordma.errors import RejectedError
+from tests.cm.conftest import address_of, expect, refused
+
+pytestmark = pytest.mark.needs("CM ECE")
+
+OFFER, CHOICE = ECE(0x2C9, 0x33), ECE(0x2C9, 0x11)
+
+
+def asking(events: cm.EventChannel, address: cm.Address) -> ConnectionId:
+    id = events.create_id()
+    id.resolve_addr(address)
+    expect(events, EventType.ADDR_RESOLVED)
+    id.resolve_route()
+    expect(events, EventType.ROUTE_RESOLVED)
+    return id
+
+
+def test_offer_and_choice(events: cm.EventChannel, listener: ConnectionId) -> None:
+    with asking(events, address_of(listener)) as id:
+        id.set_local_ece(OFFER)
+        id.connect(ConnectionParameters(qp_num=0x4321))
+        with expect(events, EventType.CONNECT_REQUEST).id as passive:
+            assert passive.get_remote_ece() == OFFER
+            passive.set_local_ece(CHOICE)
+            passive.accept(ConnectionParameters(qp_num=0x1234))
+            expect(events, EventType.CONNECT_RESPONSE)
+            assert id.get_remote_ece() == CHOICE
+
+
+def test_reject(events: cm.EventChannel, listener: ConnectionId) -> None:
+    with asking(events, address_of(listener)) as id:
+        id.set_local_ece(OFFER)
+        id.connect(ConnectionParameters(qp_num=0x4321))
+        with expect(events, EventType.CONNECT_REQUEST).id as passive:
+            passive.reject(b"other options", for_ece=True)
+        error = expect(events, EventType.REJECTED).error()
+        assert isinstance(error, RejectedError)
+        assert error.reason == 35
+        assert error.private_data[:13] == b"other options"
+        assert "ECE" in str(error)
+
+
+def test_refused(events: cm.EventChannel, listener: ConnectionId) -> None:
+    with asking(events, address_of(listener)) as id:
+        refused(errno.EINVAL, lambda: id.set_local_ece(ECE(0)))
+        assert id.context is not None
+        with id.context.alloc_pd() as pd, id.context.create_cq(16) as cq:
+            id.create_qp(pd, cq)
+            refused(errno.EINVAL, id.get_remote_ece)
+            refused(errno.EINVAL, lambda: id.set_local_ece(OFFER))
+            id.destroy_qp()
