@@ -6,6 +6,7 @@
     ├── VerbsError (OSError)             a verb failed: .verb .errno
     │   ├── QPTransitionError            .missing .forbidden attributes of a modify
     │   ├── PostError                    .bad_index: the first work request not posted
+    │   │   └── QueueFullError           because there is no room for it
     │   ├── UnsupportedError             .capability that .device does not offer
     │   ├── DeviceNotFoundError          .name asked for, .known names
     │   └── LibraryNotFoundError         .library, .symbol that is not there
@@ -104,10 +105,16 @@ class PostError(VerbsError):
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
         where = f"work request {bad_index} and those after it were not posted"
-        if errno == _errno.ENOMEM:
-            where += "; the queue is full"
         super().__init__(errno, verb, f"{where}; {detail}" if detail else where)
         self.bad_index = bad_index
+
+
+class QueueFullError(PostError):
+    """There is no room in the queue: poll completions, or make a queue pair with a larger one."""
+
+    def __init__(self, verb: str, bad_index: int, detail: str = "") -> None:
+        full = "the queue is full"
+        super().__init__(_errno.ENOMEM, verb, bad_index, f"{full}; {detail}" if detail else full)
 
 
 class UnsupportedError(VerbsError):

@@ -1,4 +1,4 @@
-/* Many work requests or completions per crossing from Python into C.
+/* Many receives or completions per crossing from Python into C; post_send.c has the sends.
  *
  * A crossing costs more than a post (measured: 190 ns per completion when each field is read from
  * Python, 50 ns when packed here), so Python hands over arrays and gets arrays.
@@ -17,6 +17,7 @@ enum { BLOCK = 64 };
 /* How long a look may take when the device is at work all the time: others of the event loop wait. */
 enum { LOOK_AT_MOST_US = 1000 };
 
+<<<<<<< HEAD
 static void fill_send(struct ibv_send_wr *wr, const struct aiordma_send *send,
 		      const struct ibv_sge *sges)
 {
@@ -67,6 +68,10 @@ int aiordma_post_send(struct ibv_qp *qp, const struct aiordma_send *sends, uint3
 /* To a queue pair, or to a shared receive queue where there is one. */
 static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
 		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
+=======
+int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted)
+>>>>>>> c759601 (Post every kind of work request, checked against one table; address handles and GRHs)
 {
 	*posted = 0;
 	while (*posted < count) {
@@ -95,6 +100,7 @@ static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiord
 	return 0;
 }
 
+<<<<<<< HEAD
 int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted)
 {
@@ -126,6 +132,8 @@ int aiordma_post_send_one(struct ibv_qp *qp, uint64_t wr_id, uint32_t opcode, ui
 	return aiordma_post_send(qp, &send, 1, &sge, &posted);
 }
 
+=======
+>>>>>>> c759601 (Post every kind of work request, checked against one table; address handles and GRHs)
 int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
 			  uint32_t lkey)
 {

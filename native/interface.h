@@ -9,19 +9,45 @@ int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t
  * is opened and stops when the last one is closed. */
 const struct aiordma_calls *aiordma_embedded_calls(void);
 
-/* One send-queue work request.  imm_data is in host byte order here; the SGEs are
- * sges[first_sge .. first_sge + num_sge) of the array given beside. */
+/* One send-queue work request of any kind: members that no kind has in common share their place.
+ * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
+ * array given beside; an atomic and an atomic write have one, BIND_MW and LOCAL_INV none. */
 struct aiordma_send {
 	uint64_t wr_id;
-	uint64_t remote_addr;
-	uint64_t compare_add;
-	uint64_t swap;
-	uint32_t rkey;
+	union {
+		uint64_t remote_addr; /* writes, reads, atomics */
+		uint64_t ah;          /* UD: struct ibv_ah * */
+		uint64_t mw;          /* BIND_MW: struct ibv_mw * */
+	};
+	union {
+		uint64_t compare_add; /* atomics */
+		uint64_t mr;          /* BIND_MW: struct ibv_mr * */
+		uint64_t tso_header;  /* TSO: address of the packet headers */
+	};
+	union {
+		uint64_t swap;      /* compare and swap */
+		uint64_t bind_addr; /* BIND_MW */
+	};
+	uint64_t bind_length;
+	union {
+		uint32_t rkey;       /* writes, reads, atomics; BIND_MW: the new key */
+		uint32_t remote_qpn; /* UD */
+	};
+	union {
+		uint32_t remote_srqn; /* XRC */
+		uint32_t remote_qkey; /* UD */
+		uint32_t bind_access; /* BIND_MW: enum ibv_access_flags */
+	};
+	union {
+		uint32_t imm_data;
+		uint32_t invalidate_rkey; /* SEND_WITH_INV, LOCAL_INV: as it is, not swapped */
+	};
 	uint32_t opcode;     /* enum ibv_wr_opcode */
 	uint32_t send_flags; /* enum ibv_send_flags */
-	uint32_t imm_data;
 	uint32_t first_sge;
 	uint32_t num_sge;
+	uint16_t tso_header_size;
+	uint16_t tso_mss;
 };
 
 struct aiordma_recv {
@@ -31,8 +57,11 @@ struct aiordma_recv {
 };
 
 /* Post `count` work requests with as few doorbells as the chain allows (blocks of 64).
- * Returns 0, or the errno value of ibv_post_send; *posted says how many were accepted. */
-int aiordma_post_send(struct ibv_qp *qp, const struct aiordma_send *sends, uint32_t count,
+ * Returns 0, or the errno value of ibv_post_send; *posted says how many were accepted.
+ * With `extended` (what ibv_qp_to_qp_ex gave for qp) they go through the ibv_wr_* builders, with one
+ * doorbell, and *posted is all or nothing. */
+int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
+		      const struct aiordma_send *sends, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted);
 int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted);
@@ -40,9 +69,11 @@ int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs,
 			  const struct ibv_sge *sges, uint32_t *posted);
 
 /* One work request with one SGE, all in the arguments: the common case without an array. */
-int aiordma_post_send_one(struct ibv_qp *qp, uint64_t wr_id, uint32_t opcode, uint32_t send_flags,
-			  uint32_t imm_data, uint64_t addr, uint32_t length, uint32_t lkey,
-			  uint64_t remote_addr, uint32_t rkey);
+/* In place of the last three, an UD queue pair has ah, remote_qpn and remote_qkey. */
+int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
+			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
+			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
+			  uint32_t remote_srqn);
 int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
 			  uint32_t lkey);
 

@@ -14,10 +14,12 @@ manager; it can travel by any channel::
 
     offset  0  4s   b"AIOE"                      offset 24  u32  qp_num
     offset  4  u8   version, 1                   offset 28  u32  psn
-    offset  5  u8   flags, bit 0: is_global      offset 32  u32  qkey
+    offset  5  u8   flags, see below             offset 32  u32  qkey
     offset  6  u8   qp_type (enum ibv_qp_type)   offset 36  u16  lid
     offset  7  u8   mtu (enum ibv_mtu)           offset 38  u8   max_rd_atomic
     offset  8  16s  gid                          offset 39  u8   max_dest_rd_atomic
+
+Bit 0 of its flags is ``is_global``, bit 1 ``is_roce_v1``.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ HELLO_SIZE = _HELLO.size
 _ENDPOINT = struct.Struct("<4sBBBB16sIIIHBB")
 _ENDPOINT_MAGIC = b"AIOE"
 _IS_GLOBAL = 1
+_IS_ROCE_V1 = 2
 ENDPOINT_SIZE = _ENDPOINT.size
 """Bytes of a packed :class:`Endpoint`."""
 
@@ -165,6 +168,8 @@ class Endpoint:
     qp_type: QPType = QPType.RC
     is_global: bool = True
     """Whether it must be addressed by its GID (with a GRH), as on RoCE."""
+    is_roce_v1: bool = False
+    """Whether its GID is that of RoCE v1: both sides must use the same version."""
     qkey: int = 0
     max_rd_atomic: int = 0
     max_dest_rd_atomic: int = 0
@@ -179,7 +184,7 @@ class Endpoint:
         return _ENDPOINT.pack(
             _ENDPOINT_MAGIC,
             _VERSION,
-            _IS_GLOBAL if self.is_global else 0,
+            (_IS_GLOBAL if self.is_global else 0) | (_IS_ROCE_V1 if self.is_roce_v1 else 0),
             self.qp_type,
             self.mtu,
             self.gid,
@@ -199,7 +204,7 @@ class Endpoint:
             what="endpoint",
             magic=_ENDPOINT_MAGIC,
             version=_VERSION,
-            flags=_IS_GLOBAL,
+            flags=_IS_GLOBAL | _IS_ROCE_V1,
             size=ENDPOINT_SIZE,
         )
         (_, _, flags, qp_type, mtu, gid, qp_num, psn, qkey, lid, max_rd_atomic,
@@ -213,6 +218,7 @@ class Endpoint:
                 mtu=mtu,
                 qp_type=QPType(qp_type),
                 is_global=bool(flags & _IS_GLOBAL),
+                is_roce_v1=bool(flags & _IS_ROCE_V1),
                 qkey=qkey,
                 max_rd_atomic=max_rd_atomic,
                 max_dest_rd_atomic=max_dest_rd_atomic,

@@ -371,6 +371,15 @@ class AHAttr:
     is_global: int
     port_num: int
 
+class Grh: ...
+
+class WC:
+    wc_flags: int
+    src_qp: int
+    slid: int
+    sl: int
+    dlid_path_bits: int
+
 class QPAttr:
     qp_state: int
     cur_qp_state: int
@@ -407,6 +416,8 @@ class QueuePair:
     state: int
     qp_type: int
 
+class QueuePairEx: ...
+class AddressHandle: ...
 class Sge: ...
 class Send: ...
 class Recv: ...
@@ -569,6 +580,12 @@ class FFI:
     @overload
     def new(self, cdecl: Literal["struct ibv_mw_bind *"]) -> MWBind: ...
     @overload
+    def new(self, cdecl: Literal["struct ibv_ah_attr *"]) -> AHAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_grh *"]) -> Grh: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_wc *"]) -> WC: ...
+    @overload
     def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> Sge: ...
     @overload
     def new(self, cdecl: Literal["struct aiordma_send[]"], init: int) -> Send: ...
@@ -626,7 +643,13 @@ class Lib:
     ) -> int: ...
     def aiordma_embedded_calls(self) -> Calls: ...
     def aiordma_post_send(
-        self, qp: QueuePair, sends: Send, count: int, sges: Sge, posted: IntegerPointer
+        self,
+        qp: QueuePair,
+        extended: QueuePairEx | Null,
+        sends: Send,
+        count: int,
+        sges: Sge,
+        posted: IntegerPointer,
     ) -> int: ...
     def aiordma_post_recv(
         self, qp: QueuePair, recvs: Recv, count: int, sges: Sge, posted: IntegerPointer
@@ -637,6 +660,7 @@ class Lib:
     def aiordma_post_send_one(
         self,
         qp: QueuePair,
+        extended: QueuePairEx | Null,
         wr_id: int,
         opcode: int,
         send_flags: int,
@@ -646,6 +670,7 @@ class Lib:
         lkey: int,
         remote_addr: int,
         rkey: int,
+        remote_srqn: int,
     ) -> int: ...
     def aiordma_post_recv_one(
         self, qp: QueuePair, wr_id: int, addr: int, length: int, lkey: int

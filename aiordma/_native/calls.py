@@ -70,6 +70,10 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "ibv_modify_qp": Convention.ERRNO,
         "ibv_query_qp": Convention.ERRNO,
         "ibv_destroy_qp": Convention.ERRNO,
+        "ibv_qp_to_qp_ex": Convention.POINTER,
+        "ibv_create_ah": Convention.POINTER,
+        "ibv_init_ah_from_wc": Convention.MINUS_ONE,
+        "ibv_destroy_ah": Convention.ERRNO,
         "ibv_wc_status_str": Convention.PLAIN,
         "ibv_event_type_str": Convention.PLAIN,
         "ibv_rereg_mr": Convention.PLAIN,  # a number of its own says what state the region is in
@@ -252,6 +256,10 @@ class Calls:
     ibv_modify_qp: Callable[[h.QPPointer, h.QPAttr, int], None]
     ibv_query_qp: Callable[[h.QPPointer, h.QPAttr, int, h.QPInitAttr], None]
     ibv_destroy_qp: Callable[[h.QPPointer], None]
+    ibv_qp_to_qp_ex: Callable[[h.QPPointer], h.QPExPointer]
+    ibv_create_ah: Callable[[h.PDPointer, h.AHAttr], h.AHPointer]
+    ibv_init_ah_from_wc: Callable[[h.ContextPointer, int, h.WC, h.Grh, h.AHAttr], None]
+    ibv_destroy_ah: Callable[[h.AHPointer], None]
     ibv_wc_status_str: Callable[[int], h.Text]
     ibv_event_type_str: Callable[[int], h.Text]
     ibv_rereg_mr: Callable[

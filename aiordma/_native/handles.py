@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._lib import (
+        WC,
         AddrInfo,
         AHAttr,
         AllocDMAttr,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Gid,
         GidEntries,
         GidEntry,
+        Grh,
         IntegerPointer,
         JoinAttr,
         ModifyCQAttr,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         VoidPointer,
         XRCDInitAttr,
     )
+    from ._lib import AddressHandle as AHPointer
     from ._lib import Calls as CallsPointer
     from ._lib import CompletionChannel as ChannelPointer
     from ._lib import CompletionQueue as CQPointer
@@ -65,12 +68,15 @@ if TYPE_CHECKING:
     from ._lib import MemoryWindow as MWPointer
     from ._lib import ProtectionDomain as PDPointer
     from ._lib import QueuePair as QPPointer
+    from ._lib import QueuePairEx as QPExPointer
     from ._lib import SharedReceiveQueue as SRQPointer
     from ._lib import ThreadDomain as TDPointer
     from ._lib import XRCDomain as XRCDPointer
 
 __all__ = [
+    "WC",
     "AHAttr",
+    "AHPointer",
     "AddrInfo",
     "AllocDMAttr",
     "AsyncEvent",
@@ -96,6 +102,7 @@ __all__ = [
     "Gid",
     "GidEntries",
     "GidEntry",
+    "Grh",
     "IdPointer",
     "IntegerPointer",
     "JoinAttr",
@@ -109,6 +116,7 @@ __all__ = [
     "Pointer",
     "PortAttr",
     "QPAttr",
+    "QPExPointer",
     "QPInitAttr",
     "QPInitAttrEx",
     "QPOpenAttr",

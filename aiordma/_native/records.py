@@ -20,7 +20,7 @@ Record: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int]"
 """wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags."""
 
 COMPLETION = struct.Struct("=Q8I")
-SEND = struct.Struct("=4Q6I")
+SEND = struct.Struct("=5Q7I2H")
 RECV = struct.Struct("=Q2I")
 SGE = struct.Struct("=Q2I")
 

@@ -18,7 +18,9 @@ from aiordma._core.handshake import Endpoint
 from aiordma._native import Library, Record
 
 from .address import GID, AddressVector, GIDEntry
+from .address_handle import AddressHandle, Destination
 from .attributes import DeviceAttributes, PortAttributes
+from .batch import ReceiveBatch, SendBatch
 from .completion import CompletionChannel, CompletionQueue, WorkCompletion
 from .context import AsyncEvent, Context
 from .device import Device, devices, find_device, libraries, open_device
@@ -44,23 +46,36 @@ from .enums import (
     WCStatus,
     WROpcode,
 )
+from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
 from .queue_pair import QueuePair
 from .resource import live, remember_places
-from .work_request import ReceiveWorkRequest, ScatterGatherElement, SendWorkRequest
+from .transport_rules import SendOps
+from .work_request import (
+    BindInfo,
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    Segmentation,
+    SendWorkRequest,
+)
 
 __all__ = [
     "GID",
+    "GRH",
+    "GRH_SIZE",
     "MTU",
     "AccessFlags",
+    "AddressHandle",
     "AddressVector",
     "AsyncEvent",
     "AtomicCapability",
+    "BindInfo",
     "CompletionChannel",
     "CompletionQueue",
     "Context",
+    "Destination",
     "Device",
     "DeviceAttributes",
     "DeviceCapability",
@@ -83,10 +98,14 @@ __all__ = [
     "QPState",
     "QPType",
     "QueuePair",
+    "ReceiveBatch",
     "ReceiveWorkRequest",
     "Record",
     "ScatterGatherElement",
+    "Segmentation",
+    "SendBatch",
     "SendFlags",
+    "SendOps",
     "SendWorkRequest",
     "TransportType",
     "WCFlags",

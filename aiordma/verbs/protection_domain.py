@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiordma._native import failure
 from aiordma.errors import UnsupportedError, VerbsError
 
+from .address_handle import AddressHandle, create_ah, vector_from_wc
 from .enums import AccessFlags, QPType
 from .memory_region import MemoryRegion, register
 from .qp_attributes import QPCapabilities, init_attr
@@ -16,7 +17,8 @@ from .resource import Node, Resource
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
-    from .completion import CompletionQueue
+    from .address import AddressVector
+    from .completion import CompletionQueue, WorkCompletion
     from .context import Context
 
 
@@ -45,6 +47,24 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         the limit on locked memory where that may be the reason (ENOMEM).
         """
         return register(self, memory, access)
+
+    def create_ah(self, vector: AddressVector) -> AddressHandle:
+        """Make the way to a peer ready for datagrams, once for many: ibv_create_ah(3).
+
+        The handle must stay open until the last request that was posted with it has completed.
+        VerbsError names the GIDs and the index when there is no way to the peer.
+        """
+        return create_ah(self, vector)
+
+    def create_ah_from_wc(
+        self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
+    ) -> AddressHandle:
+        """The way back to the sender of a datagram: ibv_create_ah_from_wc(3).
+
+        ``wc`` is the completion of its receive, ``grh`` the first 40 bytes of that receive's
+        buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not told.
+        """
+        return create_ah(self, vector_from_wc(self.context, wc, grh, port_num))
 
     def create_qp(
         self,

@@ -1,15 +1,20 @@
-"""Work requests: what is posted, which transport can do what, and their packing for C."""
+"""Work requests: what is posted, and its packing for C."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from aiordma._native import RECV, SEND, SGE, RequestArray
+from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
 
-from .enums import QPType, SendFlags, WROpcode
+from .enums import AccessFlags, SendFlags, WROpcode
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .memory_region import MemoryRegion
+    from .resource import Resource
 
 
 class ScatterGatherElement(NamedTuple):
@@ -20,14 +25,42 @@ class ScatterGatherElement(NamedTuple):
     lkey: int
 
 
+class BindInfo(NamedTuple):
+    """What a memory window of type 2 shall cover: ``struct ibv_mw_bind_info``.
+
+    ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3));
+    ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights.
+    """
+
+    mw: Resource[h.MWPointer]
+    mr: MemoryRegion
+    rkey: int
+    addr: int
+    length: int
+    access: AccessFlags
+
+
+class Segmentation(NamedTuple):
+    """TSO: the packet headers, which must not change until the completion, and the segment size."""
+
+    header_addr: int
+    header_size: int
+    mss: int
+
+
 @dataclass(slots=True)
 class SendWorkRequest:
     """One request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
 
-    ``imm_data`` is a number in host order (the rkey to invalidate, for SEND_WITH_INV and
-    LOCAL_INV). ``remote_addr`` and ``rkey`` are for writes, reads and atomics; ``compare_add`` is
-    what is compared or added, ``swap`` what is put there, numbers of 64 bits. An atomic returns
-    the old value into its one 8-byte scatter/gather element.
+    ``imm_data`` is a number in host order. ``invalidate_rkey`` is the key that SEND_WITH_INV has
+    the peer invalidate, or that LOCAL_INV invalidates here. ``remote_addr`` and ``rkey`` are for
+    writes, reads and atomics; ``compare_add`` is what is compared or added, ``swap`` what is put
+    there, numbers of 64 bits. An atomic returns the old value into its one 8-byte scatter/gather
+    element; an atomic write has one of 8 bytes to write.
+
+    ``ah``, ``remote_qpn`` and ``remote_qkey`` say where a datagram goes; the handle must stay open
+    until the completion. ``remote_srqn`` is the shared receive queue of an XRC request. ``bind``
+    is for BIND_MW, ``tso`` for TSO.
     """
 
     wr_id: int
@@ -39,6 +72,13 @@ class SendWorkRequest:
     rkey: int = 0
     compare_add: int = 0
     swap: int = 0
+    invalidate_rkey: int = 0
+    ah: Resource[h.AHPointer] | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
+    remote_srqn: int = 0
+    bind: BindInfo | None = None
+    tso: Segmentation | None = None
 
 
 @dataclass(slots=True)
@@ -49,26 +89,22 @@ class ReceiveWorkRequest:
     sges: Sequence[ScatterGatherElement] = ()
 
 
-def _mask(*opcodes: WROpcode) -> int:
-    return sum(1 << opcode for opcode in opcodes)
+_INVALIDATING = frozenset({WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV})
 
 
-_SENDS = _mask(WROpcode.SEND, WROpcode.SEND_WITH_IMM)
-_WRITES = _mask(WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM)
-_WINDOWS = _mask(WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV, WROpcode.BIND_MW)
-_ANSWERED = _mask(WROpcode.RDMA_READ, WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+def _address(resource: Resource[h.AHPointer] | Resource[h.MWPointer] | MemoryRegion) -> int:
+    return int(ffi.cast("uintptr_t", resource.pointer))
 
-ALLOWED: Mapping[QPType, int] = MappingProxyType(
-    {
-        QPType.RC: _SENDS | _WRITES | _ANSWERED | _WINDOWS,
-        QPType.XRC_SEND: _SENDS | _WRITES | _ANSWERED | _WINDOWS,
-        QPType.UC: _SENDS | _WRITES | _WINDOWS,
-        QPType.UD: _SENDS | _mask(WROpcode.TSO),
-        QPType.RAW_PACKET: _mask(WROpcode.SEND, WROpcode.TSO),
-        QPType.XRC_RECV: 0,
-    }
-)
-"""What each transport can do, a bit for each opcode (ibv_post_send(3), its table)."""
+
+def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
+    """The members of ``struct aiordma_send`` that stand for different things, in its order."""
+    if (bind := wr.bind) is not None:
+        mw, mr = _address(bind.mw), _address(bind.mr)
+        return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
+    third = wr.tso.header_addr if wr.tso is not None else wr.compare_add
+    if wr.ah is not None:
+        return _address(wr.ah), third, wr.swap, 0, wr.remote_qpn, wr.remote_qkey
+    return wr.remote_addr, third, wr.swap, 0, wr.rkey, wr.remote_srqn
 
 
 def pack_sends(room: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
@@ -80,15 +116,14 @@ def pack_sends(room: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
             sends,
             index * SEND.size,
             wr.wr_id,
-            wr.remote_addr,
-            wr.compare_add,
-            wr.swap,
-            wr.rkey,
+            *_shared_places(wr),
+            wr.invalidate_rkey if wr.opcode in _INVALIDATING else wr.imm_data,
             wr.opcode,
             wr.send_flags,
-            wr.imm_data,
             entry,
             len(wr.sges),
+            wr.tso.header_size if wr.tso is not None else 0,
+            wr.tso.mss if wr.tso is not None else 0,
         )
         for sge in wr.sges:
             SGE.pack_into(sges, entry * SGE.size, *sge)

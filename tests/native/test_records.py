@@ -9,19 +9,49 @@ import pytest
 
 from aiordma._native import COMPLETION, RECV, SEND, SGE, CompletionArray, ffi
 
-# In the order of the format, as the packers give them.
+# In the order of the format, as the packers give them; members that share a place by the first.
 SEND_FIELDS = [
     "wr_id",
     "remote_addr",
     "compare_add",
     "swap",
+    "bind_length",
     "rkey",
+    "remote_srqn",
+    "imm_data",
     "opcode",
     "send_flags",
-    "imm_data",
     "first_sge",
     "num_sge",
+    "tso_header_size",
+    "tso_mss",
 ]
+
+
+def places(name: str) -> list[tuple[str, Any]]:
+    """The members of a structure, of those that share a place only the first."""
+    first: dict[int, tuple[str, Any]] = {}
+    for field, info in ffi.typeof(name).fields:
+        described = cast(Any, info)
+        there = first.setdefault(described.offset, (field, described))
+        assert ffi.sizeof(there[1].type) == ffi.sizeof(described.type), field
+    return list(first.values())
+
+
+def test_what_shares_a_place() -> None:
+    """As _shared_places in work_request.py gives them, whatever they mean."""
+    by_offset: dict[int, list[str]] = {}
+    for field, info in ffi.typeof("struct aiordma_send").fields:
+        by_offset.setdefault(cast(Any, info).offset, []).append(field)
+    shared = [fields for fields in by_offset.values() if len(fields) > 1]
+    assert shared == [
+        ["remote_addr", "ah", "mw"],
+        ["compare_add", "mr", "tso_header"],
+        ["swap", "bind_addr"],
+        ["rkey", "remote_qpn"],
+        ["remote_srqn", "remote_qkey", "bind_access"],
+        ["imm_data", "invalidate_rkey"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +78,15 @@ SEND_FIELDS = [
     ],
 )
 def test_layout(layout: struct.Struct, name: str, fields: list[str]) -> None:
-    ctype = ffi.typeof(name)
-    assert [field for field, _ in ctype.fields] == fields
+    members = places(name)
+    assert [field for field, _ in members] == fields
     assert layout.size == ffi.sizeof(name)
-    sizes = {"Q": 8, "I": 4}
+    sizes = {"Q": 8, "I": 4, "H": 2}
     codes = struct.unpack(layout.format, bytes(layout.size))
     assert len(codes) == len(fields)
     # Each field alone, at the compiler's offset, reads back as itself.
-    for index, (field, info) in enumerate(ctype.fields):
+    for index, (field, described) in enumerate(members):
         data = bytearray(layout.size)
-        described = cast(Any, info)
         size = ffi.sizeof(described.type)
         assert size in sizes.values()
         data[described.offset : described.offset + size] = (index + 1).to_bytes(size, "little")

@@ -32,6 +32,7 @@ STRUCTURES = {
     "GlobalRoute": "struct ibv_global_route",
     "AHAttr": "struct ibv_ah_attr",
     "QPAttr": "struct ibv_qp_attr",
+    "WC": "struct ibv_wc",
     "QueuePair": "struct ibv_qp",
     "EventChannel": "struct rdma_event_channel",
     "Route": "struct rdma_route",

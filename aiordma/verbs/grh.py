@@ -1,0 +1,85 @@
+"""The global route header: where a datagram came from, in front of what was received."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Self
+
+from .address import GID
+
+GRH_SIZE = 40
+"""Bytes in front of every datagram in the buffer of its receive (ibv_create_ah_from_wc(3))."""
+
+_V6 = struct.Struct("!IHBB16s16s")
+_V4 = struct.Struct("!BBHHHBBH4s4s")
+_V4_OFFSET = GRH_SIZE - _V4.size
+_V4_START = 0x45  # version 4, five words long: RoCE has no options in it
+
+
+@dataclass(frozen=True, slots=True)
+class GRH:
+    """A global route header, IBTA volume 1, clause 8.3; or the IP header that RoCE v2 has for it.
+
+    ``version`` is 6, or 4 when it was an IPv4 header, which lies in the last 20 of the 40 bytes
+    (annex A17.4.5.2); the GIDs are IPv4-mapped then. ``payload_length`` is in bytes.
+    """
+
+    version: int
+    traffic_class: int
+    flow_label: int
+    payload_length: int
+    next_header: int
+    hop_limit: int
+    sgid: GID
+    dgid: GID
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read the first 40 bytes. ValueError when they are too few, or no such header."""
+        raw = bytes(memoryview(data)[:GRH_SIZE])
+        if len(raw) < GRH_SIZE:
+            raise ValueError(f"a GRH has {GRH_SIZE} bytes, not {len(raw)}")
+        # Of the first 20 bytes nothing is defined before an IPv4 header, they may look like a
+        # version 6; then the sum decides, which is right by chance in one of 65536.
+        v4 = raw[_V4_OFFSET] == _V4_START
+        if raw[0] >> 4 == 6 and not (v4 and _sum_is_right(raw[_V4_OFFSET:])):
+            return cls._parse_v6(raw)
+        if not v4:
+            raise ValueError(f"this is no GRH: version {raw[0] >> 4}, {raw[_V4_OFFSET] >> 4}")
+        return cls._parse_v4(raw[_V4_OFFSET:])
+
+    @classmethod
+    def _parse_v6(cls, raw: bytes) -> Self:
+        first, length, next_header, hops, source, destination = _V6.unpack(raw)
+        return cls(
+            6,
+            first >> 20 & 0xFF,
+            first & 0xFFFFF,
+            length,
+            next_header,
+            hops,
+            GID(source),
+            GID(destination),
+        )
+
+    @classmethod
+    def _parse_v4(cls, raw: bytes) -> Self:
+        _, service, length, _, _, hops, protocol, _, source, destination = _V4.unpack(raw)
+        return cls(
+            4,
+            service,
+            0,
+            max(0, length - _V4.size),
+            protocol,
+            hops,
+            GID.from_ip(IPv4Address(source)),
+            GID.from_ip(IPv4Address(destination)),
+        )
+
+
+def _sum_is_right(header: bytes) -> bool:
+    """RFC 791: the one's complement sum of all words is all ones."""
+    words = [int.from_bytes(header[at : at + 2], "big") for at in range(0, len(header), 2)]
+    return sum(words) % 0xFFFF == 0
