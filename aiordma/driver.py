@@ -189,6 +189,7 @@ class Driver(_Shared):
 
     def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
         """`sink` posts to `qp` with slots of `operations`, of which it is the owner."""
+        qp.untrack()  # those slots are the account
         self._sinks[qp.qp_num] = sink
         self._by_number[(id(self.context), qp.qp_num)] = (self, sink)
 

@@ -17,61 +17,9 @@ enum { BLOCK = 64 };
 /* How long a look may take when the device is at work all the time: others of the event loop wait. */
 enum { LOOK_AT_MOST_US = 1000 };
 
-<<<<<<< HEAD
-static void fill_send(struct ibv_send_wr *wr, const struct aiordma_send *send,
-		      const struct ibv_sge *sges)
-{
-	memset(wr, 0, sizeof(*wr));
-	wr->wr_id = send->wr_id;
-	wr->sg_list = (struct ibv_sge *)&sges[send->first_sge];
-	wr->num_sge = (int)send->num_sge;
-	wr->opcode = (enum ibv_wr_opcode)send->opcode;
-	wr->send_flags = send->send_flags;
-	wr->imm_data = htonl(send->imm_data);
-	switch (wr->opcode) {
-	case IBV_WR_ATOMIC_CMP_AND_SWP:
-	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		wr->wr.atomic.remote_addr = send->remote_addr;
-		wr->wr.atomic.rkey = send->rkey;
-		wr->wr.atomic.compare_add = send->compare_add;
-		wr->wr.atomic.swap = send->swap;
-		break;
-	default:
-		wr->wr.rdma.remote_addr = send->remote_addr;
-		wr->wr.rdma.rkey = send->rkey;
-	}
-}
-
-int aiordma_post_send(struct ibv_qp *qp, const struct aiordma_send *sends, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
-{
-	*posted = 0;
-	while (*posted < count) {
-		struct ibv_send_wr chain[BLOCK];
-		struct ibv_send_wr *bad = NULL;
-		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
-
-		for (uint32_t i = 0; i < length; i++) {
-			fill_send(&chain[i], &sends[*posted + i], sges);
-			chain[i].next = i + 1 < length ? &chain[i + 1] : NULL;
-		}
-		int rc = qp->context->ops.post_send(qp, chain, &bad);
-		if (rc) {
-			*posted += bad ? (uint32_t)(bad - chain) : 0;
-			return rc;
-		}
-		*posted += length;
-	}
-	return 0;
-}
-
 /* To a queue pair, or to a shared receive queue where there is one. */
 static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
 		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
-=======
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
->>>>>>> c759601 (Post every kind of work request, checked against one table; address handles and GRHs)
 {
 	*posted = 0;
 	while (*posted < count) {
@@ -100,7 +48,6 @@ int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint3
 	return 0;
 }
 
-<<<<<<< HEAD
 int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted)
 {
@@ -113,27 +60,6 @@ int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs,
 	return post_recvs(NULL, srq, recvs, count, sges, posted);
 }
 
-int aiordma_post_send_one(struct ibv_qp *qp, uint64_t wr_id, uint32_t opcode, uint32_t send_flags,
-			  uint32_t imm_data, uint64_t addr, uint32_t length, uint32_t lkey,
-			  uint64_t remote_addr, uint32_t rkey)
-{
-	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-	struct aiordma_send send = {
-		.wr_id = wr_id,
-		.remote_addr = remote_addr,
-		.rkey = rkey,
-		.opcode = opcode,
-		.send_flags = send_flags,
-		.imm_data = imm_data,
-		.num_sge = length ? 1 : 0,
-	};
-	uint32_t posted;
-
-	return aiordma_post_send(qp, &send, 1, &sge, &posted);
-}
-
-=======
->>>>>>> c759601 (Post every kind of work request, checked against one table; address handles and GRHs)
 int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
 			  uint32_t lkey)
 {

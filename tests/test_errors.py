@@ -29,6 +29,7 @@ from aiordma.errors import (
     PostError,
     ProtocolError,
     QPTransitionError,
+    QueueFullError,
     QuotaError,
     RangeError,
     RDMAError,
@@ -51,7 +52,8 @@ MAKERS: list[Callable[[], RDMAError]] = [
     lambda: VerbsError(errno.ENOMEM, "ibv_reg_mr", "raise RLIMIT_MEMLOCK"),
     lambda: VerbsError(0, "ibv_alloc_pd"),
     lambda: QPTransitionError("RC RESET -> RTS is no transition", missing=3, forbidden=4),
-    lambda: PostError(errno.ENOMEM, "ibv_post_send", 3),
+    lambda: PostError(errno.EINVAL, "ibv_post_send", 3),
+    lambda: QueueFullError("ibv_post_send", 0, "128 entries"),
     lambda: UnsupportedError("extended completion queues", device="rxe0", verb="ibv_create_cq_ex"),
     lambda: DeviceNotFoundError("mlx5_9", ["embedded0", "rxe0"]),
     lambda: LibraryNotFoundError("libibverbs.so.1", detail="cannot open shared object file"),
@@ -166,8 +168,8 @@ def test_verbs_error_names_verb_and_errno() -> None:
 def test_kinds_of_verbs_errors() -> None:
     transition = QPTransitionError("no", missing=1, forbidden=2)
     assert (transition.errno, transition.missing, transition.forbidden) == (errno.EINVAL, 1, 2)
-    full = PostError(errno.ENOMEM, "ibv_post_recv", 4, "128 entries")
-    assert full.bad_index == 4
+    full = QueueFullError("ibv_post_recv", 4, "128 entries")
+    assert (full.bad_index, full.errno) == (4, errno.ENOMEM)
     assert "work request 4" in str(full)
     assert "queue is full" in str(full)
     assert "queue is full" not in str(PostError(errno.EINVAL, "ibv_post_send", 0))

@@ -11,6 +11,7 @@ from aiordma._native import CompletionArray, Record, failure, ffi, lib
 from aiordma.errors import BusyError, WorkCompletionError, work_completion_error
 
 from .enums import WCFlags, WCOpcode, WCStatus
+from .posted_work import Accounts
 from .resource import Node, Resource
 
 if TYPE_CHECKING:
@@ -36,13 +37,19 @@ class WorkCompletion(NamedTuple):
     qp_num: int
     src_qp: int
     wc_flags: WCFlags
+    failure: WorkCompletionError | None = None
 
     @classmethod
-    def from_record(cls, record: Record) -> Self:
-        """From a raw record of :meth:`CompletionQueue.poll_raw`."""
+    def from_record(cls, record: Record, failure: WorkCompletionError | None = None) -> Self:
+        """From a raw record of :meth:`CompletionQueue.poll_raw`.
+
+        ``failure`` is what the account of the queue pair says of a failed one.
+        """
         wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, flags = record
         if status:
-            return cls(wr_id, WCStatus(status), None, vendor_err, 0, None, qp_num, 0, WCFlags(0))
+            return cls(
+                wr_id, WCStatus(status), None, vendor_err, 0, None, qp_num, 0, WCFlags(0), failure
+            )
         return cls(
             wr_id,
             WCStatus.SUCCESS,
@@ -63,10 +70,14 @@ class WorkCompletion(NamedTuple):
     def error(self, operation: str = "") -> WorkCompletionError | None:
         """The exception for a failed completion, None for a good one.
 
-        The completion does not say what had been posted; ``operation`` may.
+        It names the operation, and a flush has the queue pair's first failure as its cause,
+        when the queue pair keeps an account (all do but those that the event loop's driver
+        has). The completion itself does not say what had been posted; ``operation`` may.
         """
         if self.ok:
             return None
+        if self.failure is not None and not operation:
+            return self.failure
         return work_completion_error(
             self.status,
             operation=operation,
@@ -74,6 +85,11 @@ class WorkCompletion(NamedTuple):
             wr_id=self.wr_id,
             vendor_err=self.vendor_err,
         )
+
+    def raise_for_status(self) -> None:
+        """Raise :meth:`error` when the work failed; nothing otherwise."""
+        if (error := self.error()) is not None:
+            raise error
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -99,6 +115,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
         self.drain_state.calls = context.library.table
         self.drain_state.channel = pointer
+        self.accounts = Accounts()
         self._more = ffi.new("int *")
         self._room: CompletionArray | None = None
         self._events = 0
@@ -143,7 +160,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         count = lib.aiordma_drain(self.drain_state, self._room.pointer, capacity, self._more)
         if count < 0:
             raise failure("ibv_get_cq_event", -count, f"draining {self!r}")
-        return self._room.records(count), bool(self._more[0])
+        return self.accounts.settled(self._room.records(count)), bool(self._more[0])
 
     def _details(self) -> str:
         return f"fd {self.fd}"
@@ -157,6 +174,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
     ) -> None:
         self.context = context
         self.channel = channel
+        self.accounts = channel.accounts if channel else Accounts()
         self.cqe = pointer.cqe
         self.reserved = 0
         self._room: CompletionArray | None = None
@@ -178,13 +196,17 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
     def poll(self, max: int = 16) -> list[WorkCompletion]:
         """Take up to ``max`` completions; an empty list when there are none. Never waits."""
-        return [WorkCompletion.from_record(record) for record in self.poll_raw(max)]
+        settle = self.accounts.settle
+        return [WorkCompletion.from_record(record, settle(record)) for record in self._records(max)]
 
     def poll_raw(self, max: int = 256) -> Iterator[Record]:
         """As :meth:`poll`, as tuples of plain numbers in the order of WorkCompletion's fields.
 
         What is not defined for a completion is then whatever the device wrote.
         """
+        return self.accounts.settled(self._records(max))
+
+    def _records(self, max: int) -> Iterator[Record]:
         if self._room is None or self._room.capacity < max:
             self._room = CompletionArray(max)
         count = lib.aiordma_poll(self.pointer, self._room.pointer, max)

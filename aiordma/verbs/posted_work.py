@@ -9,7 +9,9 @@ about the cause (IBTA volume 1, clause 10.3.1.7). So this remembers what was pos
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from aiordma.errors import WorkCompletionError, work_completion_error
@@ -40,7 +42,7 @@ class PostedWork:
     One thread may post while another polls.
     """
 
-    __slots__ = ("_receives", "_sends", "first_failure", "max_send_wr")
+    __slots__ = ("__weakref__", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int) -> None:
         self.max_send_wr = max_send_wr
@@ -131,3 +133,30 @@ class PostedWork:
         if receive:
             self._receives.popleft()
         return "receive"
+
+
+class Accounts:
+    """The accounts of the queue pairs whose completions come by one way, by their numbers."""
+
+    def __init__(self) -> None:
+        self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def add(self, qp_num: int, account: PostedWork) -> None:
+        """Keep it as long as its queue pair does; a number that is used again is the newer's."""
+        self._by_number[qp_num] = account
+
+    def settle(self, record: Record) -> WorkCompletionError | None:
+        """Tell the account concerned, if any; the exception when the completion is a failed one."""
+        account = self._by_number.get(record[6])
+        return account.settle(record) if account is not None else None
+
+    def settled(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The same records, told to the accounts; at no cost when there are no accounts."""
+        if not self._by_number:
+            return records
+        kept = list(records)
+        for record in kept:
+            self.settle(record)
+        return iter(kept)

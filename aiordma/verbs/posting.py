@@ -35,6 +35,7 @@ from .work_request import (
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
+    from .completion import CompletionQueue
     from .context import Context
     from .qp_attributes import QPCapabilities
 
@@ -61,7 +62,9 @@ class Posting(Resource["h.QPPointer"]):
     capabilities: QPCapabilities
     send_ops: SendOps
 
-    def _begin_posting(self, extended: h.QPExPointer | h.Null) -> None:
+    def _begin_posting(
+        self, extended: h.QPExPointer | h.Null, send_cq: CompletionQueue, recv_cq: CompletionQueue
+    ) -> None:
         self._extended = extended
         looked_at = list(LOOKED_AT[self.qp_type])
         if self.send_ops:
@@ -71,7 +74,10 @@ class Posting(Resource["h.QPPointer"]):
         self._looked_at = tuple(looked_at)
         self._room: RequestArray | None = None
         self._room_size = (0, 0)
-        self._posted: PostedWork | None = PostedWork(self.capabilities.max_send_wr)
+        posted = PostedWork(self.capabilities.max_send_wr)
+        self._posted: PostedWork | None = posted
+        for cq in (send_cq, recv_cq):
+            cq.accounts.add(self.qp_num, posted)
 
     # --- the account -----------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class QueuePair(BringUp, Posting):
         self.capabilities = QPCapabilities.read(attr)
         self.send_ops = send_ops
         extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
-        self._begin_posting(extended)
+        self._begin_posting(extended, send_cq, recv_cq)
         self.context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
 
     # --- states ----------------------------------------------------------------------------

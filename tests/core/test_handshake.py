@@ -168,7 +168,7 @@ def test_refused_hellos(data: bytes, text: str) -> None:
     [
         (b"", "this is no endpoint of aiordma (0 bytes"),
         (edited(ENDPOINT.pack(), 4, 0), "endpoint: the peer speaks version 0"),
-        (edited(ENDPOINT.pack(), 5, 3), "flags 0x03"),
+        (edited(ENDPOINT.pack(), 5, 7), "flags 0x07"),
         (
             edited(ENDPOINT.pack(), 6, 7),
             "endpoint: the peer sent nonsense: 7 is not a valid QPType",

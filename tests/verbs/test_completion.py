@@ -272,7 +272,7 @@ def test_reserving_entries(cq: verbs.CompletionQueue) -> None:
 
 def test_failed_completion_has_no_more_than_is_defined() -> None:
     wc = WorkCompletion.from_record((5, WCStatus.REM_ACCESS_ERR, 77, 9, 99, 3, 0x11, 4, 2))
-    assert tuple(wc) == (5, WCStatus.REM_ACCESS_ERR, None, 9, 0, None, 0x11, 0, WCFlags(0))
+    assert tuple(wc) == (5, WCStatus.REM_ACCESS_ERR, None, 9, 0, None, 0x11, 0, WCFlags(0), None)
     assert not wc.ok
     error = wc.error("read")
     assert isinstance(error, RemoteAccessError)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import PostError, UnsupportedError
+from aiordma.errors import PostError, QueueFullError, UnsupportedError
 from aiordma.verbs import (
     AccessFlags,
     QPState,
@@ -148,23 +148,44 @@ def test_nobody_there(connected_pair: ConnectedPair) -> None:
     assert one.completion().status is WCStatus.RETRY_EXC_ERR
 
 
-def test_a_full_queue_tells_the_first_that_was_not_posted(connected_pair: ConnectedPair) -> None:
+def test_a_full_queue_refuses_before_the_device(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
+    size = one.qp.capabilities.max_send_wr
+    requests = [
+        SendWorkRequest(i, WROpcode.SEND, [sge(one, 0, 8)], SendFlags.NONE) for i in range(size)
+    ]
+    with pytest.raises(QueueFullError, match=f"{size + 1} wanted, {size} of {size}") as caught:
+        one.qp.post_send([*requests, requests[0]])
+    assert (caught.value.bad_index, caught.value.errno) == (0, errno.ENOMEM)
+    assert one.qp.free_send_slots == size
+    one.qp.post_send(requests)
+    assert (one.qp.free_send_slots, one.qp.unsignaled_tail) == (0, size)
+    with pytest.raises(QueueFullError, match="all are of unsignaled requests"):
+        one.qp.post_send_one(1, WROpcode.SEND, 0, one.mr.addr, 8, one.mr.lkey)
+
+
+def test_a_full_queue_of_a_device_tells_the_first_that_was_not_posted(
+    connected_pair: ConnectedPair,
+) -> None:
+    one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
+    one.qp.untrack()
     granted = one.qp.query().cap.max_send_wr
     requests = [
         SendWorkRequest(i, WROpcode.SEND, [sge(one, 0, 8)], SendFlags.NONE)
         for i in range(granted + 10)
     ]
-    with pytest.raises(PostError) as caught:
+    with pytest.raises(QueueFullError) as caught:
         one.qp.post_send(requests)
     assert caught.value.errno == errno.ENOMEM
     assert caught.value.verb == "ibv_post_send"
     assert one.qp.capabilities.max_send_wr <= caught.value.bad_index <= granted
     assert f"work request {caught.value.bad_index}" in str(caught.value)
     assert "full" in str(caught.value)
-    with pytest.raises(PostError) as caught:
+    with pytest.raises(QueueFullError) as caught:
         one.qp.post_send_one(1, WROpcode.SEND, 0, one.mr.addr, 8, one.mr.lkey)
     assert caught.value.bad_index == 0
+    with pytest.raises(ValueError, match="keeps no account"):
+        _ = one.qp.free_send_slots
 
 
 def test_a_full_receive_queue(pair: tuple[End, End]) -> None:
