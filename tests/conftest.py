@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
 T = TypeVar("T")
+
+# A job that a shell started in the background ignores SIGINT, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long one example takes says nothing on a machine that is emulated or busy.
 hypothesis.settings.register_profile("aiordma", deadline=None)

@@ -70,7 +70,10 @@ def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
                 assert server.stdout.readline().startswith("closed: ")
         finally:
             server.send_signal(signal.SIGINT)
-            out, err = server.communicate()
+            try:
+                out, err = server.communicate(timeout=60)
+            finally:
+                server.kill()  # nothing to do when it has ended as it should
     assert (out, err, server.returncode) == ("", "", 0)
 
 
