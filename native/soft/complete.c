@@ -13,6 +13,10 @@ static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
 		return IBV_WC_COMP_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		return IBV_WC_FETCH_ADD;
+	case IBV_WR_BIND_MW:
+		return IBV_WC_BIND_MW;
+	case IBV_WR_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
 	default:
 		return IBV_WC_SEND;
 	}
@@ -48,7 +52,10 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 		.src_qp = qp->attr.dest_qp_num,
 	};
 
-	if (responder->flags & SOFT_FRAME_IMMEDIATE) {
+	if (responder->flags & SOFT_FRAME_INVALIDATE) {
+		wc.invalidated_rkey = responder->rkey;
+		wc.wc_flags = status == IBV_WC_SUCCESS ? IBV_WC_WITH_INV : 0;
+	} else if (responder->flags & SOFT_FRAME_IMMEDIATE) {
 		wc.imm_data = responder->immediate;
 		wc.wc_flags = IBV_WC_WITH_IMM;
 	}

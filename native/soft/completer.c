@@ -29,15 +29,17 @@ static void after_completion(struct soft_qp *qp)
 
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
-	uint32_t count = (psn + 1 - soft_send_psn(qp, qp->sq.oldest)) & SOFT_PSN_MASK;
+	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
+	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
 
 	if (soft_qp_is_uc(qp))
 		return false; /* nothing there is acknowledged */
 	if (count == 0)
 		return true;
-	if (count > qp->sq.next - qp->sq.oldest)
+	if (count > ((soft_send_psn(qp, qp->sq.next) - first) & SOFT_PSN_MASK))
 		return false; /* never transmitted, or acknowledged before */
 	while (count--) {
+		soft_requester_pass(qp);
 		if (is_read(soft_send_at(qp, qp->sq.oldest)))
 			return false; /* answered with data, not with an acknowledgement */
 		soft_complete_send(qp, IBV_WC_SUCCESS);

@@ -54,30 +54,6 @@ uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 	return hash;
 }
 
-/* ---- what is not there --------------------------------------------------------------------- */
-
-static struct ibv_mw *no_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
-{
-	(void)pd;
-	(void)type;
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
-static int no_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *mw_bind)
-{
-	(void)qp;
-	(void)mw;
-	(void)mw_bind;
-	return EOPNOTSUPP;
-}
-
-static int no_dealloc_mw(struct ibv_mw *mw)
-{
-	(void)mw;
-	return EOPNOTSUPP;
-}
-
 /* ---- contexts ------------------------------------------------------------------------------ */
 
 int soft_context_start(struct soft_context *context, struct ibv_device *of)
@@ -103,9 +79,9 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 		.ops = {
 			._compat_query_device = soft_ibv_query_device,
 			._compat_query_port = soft_ibv_query_port,
-			.alloc_mw = no_alloc_mw,
-			.bind_mw = no_bind_mw,
-			.dealloc_mw = no_dealloc_mw,
+			.alloc_mw = soft_alloc_mw,
+			.bind_mw = soft_bind_mw,
+			.dealloc_mw = soft_dealloc_mw,
 			.poll_cq = soft_poll_cq,
 			.req_notify_cq = soft_req_notify_cq,
 			.post_srq_recv = soft_post_srq_recv,
@@ -201,7 +177,9 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SRQ_RESIZE,
+				    IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SRQ_RESIZE |
+				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
+				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
 		.max_sge = SOFT_MAX_SGE,
 		.max_sge_rd = SOFT_MAX_SGE,
 		.max_cq = SOFT_MAX_OBJECTS,
@@ -213,6 +191,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp_init_rd_atom = SOFT_MAX_RD_ATOMIC,
 		/* Atomic instructions on ordinary memory: also against the CPU's own. */
 		.atomic_cap = IBV_ATOMIC_GLOB,
+		.max_mw = SOFT_MAX_OBJECTS,
 		.max_srq = SOFT_MAX_OBJECTS,
 		.max_srq_wr = SOFT_MAX_SRQ_WR,
 		.max_srq_sge = SOFT_MAX_SGE,

@@ -80,6 +80,7 @@ enum soft_frame_flag {
 	SOFT_FRAME_IMMEDIATE = 1 << 0,
 	SOFT_FRAME_SOLICITED = 1 << 1,
 	SOFT_FRAME_ACK = 1 << 2,
+	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: the window with the key in `rkey` */
 };
 
 /* IBTA vol 1, 9.7.5.2.2, table 46. */

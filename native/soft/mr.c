@@ -1,9 +1,5 @@
 /* Memory regions: what the device may touch, and for whom.
  *
- * Every access of the device to an application's memory, for every chunk that it moves, comes
- * through soft_memory(), under the engine's lock.  ibv_dereg_mr takes the key out under the same
- * lock: when it returns, nothing is under way and nothing can begin.
- *
  * Registering makes sure that the pages are there with the rights asked for, as pinning would
  * (madvise(2), MADV_POPULATE_*): a hole would otherwise be found by a peer's access, too late for
  * an error code.
@@ -20,8 +16,6 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-static struct soft_table keys;
-
 /* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
 enum {
 	OPTIONAL_RIGHTS = 0x3ff00000,
@@ -29,21 +23,6 @@ enum {
 		 IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
 		 IBV_ACCESS_HUGETLB,
 };
-
-void *soft_memory(uint32_t key, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-		  unsigned rights)
-{
-	const struct soft_mr *mr = soft_table_find(&keys, key);
-
-	/* IBTA 10.6.3.1, 10.6.7.2.2: the key's PD, rights and bounds. */
-	if (!mr || mr->ibv.pd != pd || (mr->access & rights) != rights)
-		return NULL;
-	uint64_t offset = address - mr->iova; /* huge when address is below */
-
-	if (offset > mr->ibv.length || length > mr->ibv.length - offset)
-		return NULL;
-	return (char *)mr->ibv.addr + offset;
-}
 
 /* Does the kernel know the call at all (EINVAL also means a mapping without the right)? */
 static bool can_populate(void)
@@ -99,17 +78,22 @@ struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t lengt
 	}
 	if (!rc) {
 		soft_lock();
-		mr->iova = access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
-		mr->access = access;
 		mr->ibv = (struct ibv_mr){
 			.context = pd->context,
 			.pd = pd,
 			.addr = addr,
 			.length = length,
 		};
-		rc = soft_table_add(&keys, mr, UINT32_MAX, &mr->ibv.lkey);
+		mr->range = (struct soft_range){
+			.access = access,
+			.pd = pd,
+			.memory = addr,
+			.start = access & IBV_ACCESS_ZERO_BASED ? 0 : iova,
+			.length = length,
+		};
+		rc = soft_range_add(&mr->range);
 		if (!rc) {
-			mr->ibv.rkey = mr->ibv.handle = mr->ibv.lkey;
+			mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
 			soft_container(pd, struct soft_pd, ibv)->users++;
 		}
 		soft_unlock();
@@ -127,12 +111,18 @@ struct ibv_mr *soft_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int
 	return soft_ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned)access);
 }
 
-int soft_ibv_dereg_mr(struct ibv_mr *mr)
+int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 {
+	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
+
 	soft_lock();
-	soft_table_remove(&keys, mr->lkey);
-	soft_container(mr->pd, struct soft_pd, ibv)->users--;
+	if (mr->windows) {
+		soft_unlock();
+		return EBUSY; /* ibv_alloc_mw(3): a window is still bound to it */
+	}
+	soft_range_remove(&mr->range);
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
 	soft_unlock();
-	free(soft_container(mr, struct soft_mr, ibv));
+	free(mr);
 	return 0;
 }

@@ -19,7 +19,7 @@ enum {
 	SOFT_MAX_INLINE = 512,
 	SOFT_MAX_CQE = 1 << 20,
 	SOFT_MAX_RD_ATOMIC = 128,
-	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, SRQs */
+	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, MWs, SRQs */
 	SOFT_COMP_VECTORS = 1,
 };
 #define SOFT_MAX_MESSAGE (1u << 31)
@@ -95,18 +95,73 @@ void soft_async_event(struct soft_context *context, const struct ibv_async_event
 /* Forget those that the application has not taken yet, before their object goes. */
 void soft_async_forget(struct soft_context *context, const void *element);
 
+/* ---- keys.c: what opens memory ------------------------------------------------------------- */
+
+/* Memory that a key opens: a registered region, or the part of one that a window is bound to.  The
+ * upper 24 bits of a key say which one it is; the lower eight are part of the secret, and change
+ * with every bind of a window. */
+struct soft_range {
+	uint32_t key;
+	bool window;      /* its key is good for remote access only */
+	bool bound;       /* window: it opens anything at all */
+	unsigned access;  /* enum ibv_access_flags */
+	uint32_t qp_num;  /* window of type 2B: of the only queue pair it is for; else 0 */
+	const struct ibv_pd *pd;
+	uint8_t *memory;
+	uint64_t start;   /* the address that stands for `memory` in work requests */
+	uint64_t length;
+};
+
+/* Give it a random key; 0 or an errno value. */
+int soft_range_add(struct soft_range *range);
+void soft_range_remove(struct soft_range *range);
+/* By the upper 24 bits, or NULL: the window whose next key this might be. */
+struct soft_range *soft_range_at(uint32_t key);
+/* By the whole key, or NULL. */
+struct soft_range *soft_range_find(uint32_t key);
+/* Are `length` bytes at `address` inside?  Without an overflow, whatever the numbers. */
+bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
+
+/* Where `length` bytes at `address` are, or NULL if the key does not exist, belongs to another PD,
+ * lacks one of the rights, or does not reach that far.  Valid until the lock is given back. */
+void *soft_memory(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
+		  unsigned rights);
+/* The same for a request of the queue pair's peer. */
+void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
+			 uint64_t length, unsigned right);
+
 /* ---- mr.c ---------------------------------------------------------------------------------- */
 
 struct soft_mr {
 	struct ibv_mr ibv;
-	uint64_t iova;
+	struct soft_range range;
+	unsigned windows; /* bound to it */
+};
+
+/* ---- mw.c: memory windows ------------------------------------------------------------------ */
+
+struct soft_send;
+
+/* A bind as it waits in the send queue.  Keys and not pointers: region and window may be gone when
+ * its turn comes. */
+struct soft_bind {
+	uint32_t window;
+	uint32_t region;
+	uint64_t address;
+	uint64_t length;
 	unsigned access;
 };
 
-/* Where `length` bytes at `address` are, or NULL if the key does not exist, belongs to another PD,
- * lacks one of the rights, or does not reach that far.  Valid until the lock is given back. */
-void *soft_memory(uint32_t key, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-		  unsigned rights);
+struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int soft_dealloc_mw(struct ibv_mw *mw);
+int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+/* An IBV_WR_BIND_MW becomes a slot of the send queue; 0 or an errno value. */
+int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr);
+/* Carry it out; false if that may not be. */
+bool soft_bind(const struct soft_qp *qp, const struct soft_send *send);
+/* The window of type 2 that has this key opens nothing any more; false if the queue pair has no
+ * such window. */
+bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
 
 /* ---- comp_channel.c, cq.c ------------------------------------------------------------------ */
 
@@ -183,8 +238,12 @@ void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq 
 struct soft_send {
 	uint64_t wr_id;
 	uint64_t remote_address;
-	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
-	uint32_t rkey;
+	union {
+		uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
+		struct soft_bind bind;
+	};
+	uint32_t rkey;     /* BIND_MW: the window's next one; *_INV: that which shall end */
+	uint32_t sequence; /* messages before it: its PSN, counted from the queue pair's first */
 	uint32_t immediate; /* network order */
 	uint32_t length;
 	uint32_t received; /* READ: bytes of the answer so far */
@@ -192,6 +251,8 @@ struct soft_send {
 	uint8_t flags;     /* enum ibv_send_flags */
 	uint8_t num_sge;
 	uint8_t status; /* enum ibv_wc_status: why it cannot be sent, known before its turn */
+	bool local;     /* BIND_MW, LOCAL_INV: the peer never hears of it, so it has no PSN */
+	bool done;      /* a local one that has been carried out */
 };
 
 /* Indices count up for ever; a slot is index & mask. */
@@ -205,6 +266,7 @@ struct soft_send_queue {
 	uint32_t next_offset;  /* ...from here on */
 	uint32_t tail;         /* free */
 	uint32_t reads;        /* READs and atomics transmitted and not answered */
+	uint32_t sequence;     /* messages posted */
 };
 
 struct soft_receive {
@@ -293,7 +355,7 @@ static inline bool soft_qp_is_uc(const struct soft_qp *qp)
 	return qp->ibv.qp_type == IBV_QPT_UC;
 }
 
-/* Every send queue slot has a PSN and back. */
+/* PSNs count messages, in 24 bits. */
 static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
 {
 	return (psn + count) & SOFT_PSN_MASK;
@@ -314,9 +376,11 @@ static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index
 	return &qp->sq.inline_data[(size_t)(index & qp->sq.mask) * qp->cap.max_inline_data];
 }
 
+/* Of the message in that slot, or of the first one after it. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {
-	return soft_psn_add(qp->attr.sq_psn, index);
+	return soft_psn_add(qp->attr.sq_psn, index == qp->sq.tail ? qp->sq.sequence :
+								    soft_send_at(qp, index)->sequence);
 }
 
 static inline struct soft_receive *soft_receive_at(const struct soft_receive_queue *rq,
@@ -418,8 +482,11 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out);
  * is no longer allowed to be read. */
 int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room);
-/* If the oldest request is one that cannot be transmitted, its turn to fail has come. */
+/* Carry out the local requests whose turn has come, complete those whose turn to complete has come;
+ * if the oldest request is one that cannot be transmitted, its turn to fail has come. */
 void soft_requester_settle(struct soft_qp *qp);
+/* Complete local requests that were carried out and have nothing before them any more. */
+void soft_requester_pass(struct soft_qp *qp);
 void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status);
 /* UC: nobody hears; everything in the send queue has been sent, as far as this side can know. */
 void soft_requester_lose(struct soft_qp *qp);

@@ -20,6 +20,10 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
 		return 0;
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
+		return qp->ibv.qp_type == IBV_QPT_UD ? EINVAL : 0; /* ibv_post_send(3) */
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
@@ -27,9 +31,6 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 		 * ibv_post_send(3). */
 		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL :
 											   0;
-	case IBV_WR_LOCAL_INV:
-	case IBV_WR_BIND_MW:
-	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_TSO:
 	case IBV_WR_ATOMIC_WRITE:
 	case IBV_WR_DRIVER1:
@@ -49,18 +50,20 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 
 static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
+	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
+	int num_sge = local ? 0 : wr->num_sge;
 	int rc = check_opcode(qp, wr);
 
 	if (rc)
 		return rc;
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge ||
+	if (num_sge < 0 || (uint32_t)num_sge > qp->cap.max_send_sge ||
 	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
 					 IBV_SEND_INLINE))
 		return EINVAL;
 	if (qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr)
 		return ENOMEM;
 
-	uint64_t length = length_of(wr->sg_list, wr->num_sge);
+	uint64_t length = length_of(wr->sg_list, num_sge);
 	struct soft_send *send = soft_send_at(qp, qp->sq.tail);
 
 	if (wr->send_flags & IBV_SEND_INLINE && length > qp->cap.max_inline_data)
@@ -71,7 +74,9 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 		.length = (uint32_t)length,
 		.opcode = (uint8_t)wr->opcode,
 		.flags = (uint8_t)wr->send_flags,
-		.num_sge = (uint8_t)wr->num_sge,
+		.num_sge = (uint8_t)num_sge,
+		.sequence = qp->sq.sequence,
+		.local = local,
 	};
 	switch (wr->opcode) {
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
@@ -90,6 +95,15 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		break;
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+		send->rkey = wr->invalidate_rkey;
+		break;
+	case IBV_WR_BIND_MW:
+		rc = soft_bind_prepare(send, wr);
+		if (rc)
+			return rc;
+		break;
 	default:
 		break;
 	}
@@ -98,16 +112,17 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		uint8_t *to = soft_send_inline(qp, qp->sq.tail);
 
-		for (int i = 0; i < wr->num_sge; i++) {
+		for (int i = 0; i < num_sge; i++) {
 			if (wr->sg_list[i].length)
 				memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr,
 				       wr->sg_list[i].length);
 			to += wr->sg_list[i].length;
 		}
-	} else if (wr->num_sge) {
+	} else if (num_sge) {
 		memcpy(soft_send_sges(qp, qp->sq.tail), wr->sg_list,
-		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
+		       sizeof(*wr->sg_list) * (size_t)num_sge);
 	}
+	qp->sq.sequence += !local;
 	qp->sq.tail++;
 	return 0;
 }

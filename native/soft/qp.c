@@ -245,6 +245,9 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_flush_sends(qp);
 		return;
 	}
+	if (qp->ibv.state != IBV_QPS_RTS)
+		return;
+	soft_requester_settle(qp); /* what is local needs no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (qp->link && qp->link->state == SOFT_LINK_UP)

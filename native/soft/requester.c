@@ -4,6 +4,10 @@
  * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
  * under way (max_rd_atomic), or SQD.
  *
+ * Local requests (binds and invalidations of windows) are carried out in their place among the
+ * others, when everything before them has begun, so that a peer which is told a key finds it valid
+ * (IBTA 10.8.3.3).  They have no PSN, and complete in their place too.
+ *
  * A request that turns out to be wrong on this side is marked, and fails when all before it have
  * completed: completions keep the order of posting.
  */
@@ -65,8 +69,28 @@ static bool may_begin(struct soft_qp *qp, const struct soft_plan *plan, struct s
 	return !send->status;
 }
 
+/* False: its turn has not come, or it has failed. */
+static bool carried_out(struct soft_qp *qp, struct soft_send *send, uint32_t reads)
+{
+	if (send->done)
+		return true;
+	if (qp->ibv.state != IBV_QPS_RTS || send->status ||
+	    (reads && send->flags & IBV_SEND_FENCE))
+		return false;
+	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send) :
+						      soft_invalidate(qp, send->rkey);
+	if (!send->done)
+		send->status = IBV_WC_MW_BIND_ERR; /* IBTA 11.6.2: memory management operation */
+	return send->done;
+}
+
 bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out)
 {
+	while (plan->next != qp->sq.tail && soft_send_at(qp, plan->next)->local) {
+		if (qp->rnr_waiting || !carried_out(qp, soft_send_at(qp, plan->next), plan->reads))
+			return false;
+		plan->next++;
+	}
 	struct soft_send *send = soft_send_at(qp, plan->next);
 	uint8_t opcode = wire_opcode(send->opcode);
 	bool read = is_read(opcode);
@@ -102,6 +126,8 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 		out->frame.flags |= SOFT_FRAME_IMMEDIATE;
 		out->frame.immediate = send->immediate;
 	}
+	if (send->opcode == IBV_WR_SEND_WITH_INV)
+		out->frame.flags |= SOFT_FRAME_INVALIDATE;
 	if (out->last) {
 		plan->next++;
 		plan->next_offset = 0;
@@ -116,6 +142,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
+	soft_requester_pass(qp);
 	/* An RNR NAK that came in while the frame was on its way out has moved us back. */
 	if (out->index != sq->next || out->frame.offset != sq->next_offset)
 		return;
@@ -172,9 +199,25 @@ void soft_requester_lose(struct soft_qp *qp)
 	soft_qp_check_drained(qp);
 }
 
+void soft_requester_pass(struct soft_qp *qp)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->done)
+		sq->next++;
+	while (sq->oldest != sq->next && soft_send_at(qp, sq->oldest)->local)
+		soft_complete_send(qp, IBV_WC_SUCCESS);
+}
+
 void soft_requester_settle(struct soft_qp *qp)
 {
-	if (qp->ibv.state == IBV_QPS_RTS && qp->sq.oldest != qp->sq.tail &&
-	    qp->sq.oldest == qp->sq.next && soft_send_at(qp, qp->sq.oldest)->status)
-		soft_requester_fail(qp, soft_send_at(qp, qp->sq.oldest)->status);
+	struct soft_send_queue *sq = &qp->sq;
+
+	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->local &&
+	       carried_out(qp, soft_send_at(qp, sq->next), sq->reads))
+		sq->next++;
+	soft_requester_pass(qp);
+	if (qp->ibv.state == IBV_QPS_RTS && sq->oldest != sq->tail && sq->oldest == sq->next &&
+	    soft_send_at(qp, sq->oldest)->status)
+		soft_requester_fail(qp, soft_send_at(qp, sq->oldest)->status);
 }

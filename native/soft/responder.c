@@ -76,6 +76,16 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
 	return SOFT_SINK_DISCARD;
 }
 
+/* The receive that was taken fails, and the queue pair with it. */
+static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
+{
+	soft_complete_receive(qp, status, 0);
+	if (soft_qp_is_uc(qp))
+		soft_qp_error(qp);
+	else
+		refuse(qp, nak);
+}
+
 /* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send the message again. */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
@@ -99,7 +109,7 @@ static bool has_room_for_response(const struct soft_qp *qp)
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->total == 0 ||
-	       soft_memory(frame->rkey, qp->ibv.pd, frame->address, frame->total, right);
+	       soft_remote_memory(qp, frame->rkey, frame->address, frame->total, right);
 }
 
 /* SEND, and WRITE with immediate, need a receive. */
@@ -143,8 +153,8 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 /* The word that an atomic works on, or NULL. */
 static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	return soft_memory(frame->rkey, qp->ibv.pd, frame->address, sizeof(uint64_t),
-			   IBV_ACCESS_REMOTE_ATOMIC);
+	return soft_remote_memory(qp, frame->rkey, frame->address, sizeof(uint64_t),
+				  IBV_ACCESS_REMOTE_ATOMIC);
 }
 
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
@@ -166,8 +176,11 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 static bool well_formed(const struct soft_frame *frame)
 {
 	switch (frame->opcode) {
-	case SOFT_SEND:
 	case SOFT_WRITE:
+		if (frame->flags & SOFT_FRAME_INVALIDATE)
+			return false; /* only a SEND says that */
+		/* fall through */
+	case SOFT_SEND:
 		return frame->length <= frame->total - frame->offset &&
 		       (frame->length > 0 || frame->total == 0);
 	case SOFT_READ:
@@ -243,19 +256,13 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 					  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
 					  iov, room);
 
-		if (count < 0) {
-			/* IBTA 9.9.3: local protection error for us, operational error there. */
-			soft_complete_receive(qp, IBV_WC_LOC_PROT_ERR, 0);
-			if (soft_qp_is_uc(qp))
-				soft_qp_error(qp);
-			else
-				refuse(qp, SOFT_NAK_REMOTE_OPERATION);
-		}
+		if (count < 0) /* IBTA 9.9.3: local protection error for us, operational error there */
+			fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
 		return count;
 	}
 	/* Address and key of the message's first frame, which is where they were checked. */
-	void *memory = soft_memory(responder->rkey, qp->ibv.pd, responder->address + offset, length,
-				   IBV_ACCESS_REMOTE_WRITE);
+	void *memory = soft_remote_memory(qp, responder->rkey, responder->address + offset, length,
+					  IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
 		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
@@ -311,6 +318,12 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		responder->active = responder->offset != responder->total;
 		if (responder->active)
 			return;
+		/* IBTA 9.4.1.1.2: when all of the message is there, and before its completion. */
+		if (responder->flags & SOFT_FRAME_INVALIDATE &&
+		    !soft_invalidate(qp, responder->rkey)) {
+			fail_receive(qp, IBV_WC_REM_INV_REQ_ERR, SOFT_NAK_REMOTE_ACCESS);
+			return;
+		}
 		responder->psn = soft_psn_add(responder->psn, 1);
 		if (responder->has_receive)
 			soft_complete_receive(qp, IBV_WC_SUCCESS, responder->total);
@@ -409,9 +422,9 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 	if (response->opcode == SOFT_ATOMIC_DATA)
 		memory = response->result + from;
 	else
-		memory = soft_memory(response->rkey, qp->ibv.pd,
-				     response->address + out->frame.offset + from, length,
-				     IBV_ACCESS_REMOTE_READ);
+		memory = soft_remote_memory(qp, response->rkey,
+					    response->address + out->frame.offset + from, length,
+					    IBV_ACCESS_REMOTE_READ);
 	if (!memory)
 		return -1;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};

@@ -328,7 +328,7 @@ static void posting(void)
 	/* Operations that do not exist, or not here. */
 	request = (struct request){.opcode = (enum ibv_wr_opcode)99};
 	CHECK_EQUAL(post(&a, request), EINVAL);
-	request.opcode = IBV_WR_LOCAL_INV;
+	request.opcode = IBV_WR_DRIVER1;
 	CHECK_EQUAL(post(&a, request), EOPNOTSUPP);
 	request.opcode = IBV_WR_TSO;
 	CHECK_EQUAL(post(&a, request), EOPNOTSUPP);

@@ -350,6 +350,7 @@ static void impossible_frames(void)
 		{.opcode = SOFT_SEND, .psn = 100, .total = 0xffffffff, .length = 8},
 		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8, .total = 8},
 		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .total = 8, .offset = 0xfffffff8},
+		{.opcode = SOFT_WRITE, .psn = 100, .flags = SOFT_FRAME_INVALIDATE}, /* SEND's alone */
 		{.opcode = SOFT_READ, .psn = 100, .length = 8, .total = 8},
 		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = 8, .total = 8},
 		{.opcode = SOFT_COMPARE_SWAP, .psn = 100, .length = 64, .total = 8},

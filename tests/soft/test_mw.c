@@ -1,0 +1,835 @@
+/* Memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA 10.6.6,
+ * 10.6.7, 9.4.1.1. */
+#include "soft.h"
+#include "frame.h"
+#include "verbs_side.h"
+
+enum {
+	REMOTE_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	MR_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, /* nothing for peers by itself */
+};
+
+/* b has a region that peers reach through windows alone. */
+struct scene {
+	struct side a, b;
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+};
+
+static void open_scene(struct scene *scene, enum ibv_mw_type type)
+{
+	open_pair(&scene->a, &scene->b, (struct options){0});
+	CHECK(scene->mr = verbs->ibv_reg_mr(scene->b.pd, scene->b.memory, 8192, MR_RIGHTS));
+	CHECK(scene->mw = scene->b.context->ops.alloc_mw(scene->b.pd, type));
+	CHECK_EQUAL(scene->mw->type, type);
+}
+
+static int dealloc(struct ibv_mw *mw)
+{
+	return mw->context->ops.dealloc_mw(mw);
+}
+
+static void close_scene(struct scene *scene)
+{
+	if (scene->mw)
+		CHECK_EQUAL(dealloc(scene->mw), 0);
+	if (scene->mr)
+		CHECK_EQUAL(verbs->ibv_dereg_mr(scene->mr), 0);
+	close_pair(&scene->a, &scene->b);
+}
+
+static uint32_t next_key(uint32_t rkey)
+{
+	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
+}
+
+static struct ibv_mw_bind_info part(struct ibv_mr *mr, size_t offset, uint64_t length, unsigned access)
+{
+	return (struct ibv_mw_bind_info){
+		.mr = mr,
+		.addr = (uintptr_t)mr->addr + offset,
+		.length = length,
+		.mw_access_flags = access,
+	};
+}
+
+static int bind_type_1(struct side *side, struct ibv_mw *mw, uint64_t wr_id,
+		       struct ibv_mw_bind_info info)
+{
+	struct ibv_mw_bind bind = {.wr_id = wr_id, .bind_info = info};
+
+	return side->context->ops.bind_mw(side->qp, mw, &bind);
+}
+
+static struct ibv_send_wr bind_wr(struct ibv_mw *mw, uint64_t wr_id, uint32_t rkey,
+				  struct ibv_mw_bind_info info)
+{
+	return (struct ibv_send_wr){
+		.wr_id = wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.bind_mw = {.mw = mw, .rkey = rkey, .bind_info = info},
+	};
+}
+
+static int post_wr(struct side *side, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad;
+
+	return side->context->ops.post_send(side->qp, wr, &bad);
+}
+
+static int bind_type_2(struct side *side, struct ibv_mw *mw, uint64_t wr_id, uint32_t rkey,
+		       struct ibv_mw_bind_info info)
+{
+	struct ibv_send_wr wr = bind_wr(mw, wr_id, rkey, info);
+
+	return post_wr(side, &wr);
+}
+
+/* A bind that succeeds; the window's key. */
+static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
+{
+	uint32_t key = next_key(scene->mw->rkey);
+
+	if (scene->mw->type == IBV_MW_TYPE_1)
+		CHECK_EQUAL(bind_type_1(&scene->b, scene->mw, 70, info), 0);
+	else
+		CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 70, key, info), 0);
+	CHECK_EQUAL(expect_wc(&scene->b, 70, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
+	if (scene->mw->type == IBV_MW_TYPE_1)
+		CHECK_EQUAL(scene->mw->rkey, key);
+	return key;
+}
+
+static int invalidate(struct side *side, uint64_t wr_id, uint32_t rkey, unsigned flags)
+{
+	struct ibv_send_wr wr = {.wr_id = wr_id, .opcode = IBV_WR_LOCAL_INV,
+				 .invalidate_rkey = rkey, .send_flags = flags};
+
+	return post_wr(side, &wr);
+}
+
+static struct request write_to(struct scene *scene, size_t offset, uint32_t length, uint32_t rkey)
+{
+	return (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = length,
+				.remote = (uintptr_t)scene->b.memory + offset, .rkey = rkey};
+}
+
+static void allowed(struct scene *scene, struct request request)
+{
+	CHECK_EQUAL(post(&scene->a, request), 0);
+	expect_wc(&scene->a, request.wr_id, IBV_WC_SUCCESS);
+}
+
+/* The last thing in a scene: the queue pairs are in ERR afterwards. */
+static void refused(struct scene *scene, struct request request)
+{
+	CHECK_EQUAL(post(&scene->a, request), 0);
+	expect_wc(&scene->a, request.wr_id, IBV_WC_REM_ACCESS_ERR);
+	expect_event(&scene->b, IBV_EVENT_QP_ACCESS_ERR);
+	close_scene(scene);
+}
+
+/* ---- allocation ---------------------------------------------------------------------------- */
+
+static void objects(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_device_attr device;
+	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
+	const unsigned flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
+			       IBV_DEVICE_MEM_MGT_EXTENSIONS;
+
+	CHECK_EQUAL(verbs->ibv_query_device(context, &device), 0);
+	CHECK_EQUAL(device.device_cap_flags & flags, flags);
+	CHECK(!(device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A)); /* one or the other */
+	CHECK(device.max_mw > 0);
+	errno = 0;
+	CHECK(!context->ops.alloc_mw(pd, (enum ibv_mw_type)3));
+	CHECK_EQUAL(errno, EINVAL);
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct ibv_mw *mw = context->ops.alloc_mw(pd, (enum ibv_mw_type)type);
+
+		CHECK(mw && mw->pd == pd && mw->context == context && mw->rkey != 0);
+		CHECK_EQUAL(mw->type, type);
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
+		CHECK_EQUAL(dealloc(mw), 0);
+	}
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+}
+
+/* "The MW is created not bound": ibv_alloc_mw(3). */
+static void not_bound(void)
+{
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct scene scene;
+
+		open_scene(&scene, (enum ibv_mw_type)type);
+		refused(&scene, write_to(&scene, 0, 8, scene.mw->rkey));
+	}
+}
+
+/* Its key is for peers: nothing of our own goes through it. */
+static void not_an_lkey(void)
+{
+	struct scene scene;
+
+	open_scene(&scene, IBV_MW_TYPE_1);
+	uint32_t key = bound(&scene, part(scene.mr, 0, 4096, REMOTE_RIGHTS));
+
+	CHECK_EQUAL(post(&scene.b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 8,
+						    .lkey = key}), 0);
+	expect_wc(&scene.b, 5, IBV_WC_LOC_PROT_ERR);
+	close_scene(&scene);
+}
+
+/* ---- access -------------------------------------------------------------------------------- */
+
+/* What lies in the window is reached with all that the window allows, whatever the region does. */
+static void reached(void)
+{
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct scene scene;
+
+		open_scene(&scene, (enum ibv_mw_type)type);
+		uint32_t key = bound(&scene, part(scene.mr, 1024, 64, REMOTE_RIGHTS));
+
+		fill(scene.a.memory, 64, 3);
+		allowed(&scene, write_to(&scene, 1024, 64, key));
+		CHECK(filled(scene.b.memory + 1024, 64, 3));
+		struct request read = write_to(&scene, 1056, 32, key);
+
+		read.opcode = IBV_WR_RDMA_READ;
+		read.offset = 512;
+		allowed(&scene, read);
+		CHECK(!memcmp(scene.a.memory + 512, scene.b.memory + 1056, 32));
+		struct request add = write_to(&scene, 1024 + 56, 8, key);
+		uint64_t before, after;
+
+		memcpy(&before, scene.b.memory + 1024 + 56, 8);
+		add.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		add.compare_add = 5;
+		allowed(&scene, add);
+		memcpy(&after, scene.b.memory + 1024 + 56, 8);
+		CHECK_EQUAL(after - before, 5);
+		close_scene(&scene);
+	}
+}
+
+/* Zero based: remote addresses count from the window's start (ibv_bind_mw(3)). */
+static void zero_based(void)
+{
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct scene scene;
+
+		open_scene(&scene, (enum ibv_mw_type)type);
+		uint32_t key = bound(&scene, part(scene.mr, 1024, 64,
+						  REMOTE_RIGHTS | IBV_ACCESS_ZERO_BASED));
+		struct request write = {.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+					.remote = 56, .rkey = key};
+
+		fill(scene.a.memory, 8, 9);
+		allowed(&scene, write);
+		CHECK(filled(scene.b.memory + 1024 + 56, 8, 9));
+		write.remote = 57;
+		refused(&scene, write);
+	}
+}
+
+static void beyond(void)
+{
+	static const struct {
+		size_t offset;
+		uint32_t length;
+	} outside[] = {{1023, 8}, {1024 + 57, 8}, {1024, 65}, {0, 8}, {4096, 8}};
+
+	for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
+		struct scene scene;
+
+		open_scene(&scene, IBV_MW_TYPE_1 + i % 2);
+		uint32_t key = bound(&scene, part(scene.mr, 1024, 64, REMOTE_RIGHTS));
+
+		refused(&scene, write_to(&scene, outside[i].offset, outside[i].length, key));
+	}
+}
+
+static void rights(void)
+{
+	static const struct {
+		unsigned right;
+		enum ibv_wr_opcode opcode;
+	} cases[] = {
+		{IBV_ACCESS_REMOTE_WRITE, IBV_WR_RDMA_WRITE},
+		{IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ},
+		{IBV_ACCESS_REMOTE_ATOMIC, IBV_WR_ATOMIC_FETCH_AND_ADD},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct scene scene;
+		struct request request;
+
+		open_scene(&scene, IBV_MW_TYPE_2);
+		request = write_to(&scene, 0, 8, bound(&scene, part(scene.mr, 0, 64, cases[i].right)));
+		request.opcode = cases[i].opcode;
+		allowed(&scene, request);
+		close_scene(&scene);
+
+		open_scene(&scene, IBV_MW_TYPE_2);
+		request = write_to(&scene, 0, 8, bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS &
+								    ~cases[i].right)));
+		request.opcode = cases[i].opcode;
+		refused(&scene, request);
+	}
+}
+
+/* Type 1 is good for every queue pair of the domain, type 2B for that of the bind alone. */
+static void other_queue_pair(void)
+{
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct scene scene;
+		struct side c;
+
+		open_scene(&scene, (enum ibv_mw_type)type);
+		uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+		struct ibv_qp *first = scene.b.qp;
+
+		open_side(&c, (struct options){0});
+		scene.b.qp = create_qp(&scene.b);
+		connect_pair(&scene.b, &c);
+		CHECK_EQUAL(post(&c, write_to(&scene, 0, 8, key)), 0);
+		expect_wc(&c, 1, type == IBV_MW_TYPE_1 ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+		close_side(&c);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(scene.b.qp), 0);
+		scene.b.qp = first;
+		allowed(&scene, write_to(&scene, 0, 8, key));
+		close_scene(&scene);
+	}
+}
+
+/* ---- the end of a window ------------------------------------------------------------------- */
+
+/* Type 1: a new bind takes the old key away, one of no length all; ibv_alloc_mw(3). */
+static void bound_again(void)
+{
+	for (int unbind = 0; unbind < 2; unbind++) {
+		struct scene scene;
+
+		open_scene(&scene, IBV_MW_TYPE_1);
+		uint32_t first = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+		uint32_t second = bound(&scene, part(scene.mr, 64, unbind ? 0 : 64, REMOTE_RIGHTS));
+
+		CHECK(first != second);
+		if (unbind) {
+			CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+			scene.mr = NULL;
+			refused(&scene, write_to(&scene, 64, 8, second));
+		} else {
+			allowed(&scene, write_to(&scene, 64, 8, second));
+			refused(&scene, write_to(&scene, 0, 8, first));
+		}
+	}
+}
+
+/* "ibv_dereg_mr() fails if any memory window is still bound to this MR." */
+static void region_is_busy(void)
+{
+	for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
+		struct scene scene;
+
+		open_scene(&scene, (enum ibv_mw_type)type);
+		uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+		CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), EBUSY);
+		allowed(&scene, write_to(&scene, 0, 8, key));
+		/* Deallocating unbinds. */
+		CHECK_EQUAL(dealloc(scene.mw), 0);
+		scene.mw = NULL;
+		CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+		scene.mr = NULL;
+		refused(&scene, write_to(&scene, 0, 8, key));
+	}
+}
+
+static void invalidated_here(void)
+{
+	struct scene scene;
+
+	open_scene(&scene, IBV_MW_TYPE_2);
+	uint32_t first = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+	CHECK_EQUAL(invalidate(&scene.b, 71, first, 0), 0);
+	CHECK_EQUAL(expect_wc(&scene.b, 71, IBV_WC_SUCCESS).opcode, IBV_WC_LOCAL_INV);
+	/* Free again: for another bind, with any key, the same for once. */
+	scene.mw->rkey = first - 1;
+	CHECK_EQUAL(bound(&scene, part(scene.mr, 64, 64, REMOTE_RIGHTS)), first);
+	allowed(&scene, write_to(&scene, 64, 8, first));
+	CHECK_EQUAL(invalidate(&scene.b, 71, first, 0), 0);
+	expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+	scene.mr = NULL;
+	refused(&scene, write_to(&scene, 64, 8, first));
+}
+
+static void invalidated_by_peer(void)
+{
+	struct scene scene;
+
+	open_scene(&scene, IBV_MW_TYPE_2);
+	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	struct request send = {.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 4, .length = 8, .imm = key};
+
+	CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
+	CHECK_EQUAL(post_recv_at(&scene.b, 61, 8192, 8), 0);
+	fill(scene.a.memory, 8, 4);
+	CHECK_EQUAL(post(&scene.a, send), 0);
+	CHECK_EQUAL(expect_wc(&scene.a, 4, IBV_WC_SUCCESS).opcode, IBV_WC_SEND);
+	struct ibv_wc wc = expect_wc(&scene.b, 60, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
+	CHECK_EQUAL(wc.wc_flags, IBV_WC_WITH_INV);
+	CHECK_EQUAL(wc.invalidated_rkey, key);
+	CHECK_EQUAL(wc.byte_len, 8);
+	CHECK(filled(scene.b.memory + 8192, 8, 4));
+	CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+	scene.mr = NULL;
+	refused(&scene, write_to(&scene, 0, 8, key));
+}
+
+/* What a peer may not end: the receive fails here, the request there (IBTA 9.9.3). */
+static void invalidation_refused(void)
+{
+	for (int way = 0; way < 6; way++) {
+		struct scene scene;
+
+		open_scene(&scene, way == 0 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
+		uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+		struct ibv_qp *first = scene.b.qp;
+		struct side c;
+
+		open_side(&c, (struct options){0});
+		if (way == 1)
+			key = scene.mr->rkey;
+		if (way == 2)
+			key ^= 1; /* the key before or after */
+		if (way == 3)
+			key ^= 0x10000; /* another object */
+		if (way == 4) {
+			CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+			expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
+		}
+		if (way == 5) { /* another queue pair's */
+			scene.b.qp = create_qp(&scene.b);
+			connect_pair(&scene.b, &c);
+		}
+		struct side *from = way == 5 ? &c : &scene.a;
+
+		CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
+		CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 4,
+							.length = 8, .imm = key}), 0);
+		expect_wc(from, 4, IBV_WC_REM_ACCESS_ERR);
+		CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_REM_INV_REQ_ERR).wc_flags, 0);
+		expect_event(&scene.b, IBV_EVENT_QP_ACCESS_ERR);
+		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
+		if (way == 5) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(scene.b.qp), 0);
+			scene.b.qp = first;
+			allowed(&scene, write_to(&scene, 0, 8, key));
+		}
+		close_side(&c);
+		close_scene(&scene);
+	}
+}
+
+static void local_invalidation_refused(void)
+{
+	for (int way = 0; way < 4; way++) {
+		struct scene scene;
+
+		open_scene(&scene, way == 0 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
+		uint32_t key = way == 3 ? scene.mw->rkey : /* not bound */
+					  bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+		if (way == 1)
+			key = scene.mr->lkey; /* registered for good, until it is deregistered */
+		if (way == 2)
+			key ^= 1;
+		CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
+		CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+		expect_wc(&scene.b, 71, IBV_WC_MW_BIND_ERR);
+		expect_wc(&scene.b, 60, IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
+		close_scene(&scene);
+	}
+}
+
+/* The peer is stopped in the middle of what it does, and nothing is touched after the completion. */
+static void invalidated_under_fire(void)
+{
+	enum { BIG = 64 << 20 };
+
+	for (int round = 0; round < 2; round++) {
+		struct scene scene;
+
+		open_pair(&scene.a, &scene.b, (struct options){.memory = BIG});
+		CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, BIG, MR_RIGHTS));
+		CHECK(scene.mw = scene.b.context->ops.alloc_mw(scene.b.pd, IBV_MW_TYPE_2));
+		uint32_t key = bound(&scene, part(scene.mr, 0, BIG, REMOTE_RIGHTS));
+		struct request request = write_to(&scene, 0, BIG, key);
+		struct ibv_wc wc;
+
+		request.opcode = round ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+		CHECK_EQUAL(post(&scene.a, request), 0);
+		CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+		expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
+		CHECK_EQUAL(mprotect(scene.b.memory, BIG, PROT_NONE), 0); /* would be seen */
+		wc = next_wc(&scene.a);
+		/* A frame of an answer that was under way could not be finished. */
+		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_RETRY_EXC_ERR);
+		close_scene(&scene);
+	}
+}
+
+/* ---- binds that fail ----------------------------------------------------------------------- */
+
+static void bind_fails(struct scene *scene, uint32_t rkey, struct ibv_mw_bind_info info)
+{
+	CHECK_EQUAL(post_recv_at(&scene->b, 60, 8192, 8), 0);
+	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 72, rkey, info), 0);
+	expect_wc(&scene->b, 72, IBV_WC_MW_BIND_ERR);
+	expect_wc(&scene->b, 60, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&scene->b), IBV_QPS_ERR);
+	close_scene(scene);
+}
+
+static void out_of_the_region(void)
+{
+	static const struct {
+		size_t offset;
+		uint64_t length;
+	} outside[] = {{8192 - 63, 64}, {(size_t)-1, 64}, {0, 8193}, {8192, UINT64_MAX}, {9000, 1}};
+
+	for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
+		struct scene scene;
+
+		open_scene(&scene, IBV_MW_TYPE_1 + i % 2);
+		bind_fails(&scene, next_key(scene.mw->rkey),
+			   part(scene.mr, outside[i].offset, outside[i].length, REMOTE_RIGHTS));
+	}
+}
+
+static void region_does_not_allow(void)
+{
+	static const struct {
+		unsigned region, window;
+		bool fine;
+	} cases[] = {
+		{IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_WRITE, false},
+		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_WRITE, false},  /* C10-74 */
+		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_ATOMIC, false}, /* C10-74 */
+		{IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, true},
+		{IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, IBV_ACCESS_REMOTE_READ, false},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct scene scene;
+
+		open_scene(&scene, IBV_MW_TYPE_2);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+		CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 4096,
+						   (int)cases[i].region));
+		struct ibv_mw_bind_info info = part(scene.mr, 0, 64, cases[i].window);
+
+		if (cases[i].fine) {
+			bound(&scene, info);
+			close_scene(&scene);
+			continue;
+		}
+		if (cases[i].region & IBV_ACCESS_ZERO_BASED)
+			info.addr = 0;
+		bind_fails(&scene, next_key(scene.mw->rkey), info);
+	}
+}
+
+static void wrong_objects(void)
+{
+	struct scene scene, other;
+
+	/* A region of another domain, a window of another domain: C10-72. */
+	open_scene(&scene, IBV_MW_TYPE_2);
+	open_scene(&other, IBV_MW_TYPE_2);
+	bind_fails(&scene, next_key(scene.mw->rkey), part(other.mr, 0, 64, REMOTE_RIGHTS));
+	open_scene(&scene, IBV_MW_TYPE_2);
+	CHECK_EQUAL(bind_type_2(&scene.b, other.mw, 72, next_key(other.mw->rkey),
+				part(scene.mr, 0, 64, REMOTE_RIGHTS)), 0);
+	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
+	close_scene(&other);
+	close_scene(&scene);
+
+	/* A window's key where a region's should be. */
+	open_scene(&scene, IBV_MW_TYPE_2);
+	struct ibv_mr imposter = *scene.mr;
+
+	imposter.lkey = scene.mw->rkey;
+	bind_fails(&scene, next_key(scene.mw->rkey), part(&imposter, 0, 64, REMOTE_RIGHTS));
+
+	/* A key whose upper bits are not the window's; no length; twice: o10-37.2.40, o10-37.2.30. */
+	open_scene(&scene, IBV_MW_TYPE_2);
+	bind_fails(&scene, scene.mw->rkey ^ 0x100, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	open_scene(&scene, IBV_MW_TYPE_2);
+	bind_fails(&scene, next_key(scene.mw->rkey), part(scene.mr, 0, 0, REMOTE_RIGHTS));
+	open_scene(&scene, IBV_MW_TYPE_2);
+	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+	bind_fails(&scene, next_key(key), part(scene.mr, 0, 64, REMOTE_RIGHTS));
+}
+
+/* What can be seen at once is refused at once. */
+static void posting(void)
+{
+	struct scene scene;
+
+	open_scene(&scene, IBV_MW_TYPE_2);
+	struct ibv_mw_bind_info info = part(scene.mr, 0, 64, REMOTE_RIGHTS);
+
+	CHECK_EQUAL(bind_type_1(&scene.b, scene.mw, 1, info), EINVAL); /* ibv_bind_mw(3) */
+	CHECK_EQUAL(bind_type_2(&scene.b, NULL, 1, 1, info), EINVAL);
+	info.mw_access_flags |= IBV_ACCESS_LOCAL_WRITE;
+	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, 1, info), EINVAL);
+	info = part(scene.mr, 0, 64, REMOTE_RIGHTS);
+	info.mr = NULL;
+	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, 1, info), EINVAL);
+	CHECK_EQUAL(poll_cq(&scene.b, 1, &(struct ibv_wc){0}), 0);
+	close_scene(&scene);
+}
+
+/* Region and window may be gone when the bind's turn comes. */
+static void gone_meanwhile(void)
+{
+	for (int way = 0; way < 2; way++) {
+		struct scene scene;
+
+		open_scene(&scene, IBV_MW_TYPE_1);
+		/* The bind waits in SQD: IBTA 10.3.1.4. */
+		CHECK_EQUAL(to_state(&scene.b, IBV_QPS_SQD), 0);
+		CHECK_EQUAL(bind_type_1(&scene.b, scene.mw, 72, part(scene.mr, 0, 64, 0)), 0);
+		if (way) {
+			CHECK_EQUAL(dealloc(scene.mw), 0);
+			scene.mw = NULL;
+		} else {
+			CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+			scene.mr = NULL;
+		}
+		CHECK_EQUAL(poll_cq(&scene.b, 1, &(struct ibv_wc){0}), 0);
+		CHECK_EQUAL(to_state(&scene.b, IBV_QPS_RTS), 0);
+		expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
+		close_scene(&scene);
+	}
+}
+
+/* ---- order --------------------------------------------------------------------------------- */
+
+/* Binding needs no peer, only RTS. */
+static void before_the_peer(void)
+{
+	struct scene scene;
+
+	open_side(&scene.a, (struct options){0});
+	open_side(&scene.b, (struct options){0});
+	struct address address_a = address_of_side(&scene.a), address_b = address_of_side(&scene.b);
+
+	bring_up(&scene.b, &address_a);
+	CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 8192, MR_RIGHTS));
+	CHECK(scene.mw = scene.b.context->ops.alloc_mw(scene.b.pd, IBV_MW_TYPE_1));
+	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+
+	bring_up(&scene.a, &address_b);
+	allowed(&scene, write_to(&scene, 0, 8, key));
+	close_scene(&scene);
+}
+
+/* Local requests between messages, over and over, and with the peer making us begin again: each is
+ * carried out once, all complete in order, and no message is lost or doubled. */
+static void among_messages(void)
+{
+	struct scene scene;
+	uint32_t key;
+
+	open_scene(&scene, IBV_MW_TYPE_2);
+	key = scene.mw->rkey;
+	for (unsigned round = 0; round < 50; round++) {
+		bool late = round % 2;
+		struct ibv_send_wr wrs[8];
+		struct ibv_sge sge = {.addr = (uintptr_t)scene.b.memory + 4096, .length = 8,
+				      .lkey = scene.b.mr->lkey};
+		static const enum ibv_wr_opcode opcodes[8] = {
+			IBV_WR_SEND, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND, IBV_WR_BIND_MW,
+			IBV_WR_SEND, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
+		};
+
+		for (unsigned i = 0; i < 8; i++) {
+			wrs[i] = (struct ibv_send_wr){.wr_id = i, .opcode = opcodes[i],
+						      .sg_list = &sge, .num_sge = 1,
+						      .next = i < 7 ? &wrs[i + 1] : NULL};
+			if (opcodes[i] == IBV_WR_BIND_MW) {
+				struct ibv_send_wr *next = wrs[i].next;
+
+				key = next_key(key);
+				wrs[i] = bind_wr(scene.mw, i, key, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+				wrs[i].next = next;
+			}
+			if (opcodes[i] == IBV_WR_LOCAL_INV)
+				wrs[i].invalidate_rkey = key;
+		}
+		if (!late)
+			for (unsigned i = 0; i < 3; i++)
+				CHECK_EQUAL(post_recv_at(&scene.a, i, i * 8, 8), 0);
+		fill(scene.b.memory + 4096, 8, round);
+		CHECK_EQUAL(post_wr(&scene.b, wrs), 0);
+		if (late) {
+			CHECK_EQUAL(poll_cq(&scene.b, 1, &(struct ibv_wc){0}), 0);
+			for (unsigned i = 0; i < 3; i++)
+				CHECK_EQUAL(post_recv_at(&scene.a, i, i * 8, 8), 0);
+		}
+		for (unsigned i = 0; i < 8; i++)
+			expect_wc(&scene.b, i, IBV_WC_SUCCESS);
+		for (unsigned i = 0; i < 3; i++) {
+			expect_wc(&scene.a, i, IBV_WC_SUCCESS);
+			CHECK(filled(scene.a.memory + i * 8, 8, round));
+		}
+		allowed(&scene, write_to(&scene, 0, 8, key));
+		CHECK_EQUAL(invalidate(&scene.b, 9, key, 0), 0);
+		expect_wc(&scene.b, 9, IBV_WC_SUCCESS);
+	}
+	close_scene(&scene);
+}
+
+/* Unsignaled ones say nothing, unless they fail. */
+static void unsignaled(void)
+{
+	struct scene scene;
+
+	open_pair(&scene.a, &scene.b, (struct options){.signal_none = true});
+	CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 8192, MR_RIGHTS));
+	CHECK(scene.mw = scene.b.context->ops.alloc_mw(scene.b.pd, IBV_MW_TYPE_2));
+	uint32_t key = next_key(scene.mw->rkey);
+
+	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)), 0);
+	CHECK_EQUAL(invalidate(&scene.b, 2, key, IBV_SEND_SIGNALED), 0);
+	expect_wc(&scene.b, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(invalidate(&scene.b, 3, key, 0), 0);
+	expect_wc(&scene.b, 3, IBV_WC_MW_BIND_ERR);
+	close_scene(&scene);
+}
+
+/* A fence waits for READs before it (IBTA 10.8.3.3), and nothing else does.  The peer is in our
+ * hands: it answers when we say so. */
+static void fence(void)
+{
+	for (int fenced = 0; fenced < 2; fenced++) {
+		const struct address nobody = {.psn = 100, .qpn = 77};
+		struct side side;
+		int fds[2];
+
+		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+		open_side(&side, (struct options){0});
+		bring_up(&side, &nobody);
+		soft_lock();
+		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+		soft_unlock();
+
+		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, MR_RIGHTS);
+		struct ibv_mw *mw = side.context->ops.alloc_mw(side.pd, IBV_MW_TYPE_1);
+		struct ibv_mw_bind bind = {.wr_id = 2, .bind_info = part(mr, 0, 64, REMOTE_RIGHTS),
+					   .send_flags = fenced ? IBV_SEND_FENCE : 0};
+		uint8_t frame[SOFT_FRAME_HEADER + 8];
+
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1,
+							 .length = 8}), 0);
+		CHECK_EQUAL(recv(fds[0], frame, SOFT_FRAME_HEADER, MSG_WAITALL), SOFT_FRAME_HEADER);
+		CHECK_EQUAL(side.context->ops.bind_mw(side.qp, mw, &bind), 0);
+		CHECK_EQUAL(poll_cq(&side, 1, &(struct ibv_wc){0}), 0);
+		/* A region with a window bound to it is busy, so we see whether it is. */
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
+		soft_frame_encode(frame, &(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8,
+							      .total = 8, .psn = side.psn});
+		CHECK_EQUAL(send(fds[0], frame, sizeof(frame), 0), sizeof(frame));
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		/* Fenced it comes too late for the region. */
+		expect_wc(&side, 2, fenced ? IBV_WC_MW_BIND_ERR : IBV_WC_SUCCESS);
+		CHECK_EQUAL(side.context->ops.dealloc_mw(mw), 0);
+		if (!fenced)
+			CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		close(fds[0]);
+		close_side(&side);
+	}
+}
+
+/* ---- threads ------------------------------------------------------------------------------- */
+
+static void *bind_and_invalidate(void *of)
+{
+	struct scene *scene = of;
+	uint32_t key = scene->mw->rkey;
+
+	for (int i = 0; i < 300; i++) {
+		key = next_key(key);
+		CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, key,
+					part(scene->mr, 0, 64, REMOTE_RIGHTS)), 0);
+		CHECK_EQUAL(invalidate(&scene->b, 2, key, 0), 0);
+		expect_wc(&scene->b, 1, IBV_WC_SUCCESS);
+		expect_wc(&scene->b, 2, IBV_WC_SUCCESS);
+		struct ibv_mw *other = scene->b.context->ops.alloc_mw(scene->b.pd, IBV_MW_TYPE_1);
+
+		CHECK(other);
+		CHECK_EQUAL(dealloc(other), 0);
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	enum { THREADS = 3 };
+	struct scene scenes[THREADS];
+	pthread_t ids[THREADS];
+
+	for (int i = 0; i < THREADS; i++) {
+		open_scene(&scenes[i], IBV_MW_TYPE_2);
+		CHECK_EQUAL(pthread_create(&ids[i], NULL, bind_and_invalidate, &scenes[i]), 0);
+	}
+	for (int i = 0; i < THREADS; i++) {
+		CHECK_EQUAL(pthread_join(ids[i], NULL), 0);
+		close_scene(&scenes[i]);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(90);
+	STEP(objects());
+	STEP(not_bound());
+	STEP(not_an_lkey());
+	STEP(reached());
+	STEP(zero_based());
+	STEP(beyond());
+	STEP(rights());
+	STEP(other_queue_pair());
+	STEP(bound_again());
+	STEP(region_is_busy());
+	STEP(invalidated_here());
+	STEP(invalidated_by_peer());
+	STEP(invalidation_refused());
+	STEP(local_invalidation_refused());
+	STEP(invalidated_under_fire());
+	STEP(out_of_the_region());
+	STEP(region_does_not_allow());
+	STEP(wrong_objects());
+	STEP(posting());
+	STEP(gone_meanwhile());
+	STEP(before_the_peer());
+	STEP(among_messages());
+	STEP(unsignaled());
+	STEP(fence());
+	STEP(threads());
+	return 0;
+}
