@@ -130,13 +130,24 @@ class UnsupportedError(VerbsError):
 
 
 class DeviceNotFoundError(VerbsError):
-    """There is no device ``name``; ``known`` are the names there are."""
+    """There is no device ``name``; ``known`` are the names there are.
 
-    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+    ``wanted`` says what was looked for beside a name, ``detail`` what the devices have of it.
+    """
+
+    def __init__(
+        self, name: str, known: Iterable[str] = (), *, wanted: str = "", detail: str = ""
+    ) -> None:
         self.name = name
         self.known = tuple(known)
-        there = f"there are: {', '.join(self.known)}" if self.known else "there is no device at all"
-        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no device {name!r}; {there}")
+        who = f"device {name!r}" if name or not wanted else "device"
+        if wanted:
+            who += f" with {wanted}"
+        if not self.known:
+            there = "there is no device at all"
+        else:
+            there = f"there are: {detail or ', '.join(self.known)}"
+        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no {who}; {there}")
 
 
 _PACKAGES = {

@@ -142,7 +142,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
     "embedded": frozenset({"UD", "CM lookups", "CM ECE", "IPv6 multicast"}),
-    "rxe": frozenset({"IPv6 multicast"}),
+    "rxe": frozenset({"IPv6 multicast", "extended completion queues"}),
 }
 
 

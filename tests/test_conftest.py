@@ -21,7 +21,7 @@ def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_device_is_a_failure() -> None:
-    done = pytest_run("--device", "nobody0", "tests/verbs/test_device.py", "-k", "gid_table")
+    done = pytest_run("--device", "nobody0", "tests/verbs/test_ports.py", "-k", "gid_table")
     assert done.returncode == 1
     assert "--device nobody0: " in done.stdout
     assert "no device 'nobody0'; there are: " in done.stdout

@@ -62,6 +62,8 @@ class GidEntries:
 class Device:
     node_type: int
     transport_type: int
+    @property
+    def ibdev_path(self) -> Text: ...
 
 class DeviceList:
     def __getitem__(self, index: int) -> Device: ...
@@ -627,6 +629,9 @@ class FFI:
     ) -> CompletionQueue: ...
     @overload
     def cast(self, cdecl: Literal["struct sockaddr *"], source: SocketStorage) -> SocketAddress: ...
+    @overload
+    def addressof(self, cdata: DeviceAttrEx, field: Literal["orig_attr"]) -> DeviceAttr: ...
+    @overload
     def addressof(
         self, cdata: Address, field: Literal["src_storage", "dst_storage"]
     ) -> SocketStorage: ...
@@ -638,6 +643,7 @@ class FFI:
     def typeof(self, cdecl: str | object) -> CType: ...
 
 class Lib:
+    IBV_VALUES_MASK_RAW_CLOCK: Final[int]
     def aiordma_system_calls(
         self, calls: Pointer[Calls], error: Characters, error_size: int
     ) -> int: ...

@@ -79,6 +79,39 @@ class GIDEntry:
             ndev,
         )
 
+    def __str__(self) -> str:
+        """As the texts of errors name it: index, GID, type, interface."""
+        kind = self.gid_type.name.replace("ROCE_V", "RoCE v")
+        ndev = f", {self.ndev}" if self.ndev else ""
+        return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
+
+    def can_reach(self, to: GID) -> bool:
+        """False when packets from here to ``to`` cannot be: an empty GID, or IPv4 and IPv6 mixed.
+
+        InfiniBand's GIDs are not addresses of IP and say nothing about that.
+        """
+        if self.gid.is_zero or to.is_zero:
+            return False
+        return self.gid_type is GIDType.IB or self.gid.ip.version == to.ip.version
+
+    def problem(self, to: GID | None = None) -> str:
+        """What is wrong with this entry as the way to ``to``, or to anybody; empty when nothing.
+
+        It may work all the same, within one link or one host.
+        """
+        if self.gid.is_zero:
+            return "is empty"
+        if self.gid_type is GIDType.IB:
+            return ""
+        if to is not None and not self.can_reach(to):
+            return f"is an address of IPv{self.gid.ip.version} and cannot reach {to}"
+        if self.gid_type is GIDType.ROCE_V1:
+            return "is of RoCE v1, which no router passes on and RoCE v2 does not understand"
+        for is_local, reach in (("is_link_local", "its own link"), ("is_loopback", "its own host")):
+            if getattr(self.gid.ip, is_local) and not (to and getattr(to.ip, is_local)):
+                return f"reaches nobody beyond {reach}"
+        return ""
+
     def preference(self) -> tuple[int, int, int]:
         """Sort key of the automatic choice, best first: routable RoCE v2 before everything.
 

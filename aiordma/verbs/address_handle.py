@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._core.handshake import Endpoint
@@ -83,8 +84,14 @@ def vector_to(
     sl: int = 0,
     static_rate: int = 0,
 ) -> AddressVector:
-    """The way from one exchanged endpoint to the other. ValueError when ``local`` is not here."""
+    """The way from one exchanged endpoint to the other. ValueError when ``local`` is not here.
+
+    VerbsError (ENETUNREACH), before the device is asked, when its GID cannot reach the peer's.
+    """
     source = source_entry(context, local)
+    if remote.is_global and not source.can_reach(GID(remote.gid)):
+        problem = context.explain_gid(source, GID(remote.gid))
+        raise VerbsError(errno.ENETUNREACH, "ibv_modify_qp", problem)
     return AddressVector(
         dgid=GID(remote.gid) if remote.is_global else None,
         sgid_index=source.gid_index,

@@ -133,6 +133,7 @@ class PortAttributes:
     phys_state: int
     link_layer: LinkLayer
     flags: int
+    port_cap_flags2: int
 
     @property
     def gigabits(self) -> float | None:
@@ -166,4 +167,5 @@ class PortAttributes:
             phys_state=attr.phys_state,
             link_layer=LinkLayer(attr.link_layer),
             flags=attr.flags,
+            port_cap_flags2=attr.port_cap_flags2,
         )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import Library, failure, ffi, lib
-from aiordma.errors import VerbsError
+from aiordma.errors import UnsupportedError
 
-from .address import GID, GIDEntry, IPAddress
-from .attributes import DeviceAttributes, PortAttributes
+from .attributes import DeviceAttributes
+from .capabilities import ExtendedDeviceAttributes
 from .completion import CompletionChannel, CompletionQueue
 from .enums import EventType
+from .ports import Ports
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
 
@@ -35,6 +38,7 @@ _QP_EVENTS = frozenset(
         EventType.QP_LAST_WQE_REACHED,
     }
 )
+_SRQ_EVENTS = frozenset({EventType.SRQ_ERR, EventType.SRQ_LIMIT_REACHED})
 _PORT_EVENTS = frozenset(
     {
         EventType.PORT_ACTIVE,
@@ -65,7 +69,7 @@ _borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakV
 _borrow_lock = threading.Lock()
 
 
-class Context(Resource["h.ContextPointer"]):
+class Context(Ports):
     """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
 
     Queries and making children may be called from any thread. Its children keep it alive;
@@ -82,6 +86,7 @@ class Context(Resource["h.ContextPointer"]):
         destroy = (lambda _: None) if borrowed else library.calls.ibv_close_device
         super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
         self._attributes: DeviceAttributes | None = None
+        self._extended: ExtendedDeviceAttributes | None = None
         # Whom an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
@@ -122,61 +127,46 @@ class Context(Resource["h.ContextPointer"]):
             self._attributes = DeviceAttributes.read(attr)
         return self._attributes
 
-    def query_port(self, port_num: int = 1) -> PortAttributes:
-        """State and limits of a port, as they are now. Ports count from 1."""
-        attr = ffi.new("struct ibv_port_attr *")
-        compat = ffi.cast("struct _compat_ibv_port_attr *", attr)
-        try:
-            self.library.calls.ibv_query_port(self.pointer, port_num, compat)
-        except VerbsError as error:
-            raise self._explained(error, f"port {port_num} of {self.name}") from None
-        return PortAttributes.read(port_num, attr)
+    def query_device_ex(self) -> ExtendedDeviceAttributes:
+        """Limits and capabilities with those beyond the basics, asked once.
 
-    def query_gid_table(self) -> list[GIDEntry]:
-        """The GIDs of all ports, empty entries left out."""
-        ports = range(1, self.query_device().phys_port_cnt + 1)
-        room = max(1, sum(self.query_port(port).gid_tbl_len for port in ports))
-        entries = ffi.new("struct ibv_gid_entry[]", room)
-        size = ffi.sizeof("struct ibv_gid_entry")
-        count = self.library.calls._ibv_query_gid_table(self.pointer, entries, room, 0, size)
-        return [GIDEntry.read(entries[index]) for index in range(count)]
-
-    def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
-        """One entry of a port's GID table. VerbsError (ENODATA) when the entry is empty."""
-        entry = ffi.new("struct ibv_gid_entry *")
-        size = ffi.sizeof("struct ibv_gid_entry")
-        try:
-            self.library.calls._ibv_query_gid_ex(self.pointer, port_num, index, entry, 0, size)
-        except VerbsError as error:
-            where = f"GID index {index} of port {port_num} of {self.name}"
-            raise self._explained(error, where) from None
-        return GIDEntry.read(entry)
-
-    def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """One entry of a port's P_Key table."""
-        pkey = ffi.new("uint16_t *")
-        self.library.calls.ibv_query_pkey(self.pointer, port_num, index, pkey)
-        return int.from_bytes(ffi.buffer(pkey)[:], "big")
-
-    def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
-        """The entry of a local IP address, RoCE v2 before others. ValueError if there is none."""
-        gid = GID.from_ip(ip)
-        table = [e for e in self.query_gid_table() if port_num in (None, e.port_num)]
-        found = [entry for entry in table if entry.gid == gid]
-        if not found:
-            there = ", ".join(str(entry.gid) for entry in table) or "none"
-            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs: {there}")
-        return min(found, key=GIDEntry.preference)
-
-    def choose_gid(self, port_num: int = 1) -> GIDEntry:
-        """The best entry of a port: routable RoCE v2 first, loopback and link-local last.
-
-        ValueError when the port has no GID.
+        Of a library or device that cannot be asked so, all that is beyond them is zero.
         """
-        table = [e for e in self.query_gid_table() if e.port_num == port_num]
-        if not table:
-            raise ValueError(f"port {port_num} of {self.name} has no GID")
-        return min(table, key=GIDEntry.preference)
+        if self._extended is None:
+            attr = ffi.new("struct ibv_device_attr_ex *")
+            calls = self.library.calls
+            try:
+                calls.ibv_query_device_ex(self.pointer, attr)
+            except UnsupportedError:
+                calls.ibv_query_device(self.pointer, ffi.addressof(attr, "orig_attr"))
+            self._extended = ExtendedDeviceAttributes.read(attr)
+        return self._extended
+
+    def query_rt_values_ex(self) -> int:
+        """The device's clock, as completion timestamps read it: ibv_query_rt_values_ex(3).
+
+        Ticks of ``hca_core_clock``, the number of which ``completion_timestamp_mask`` bounds.
+        UnsupportedError where the clock cannot be read.
+        """
+        values = ffi.new("struct ibv_values_ex *")
+        values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
+        with self.offering("reading its clock"):
+            self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
+        if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
+            raise UnsupportedError(
+                "reading its clock", device=self.name, verb="ibv_query_rt_values_ex"
+            )
+        return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
+
+    @contextmanager
+    def offering(self, capability: str) -> Iterator[None]:
+        """An UnsupportedError inside the ``with`` becomes one that names device and capability."""
+        try:
+            yield
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                capability, device=self.name, verb=error.verb, errno=error.errno or 0
+            ) from None
 
     # --- what is made here -----------------------------------------------------------------
 
@@ -233,14 +223,13 @@ class Context(Resource["h.ContextPointer"]):
             element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.qp)))
         elif kind is EventType.CQ_ERR:
             element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.cq)))
+        elif kind in _SRQ_EVENTS:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.srq)))
         return AsyncEvent(kind, element)
 
     def route_events(self, address: int, element: Resource[Any]) -> None:
         """Name ``element`` in events of the C structure at ``address``; for this package."""
         self._elements[address] = element
-
-    def _explained(self, error: VerbsError, detail: str) -> VerbsError:
-        return failure(error.verb, error.errno or 0, detail)
 
     def _label(self) -> str:
         return f"Context {self.name}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiordma._native import Library, embedded, ffi, system
-from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError
+from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
+from .address import GID, IPAddress
 from .attributes import guid_from_network
 from .context import Context
 from .enums import NodeType, PortState, TransportType
@@ -35,6 +37,7 @@ class Device:
     node_type: NodeType = field(compare=False)
     transport_type: TransportType = field(compare=False)
     guid: int = field(compare=False)
+    sysfs_path: str = field(compare=False, default="")
 
     def open(self) -> Context:
         """Open it. Close the context, or use it in ``with``.
@@ -49,6 +52,16 @@ class Device:
                 raise DeviceNotFoundError(self.name, names)
             pointer = calls.ibv_open_device(pointers[names.index(self.name)])
         return Context(self.library, pointer, self.name)
+
+    @property
+    def numa_node(self) -> int | None:
+        """The NUMA node that the device is near to; None when it has none or does not say."""
+        path = Path(self.sysfs_path, "device", "numa_node")
+        try:
+            node = int(path.read_text()) if self.sysfs_path else -1
+        except (OSError, ValueError):  # a device that is no piece of hardware has no such file
+            return None
+        return node if node >= 0 else None
 
     def __repr__(self) -> str:
         return f"<Device {self.name} ({self.library.name}) guid {self.guid:#018x}>"
@@ -85,25 +98,55 @@ def devices() -> list[Device]:
                     node_type=NodeType(pointer.node_type),
                     transport_type=TransportType(pointer.transport_type),
                     guid=guid_from_network(library.calls.ibv_get_device_guid(pointer)),
+                    sysfs_path=ffi.string(pointer.ibdev_path).decode(errors="replace"),
                 )
                 for pointer in pointers
             ]
     return found
 
 
-def find_device(name: str | None = None) -> Device:
-    """The device of that name; with None the first one of the system with an active port.
+def find_device(
+    name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
+) -> Device:
+    """The device of that name, with that local IP address, with that GUID; or the default one.
 
-    Without such a device, None gives the embedded one. Raises DeviceNotFoundError, which lists
-    the names there are, for a name that is not among them.
+    Given several of them, all must fit; those of the system come first. Given none, the first
+    one of the system with an active port, or else the embedded one. Raises DeviceNotFoundError,
+    which lists what there is.
     """
     found = devices()
-    if name is None:
+    if name is None and ip is None and guid is None:
         return next((device for device in found if _is_default(device)), found[-1])
+    gids: dict[str, str] = {}
     for device in found:
-        if device.name == name:
+        if name not in (None, device.name) or guid not in (None, device.guid):
+            continue
+        if ip is None or _has_address(device, GID.from_ip(ip), gids):
             return device
-    raise DeviceNotFoundError(name, [device.name for device in found])
+    wanted = [f"the address {ip}"] if ip is not None else []
+    wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
+    known = [device.name for device in found]
+    if not wanted:
+        raise DeviceNotFoundError(str(name), known)
+    there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
+    raise DeviceNotFoundError(
+        name or "",
+        known,
+        wanted=" and ".join(wanted),
+        detail="; ".join(f"{name}: {text}" for name, text in there.items()),
+    )
+
+
+def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
+    """Whether the device has that GID; what it has goes into ``gids``."""
+    try:
+        with device.open() as context:
+            table = [entry.gid for entry in context.query_gid_table()]
+    except VerbsError as error:  # such as no permission: it may be another one that is meant
+        gids[device.name] = str(error)
+        return False
+    gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
+    return gid in table
 
 
 def _is_default(device: Device) -> bool:
@@ -114,6 +157,8 @@ def _is_default(device: Device) -> bool:
         return any(context.query_port(port).state is PortState.ACTIVE for port in ports)
 
 
-def open_device(name: str | None = None) -> Context:
+def open_device(
+    name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
+) -> Context:
     """Open the device that :func:`find_device` finds."""
-    return find_device(name).open()
+    return find_device(name, ip=ip, guid=guid).open()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,58 @@ def test_unknown_name_lists_the_names(device: verbs.Device) -> None:
     assert isinstance(caught.value, OSError)
 
 
+def test_by_address(device: verbs.Device, context: verbs.Context) -> None:
+    for entry in context.query_gid_table():
+        found = verbs.find_device(device.name, ip=entry.gid.ip)
+        assert found == device
+    with verbs.open_device(ip=str(context.choose_gid().gid.ip)) as opened:
+        assert opened.choose_gid().gid == context.choose_gid().gid
+
+
+def test_an_address_that_no_device_has(device: verbs.Device, context: verbs.Context) -> None:
+    with pytest.raises(DeviceNotFoundError) as caught:
+        verbs.find_device(ip="192.0.2.77")
+    assert device.name in caught.value.known
+    text = str(caught.value)
+    assert "no device with the address 192.0.2.77; there are: " in text
+    assert f"{device.name}: " in text
+    assert str(context.choose_gid().gid.ip) in text
+
+
+def test_a_device_that_cannot_be_opened_is_named(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: verbs.Device) -> verbs.Context:
+        raise VerbsError(errno.EACCES, "ibv_open_device")
+
+    monkeypatch.setattr(verbs.Device, "open", refuse)
+    with pytest.raises(DeviceNotFoundError, match=f"{device.name}: .*Permission denied"):
+        verbs.find_device(ip="192.0.2.77")
+
+
+def test_by_guid(device: verbs.Device) -> None:
+    assert verbs.find_device(guid=device.guid) == device
+    assert verbs.find_device(device.name, guid=device.guid) == device
+    with pytest.raises(DeviceNotFoundError) as caught:
+        verbs.find_device(guid=0x0002C90300001234)
+    assert "no device with the GUID 0x0002c90300001234" in str(caught.value)
+    assert f"{device.name}: GUID {device.guid:#018x}" in str(caught.value)
+    with pytest.raises(DeviceNotFoundError, match="no device 'nobody' with the GUID"):
+        verbs.find_device("nobody", guid=device.guid)
+
+
+def test_numa_node(device: verbs.Device, tmp_path: Path) -> None:
+    assert device.numa_node is None  # software is near to no memory in particular
+    if device.library.name == "system":
+        assert Path(device.sysfs_path).name == device.name
+    card = replace(device, sysfs_path=str(tmp_path))
+    (tmp_path / "device").mkdir()
+    file = tmp_path / "device" / "numa_node"
+    for text, node in (("1\n", 1), ("0\n", 0), ("-1\n", None), ("?\n", None)):
+        file.write_text(text)
+        assert card.numa_node == node
+
+
 def test_a_device_that_has_gone(device: verbs.Device) -> None:
     gone = verbs.Device("gone0", device.library, device.node_type, device.transport_type, 0)
     with pytest.raises(DeviceNotFoundError, match="gone0"):
@@ -64,63 +118,6 @@ def test_device_attributes(context: verbs.Context) -> None:
     assert attributes.max_mr_size >= 1 << 30
     assert attributes.atomic_cap is not verbs.AtomicCapability.NONE
     assert context.num_comp_vectors >= 1
-
-
-def test_port_attributes(context: verbs.Context) -> None:
-    port = context.query_port(1)
-    assert port.port_num == 1
-    assert port.state is verbs.PortState.ACTIVE
-    assert port.link_layer is verbs.LinkLayer.ETHERNET
-    assert verbs.MTU.MTU_256 <= port.active_mtu <= port.max_mtu
-    assert port.gid_tbl_len >= 1
-    assert port.max_msg_sz >= 1 << 20
-    assert port.gigabits is None or port.gigabits > 0
-
-
-@pytest.mark.parametrize("port_num", [0, 9])
-def test_a_port_that_is_not_there(context: verbs.Context, port_num: int) -> None:
-    with pytest.raises(VerbsError, match=f"port {port_num} of {context.name}") as caught:
-        context.query_port(port_num)
-    assert caught.value.verb == "ibv_query_port"
-    assert caught.value.errno == errno.EINVAL
-
-
-def test_gid_table(context: verbs.Context) -> None:
-    table = context.query_gid_table()
-    assert table
-    for entry in table:
-        assert entry.port_num == 1
-        assert not entry.gid.is_zero
-        assert entry.gid_type in (verbs.GIDType.ROCE_V1, verbs.GIDType.ROCE_V2)
-        assert context.query_gid(entry.gid_index, entry.port_num) == entry
-        assert context.find_gid(entry.gid.ip).gid == entry.gid
-    assert len({entry.gid_index for entry in table}) == len(table)
-
-
-def test_chosen_gid_can_be_reached_best(context: verbs.Context) -> None:
-    chosen = context.choose_gid()
-    assert chosen.gid_type is verbs.GIDType.ROCE_V2
-    assert not chosen.gid.ip.is_link_local
-    assert chosen in context.query_gid_table()
-
-
-def test_a_gid_that_is_not_there(context: verbs.Context) -> None:
-    with pytest.raises(ValueError, match=r"192\.0\.2\.77"):
-        context.find_gid("192.0.2.77")
-    with pytest.raises(ValueError, match="port 7"):
-        context.choose_gid(port_num=7)
-    beyond = context.query_port().gid_tbl_len
-    with pytest.raises(VerbsError, match=f"_ibv_query_gid_ex: .*GID index {beyond} of port 1"):
-        context.query_gid(beyond)
-
-
-def test_default_pkey(context: verbs.Context) -> None:
-    assert context.query_pkey(0) == 0xFFFF
-
-
-def test_a_pkey_that_is_not_there(context: verbs.Context) -> None:
-    with pytest.raises(VerbsError, match="ibv_query_pkey"):
-        context.query_pkey(1 << 15)
 
 
 def test_closed_context_says_so(device: verbs.Device) -> None:

@@ -1,0 +1,120 @@
+"""What a device offers beyond the basics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import ffi
+from aiordma.errors import UnsupportedError
+from aiordma.verbs import OdpCapability, OdpOperations, PciAtomicSizes, QPType, RawPacketCapability
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+def test_the_basics_are_the_same(context: verbs.Context) -> None:
+    extended = context.query_device_ex()
+    assert extended.orig_attr == context.query_device()
+    assert extended is context.query_device_ex()
+
+
+@pytest.mark.needs("extended completion queues")
+def test_timestamps_have_a_clock(context: verbs.Context) -> None:
+    before = context.query_rt_values_ex()
+    extended = context.query_device_ex()
+    assert extended.completion_timestamp_mask
+    assert extended.hca_core_clock
+    after = context.query_rt_values_ex()
+    elapsed = (after - before) & extended.completion_timestamp_mask
+    assert 0 <= extended.seconds(elapsed) < 60
+
+
+def test_a_clock_without_a_frequency_measures_nothing(context: verbs.Context) -> None:
+    attr = ffi.new("struct ibv_device_attr_ex *")
+    with pytest.raises(ValueError, match="frequency"):
+        verbs.ExtendedDeviceAttributes.read(attr).seconds(7)
+
+
+def test_a_device_that_cannot_be_asked_offers_nothing_more(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(pointer: h.ContextPointer, attr: h.DeviceAttrEx) -> None:
+        raise UnsupportedError("ibv_query_device_ex")
+
+    monkeypatch.setattr(context.library.calls, "ibv_query_device_ex", older)
+    extended = context.query_device_ex()
+    assert extended.orig_attr == context.query_device()
+    empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
+    assert extended.odp_caps == empty.odp_caps
+    assert extended.cq_mod_caps == verbs.CQModerationCapabilities(0, 0)
+    assert extended.max_dm_size == extended.completion_timestamp_mask == 0
+
+
+def test_every_member_is_read() -> None:
+    """A structure with a different number in every place."""
+    attr = ffi.new("struct ibv_device_attr_ex *")
+    attr.orig_attr.max_qp = 1
+    attr.odp_caps.general_caps = 3
+    attr.odp_caps.per_transport_caps.rc_odp_caps = 0b1
+    attr.odp_caps.per_transport_caps.uc_odp_caps = 0b10
+    attr.odp_caps.per_transport_caps.ud_odp_caps = 0b100
+    attr.xrc_odp_caps = 0b1000
+    attr.completion_timestamp_mask = (1 << 48) - 1
+    attr.hca_core_clock = 156250
+    attr.device_cap_flags_ex = 1 << 40
+    attr.tso_caps.max_tso = 262144
+    attr.tso_caps.supported_qpts = 1 << 8
+    attr.rss_caps.supported_qpts = 1 << 8 | 1 << 4
+    attr.rss_caps.max_rwq_indirection_tables = 5
+    attr.rss_caps.max_rwq_indirection_table_size = 6
+    attr.rss_caps.rx_hash_fields_mask = 1 << 31
+    attr.rss_caps.rx_hash_function = 1
+    attr.max_wq_type_rq = 7
+    attr.packet_pacing_caps.qp_rate_limit_min = 8
+    attr.packet_pacing_caps.qp_rate_limit_max = 9
+    attr.packet_pacing_caps.supported_qpts = 1 << 2
+    attr.raw_packet_caps = 0b101
+    attr.tm_caps.max_rndv_hdr_size = 10
+    attr.tm_caps.max_num_tags = 11
+    attr.tm_caps.flags = 1
+    attr.tm_caps.max_ops = 12
+    attr.tm_caps.max_sge = 13
+    attr.cq_mod_caps.max_cq_count = 14
+    attr.cq_mod_caps.max_cq_period = 15
+    attr.max_dm_size = 16
+    attr.pci_atomic_caps.fetch_add = 1
+    attr.pci_atomic_caps.swap = 2
+    attr.pci_atomic_caps.compare_swap = 4
+    attr.phys_port_cnt_ex = 300
+    got = verbs.ExtendedDeviceAttributes.read(attr)
+    assert got.orig_attr.max_qp == 1
+    assert got.odp_caps == verbs.OdpCapabilities(
+        OdpCapability.SUPPORT | OdpCapability.SUPPORT_IMPLICIT,
+        OdpOperations.SUPPORT_SEND,
+        OdpOperations.SUPPORT_RECV,
+        OdpOperations.SUPPORT_WRITE,
+        OdpOperations.SUPPORT_READ,
+    )
+    assert got.completion_timestamp_mask == (1 << 48) - 1
+    assert got.hca_core_clock == 156250
+    assert got.seconds(156_250_000) == 1
+    assert got.device_cap_flags_ex == 1 << 40
+    assert got.tso_caps == verbs.TsoCapabilities(262144, frozenset({QPType.RAW_PACKET}))
+    assert got.rss_caps == verbs.RssCapabilities(
+        frozenset({QPType.RAW_PACKET, QPType.UD}), 5, 6, 1 << 31, 1
+    )
+    assert got.max_wq_type_rq == 7
+    assert got.packet_pacing_caps == verbs.PacketPacingCapabilities(8, 9, frozenset({QPType.RC}))
+    assert got.raw_packet_caps == RawPacketCapability.CVLAN_STRIPPING | RawPacketCapability.IP_CSUM
+    assert got.tm_caps == verbs.TagMatchingCapabilities(10, 11, 1, 12, 13)
+    assert got.cq_mod_caps == verbs.CQModerationCapabilities(14, 15)
+    assert got.max_dm_size == 16
+    assert got.pci_atomic_caps == verbs.PciAtomicCapabilities(
+        PciAtomicSizes.OPERATION_4_BYTE_SIZE_SUP,
+        PciAtomicSizes.OPERATION_8_BYTE_SIZE_SUP,
+        PciAtomicSizes.OPERATION_16_BYTE_SIZE_SUP,
+    )
+    assert got.phys_port_cnt_ex == 300

@@ -1,0 +1,232 @@
+"""Ports: state and limits, the GID table and how one is chosen, P_Keys."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import lib
+from aiordma.errors import VerbsError
+from aiordma.verbs import GID, GIDEntry, GIDType
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair
+
+
+def test_port_attributes(context: verbs.Context) -> None:
+    port = context.query_port(1)
+    assert port.port_num == 1
+    assert port.state is verbs.PortState.ACTIVE
+    assert port.link_layer is verbs.LinkLayer.ETHERNET
+    assert verbs.MTU.MTU_256 <= port.active_mtu <= port.max_mtu
+    assert port.gid_tbl_len >= 1
+    assert port.max_msg_sz >= 1 << 20
+    assert port.gigabits is None or port.gigabits > 0
+
+
+@pytest.mark.parametrize("port_num", [0, 9])
+def test_a_port_that_is_not_there(context: verbs.Context, port_num: int) -> None:
+    with pytest.raises(VerbsError, match=f"port {port_num} of {context.name}") as caught:
+        context.query_port(port_num)
+    assert caught.value.verb == "ibv_query_port"
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_gid_table(context: verbs.Context) -> None:
+    table = context.query_gid_table()
+    assert table
+    for entry in table:
+        assert entry.port_num == 1
+        assert not entry.gid.is_zero
+        assert entry.gid_type in (verbs.GIDType.ROCE_V1, verbs.GIDType.ROCE_V2)
+        assert context.query_gid(entry.gid_index, entry.port_num) == entry
+        assert context.find_gid(entry.gid.ip).gid == entry.gid
+    assert len({entry.gid_index for entry in table}) == len(table)
+
+
+def test_chosen_gid_can_be_reached_best(context: verbs.Context) -> None:
+    chosen = context.choose_gid()
+    assert chosen.gid_type is verbs.GIDType.ROCE_V2
+    assert not chosen.gid.ip.is_link_local
+    assert chosen in context.query_gid_table()
+
+
+def test_a_gid_that_is_not_there(context: verbs.Context) -> None:
+    with pytest.raises(ValueError, match=r"192\.0\.2\.77"):
+        context.find_gid("192.0.2.77")
+    with pytest.raises(ValueError, match="port 7"):
+        context.choose_gid(port_num=7)
+    beyond = context.query_port().gid_tbl_len
+    with pytest.raises(VerbsError, match=f"_ibv_query_gid_ex: .*GID index {beyond} of port 1"):
+        context.query_gid(beyond)
+
+
+def test_default_pkey(context: verbs.Context) -> None:
+    assert context.query_pkey(0) == 0xFFFF
+
+
+def test_a_pkey_that_is_not_there(context: verbs.Context) -> None:
+    with pytest.raises(VerbsError, match="ibv_query_pkey"):
+        context.query_pkey(1 << 15)
+
+
+def test_an_older_library_knows_a_port_as_well(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call in the context is younger than the exported one, which then has to do."""
+    port = context.query_port()
+
+    class Older:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def aiordma_query_port(self, *arguments: object) -> int:
+            return errno.EOPNOTSUPP
+
+    monkeypatch.setattr("aiordma.verbs.ports.lib", Older())
+    assert context.query_port() == replace(port, port_cap_flags2=0)
+
+
+def test_a_port_that_is_not_active(
+    context: verbs.Context, pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = replace(context.query_port(), state=verbs.PortState.DOWN)
+    monkeypatch.setattr(context, "query_port", lambda port_num=1: down)
+    text = f"port 1 of {context.name} is DOWN, not ACTIVE"
+    with context.create_cq(16) as cq:
+        qp = pd.create_qp(cq)
+        with pytest.raises(VerbsError, match=text) as caught:
+            qp.endpoint()
+        assert caught.value.errno == errno.ENETDOWN
+
+
+# --- choosing a GID ----------------------------------------------------------------------------
+
+
+def entry(index: int, ip: str, gid_type: GIDType = GIDType.ROCE_V2, port: int = 1) -> GIDEntry:
+    return GIDEntry(GID.from_ip(ip), index, port, gid_type, "eth0")
+
+
+LINK_LOCAL = entry(0, "fe80::2")
+ROCE_V1 = entry(1, "10.9.9.1", GIDType.ROCE_V1)
+IPV4 = entry(2, "10.9.9.1")
+IPV6 = entry(3, "fd09:9::1")
+LOOPBACK = entry(4, "127.0.0.1")
+
+
+def with_table(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch, *table: GIDEntry
+) -> verbs.Context:
+    monkeypatch.setattr(context, "query_gid_table", lambda: list(table))
+    return context
+
+
+def test_routable_before_all_else(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_table(context, monkeypatch, LINK_LOCAL, ROCE_V1, LOOPBACK, IPV4, IPV6)
+    assert context.choose_gid() == IPV4
+    assert context.choose_gid(to=GID.from_ip("10.9.9.2")) == IPV4
+    assert context.choose_gid(to=GID.from_ip("fd09:9::2")) == IPV6
+
+
+def test_a_host_with_nothing_but_ipv6(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_table(context, monkeypatch, LINK_LOCAL, IPV6)
+    assert context.choose_gid() == IPV6
+    with_table(context, monkeypatch, LINK_LOCAL)
+    assert context.choose_gid() == LINK_LOCAL
+
+
+@pytest.mark.parametrize(
+    ("chosen", "to", "problem"),
+    [
+        (LINK_LOCAL, None, "reaches nobody beyond its own link"),
+        (LINK_LOCAL, "fd09:9::2", "reaches nobody beyond its own link"),
+        (LINK_LOCAL, "fe80::7", ""),
+        (LOOPBACK, None, "reaches nobody beyond its own host"),
+        (LOOPBACK, "127.0.0.1", ""),
+        (ROCE_V1, None, "is of RoCE v1"),
+        (IPV4, "fd09:9::2", "is an address of IPv4 and cannot reach fd09:9::2"),
+        (IPV6, "10.9.9.2", "is an address of IPv6 and cannot reach ::ffff:10.9.9.2"),
+        (IPV4, "10.9.9.2", ""),
+        (IPV6, None, ""),
+        (entry(5, "::"), None, "is empty"),
+        (entry(6, "fe80::1", GIDType.IB), None, ""),
+    ],
+)
+def test_a_bad_choice_is_explained(
+    context: verbs.Context,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: GIDEntry,
+    to: str | None,
+    problem: str,
+) -> None:
+    with_table(context, monkeypatch, LINK_LOCAL, ROCE_V1, LOOPBACK, IPV4, IPV6)
+    text = context.explain_gid(chosen, GID.from_ip(to) if to else None)
+    if not problem:
+        assert text == ""
+        return
+    assert text.startswith(f"GID index {chosen.gid_index} ({chosen.gid}, ")
+    assert f"of {context.name} {problem}" in text
+    better = IPV6 if to and ":" in to else IPV4
+    assert text.endswith(f"; {better} would do")
+
+
+def test_there_may_be_no_better_one(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_table(context, monkeypatch, LINK_LOCAL)
+    assert context.explain_gid(LINK_LOCAL).endswith("; there is no better one")
+
+
+def test_connecting_over_a_gid_that_cannot_reach_the_peer(
+    context: verbs.Context, pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
+) -> None:
+    mine = context.choose_gid()
+    stranger = "fd09:9::77" if mine.gid.ip.version == 4 else "192.0.2.77"
+    with context.create_cq(16) as cq:
+        qp = pd.create_qp(cq)
+        local = qp.endpoint(mine)
+        remote = replace(local, gid=GID.from_ip(stranger).raw)
+        with pytest.raises(VerbsError, match="cannot reach") as caught:
+            qp.connect(local, remote)
+        assert caught.value.errno == errno.ENETUNREACH
+        assert f"GID index {mine.gid_index} ({mine.gid}" in str(caught.value)
+        assert qp.state is verbs.QPState.RESET
+
+
+def test_a_refused_address_vector_names_what_was_wrong_with_the_gid(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    beyond = 255  # the largest that an address vector can name
+    assert all(entry.gid_index != beyond for entry in context.query_gid_table())
+    with context.create_cq(16) as cq:
+        qp = pd.create_qp(cq)
+        qp.to_init()
+        vector = verbs.AddressVector(dgid=GID.from_ip("192.0.2.77"), sgid_index=beyond)
+        with pytest.raises(VerbsError, match=f"by GID index {beyond} of port 1") as caught:
+            qp.to_rtr(vector, dest_qp_num=17)
+    assert f"GID index {beyond} of port 1 of {context.name}" in str(caught.value)
+
+
+# --- P_Keys ------------------------------------------------------------------------------------
+
+
+def test_pkey_table(context: verbs.Context) -> None:
+    table = context.query_pkey_table()
+    assert table[0] == 0xFFFF
+    assert context.find_pkey(0xFFFF) == 0
+    assert context.find_pkey(0x7FFF) == 0  # full membership of the default partition
+
+
+def test_finding_a_pkey(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {0: 0x7FFF, 3: 0x8001, 5: 0x0001}
+    monkeypatch.setattr(context, "query_pkey_table", lambda port_num=1: table)
+    assert context.find_pkey(0x8001) == 3
+    assert context.find_pkey(0x0001) == 5
+    with pytest.raises(ValueError, match="no P_Key 0x0002: 0x7fff, 0x8001, 0x0001"):
+        context.find_pkey(0x0002)
