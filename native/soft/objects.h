@@ -344,7 +344,7 @@ struct soft_qp {
 	uint8_t rnr_left;     /* retries; 7 means for ever */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
-	struct soft_timer reach_timer; /* requests wait for a stream */
+	struct soft_timer reach_timer; /* requests wait for a stream, or for an answer that cannot come */
 	void (*link_down)(struct soft_qp *qp, void *owner, int error);
 	void *link_owner;
 	uint32_t async_events_taken; /* under ibv.mutex */

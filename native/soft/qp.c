@@ -225,14 +225,19 @@ void soft_qp_check_drained(struct soft_qp *qp)
 		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
 }
 
+#define CONNECTING_NS 500000000u /* what a connection may take to be made */
+
 /* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
- * what a connection takes to be made, and at most a minute.  0 is "for ever"; UC has no timeout. */
-static uint64_t patience_ns(const struct soft_qp *qp)
+ * `least_ns`, and at most a minute.  0 is "for ever"; UC has no timeout. */
+static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 {
-	const uint64_t least = 500000000u, most = 60000000000u;
+	const uint64_t most_ns = 60000000000u;
 	uint64_t time = ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
 
-	return time < least ? least : time > most ? most : time;
+	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
+		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns :
+								 time > most_ns ? most_ns :
+										  time));
 }
 
 void soft_qp_kick(struct soft_qp *qp)
@@ -254,10 +259,8 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
 		soft_requester_lose(qp);
-	else if (qp->stream_lost)
-		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
-	else if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
-		soft_timer_start(&qp->reach_timer, soft_now() + patience_ns(qp));
+	else
+		give_up_later(qp, qp->stream_lost ? 0 : CONNECTING_NS);
 }
 
 void soft_qp_link_gone(struct soft_qp *qp, int error)
@@ -285,13 +288,16 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 		if (error)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
-		if (outstanding)
+		if (error && outstanding)
 			soft_requester_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR :
 								  IBV_WC_RETRY_EXC_ERR);
 		else if (error)
 			soft_qp_error(qp);
-		/* An orderly end with nothing under way leaves the queue pair as it is, as a peer's
-		 * silence would: the next request finds out. */
+		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
+		 * is silent (IBTA 9.7.6.1.3), and the requests find out when their time is over.
+		 * What it has said before on other streams is heard in the meantime. */
+		else if (outstanding)
+			give_up_later(qp, 0);
 	}
 	if (link_down)
 		link_down(qp, qp->link_owner, error);

@@ -1,4 +1,4 @@
-"""perftest: latency and bandwidth of every operation of a reliable connection."""
+"""perftest: latency and bandwidth of every operation of every transport."""
 
 from __future__ import annotations
 
@@ -16,25 +16,43 @@ def result(text: str) -> list[float]:
     return [float(word) for word in lines[heading + 1].split()]
 
 
-@pytest.mark.parametrize("operation", ["send", "write", "read", "atomic"])
-def test_latency(operation: str, port: int) -> None:
-    words = [f"ib_{operation}_lat", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
+# Every operation that a transport has: IBTA 9.8.3 leaves reads and atomics to the reliable ones.
+OPERATIONS = [
+    ("send", "RC"), ("write", "RC"), ("read", "RC"), ("atomic", "RC"),
+    ("send", "UC"), ("write", "UC"),
+]  # fmt: skip
+
+
+def pair(kind: str, operation: str, transport: str, port: int) -> tuple[str, str]:
+    """What server and client say."""
+    words = [f"ib_{operation}_{kind}", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
+    words += ["-c", transport] if operation != "atomic" else []
     server, client = run_pair(words, [*words, "127.0.0.1"], port)
-    server.expect()
-    size, count, least, most, typical, average, *_ = result(client.expect())
+    return server.expect(), client.expect()
+
+
+@pytest.mark.parametrize(("operation", "transport"), OPERATIONS)
+def test_latency(operation: str, transport: str, port: int) -> None:
+    _, text = pair("lat", operation, transport, port)
+    size, count, least, most, typical, average, *_ = result(text)
     assert (size, count) == (8 if operation == "atomic" else 2, ITERATIONS)
     # Half a microsecond for each way, and a second for a machine that is busy.
     assert 0.5 < least <= typical <= most < 1e6
     assert least <= average <= most
 
 
-@pytest.mark.parametrize("operation", ["send", "write", "read", "atomic"])
-def test_bandwidth(operation: str, port: int) -> None:
-    words = [f"ib_{operation}_bw", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
-    server, client = run_pair(words, [*words, "127.0.0.1"], port)
-    server.expect()
-    size, count, _, average, rate = result(client.expect())
+@pytest.mark.parametrize(("operation", "transport"), OPERATIONS)
+def test_bandwidth(operation: str, transport: str, port: int) -> None:
+    _, text = pair("bw", operation, transport, port)
+    size, count, _, average, rate = result(text)
     assert (size, count) == (8 if operation == "atomic" else 65536, ITERATIONS)
     # MB/s of 2**20 bytes, and millions of messages.
     assert 0 < average < 1e6
     assert average * 2**20 == pytest.approx(rate * 1e6 * size, rel=0.05, abs=8192)
+
+
+def test_one_shared_receive_queue(port: int) -> None:
+    words = ["ib_send_bw", "--use-srq", "-q", "4", "-p", str(port), "-n", str(ITERATIONS)]
+    server, client = run_pair(words, [*words, "127.0.0.1"], port)
+    server.expect()
+    assert result(client.expect())[:2] == [65536, 4 * ITERATIONS]

@@ -17,6 +17,13 @@ SIZE = 3000
     [
         ("ibv_rc_pingpong", ""),
         ("ibv_rc_pingpong", "-e"),
+        ("ibv_rc_pingpong", "-t"),
+        ("ibv_rc_pingpong", "-N"),
+        ("ibv_rc_pingpong", "-e -t -N"),
+        ("ibv_uc_pingpong", ""),
+        ("ibv_uc_pingpong", "-e"),
+        ("ibv_srq_pingpong", ""),
+        ("ibv_srq_pingpong", "-e"),
     ],
 )
 def test_pingpong(program: str, options: str, port: int) -> None:
@@ -35,3 +42,7 @@ def test_pingpong(program: str, options: str, port: int) -> None:
         assert float(each) > 1
         assert float(each) * ITERATIONS / 1e6 == pytest.approx(float(seconds), abs=0.006)
         assert "invalid data" not in text
+        if "-t" in options:
+            clocks = re.findall(r"^(\w+) receive completion clock cycles = ([\d.]+)$", text, re.M)
+            most, least, average = (float(clock) for _, clock in clocks)
+            assert 0 < least <= average <= most

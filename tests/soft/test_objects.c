@@ -483,9 +483,13 @@ static void closing_early(void)
 	open_pair(&a, &b, (struct options){0});
 	send_one(&a, &b, 0);
 	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
 					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));
 	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(b.cq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(b.channel), 0);
