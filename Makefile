@@ -77,6 +77,10 @@ softroce: .venv/.test $(MODULE) ## the same tests and the echo on rxe0, a SoftRo
 counts: test softroce ## write the numbers of passed tests on each device into README.md
 	$(BIN)/python tests/counts.py embedded0=$(LOGS)/embedded0 rxe0=$(LOGS)/rxe0
 
+.PHONY: docs
+docs: .venv/.test $(MODULE) ## write the generated parts of docs/: states, reference
+	$(BIN)/python -m tests.docs
+
 # ---- checks ---------------------------------------------------------------------------------
 
 .PHONY: lint types abi

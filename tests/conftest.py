@@ -135,14 +135,15 @@ DEVIATIONS: dict[str, frozenset[str]] = {
             "a receive posted in ERR is not flushed",
             "a message too long for the receive is an operational error",
             "an unknown lkey is a queue pair error",
+            "a failed send of an unreliable queue pair is fatal",
         }
     ),
 }
 
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
-    "embedded": frozenset({"UD", "CM lookups", "CM ECE", "IPv6 multicast"}),
-    "rxe": frozenset({"IPv6 multicast", "extended completion queues"}),
+    "embedded": frozenset({"RAW_PACKET", "XRC", "UD", "CM lookups", "CM ECE", "IPv6 multicast"}),
+    "rxe": frozenset({"RAW_PACKET", "XRC", "IPv6 multicast", "extended completion queues"}),
 }
 
 

@@ -301,25 +301,23 @@ def c_header() -> str:
 def mermaid(qp_type: QPType) -> str:
     """A Mermaid state diagram of one type, for the documentation.
 
-    Solid arrows are modifies, with the attributes that they require and may take; the arrows
-    marked *device* are made by the device itself when an operation fails (10.3.1).
+    Solid arrows are modifies; those marked *device* are made by the device itself when an
+    operation fails (10.3.1). An arrow from ``working`` leaves each of the states inside.
     """
-    lines = ["stateDiagram-v2", "    [*] --> RESET: ibv_create_qp"]
-    for row in TRANSITIONS.values():
-        if row.qp_type is not qp_type:
-            continue
-        required, optional = row.required & ~_M.STATE, row.optional & ~_M.STATE
-        label = f"requires {attribute_names(required)}" if required else ""
-        if optional:
-            label += f"{'<br/>' if label else ''}may set {attribute_names(optional)}"
-        arrow = f"    {row.current.name} --> {row.next.name}"
-        lines.append(f"{arrow}: {label}" if label else arrow)
+    steps = [(row.current, row.next) for row in TRANSITIONS.values() if row.qp_type is qp_type]
+    ends = (QPState.RESET, QPState.ERR)
+    inside = [step for step in steps if not set(ends) & set(step)]
+    lines = ["stateDiagram-v2", "    state working {"]
+    lines += [f"        {current.name} --> {following.name}" for current, following in inside]
     if qp_type not in _RELIABLE:
-        lines.append("    RTS --> SQE: device, a send failed")
+        lines.append("        RTS --> SQE: device on error")
+    lines += ["    }", "    [*] --> RESET: ibv_create_qp"]
     lines += [
-        f"    {state.name} --> ERR: device, an operation failed"
-        for state in (QPState.RTR, QPState.RTS, QPState.SQD)
+        f"    {current.name} --> {following.name}"
+        for current, following in steps
+        if current in ends
     ]
+    lines += ["    working --> RESET", "    working --> ERR: modify, or device on error"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,1 @@
+"""What the pages in docs/ are made from and checked against."""

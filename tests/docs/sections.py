@@ -1,0 +1,29 @@
+"""Parts of a page that are written by a program, between marks; the rest is written by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+def replace(page: str, sections: Mapping[str, str]) -> str:
+    """The page with the text of each section put between its marks. KeyError for other marks.
+
+    ValueError when the page lacks the marks of a section.
+    """
+    seen: set[str] = set()
+
+    def written(match: re.Match[str]) -> str:
+        seen.add(match["name"])
+        return f"{match['begin']}\n{sections[match['name']]}\n{match['end']}"
+
+    result = re.sub(
+        r"(?P<begin><!-- (?P<name>[\w-]+): written by `make docs` -->\n)"
+        r".*?(?P<end><!-- end of (?P=name) -->)",
+        written,
+        page,
+        flags=re.DOTALL,
+    )
+    if missing := sections.keys() - seen:
+        raise ValueError(f"the page has no marks for: {', '.join(sorted(missing))}")
+    return result

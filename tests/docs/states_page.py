@@ -1,0 +1,80 @@
+"""The generated parts of docs/queue-pair-states.md: diagrams and tables from the one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiordma._core.qp_states import (
+    NO_ATTRIBUTES,
+    TRANSITIONS,
+    QPAttrMask,
+    QPState,
+    QPType,
+    Transition,
+    mermaid,
+)
+from aiordma.verbs.qp_attributes import MASK_OF_FIELD
+
+ENDS = (QPState.RESET, QPState.ERR)
+
+
+def sections() -> dict[str, str]:
+    """The text of each generated part, by its mark."""
+    return {"diagrams": diagrams(), "attributes": attributes(), "transitions": transitions()}
+
+
+def diagrams() -> str:
+    """One diagram for all types that have the same states and steps."""
+    types_of: dict[str, list[QPType]] = {}
+    for qp_type in QPType:
+        types_of.setdefault(mermaid(qp_type), []).append(qp_type)
+    return "\n".join(
+        f"{_join(qp_type.name for qp_type in types)}:\n\n```mermaid\n{diagram}```\n"
+        for diagram, types in types_of.items()
+    )
+
+
+def attributes() -> str:
+    """Which argument of ``modify`` speaks of which attribute."""
+    fields: dict[QPAttrMask, list[str]] = {}
+    for field, bit in MASK_OF_FIELD.items():
+        fields.setdefault(bit, []).append(f"`{field}`")
+    rows = (f"| `{bit.name}` | {', '.join(names)} |\n" for bit, names in sorted(fields.items()))
+    return "| attribute | arguments of `modify` |\n|---|---|\n" + "".join(rows)
+
+
+def transitions() -> str:
+    """A table for each type: the steps that need or take more than the state."""
+    return "\n".join(_table(qp_type) for qp_type in QPType)
+
+
+def _table(qp_type: QPType) -> str:
+    rows = [row for row in TRANSITIONS.values() if row.qp_type is qp_type]
+    lines = [f"### {qp_type.name}\n\n| from | to | requires | may set |\n|---|---|---|---|\n"]
+    for row in rows:
+        if row.next not in ENDS:
+            cells = row.current.name, row.next.name, _bits(row.required), _bits(row.optional)
+            lines.append(f"| {' | '.join(cells)} |\n")
+    for end in ENDS:
+        lines.append(f"\nTo {end.name}, with no other attribute, from {_sources(rows, end)}.\n")
+    return "".join(lines)
+
+
+def _bits(mask: QPAttrMask) -> str:
+    """The state itself is left out: it is named by whoever changes it."""
+    names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
+    return ", ".join(names) or "-"
+
+
+def _sources(rows: Iterable[Transition], end: QPState) -> str:
+    sources = []
+    for row in rows:
+        if row.next is end:
+            assert (row.required | row.optional) & ~QPAttrMask.STATE == NO_ATTRIBUTES
+            sources.append(row.current.name)
+    return _join(sources)
+
+
+def _join(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,104 @@
+"""The pages in docs/: what they show is run, what they name is there, what is generated is new."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import sections
+from tests.docs.__main__ import main
+from tests.docs.pages import DOCS, ROOT, pages
+
+PAGES = sorted(DOCS.rglob("*.md"))
+
+# A program, and if a block of text follows at once, what it prints.
+PROGRAM = re.compile(
+    r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
+    re.DOTALL | re.MULTILINE,
+)
+PROGRAMS = [
+    pytest.param(match["program"], match["output"] or "", id=f"{page.stem}-{number}")
+    for page in PAGES
+    if page.parent == DOCS
+    for number, match in enumerate(PROGRAM.finditer(page.read_text()))
+]
+
+
+@pytest.mark.parametrize(("program", "output"), PROGRAMS)
+def test_the_programs_print_what_the_page_says(program: str, output: str) -> None:
+    """On the embedded device, with warnings as errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "AIORDMA_DEVICE": "embedded0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if ":" in path:
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there.read_text()), f"{page.name} links to {target}"
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as GitHub makes anchors of them, and those that are written as HTML."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", [*PAGES], ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_files_are_there(page: Path) -> None:
+    for name in re.findall(
+        r"`((?:aiordma|native|tests|docs|examples|bench)/[\w./]+)`", page.read_text()
+    ):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_what_is_generated_is_as_it_would_be_now() -> None:
+    stale = [str(path) for path, text in pages().items() if path.read_text() != text]
+    assert stale == [], "out of date: make docs"
+
+
+def test_check_fails_for_a_page_that_differs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("old")
+    monkeypatch.setattr("tests.docs.__main__.pages", lambda: {page: "new"})
+    assert main(["--check"]) == "these pages are out of date: make docs"
+    assert page.read_text() == "old"
+    assert main([]) is None
+    assert page.read_text() == "new"
+    assert main(["--check"]) is None
+    assert capsys.readouterr().out == f"{page}\n" * 2
+    assert "--check" in (main(["--wrong"]) or "")
+
+
+MARKED = "before\n<!-- x: written by `make docs` -->\nold\n<!-- end of x -->\nafter\n"
+
+
+def test_sections() -> None:
+    new = sections.replace(MARKED, {"x": "new"})
+    assert new == MARKED.replace("old", "\nnew")
+    assert sections.replace(new, {"x": "new"}) == new
+    with pytest.raises(ValueError, match="no marks for: y"):
+        sections.replace(MARKED, {"x": "", "y": ""})
+    with pytest.raises(KeyError):
+        sections.replace(MARKED, {})

@@ -1,0 +1,386 @@
+"""Every transition of every type of queue pair, legal and illegal, put to the device itself.
+
+For each type and state: each next state, with exactly what the table requires, with each optional
+attribute and all of them, with each required one left out, with each forbidden one added; and each
+step that is no transition. What :meth:`QueuePair.modify` says about it beforehand is compared with
+what was wrong by construction, and with what the device answers when nobody checks beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from aiordma import verbs
+from aiordma._core.qp_states import TRANSITIONS, attribute_names, check_transition
+from aiordma._native import ffi
+from aiordma.errors import QPTransitionError, VerbsError
+from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
+from aiordma.verbs.qp_attributes import QPChanges, fill
+from tests.conftest import kind_of
+
+M = QPAttrMask
+NOTHING = QPAttrMask(0)
+
+# What each type has to itself: the capability that a device may lack.
+CAPABILITY = {QPType.XRC_SEND: "XRC", QPType.XRC_RECV: "XRC"}
+TYPES = [
+    pytest.param(kind, marks=pytest.mark.needs(CAPABILITY.get(kind, kind.name)), id=kind.name)
+    for kind in QPType
+]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One modify, and what is wrong with it by the way it was made."""
+
+    qp_type: QPType
+    current: QPState
+    following: QPState
+    mask: QPAttrMask
+    is_transition: bool = True
+    missing: QPAttrMask = NOTHING
+    forbidden: QPAttrMask = NOTHING
+
+    @property
+    def legal(self) -> bool:
+        return self.is_transition and not self.missing and not self.forbidden
+
+    def __str__(self) -> str:
+        step = f"{self.qp_type.name} {self.current.name} -> {self.following.name}"
+        return f"{step} with {attribute_names(self.mask)}"
+
+
+def attempts(qp_type: QPType, current: QPState) -> list[Attempt]:
+    """Everything that is tried with a queue pair of this type in this state."""
+    return list(dict.fromkeys(_attempts(qp_type, current)))
+
+
+def _attempts(qp_type: QPType, current: QPState) -> Iterator[Attempt]:
+    for following in QPState:
+        stays = following is current
+        row = TRANSITIONS.get((qp_type, current, following))
+        if row is None:
+            # With nothing else, with what some other way to that state requires, with everything.
+            ways = [way.required for way in TRANSITIONS.values() if way.next is following]
+            for mask in {M.STATE, *(way | M.STATE for way in ways), QPAttrMask(sum(M))}:
+                yield Attempt(qp_type, current, following, mask, is_transition=False)
+            if stays:
+                yield Attempt(qp_type, current, following, M.PKEY_INDEX, is_transition=False)
+            continue
+        # Where the state stays, it may be named or not.
+        for base in (row.required | M.STATE, row.required) if stays else (row.required,):
+
+            def attempt(
+                mask: QPAttrMask, missing: QPAttrMask = NOTHING, forbidden: QPAttrMask = NOTHING
+            ) -> Attempt:
+                return Attempt(qp_type, current, following, mask, True, missing, forbidden)  # noqa: B023
+
+            if base:
+                yield attempt(base)
+            for bit in QPAttrMask:
+                if bit in row.required and bit is not M.STATE:
+                    yield attempt(base & ~bit, missing=bit)
+                elif bit in row.optional:
+                    yield attempt(base | bit)
+                elif bit not in row.required:
+                    yield attempt(base | bit, forbidden=bit)
+            yield attempt(base | row.optional)
+            yield attempt(
+                base | QPAttrMask(sum(M)), forbidden=_outside(row.required | row.optional)
+            )
+
+
+def _outside(mask: QPAttrMask) -> QPAttrMask:
+    return QPAttrMask(sum(bit for bit in QPAttrMask if not bit & mask))
+
+
+# ---- deviations ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A legal modify that a kind of device refuses all the same, with ``errno``, and why."""
+
+    reason: str
+    errno: int
+    concerns: Callable[[Attempt], bool]
+
+
+DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
+    "embedded": (
+        Deviation(
+            "a stream between two processes has no second path to migrate to",
+            errno.EOPNOTSUPP,
+            lambda attempt: M.ALT_PATH in attempt.mask,
+        ),
+    ),
+    "rxe": (
+        Deviation(
+            "the kernel has alternate paths for InfiniBand ports only (_ib_modify_qp)",
+            errno.EINVAL,
+            lambda attempt: M.ALT_PATH in attempt.mask,
+        ),
+        Deviation(
+            "the kernel adds PORT to an AV in SQD (modify_qp in uverbs_cmd.c), and then finds that"
+            " only a reliable queue pair may change it",
+            errno.EINVAL,
+            lambda attempt: (
+                attempt.qp_type is QPType.UC
+                and attempt.current is QPState.SQD
+                and M.AV in attempt.mask
+            ),
+        ),
+    ),
+}
+
+
+# ---- on the device ------------------------------------------------------------------------------
+
+
+class Tried:
+    """A queue pair that is put into one state again and again."""
+
+    def __init__(self, qp: verbs.QueuePair, current: QPState) -> None:
+        self.qp = qp
+        self.current = current
+        gid = qp.context.choose_gid()
+        self.here = here = AddressVector(dgid=gid.gid, sgid_index=gid.gid_index, hop_limit=64)
+        self.values: dict[QPAttrMask, QPChanges] = {
+            M.CUR_STATE: {"cur_qp_state": current},
+            M.EN_SQD_ASYNC_NOTIFY: {"en_sqd_async_notify": False},
+            M.ACCESS_FLAGS: {"qp_access_flags": AccessFlags.NONE},
+            M.PKEY_INDEX: {"pkey_index": 0},
+            M.PORT: {"port_num": 1},
+            M.QKEY: {"qkey": 0x11111111},
+            M.AV: {"ah_attr": here},
+            M.PATH_MTU: {"path_mtu": verbs.MTU.MTU_256},
+            M.TIMEOUT: {"timeout": 0.067},
+            M.RETRY_CNT: {"retry_cnt": 6},
+            M.RNR_RETRY: {"rnr_retry": 6},
+            M.RQ_PSN: {"rq_psn": 0},
+            M.MAX_QP_RD_ATOMIC: {"max_rd_atomic": 1},
+            M.ALT_PATH: {
+                "alt_ah_attr": here,
+                "alt_pkey_index": 0,
+                "alt_port_num": 1,
+                "alt_timeout": 0.067,
+            },
+            M.MIN_RNR_TIMER: {"min_rnr_timer": 0.01},
+            M.SQ_PSN: {"sq_psn": 0},
+            M.MAX_DEST_RD_ATOMIC: {"max_dest_rd_atomic": 1},
+            M.PATH_MIG_STATE: {"path_mig_state": MigrationState.MIGRATED},
+            M.CAP: {"cap": qp.capabilities},
+            M.DEST_QPN: {"dest_qp_num": qp.qp_num},
+            M.RATE_LIMIT: {"rate_limit": 0},
+        }
+        self.actual = current
+        self.restore()
+
+    def changes(self, following: QPState, mask: QPAttrMask) -> QPChanges:
+        """Values for a mask that no device has a reason to refuse."""
+        changes: QPChanges = {"qp_state": following} if M.STATE in mask else {}
+        for bit, values in self.values.items():
+            if bit in mask:
+                changes.update(values)
+        return changes
+
+    def step(self, following: QPState) -> None:
+        """One legal transition with the least that it requires, without the check."""
+        row = TRANSITIONS[self.qp.qp_type, self.qp.state, following]
+        assert self.ask(self.changes(following, row.required)) == 0
+
+    def restore(self) -> None:
+        """By RESET to the state; from RESET, so that nothing of an attempt is left."""
+        self.step(QPState.RESET)
+        if self.current is QPState.RESET:
+            return
+        up = (QPState.INIT, QPState.RTR, QPState.RTS, QPState.SQD)
+        way = (
+            up[: up.index(self.current) + 1] if self.current in up else (QPState.INIT, self.current)
+        )
+        for state in way:
+            self.step(state)
+        self.wait_until_drained()
+
+    def wait_until_drained(self) -> None:
+        """10.3.1.5: only a drained queue pair leaves SQD; the device says when it is."""
+        deadline = time.monotonic() + 30
+        while self.qp.query().sq_draining:
+            assert time.monotonic() < deadline, "not drained within 30 s"
+            os.sched_yield()
+
+    def diagnosis(self, changes: QPChanges) -> tuple[bool, QPAttrMask, QPAttrMask]:
+        """Whether it is a transition, what is missing and forbidden: what ``modify`` says."""
+        try:
+            self.qp.modify(**changes)
+        except QPTransitionError as error:
+            is_transition = "is not a transition" not in str(error)
+            return is_transition, QPAttrMask(error.missing), QPAttrMask(error.forbidden)
+        except VerbsError:
+            pass  # of the device, which is asked apart
+        return True, NOTHING, NOTHING
+
+    def ask(self, changes: QPChanges) -> int:
+        """What the device answers when nobody checks beforehand: 0, or an errno value."""
+        attr, mask = fill(changes)
+        try:
+            self.qp.context.library.calls.ibv_modify_qp(self.qp.pointer, attr, mask)
+        except VerbsError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    def try_one(self, attempt: Attempt, deviations: tuple[Deviation, ...]) -> Deviation | None:
+        """Compare construction, diagnosis and the device's answer; the deviation if it is one."""
+        changes = self.changes(attempt.following, attempt.mask)
+        expected = attempt.is_transition, attempt.missing, attempt.forbidden
+        assert self.diagnosis(changes) == expected, attempt
+        if attempt.legal:
+            self.restore()
+        answer = self.ask(changes)
+        there = self.qp.query().qp_state
+        before = self.actual
+        met = next((d for d in deviations if attempt.legal and d.concerns(attempt)), None)
+        if met:
+            assert answer == met.errno, f"{attempt}: {errno.errorcode.get(answer)}; {met.reason}"
+        elif attempt.legal:
+            assert answer == 0, f"{attempt}: legal, refused with {errno.errorcode.get(answer)}"
+        else:
+            assert answer != 0, f"{attempt}: illegal, and the device did it"
+        assert there is (before if answer else attempt.following), attempt
+        if not answer:
+            self.restore()
+        return met
+
+
+def make(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType) -> verbs.QueuePair:
+    """A queue pair of any type. The target of XRC belongs to a domain: there it is refused."""
+    if qp_type is QPType.XRC_RECV:
+        domain = ffi.new("struct ibv_xrcd_init_attr *")
+        domain.comp_mask = 0b11  # IBV_XRCD_INIT_ATTR_FD and _OFLAGS
+        domain.fd = -1
+        domain.oflags = os.O_CREAT
+        pd.context.library.calls.ibv_open_xrcd(pd.context.pointer, domain)
+        pytest.fail("a device with XRC: make the queue pair in this domain")
+    return pd.create_qp(cq, qp_type=qp_type)
+
+
+class Failed(Tried):
+    """Put into SQE by a send that fails here; ``actual`` is where the device then has it."""
+
+    def restore(self) -> None:
+        self.current, wanted = QPState.RTS, self.current
+        super().restore()
+        self.current = wanted
+        self.fail_a_send()
+        self.actual = self.qp.query().qp_state
+
+    def fail_a_send(self) -> None:
+        unknown_key = verbs.ScatterGatherElement(4096, 8, 0xDEAD)
+        wr = verbs.SendWorkRequest(1, verbs.WROpcode.SEND, [unknown_key], verbs.SendFlags.SIGNALED)
+        with contextlib.ExitStack() as stack:
+            if self.qp.qp_type is QPType.UD:
+                wr.ah = stack.enter_context(self.qp.pd.create_ah(self.here))
+                wr.remote_qpn, wr.remote_qkey = self.qp.qp_num, 0x11111111
+            self.qp.post_send([wr])
+            deadline = time.monotonic() + 30
+            while not (completions := self.qp.send_cq.poll()):
+                assert time.monotonic() < deadline, "no completion within 30 s"
+                os.sched_yield()
+        assert not completions[0].ok
+
+
+class Claimed(Tried):
+    """The state is not there: each modify says by ``cur_qp_state`` that it is, from RTS."""
+
+    def restore(self) -> None:
+        self.current, claimed = QPState.RTS, self.current
+        super().restore()
+        self.current, self.actual = claimed, QPState.RTS
+
+
+# SQE is not reached by a modify: see below.
+@pytest.mark.parametrize(
+    "current",
+    [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE],
+)
+@pytest.mark.parametrize("qp_type", TYPES)
+def test_every_transition(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    device_name: str,
+    qp_type: QPType,
+    current: QPState,
+) -> None:
+    deviations = DEVIATIONS[kind_of(device_name)]
+    with make(pd, cq, qp_type) as qp:
+        tried = Tried(qp, current)
+        met = {tried.try_one(attempt, deviations) for attempt in attempts(qp_type, current)}
+    # A deviation that concerns something here must have been met: a mended device is noticed.
+    there = {
+        deviation
+        for deviation in deviations
+        for attempt in attempts(qp_type, current)
+        if attempt.legal and deviation.concerns(attempt)
+    }
+    assert met - {None} == there
+
+
+@pytest.mark.parametrize(
+    "qp_type",
+    [
+        pytest.param(kind, marks=pytest.mark.needs(kind.name), id=kind.name)
+        for kind in (QPType.UC, QPType.UD)
+    ],
+)
+def test_every_transition_out_of_sqe(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    deviations: frozenset[str],
+    qp_type: QPType,
+) -> None:
+    with pd.create_qp(cq, qp_type=qp_type) as qp:
+        tried: Tried = Failed(qp, QPState.SQE)
+        every = attempts(qp_type, QPState.SQE)
+        if "a failed send of an unreliable queue pair is fatal" in deviations:
+            # Its SQE is never reached; but the kernel believes the state that a modify names.
+            assert tried.actual is QPState.ERR
+            tried = Claimed(qp, QPState.SQE)
+            every = [attempt for attempt in every if M.CUR_STATE in attempt.mask]
+        else:
+            assert tried.actual is QPState.SQE
+        for attempt in every:
+            assert tried.try_one(attempt, ()) is None
+
+
+def test_everything_is_tried() -> None:
+    """Each row of the table, each of its attributes, and each step that is no row."""
+    tried = [a for kind in QPType for state in QPState for a in attempts(kind, state)]
+    assert len(tried) == len(set(tried))
+    steps = {(a.qp_type, a.current, a.following) for a in tried}
+    assert steps == {(t, c, f) for t in QPType for c in QPState for f in QPState}
+    for key, row in TRANSITIONS.items():
+        mine = [a for a in tried if (a.qp_type, a.current, a.following) == key]
+        assert any(a.legal for a in mine)
+        for bit in QPAttrMask:
+            if bit is M.STATE:
+                continue
+            if bit in row.required:
+                assert any(a.missing == bit for a in mine)
+            elif bit in row.optional:
+                assert any(a.legal and bit in a.mask for a in mine)
+            else:
+                assert any(a.forbidden == bit for a in mine)
+    for attempt in tried:
+        check = check_transition(attempt.qp_type, attempt.current, attempt.following, attempt.mask)
+        assert (check.is_transition, check.missing, check.forbidden) == (
+            attempt.is_transition,
+            attempt.missing,
+            attempt.forbidden,
+        )
