@@ -5,7 +5,9 @@
  *   cm_id.c        ids: create, destroy, options   cm_address.c  addresses: bind, resolve
  *   cm_link.c      one handshake's socket          cm_listen.c   listeners, half-open handshakes
  *   cm_active.c    rdma_connect, rdma_establish    cm_passive.c  rdma_accept, rdma_reject
- *   cm_qp.c        the id's queue pair             cm_stream.c   handing over, disconnecting
+ *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
+ *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
+ *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
  *
  * Everything here is under the engine's lock (soft.h) unless it says otherwise.  What happens by
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
@@ -85,6 +87,8 @@ void soft_cm_device_put(void);
 /* One more and one less who needs the device; it is open. */
 void soft_cm_device_hold(void);
 void soft_cm_device_release(void);
+/* The context, which stays the same struct. */
+struct ibv_context *soft_cm_device_context(void);
 /* Binds the id to the device, which is open: id->verbs, id->pd, id->port_num; a hold. */
 void soft_cm_device_bind(struct soft_cm_id *id);
 void soft_cm_device_unbind(struct soft_cm_id *id);
@@ -106,7 +110,8 @@ struct soft_cm_id {
 	bool reuse;
 	bool v6_only;
 	uint8_t tos;
-	uint8_t ack_timeout; /* 0: not set */
+	uint8_t ack_timeout;
+	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* LISTENING */
 	struct soft_cm_id *request_of;     /* the listener, until the application sees the request */
@@ -115,6 +120,7 @@ struct soft_cm_id {
 	struct soft_cm_link *link;
 	struct soft_cm_message request; /* REQ, until the connection is made that it goes over */
 	bool heard; /* the other side has spoken */
+	struct soft_cm_ece local_ece, remote_ece;
 	bool early; /* rdma_notify has reported ESTABLISHED before RTU came */
 	uint32_t made_qpn; /* of id->qp, if rdma_create_qp made it */
 	uint32_t qpn;      /* of this side, as the other side knows it */
@@ -126,6 +132,10 @@ struct soft_cm_id {
 	uint8_t retry_count;
 	uint8_t rnr_retry_count;
 
+	/* what rdma_get_request makes the queue pairs with, or NULL */
+	struct ibv_qp_init_attr *request_attr;
+	struct ibv_pd *request_pd;
+
 	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
 	struct soft_timer timewait;
 };
@@ -133,6 +143,12 @@ struct soft_cm_id {
 static inline struct soft_cm_id *soft_cm_id_of(struct rdma_cm_id *id)
 {
 	return soft_container(id, struct soft_cm_id, id);
+}
+
+/* Whether it is a datagram service's: addresses are resolved, there is no connection. */
+static inline bool soft_cm_datagrams(const struct soft_cm_id *id)
+{
+	return id->id.qp_type == IBV_QPT_UD;
 }
 
 /* A new id in state IDLE, in no channel's list yet; NULL without memory. */
@@ -222,6 +238,9 @@ void soft_cm_listener_taken(struct soft_cm_id *id);
  * failure.  0 or an errno value. */
 int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 		    const struct sockaddr_storage *peer, const struct soft_cm_message *request);
+/* rdma_reject, with a reason.  0 or an errno value.  Not under the lock. */
+int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_data,
+		   uint8_t private_data_len);
 
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
@@ -236,6 +255,8 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* What this side asks for (RDMA_MAX_...: as much as there is), within what the device has. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
+/* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
 /* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
 int soft_cm_qp_ready(struct soft_cm_id *id);
 /* The id's queue pair, if there is one, to ERR. */

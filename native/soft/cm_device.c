@@ -119,6 +119,11 @@ void soft_cm_device_release(void)
 	holds--;
 }
 
+struct ibv_context *soft_cm_device_context(void)
+{
+	return &own.extended.context;
+}
+
 void soft_cm_device_bind(struct soft_cm_id *id)
 {
 	soft_cm_device_hold();

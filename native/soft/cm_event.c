@@ -237,6 +237,14 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 		if (error)
 			return soft_cm_fail(error);
 	}
+	/* rdma_get_request(3): who asks a listener that waits is answered by an id that does. */
+	if (taken->event.listen_id && taken->owner->synchronous &&
+	    soft_rdma_migrate_id(taken->event.id, NULL)) {
+		error = errno;
+		soft_rdma_destroy_id(taken->event.id);
+		soft_rdma_ack_cm_event(&taken->event);
+		return soft_cm_fail(error);
+	}
 	*event = &taken->event;
 	return 0;
 }

@@ -172,6 +172,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	soft_cm_wait_acknowledged(id);
 	if (id->synchronous)
 		soft_rdma_destroy_event_channel(id->id.channel);
+	free(id->request_attr);
 	free(id);
 	soft_cm_device_sweep();
 	return 0;
@@ -216,12 +217,13 @@ static int set_v6_only(struct soft_cm_id *id, bool only)
 	return 0;
 }
 
-/* 4.096 us * 2^n, a 5-bit exponent (IBTA 9.7.6.1.3). */
+/* 4.096 us * 2^n, a 5-bit exponent; 0 is for ever (IBTA 9.7.6.1.3). */
 static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 {
 	if (exponent > 31)
 		return EINVAL;
 	id->ack_timeout = exponent;
+	id->ack_timeout_set = true;
 	return 0;
 }
 

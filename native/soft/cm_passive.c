@@ -49,6 +49,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->state = SOFT_CM_REQUESTED;
 	id->tos = listener->tos;
 	id->ack_timeout = listener->ack_timeout;
+	id->ack_timeout_set = listener->ack_timeout_set;
 	id->psn = soft_cm_random_psn();
 	id->remote_qpn = request->qpn;
 	id->remote_psn = request->psn;
@@ -57,6 +58,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->initiator_depth = soft_cm_depth(request->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->retry_count = request->retry_count;
 	id->rnr_retry_count = request->rnr_retry_count;
+	id->remote_ece = request->ece;
 	return id;
 }
 
@@ -132,14 +134,14 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 	return error ? soft_cm_fail(error) : soft_cm_complete(id);
 }
 
-int soft_rdma_reject(struct rdma_cm_id *application, const void *private_data,
-		     uint8_t private_data_len)
+int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *private_data,
+		   uint8_t private_data_len)
 {
 	struct soft_cm_id *id;
 	int error;
 
 	if (!application)
-		return soft_cm_fail(EINVAL);
+		return EINVAL;
 	if (!private_data)
 		private_data_len = 0;
 	id = soft_cm_id_of(application);
@@ -148,12 +150,20 @@ int soft_rdma_reject(struct rdma_cm_id *application, const void *private_data,
 	if (!error && private_data_len > SOFT_CM_REJ_PRIVATE)
 		error = EINVAL;
 	if (!error) {
-		soft_cm_link_reject(id->link, SOFT_CM_REASON_CONSUMER, private_data,
-				    private_data_len);
+		soft_cm_link_reject(id->link, reason, private_data, private_data_len);
 		id->link = NULL;
 		id->state = SOFT_CM_FAILED;
 		soft_cm_id_waits(id, false);
 	}
 	soft_unlock();
+	return error;
+}
+
+int soft_rdma_reject(struct rdma_cm_id *application, const void *private_data,
+		     uint8_t private_data_len)
+{
+	int error = soft_cm_reject(application, SOFT_CM_REASON_CONSUMER, private_data,
+				   private_data_len);
+
 	return error ? soft_cm_fail(error) : 0;
 }

@@ -1,8 +1,8 @@
-/* The queue pair of an id: rdma_create_qp(3), rdma_init_qp_attr(3), and the way through its states.
+/* The queue pair of an id: rdma_init_qp_attr(3), and the way through its states.
  *
- * As in librdmacm, a queue pair made here is in INIT at once (receives can be posted) and goes on
- * to RTR and RTS during rdma_accept, or when REP has come; an application with a queue pair of its
- * own asks for the attributes and moves it itself.
+ * As in librdmacm, a queue pair made with the id is in INIT at once (receives can be posted) and
+ * goes on to RTR and RTS during rdma_accept, or when REP has come; one for datagrams goes there at
+ * once.  An application with a queue pair of its own asks for the attributes and moves it itself.
  */
 #include "cm.h"
 
@@ -80,6 +80,8 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	message->initiator_depth = id->initiator_depth;
 	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
 	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
+	if (!qp) /* the device of a queue pair that the id made has none */
+		message->ece = id->local_ece;
 	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
 	if (!parameters)
 		return;
@@ -146,7 +148,7 @@ static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 	attr->sq_psn = id->psn;
 	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	if (type == IBV_QPT_RC) {
-		attr->timeout = id->ack_timeout ? id->ack_timeout : ACK_TIMEOUT;
+		attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;
 		attr->retry_cnt = id->retry_count;
 		attr->rnr_retry = id->rnr_retry_count;
 		attr->max_rd_atomic = id->initiator_depth;
@@ -163,6 +165,15 @@ static bool other_side_known(const struct soft_cm_id *id)
 	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
 }
 
+/* The same in every state: a datagram queue pair has no other side (IBTA 11.2.5.2). */
+static void datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	attr->pkey_index = 0;
+	attr->port_num = id->id.port_num;
+	attr->qkey = RDMA_UDP_QKEY;
+	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+}
+
 static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
 {
 	const struct ibv_qp *qp = soft_cm_qp(id);
@@ -170,6 +181,10 @@ static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, i
 
 	if (!id->bound)
 		return EINVAL;
+	if (soft_cm_datagrams(id)) {
+		datagram_attributes(id, attr, mask);
+		return 0;
+	}
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
 		if (id->state == SOFT_CM_DISCONNECTED || id->state == SOFT_CM_FAILED)
@@ -211,13 +226,28 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 	struct ibv_qp_attr attr = { .qp_state = state };
 	int mask = IBV_QP_STATE;
 
-	if (state == IBV_QPS_INIT)
+	if (state == IBV_QPS_INIT && soft_cm_datagrams(id))
+		datagram_attributes(id, &attr, &mask);
+	else if (soft_cm_datagrams(id)) /* IBTA 11.2.5.2: RTR needs nothing, RTS a PSN */
+		mask |= state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0;
+	else if (state == IBV_QPS_INIT)
 		init_attributes(id, &attr, &mask);
 	else if (state == IBV_QPS_RTR)
 		rtr_attributes(id, qp->qp_type, &attr, &mask);
 	else if (state == IBV_QPS_RTS)
 		rts_attributes(id, qp->qp_type, &attr, &mask);
 	return soft_modify_qp_locked(qp, &attr, mask);
+}
+
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp)
+{
+	int error = move(id, qp, IBV_QPS_INIT);
+
+	if (!error && soft_cm_datagrams(id))
+		error = move(id, qp, IBV_QPS_RTR);
+	if (!error && soft_cm_datagrams(id))
+		error = move(id, qp, IBV_QPS_RTS);
+	return error;
 }
 
 int soft_cm_qp_ready(struct soft_cm_id *id)
@@ -239,113 +269,4 @@ void soft_cm_qp_error(struct soft_cm_id *id)
 
 	if (qp)
 		(void)move(id, qp, IBV_QPS_ERR); /* from every state; it may be there already */
-}
-
-/* ---- creating and destroying --------------------------------------------------------------- */
-
-static void destroy_cqs(struct rdma_cm_id *id)
-{
-	if (id->recv_cq)
-		soft_ibv_destroy_cq(id->recv_cq);
-	if (id->send_cq && id->send_cq != id->recv_cq)
-		soft_ibv_destroy_cq(id->send_cq);
-	if (id->recv_cq_channel)
-		soft_ibv_destroy_comp_channel(id->recv_cq_channel);
-	if (id->send_cq_channel && id->send_cq_channel != id->recv_cq_channel)
-		soft_ibv_destroy_comp_channel(id->send_cq_channel);
-	id->recv_cq = id->send_cq = NULL;
-	id->recv_cq_channel = id->send_cq_channel = NULL;
-}
-
-static int create_cq(struct rdma_cm_id *id, uint32_t entries, struct ibv_comp_channel **channel,
-		     struct ibv_cq **cq)
-{
-	*channel = soft_ibv_create_comp_channel(id->verbs);
-	if (!*channel)
-		return errno;
-	*cq = soft_ibv_create_cq(id->verbs, entries ? (int)entries : 1, id, *channel, 0);
-	return *cq ? 0 : errno;
-}
-
-/* The completion queues that the caller leaves to us; they are visible in the id. */
-static int create_cqs(struct rdma_cm_id *id, struct ibv_qp_init_attr *attr)
-{
-	int error = 0;
-
-	if (!attr->recv_cq && !id->recv_cq)
-		error = create_cq(id, attr->cap.max_recv_wr, &id->recv_cq_channel, &id->recv_cq);
-	if (!error && !attr->send_cq && !id->send_cq)
-		error = create_cq(id, attr->cap.max_send_wr, &id->send_cq_channel, &id->send_cq);
-	if (error) {
-		destroy_cqs(id);
-		return error;
-	}
-	if (!attr->recv_cq)
-		attr->recv_cq = id->recv_cq;
-	if (!attr->send_cq)
-		attr->send_cq = id->send_cq;
-	return 0;
-}
-
-static int start_qp(struct soft_cm_id *id, struct ibv_qp *qp)
-{
-	int error;
-
-	soft_lock();
-	error = move(id, qp, IBV_QPS_INIT);
-	if (!error) {
-		id->id.qp = qp;
-		id->id.pd = qp->pd;
-		id->made_qpn = qp->qp_num;
-	}
-	soft_unlock();
-	return error;
-}
-
-int soft_rdma_create_qp(struct rdma_cm_id *application, struct ibv_pd *pd,
-			struct ibv_qp_init_attr *qp_init_attr)
-{
-	struct ibv_qp *qp;
-	int error;
-
-	if (!application || !qp_init_attr || application->qp || !application->verbs)
-		return soft_cm_fail(EINVAL);
-	if (!pd)
-		pd = application->pd;
-	if (!pd || pd->context != application->verbs)
-		return soft_cm_fail(EINVAL);
-	error = create_cqs(application, qp_init_attr);
-	if (error)
-		return soft_cm_fail(error);
-	if (application->srq && !qp_init_attr->srq)
-		qp_init_attr->srq = application->srq;
-	qp = soft_ibv_create_qp(pd, qp_init_attr);
-	if (!qp) {
-		error = errno;
-		destroy_cqs(application);
-		return soft_cm_fail(error);
-	}
-	error = start_qp(soft_cm_id_of(application), qp);
-	if (error) {
-		soft_ibv_destroy_qp(qp);
-		destroy_cqs(application);
-		return soft_cm_fail(error);
-	}
-	return 0;
-}
-
-void soft_rdma_destroy_qp(struct rdma_cm_id *application)
-{
-	struct ibv_qp *qp;
-
-	if (!application)
-		return;
-	soft_lock();
-	qp = application->qp;
-	application->qp = NULL;
-	soft_cm_id_of(application)->made_qpn = 0;
-	soft_unlock();
-	if (qp)
-		soft_ibv_destroy_qp(qp);
-	destroy_cqs(application);
 }

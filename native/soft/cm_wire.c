@@ -8,7 +8,7 @@ static const uint8_t magic[4] = { 'A', 'R', 'C', 'M' };
 
 enum { FLAG_FLOW_CONTROL = 1, FLAG_SRQ = 2, FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ };
 enum { MAX_24_BITS = 0xffffff, MAX_3_BITS = 7 };
-enum { REQ_FIXED = 16, REP_FIXED = 12, REJ_FIXED = 4 };
+enum { REQ_FIXED = 24, REP_FIXED = 20, REJ_FIXED = 4 };
 
 static void put16(uint8_t *out, uint16_t value)
 {
@@ -65,6 +65,17 @@ static size_t fixed_part(enum soft_cm_type type)
 	return 0;
 }
 
+static void put_ece(uint8_t *out, const struct soft_cm_ece *ece)
+{
+	put32(out, ece->vendor_id);
+	put32(out + 4, ece->options);
+}
+
+static struct soft_cm_ece get_ece(const uint8_t *in)
+{
+	return (struct soft_cm_ece){ get32(in), get32(in + 4) };
+}
+
 static uint8_t flags_of(const struct soft_cm_message *message)
 {
 	return (uint8_t)((message->flow_control ? FLAG_FLOW_CONTROL : 0) |
@@ -92,6 +103,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[13] = flags_of(message);
 		body[14] = message->retry_count;
 		body[15] = message->rnr_retry_count;
+		put_ece(body + 16, &message->ece);
 	} else if (message->type == SOFT_CM_REP) {
 		put32(body, message->qpn);
 		put32(body + 4, message->psn);
@@ -99,6 +111,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[9] = message->initiator_depth;
 		body[10] = flags_of(message);
 		body[11] = message->rnr_retry_count;
+		put_ece(body + 12, &message->ece);
 	} else if (message->type == SOFT_CM_REJ) {
 		put16(body, message->reason);
 	}
@@ -147,6 +160,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->initiator_depth = body[12];
 		message->retry_count = body[14];
 		message->rnr_retry_count = body[15];
+		message->ece = get_ece(body + 16);
 		if (take_flags(message, body[13]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REP) {
@@ -155,6 +169,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->responder_resources = body[8];
 		message->initiator_depth = body[9];
 		message->rnr_retry_count = body[11];
+		message->ece = get_ece(body + 12);
 		if (take_flags(message, body[10]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REJ) {

@@ -7,13 +7,14 @@
  * queue pair needs to come up over a stream.  Everything is little-endian.
  *
  *   header  8   magic "ARCM", version, type, u16 length of the body
- *   REQ    72   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
- *               flags, retry count, rnr retry count, private data [56]
+ *   REQ    80   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
+ *               flags, retry count, rnr retry count, ECE, private data [56]
  *   MRA     0   "received, the application has yet to answer" (IBTA 12.6.6)
- *   REP   208   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
- *               private data [196]
+ *   REP   216   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
+ *               ECE, private data [196]
  *   RTU     0
  *   REJ   152   reason u16, zero u16, private data [148]
+ *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
  *
  * Pure functions: no socket, no allocation, no clock.
  */
@@ -39,7 +40,7 @@ enum {
 	SOFT_CM_REP_PRIVATE = 196,
 	SOFT_CM_REJ_PRIVATE = 148,
 	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE,
-	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 208
+	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 216
 };
 
 /* Rejection reasons, IBTA vol 1, 12.6.7.2. */
@@ -50,7 +51,14 @@ enum soft_cm_reason {
 	SOFT_CM_REASON_INVALID_SERVICE_ID = 8,
 	SOFT_CM_REASON_INVALID_TRANSPORT = 9,
 	SOFT_CM_REASON_CONSUMER = 28,
-	SOFT_CM_REASON_INVALID_VERSION = 31
+	SOFT_CM_REASON_INVALID_VERSION = 31,
+	SOFT_CM_REASON_VENDOR_OPTION = 35
+};
+
+/* Options of vendors; vendor 0: none. */
+struct soft_cm_ece {
+	uint32_t vendor_id;
+	uint32_t options;
 };
 
 /* One message, decoded.  Fields that a type does not carry are zero.  private_data_len is the
@@ -69,6 +77,7 @@ struct soft_cm_message {
 	uint8_t retry_count;     /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint16_t reason;
+	struct soft_cm_ece ece;
 	uint8_t private_data_len;
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
 };

@@ -206,59 +206,6 @@ enum ibv_rate soft_mbps_to_ibv_rate(int mbps)
 	return 0;
 }
 
-int soft_rdma_create_ep(struct rdma_cm_id **id, struct rdma_addrinfo *res, struct ibv_pd *pd, struct ibv_qp_init_attr *qp_init_attr)
-{
-	(void)id;
-	(void)res;
-	(void)pd;
-	(void)qp_init_attr;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-void soft_rdma_destroy_ep(struct rdma_cm_id *id)
-{
-	(void)id;
-}
-
-int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *qp_init_attr)
-{
-	(void)id;
-	(void)qp_init_attr;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
-{
-	(void)id;
-	(void)pd;
-	(void)attr;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *attr)
-{
-	(void)id;
-	(void)attr;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-void soft_rdma_destroy_srq(struct rdma_cm_id *id)
-{
-	(void)id;
-}
-
-int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
-{
-	(void)listen;
-	(void)id;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
 int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
 {
 	(void)id;
@@ -281,58 +228,6 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr)
 {
 	(void)id;
 	(void)addr;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints, struct rdma_addrinfo **res)
-{
-	(void)node;
-	(void)service;
-	(void)hints;
-	(void)res;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-void soft_rdma_freeaddrinfo(struct rdma_addrinfo *res)
-{
-	(void)res;
-}
-
-struct ibv_context **soft_rdma_get_devices(int *num_devices)
-{
-	(void)num_devices;
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
-void soft_rdma_free_devices(struct ibv_context **list)
-{
-	(void)list;
-}
-
-int soft_rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t private_data_len)
-{
-	(void)id;
-	(void)private_data;
-	(void)private_data_len;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
-{
-	(void)id;
-	(void)ece;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
-{
-	(void)id;
-	(void)ece;
 	errno = EOPNOTSUPP;
 	return -1;
 }

@@ -72,7 +72,9 @@ def address_of(listener: ConnectionId) -> cm.Address:
 class Connected:
     """Both ends of a connection on one channel, each with a queue pair and memory."""
 
-    def __init__(self, events: cm.EventChannel, address: cm.Address) -> None:
+    def __init__(
+        self, events: cm.EventChannel, address: cm.Address, ack_timeout: float | None = None
+    ) -> None:
         self.active = events.create_id()
         self.active.resolve_addr(address)
         expect(events, EventType.ADDR_RESOLVED)
@@ -84,6 +86,8 @@ class Connected:
         self.pd = context.alloc_pd()
         self.cq = context.create_cq(64)
         self.active.create_qp(self.pd, self.cq)
+        if ack_timeout is not None:
+            self.active.set_ack_timeout(ack_timeout)
         self.active.connect(ConnectionParameters(b"question"))
         self.request = expect(events, EventType.CONNECT_REQUEST)
         self.passive = self.request.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 
@@ -197,6 +198,16 @@ def test_options(events: cm.EventChannel, host: str) -> None:
         id.set_afonly(True)
         id.bind_addr(("::", 0))
         id.listen()
+
+
+@pytest.mark.parametrize("seconds", [4.096e-6 * 2**14, math.inf])
+def test_ack_timeout_of_the_queue_pair(
+    events: cm.EventChannel, listener: ConnectionId, seconds: float
+) -> None:
+    connected = Connected(events, address_of(listener), ack_timeout=seconds)
+    assert connected.active.qp is not None
+    assert connected.active.qp.query().timeout == seconds
+    connected.close()
 
 
 def test_reuseaddr(events: cm.EventChannel, connected: Connected, listener: ConnectionId) -> None:

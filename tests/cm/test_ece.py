@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import errno
 
-import pytest
-
 from aiordma import cm
 from aiordma.cm import ECE, ConnectionId, ConnectionParameters, EventType
 from aiordma.errors import RejectedError
 from tests.cm.conftest import address_of, expect, refused
-
-pytestmark = pytest.mark.needs("CM ECE")
 
 OFFER, CHOICE = ECE(0x2C9, 0x33), ECE(0x2C9, 0x11)
 

@@ -11,8 +11,6 @@ from aiordma.cm import AddressFlags, PortSpace
 from aiordma.errors import AddressError
 from aiordma.verbs import QPType
 
-pytestmark = pytest.mark.needs("CM lookups")
-
 
 def test_devices(device: verbs.Device, events: cm.EventChannel, host: str) -> None:
     found = cm.get_devices(device.library)

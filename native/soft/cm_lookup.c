@@ -1,0 +1,170 @@
+/* What needs no id: rdma_getaddrinfo(3), rdma_get_devices(3). */
+#include "cm.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+/* An answer, its addresses and its name in one piece of memory. */
+struct answer {
+	struct rdma_addrinfo info; /* the application's; first */
+	struct sockaddr_storage address;
+	struct sockaddr_storage source;
+	char name[];
+};
+
+static bool is_datagram(const struct rdma_addrinfo *hints)
+{
+	if (hints->ai_qp_type)
+		return hints->ai_qp_type == IBV_QPT_UD;
+	return hints->ai_port_space == RDMA_PS_UDP || hints->ai_port_space == RDMA_PS_IPOIB;
+}
+
+static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
+{
+	size_t name = found->ai_canonname ? strlen(found->ai_canonname) + 1 : 0;
+	struct answer *answer = calloc(1, sizeof(*answer) + name);
+	struct rdma_addrinfo *info = &answer->info;
+	bool datagram = is_datagram(hints);
+
+	if (!answer)
+		return NULL;
+	memcpy(&answer->address, found->ai_addr, found->ai_addrlen);
+	if (name)
+		memcpy(answer->name, found->ai_canonname, name);
+	info->ai_flags = hints->ai_flags;
+	info->ai_family = found->ai_family;
+	info->ai_qp_type = hints->ai_qp_type ? hints->ai_qp_type :
+			   datagram ? IBV_QPT_UD : IBV_QPT_RC;
+	info->ai_port_space = hints->ai_port_space ? hints->ai_port_space :
+			      datagram ? RDMA_PS_UDP : RDMA_PS_TCP;
+	if (hints->ai_flags & RAI_PASSIVE) {
+		info->ai_src_addr = (struct sockaddr *)&answer->address;
+		info->ai_src_len = found->ai_addrlen;
+		info->ai_src_canonname = name ? answer->name : NULL;
+		return answer;
+	}
+	info->ai_dst_addr = (struct sockaddr *)&answer->address;
+	info->ai_dst_len = found->ai_addrlen;
+	info->ai_dst_canonname = name ? answer->name : NULL;
+	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
+	if (hints->ai_src_addr && hints->ai_src_len &&
+	    hints->ai_src_len <= sizeof(answer->source)) {
+		memcpy(&answer->source, hints->ai_src_addr, hints->ai_src_len);
+		info->ai_src_addr = (struct sockaddr *)&answer->source;
+		info->ai_src_len = hints->ai_src_len;
+	}
+	return answer;
+}
+
+/* An errno value for what getaddrinfo(3) returns. */
+static int resolver_error(int code)
+{
+	switch (code) {
+	case EAI_SYSTEM:
+		return errno;
+	case EAI_MEMORY:
+		return ENOMEM;
+	case EAI_AGAIN:
+		return EAGAIN;
+	case EAI_FAMILY:
+		return EAFNOSUPPORT;
+	case EAI_BADFLAGS:
+	case EAI_SOCKTYPE:
+		return EINVAL;
+	default:
+		return ENODATA; /* no such name, no such service, or none with an address */
+	}
+}
+
+static int look_up(const char *node, const char *service, const struct rdma_addrinfo *hints,
+		   struct addrinfo **found)
+{
+	struct addrinfo wanted = { .ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family ?
+							hints->ai_family : AF_UNSPEC,
+				   .ai_socktype = is_datagram(hints) ? SOCK_DGRAM : SOCK_STREAM };
+	int code;
+
+	if (hints->ai_flags & RAI_PASSIVE)
+		wanted.ai_flags |= AI_PASSIVE;
+	if (hints->ai_flags & RAI_NUMERICHOST)
+		wanted.ai_flags |= AI_NUMERICHOST;
+	code = getaddrinfo(node, service, &wanted, found);
+	return code ? resolver_error(code) : 0;
+}
+
+/* RAI_NOROUTE changes nothing: routes are the host's, and are not looked up here. */
+int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
+			  struct rdma_addrinfo **res)
+{
+	static const struct rdma_addrinfo no_hints;
+	struct rdma_addrinfo **next = res;
+	struct addrinfo *found;
+	int error;
+
+	if (!res || (!node && !service))
+		return soft_cm_fail(EINVAL);
+	if (!hints)
+		hints = &no_hints;
+	*res = NULL;
+	error = look_up(node, service, hints, &found);
+	if (error)
+		return soft_cm_fail(error);
+	for (const struct addrinfo *one = found; one; one = one->ai_next) {
+		struct answer *answer = answer_new(hints, one);
+
+		if (!answer) {
+			soft_rdma_freeaddrinfo(*res);
+			*res = NULL;
+			freeaddrinfo(found);
+			return soft_cm_fail(ENOMEM);
+		}
+		*next = &answer->info;
+		next = &answer->info.ai_next;
+	}
+	freeaddrinfo(found);
+	return 0;
+}
+
+void soft_rdma_freeaddrinfo(struct rdma_addrinfo *res)
+{
+	while (res) {
+		struct rdma_addrinfo *next = res->ai_next;
+
+		free(soft_container(res, struct answer, info));
+		res = next;
+	}
+}
+
+/* ---- devices ------------------------------------------------------------------------------- */
+
+/* There is one device; it is open until the list is freed. */
+struct ibv_context **soft_rdma_get_devices(int *num_devices)
+{
+	struct ibv_context **list = calloc(2, sizeof(*list)); /* ends with NULL */
+	int error;
+
+	if (!list)
+		return NULL;
+	error = soft_cm_device_get();
+	if (error) {
+		free(list);
+		errno = error;
+		return NULL;
+	}
+	list[0] = soft_cm_device_context();
+	if (num_devices)
+		*num_devices = 1;
+	return list;
+}
+
+void soft_rdma_free_devices(struct ibv_context **list)
+{
+	if (!list)
+		return;
+	free(list);
+	soft_cm_device_put();
+}

@@ -1,0 +1,284 @@
+/* Endpoints that wait (rdma_create_ep and its like), names, devices, queues that an id makes. */
+#include "cm_side.h"
+
+#include <netdb.h>
+
+struct peer {
+	char port[8];
+	struct rdma_addrinfo *answer;
+	struct rdma_cm_id *id;
+	int result;
+};
+
+static struct rdma_addrinfo *look_up(const char *node, const char *service, int flags)
+{
+	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP };
+	struct rdma_addrinfo *answer;
+
+	CHECK_EQUAL(rdma->rdma_getaddrinfo(node, service, &hints, &answer), 0);
+	return answer;
+}
+
+static struct ibv_qp_init_attr small_queues(void)
+{
+	return (struct ibv_qp_init_attr){ .qp_type = IBV_QPT_RC,
+					  .sq_sig_all = 1,
+					  .cap = { .max_send_wr = 2,
+						   .max_recv_wr = 2,
+						   .max_send_sge = 1,
+						   .max_recv_sge = 1 } };
+}
+
+/* ---- names and devices --------------------------------------------------------------------- */
+
+static void names(void)
+{
+	struct rdma_addrinfo hints = { 0 };
+	struct rdma_addrinfo *answer = look_up("127.0.0.1", "7471", RAI_NUMERICHOST);
+
+	CHECK_EQUAL(answer->ai_family, AF_INET);
+	CHECK_EQUAL(answer->ai_qp_type, IBV_QPT_RC);
+	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_TCP);
+	CHECK_EQUAL(answer->ai_dst_len, sizeof(struct sockaddr_in));
+	CHECK_EQUAL(ntohs(((struct sockaddr_in *)(void *)answer->ai_dst_addr)->sin_port), 7471);
+	CHECK(!answer->ai_src_addr && !answer->ai_next);
+	rdma->rdma_freeaddrinfo(answer);
+
+	hints.ai_flags = RAI_PASSIVE;
+	hints.ai_qp_type = IBV_QPT_UD;
+	hints.ai_port_space = RDMA_PS_UDP;
+	CHECK_EQUAL(rdma->rdma_getaddrinfo("::1", "7", &hints, &answer), 0);
+	CHECK_EQUAL(answer->ai_family, AF_INET6);
+	CHECK_EQUAL(answer->ai_qp_type, IBV_QPT_UD);
+	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_UDP);
+	CHECK_EQUAL(answer->ai_flags, RAI_PASSIVE);
+	CHECK_EQUAL(answer->ai_src_len, sizeof(struct sockaddr_in6));
+	CHECK(!answer->ai_dst_addr && !answer->ai_dst_len);
+	rdma->rdma_freeaddrinfo(answer);
+
+	CHECK_EQUAL(rdma->rdma_getaddrinfo(host, NULL, NULL, &answer), 0);
+	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_TCP);
+	rdma->rdma_freeaddrinfo(answer);
+}
+
+/* The source that the hints give is where the connection comes from. */
+static void source_in_the_hints(void)
+{
+	union address source = address_of(host, 0);
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
+				       .ai_src_addr = &source.any,
+				       .ai_src_len = sizeof(source.v4) };
+	struct rdma_addrinfo *answer;
+
+	CHECK_EQUAL(rdma->rdma_getaddrinfo(host, "7", &hints, &answer), 0);
+	CHECK_EQUAL(answer->ai_src_len, sizeof(source.v4));
+	CHECK(memcmp(answer->ai_src_addr, &source, sizeof(source.v4)) == 0);
+	rdma->rdma_freeaddrinfo(answer);
+}
+
+static void unknown_names(void)
+{
+	struct rdma_addrinfo *answer = NULL;
+
+	CHECK_FAILS(rdma->rdma_getaddrinfo(NULL, NULL, NULL, &answer), EINVAL);
+	if (on_system)
+		return; /* it passes on what getaddrinfo(3) returns, without an errno */
+	CHECK_FAILS(rdma->rdma_getaddrinfo("no.such.host.invalid", NULL, NULL, &answer), ENODATA);
+	CHECK_FAILS(rdma->rdma_getaddrinfo("127.0.0.1", "no such service", NULL, &answer), ENODATA);
+	CHECK(!answer);
+}
+
+static void devices(void)
+{
+	int count = 0;
+	struct ibv_context **list = rdma->rdma_get_devices(&count);
+	struct ibv_device_attr attr;
+	struct side side;
+
+	CHECK(list);
+	CHECK(count >= 1);
+	CHECK(!list[count]);
+	CHECK_EQUAL(rdma->ibv_query_device(list[0], &attr), 0);
+	side = listen_at(host, 0);
+	CHECK(side.id->verbs == list[0]);
+	side_close(&side);
+	rdma->rdma_free_devices(list);
+	list = rdma->rdma_get_devices(NULL);
+	CHECK(list && list[0]);
+	rdma->rdma_free_devices(list);
+}
+
+/* ---- endpoints ----------------------------------------------------------------------------- */
+
+static void *client(void *argument)
+{
+	struct peer *peer = argument;
+	struct ibv_qp_init_attr attr = small_queues();
+	struct rdma_conn_param ask = parameters("hello", 5);
+
+	peer->answer = look_up(host, peer->port, 0);
+	peer->result = rdma->rdma_create_ep(&peer->id, peer->answer, NULL, &attr);
+	rdma->rdma_freeaddrinfo(peer->answer);
+	if (peer->result)
+		return NULL;
+	CHECK(peer->id->qp && peer->id->send_cq && peer->id->recv_cq);
+	CHECK_EQUAL(attr.qp_type, IBV_QPT_RC);
+	peer->result = rdma->rdma_connect(peer->id, &ask) ? errno : 0;
+	return NULL;
+}
+
+static struct rdma_cm_id *listening(struct ibv_qp_init_attr *attr, struct peer *peer)
+{
+	struct rdma_addrinfo *answer = look_up(host, "0", RAI_PASSIVE);
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(rdma->rdma_create_ep(&id, answer, NULL, attr), 0);
+	rdma->rdma_freeaddrinfo(answer);
+	CHECK_EQUAL(rdma->rdma_listen(id, 0), 0);
+	snprintf(peer->port, sizeof(peer->port), "%u", port_of(id));
+	return id;
+}
+
+static void finish(pthread_t thread, struct peer *peer, int result)
+{
+	CHECK_EQUAL(pthread_join(thread, NULL), 0);
+	CHECK_EQUAL(peer->result, result);
+}
+
+/* What rdma_client and rdma_server do: every call waits for its end. */
+static void endpoints(void)
+{
+	struct ibv_qp_init_attr attr = small_queues();
+	struct peer peer = { 0 };
+	struct rdma_cm_id *listener = listening(&attr, &peer);
+	struct rdma_cm_id *server;
+	struct ibv_qp_attr state;
+	struct ibv_qp_init_attr initial;
+	pthread_t thread;
+
+	CHECK_EQUAL(pthread_create(&thread, NULL, client, &peer), 0);
+	CHECK_EQUAL(rdma->rdma_get_request(listener, &server), 0);
+	CHECK(server->qp && server->event && server->channel != listener->channel);
+	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(memcmp(server->event->param.conn.private_data, "hello", 5) == 0);
+	CHECK_EQUAL(rdma->rdma_accept(server, NULL), 0);
+	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_ESTABLISHED);
+	finish(thread, &peer, 0);
+	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK_EQUAL(rdma->ibv_query_qp(server->qp, &state, IBV_QP_STATE, &initial), 0);
+	CHECK_EQUAL(state.qp_state, IBV_QPS_RTS);
+	CHECK_EQUAL(rdma->rdma_disconnect(peer.id), 0);
+	CHECK_EQUAL(rdma->rdma_disconnect(server), 0);
+	rdma->rdma_destroy_ep(peer.id);
+	rdma->rdma_destroy_ep(server);
+	rdma->rdma_destroy_ep(listener);
+}
+
+static void rejected(void)
+{
+	struct peer peer = { 0 };
+	struct rdma_cm_id *listener = listening(NULL, &peer);
+	struct rdma_cm_id *server;
+	pthread_t thread;
+
+	CHECK_EQUAL(pthread_create(&thread, NULL, client, &peer), 0);
+	CHECK_EQUAL(rdma->rdma_get_request(listener, &server), 0);
+	CHECK(!server->qp);
+	CHECK_EQUAL(rdma->rdma_reject(server, "no", 2), 0);
+	finish(thread, &peer, ECONNREFUSED);
+	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_REJECTED);
+	CHECK(memcmp(peer.id->event->param.conn.private_data, "no", 2) == 0);
+	rdma->rdma_destroy_ep(peer.id);
+	rdma->rdma_destroy_ep(server);
+	rdma->rdma_destroy_ep(listener);
+}
+
+static void wrong_uses(void)
+{
+	struct side side = listen_at(host, 0);
+	struct rdma_addrinfo *answer = look_up(host, "7", 0);
+	struct rdma_cm_id *id = NULL;
+	int before;
+
+	CHECK_FAILS(rdma->rdma_get_request(side.id, &id), EINVAL); /* it does not wait */
+	answer->ai_dst_addr->sa_family = AF_UNIX;
+	before = resources();
+	CHECK_FAILS(rdma->rdma_create_ep(&id, answer, NULL, NULL), EINVAL);
+	CHECK_EQUAL(resources(), before);
+	answer->ai_dst_addr->sa_family = AF_INET;
+	rdma->rdma_freeaddrinfo(answer);
+	side_close(&side);
+}
+
+/* ---- what an id makes ---------------------------------------------------------------------- */
+
+static void shared_receives(void)
+{
+	struct side side = listen_at(host, 0);
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_qp_init_attr queues = small_queues();
+	struct ibv_srq_attr got;
+
+	CHECK_EQUAL(rdma->rdma_create_srq(side.id, NULL, &attr), 0);
+	CHECK(side.id->srq);
+	CHECK_EQUAL(rdma->ibv_query_srq(side.id->srq, &got), 0);
+	CHECK(got.max_wr >= 8);
+	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &attr), EINVAL);
+	CHECK_EQUAL(rdma->rdma_create_qp(side.id, NULL, &queues), 0);
+	CHECK(side.id->qp->srq == side.id->srq);
+	rdma->rdma_destroy_qp(side.id);
+	rdma->rdma_destroy_srq(side.id);
+	CHECK(!side.id->srq);
+	side_close(&side);
+}
+
+static void extended_queue_pair(void)
+{
+	struct side side = listen_at(host, 0), other = listen_at(host, 0);
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+	};
+
+	if (!on_system) { /* rxe of Linux 6.1 has it in its library only for newer kernels */
+		CHECK_EQUAL(rdma->rdma_create_qp_ex(side.id, &attr), 0);
+		CHECK(side.id->qp && rdma->ibv_qp_to_qp_ex(side.id->qp));
+		rdma->rdma_destroy_qp(side.id);
+	}
+	attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+	attr.pd = rdma->ibv_alloc_pd(side.id->verbs);
+	attr.send_cq = attr.recv_cq = NULL;
+	CHECK_EQUAL(rdma->rdma_create_qp_ex(side.id, &attr), 0);
+	CHECK(side.id->qp->pd == attr.pd);
+	CHECK_FAILS(rdma->rdma_create_qp_ex(side.id, &attr), EINVAL);
+	rdma->rdma_destroy_qp(side.id);
+	attr.send_cq = attr.recv_cq = NULL;
+	attr.qp_type = IBV_QPT_UD; /* connections are not datagrams */
+	if (!on_system)
+		CHECK_FAILS(rdma->rdma_create_qp_ex(other.id, &attr), EINVAL);
+	CHECK_EQUAL(rdma->ibv_dealloc_pd(attr.pd), 0);
+	side_close(&other);
+	side_close(&side);
+}
+
+int main(void)
+{
+	int before;
+
+	cm_begin(60);
+	before = resources();
+	STEP(names());
+	STEP(source_in_the_hints());
+	STEP(unknown_names());
+	STEP(devices());
+	STEP(endpoints());
+	STEP(rejected());
+	STEP(wrong_uses());
+	STEP(shared_receives());
+	STEP(extended_queue_pair());
+	if (!on_system)
+		CHECK_EQUAL(resources(), before);
+	return 0;
+}
