@@ -42,6 +42,49 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 	return 0;
 }
 
+/* ---- plain questions ----------------------------------------------------------------------- */
+
+/* The device reaches memory as any code of the process does, through its page tables: a fork that
+ * copies pages on write takes nothing away from it.  (The child has no device: engine.c.) */
+int soft_ibv_fork_init(void)
+{
+	return 0;
+}
+
+enum ibv_fork_status soft_ibv_is_fork_initialized(void)
+{
+	return IBV_FORK_UNNEEDED;
+}
+
+/* The kernel does not know the device: ibv_get_device_index(3). */
+int soft_ibv_get_device_index(struct ibv_device *device)
+{
+	(void)device;
+	return -1;
+}
+
+int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint16_t pkey)
+{
+	uint16_t found;
+
+	for (int i = 0; !soft_ibv_query_pkey(context, port_num, i, &found); i++)
+		if (found == pkey)
+			return i;
+	return -1;
+}
+
+/* Bytes come in order, but how the kernel's copy becomes visible to other processors is not said:
+ * no promise (ibv_query_qp_data_in_order(3)). */
+int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+{
+	(void)qp;
+	(void)op;
+	(void)flags;
+	return 0;
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
 void soft_extend_context(struct verbs_context *context)
 {
 	context->query_port = soft_query_port;

@@ -1,4 +1,4 @@
-/* Texts for status and event numbers: ibv_wc_status_str(3), ibv_event_type_str(3). */
+/* Texts for numbers: ibv_wc_status_str(3), ibv_event_type_str(3) and the like. */
 #include "soft.h"
 
 const char *soft_ibv_wc_status_str(enum ibv_wc_status status)
@@ -63,4 +63,37 @@ const char *soft_ibv_event_type_str(enum ibv_event_type event)
 	if ((unsigned)event >= sizeof(texts) / sizeof(texts[0]))
 		return "unknown event";
 	return texts[event];
+}
+
+const char *soft_ibv_node_type_str(enum ibv_node_type node_type)
+{
+	static const char *const texts[] = {
+		[IBV_NODE_CA] = "InfiniBand channel adapter",
+		[IBV_NODE_SWITCH] = "InfiniBand switch",
+		[IBV_NODE_ROUTER] = "InfiniBand router",
+		[IBV_NODE_RNIC] = "iWARP NIC",
+		[IBV_NODE_USNIC] = "usNIC",
+		[IBV_NODE_USNIC_UDP] = "usNIC UDP",
+		[IBV_NODE_UNSPECIFIED] = "unspecified",
+	};
+
+	if ((unsigned)node_type >= sizeof(texts) / sizeof(texts[0]) || !texts[node_type])
+		return "unknown";
+	return texts[node_type];
+}
+
+const char *soft_ibv_port_state_str(enum ibv_port_state port_state)
+{
+	static const char *const texts[] = {
+		[IBV_PORT_NOP] = "no state change (NOP)",
+		[IBV_PORT_DOWN] = "down",
+		[IBV_PORT_INIT] = "init",
+		[IBV_PORT_ARMED] = "armed",
+		[IBV_PORT_ACTIVE] = "active",
+		[IBV_PORT_ACTIVE_DEFER] = "active defer",
+	};
+
+	if ((unsigned)port_state >= sizeof(texts) / sizeof(texts[0]))
+		return "unknown";
+	return texts[port_state];
 }

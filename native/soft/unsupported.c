@@ -3,30 +3,6 @@
 
 #include "soft.h"
 
-int soft_ibv_fork_init(void)
-{
-	return EOPNOTSUPP;
-}
-
-enum ibv_fork_status soft_ibv_is_fork_initialized(void)
-{
-	return 0;
-}
-
-int soft_ibv_get_device_index(struct ibv_device *device)
-{
-	(void)device;
-	return EOPNOTSUPP;
-}
-
-int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint16_t pkey)
-{
-	(void)context;
-	(void)port_num;
-	(void)pkey;
-	return EOPNOTSUPP;
-}
-
 int soft_ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	(void)mr;
@@ -110,15 +86,7 @@ int soft_ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 int soft_ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
 	(void)qp;
-	(void)ece;
-	return EOPNOTSUPP;
-}
-
-int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
-{
-	(void)qp;
-	(void)op;
-	(void)flags;
+	*ece = (struct ibv_ece){0};
 	return EOPNOTSUPP;
 }
 
@@ -166,44 +134,6 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 void soft_ibv_unimport_dm(struct ibv_dm *dm)
 {
 	(void)dm;
-}
-
-const char *soft_ibv_node_type_str(enum ibv_node_type node_type)
-{
-	(void)node_type;
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
-const char *soft_ibv_port_state_str(enum ibv_port_state port_state)
-{
-	(void)port_state;
-	errno = EOPNOTSUPP;
-	return NULL;
-}
-
-int soft_ibv_rate_to_mult(enum ibv_rate rate)
-{
-	(void)rate;
-	return EOPNOTSUPP;
-}
-
-enum ibv_rate soft_mult_to_ibv_rate(int mult)
-{
-	(void)mult;
-	return 0;
-}
-
-int soft_ibv_rate_to_mbps(enum ibv_rate rate)
-{
-	(void)rate;
-	return EOPNOTSUPP;
-}
-
-enum ibv_rate soft_mbps_to_ibv_rate(int mbps)
-{
-	(void)mbps;
-	return 0;
 }
 
 int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
