@@ -172,3 +172,25 @@ int aiordma_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_att
 struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int aiordma_dealloc_mw(struct ibv_mw *mw);
 int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+
+/* For tests: something happens to the embedded device of this process, and every context that is
+ * open is told by an asynchronous event (ibv_get_async_event(3)).  It really happens:
+ *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
+ *    accepted.  A reliable queue pair that is connected goes on trying for as long as its timeout
+ *    and retry_cnt say (never for ever unless timeout is 0; at least half a second); then its
+ *    requests fail with IBV_WC_RETRY_EXC_ERR, and so do those of its peer.  The connection manager's
+ *    own messages still pass.  Nothing happens if it is down.
+ *  - IBV_EVENT_PORT_ACTIVE: the port is up; who has not given up goes on where it was.  Nothing
+ *    happens if it is up.
+ *  - IBV_EVENT_GID_CHANGE: the host's addresses are read again.  (A change of them is noticed, and
+ *    tells this event, without this call too.)
+ *  - IBV_EVENT_LID_CHANGE: the process gets another LID (the TCP port where queue pairs without the
+ *    connection manager are reached): peers that were told the old one do not find it any more;
+ *    streams that exist stay.
+ *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer finds nobody, and in
+ *    the contexts that are open now none can be made or modified any more (EIO); what is there can
+ *    be destroyed.  Contexts opened later are healthy.
+ *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER: this device has
+ *    nothing that could change with them; only told.
+ * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
+int aiordma_embedded_raise(enum ibv_event_type event);

@@ -94,7 +94,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	};
 	soft_extend_context(&context->extended);
 	pthread_mutex_init(&context->extended.context.mutex, NULL);
-	soft_gid_refresh();
+	soft_port_attach(context);
 	return 0;
 }
 
@@ -118,6 +118,7 @@ void soft_context_hold(struct soft_context *context)
 
 void soft_context_stop(struct soft_context *context)
 {
+	soft_port_detach(context);
 	soft_channel_destroy(&context->async);
 	pthread_mutex_destroy(&context->extended.context.mutex);
 	if (context->incarnation == soft_engine_incarnation())
@@ -210,7 +211,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		return EINVAL;
 	soft_lock();
 	struct ibv_port_attr attr = {
-		.state = IBV_PORT_ACTIVE,
+		.state = soft_port_is_down() ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = IBV_MTU_4096,
 		.gid_tbl_len = soft_gid_count(),
@@ -221,7 +222,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.max_vl_num = 1,
 		.active_width = 2, /* 4X */
 		.active_speed = 4, /* 10 Gb/s a lane: about what a loopback stream does */
-		.phys_state = 5,   /* LinkUp */
+		.phys_state = soft_port_is_down() ? 3 : 5, /* Disabled, LinkUp */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 	};
 	soft_unlock();

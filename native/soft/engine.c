@@ -55,6 +55,7 @@ static struct {
 	bool running;
 	bool stopping; /* atomic */
 	bool ticking;  /* the thread stands back, and looks around every tick */
+	bool silent;   /* sources of the port are not served */
 
 	int epoll_fd;
 	struct soft_source wake;  /* eventfd that ends the thread's sleep when the engine stops */
@@ -132,15 +133,28 @@ size_t soft_step_share(void)
 
 /* ---- sources ------------------------------------------------------------------------------- */
 
-int soft_watch(struct soft_source *source, uint32_t events)
+static bool is_silent(const struct soft_source *source)
+{
+	return engine.silent && source->of_port;
+}
+
+static int tell_epoll(int operation, struct soft_source *source, uint32_t events)
 {
 	struct epoll_event event = {.events = events, .data.ptr = source};
 
+	return epoll_ctl(engine.epoll_fd, operation, source->fd, &event) ? errno : 0;
+}
+
+int soft_watch(struct soft_source *source, uint32_t events)
+{
+	int rc = 0;
+
 	if (source->watched && source->interest == events)
 		return 0;
-	if (epoll_ctl(engine.epoll_fd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd,
-		      &event))
-		return errno;
+	if (!is_silent(source))
+		rc = tell_epoll(source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source, events);
+	if (rc)
+		return rc;
 	if (!source->watched) {
 		source->watched = true;
 		soft_list_append(&engine.sources, &source->node);
@@ -149,18 +163,40 @@ int soft_watch(struct soft_source *source, uint32_t events)
 	return 0;
 }
 
+/* The step under way may have collected an event that has not been served yet. */
+static void forget_event(const struct soft_source *source)
+{
+	for (int i = 0; i < engine.event_count; i++)
+		if (engine.events[i].data.ptr == source)
+			engine.events[i].data.ptr = NULL;
+}
+
 void soft_unwatch(struct soft_source *source)
 {
 	if (!source->watched)
 		return;
-	epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+	if (!is_silent(source))
+		tell_epoll(EPOLL_CTL_DEL, source, 0);
 	source->watched = false;
 	source->interest = 0;
 	soft_list_remove(&source->node);
-	/* The step under way may have collected an event of it that has not been served yet. */
-	for (int i = 0; i < engine.event_count; i++)
-		if (engine.events[i].data.ptr == source)
-			engine.events[i].data.ptr = NULL;
+	forget_event(source);
+}
+
+void soft_sources_silence(bool silent)
+{
+	for (struct soft_node *node = engine.sources.next; node != &engine.sources;
+	     node = node->next) {
+		struct soft_source *source = soft_list_entry(node, struct soft_source, node);
+
+		if (!source->of_port || silent == engine.silent)
+			continue;
+		/* What epoll had room for it has room for again. */
+		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, source, source->interest);
+		if (silent)
+			forget_event(source);
+	}
+	engine.silent = silent;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -456,7 +492,8 @@ static void after_fork_in_child(void)
 	soft_listener_shutdown();
 	soft_list_init(&engine.deferred);
 	soft_list_init(&engine.channels);
-	engine.running = engine.ticking = false;
+	soft_port_reset();
+	engine.running = engine.ticking = engine.silent = false;
 	engine.event_count = 0;
 	engine.incarnation++;
 	engine.waiting = 0;
@@ -543,10 +580,12 @@ void soft_engine_put(void)
 			abort(); /* an eventfd that was never written cannot be full */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
+		soft_addresses_shutdown();
 		soft_listener_shutdown();
 		soft_links_shutdown();
+		soft_port_reset();
 		soft_timers_forget();
-		engine.running = false;
+		engine.running = engine.silent = false;
 		close_all();
 		soft_unlock();
 	}

@@ -31,6 +31,9 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
+/* No source of the port is served from now on, or all of them are again.  Under the lock. */
+void soft_sources_silence(bool silent);
+
 /* For polling: does nothing when another thread has the lock or waits for it. */
 void soft_progress_try(void);
 
@@ -67,6 +70,9 @@ unsigned soft_engine_incarnation(void);
 /* Called when the engine stops (under its lock, no user left): close what is left open. */
 void soft_links_shutdown(void);
 void soft_listener_shutdown(void);
+void soft_addresses_shutdown(void);
+/* The same, and in the child of a fork: the port is up, and no context is open. */
+void soft_port_reset(void);
 /* In the child of a fork, where all streams are closed already. */
 void soft_links_forget(void);
 

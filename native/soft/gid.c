@@ -17,6 +17,12 @@ enum { TABLE_SIZE = 255 }; /* an index is a byte: ibv_global_route.sgid_index */
 
 static struct soft_gid table[TABLE_SIZE];
 static int table_length;
+static const union ibv_gid empty;
+
+static bool is_empty(int index)
+{
+	return !memcmp(&table[index].gid, &empty, sizeof(empty));
+}
 
 const union ibv_gid soft_gid_loopback = {
 	.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1},
@@ -41,12 +47,20 @@ static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
 	return false;
 }
 
-void soft_gid_refresh(void)
+static int find(const struct soft_gid *entries, int count, const union ibv_gid *gid)
+{
+	for (int i = 0; i < count; i++)
+		if (!memcmp(&entries[i].gid, gid, sizeof(*gid)))
+			return i;
+	return -1;
+}
+
+static int read_addresses(struct soft_gid *fresh)
 {
 	struct ifaddrs *addresses = NULL;
-	struct soft_gid fresh[TABLE_SIZE] = {{.gid = soft_gid_loopback}};
 	int count = 1;
 
+	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
 	/* Without the list there is still the loopback. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
@@ -57,17 +71,50 @@ void soft_gid_refresh(void)
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
 			fresh[0].ifindex = if_nametoindex(at->ifa_name);
-		else
+		else if (find(fresh, count, &gid) < 0)
 			fresh[count++] = (struct soft_gid){
 				.gid = gid,
 				.ifindex = if_nametoindex(at->ifa_name),
 			};
 	}
 	freeifaddrs(addresses);
-	soft_lock();
-	memcpy(table, fresh, sizeof(*table) * (size_t)count);
-	table_length = count;
-	soft_unlock();
+	return count;
+}
+
+/* An index stands for the same address as long as that is there: what goes leaves an empty entry,
+ * what comes takes one, as in the kernel's GID tables. */
+bool soft_gid_refresh(void)
+{
+	struct soft_gid fresh[TABLE_SIZE];
+	int count = read_addresses(fresh);
+	bool changed = false;
+
+	for (int i = 0; i < table_length; i++)
+		if (!is_empty(i) && find(fresh, count, &table[i].gid) < 0) {
+			table[i] = (struct soft_gid){0};
+			changed = true;
+		}
+	for (int i = 0; i < count; i++) {
+		int at = find(table, table_length, &fresh[i].gid);
+
+		if (at < 0) {
+			at = find(table, table_length, &empty);
+			changed = true;
+		}
+		if (at < 0 && table_length < TABLE_SIZE)
+			at = table_length++;
+		if (at >= 0)
+			table[at] = fresh[i];
+	}
+	while (is_empty(table_length - 1)) /* the first one is not */
+		table_length--;
+	return changed;
+}
+
+void soft_gid_forget(void)
+{
+	memset(table, 0, sizeof(table));
+	table_length = 0;
 }
 
 int soft_gid_count(void)
@@ -77,7 +124,7 @@ int soft_gid_count(void)
 
 int soft_gid_at(int index, struct soft_gid *gid)
 {
-	if (index < 0 || index >= table_length)
+	if (index < 0 || index >= table_length || is_empty(index))
 		return EINVAL;
 	*gid = table[index];
 	return 0;
@@ -85,10 +132,9 @@ int soft_gid_at(int index, struct soft_gid *gid)
 
 bool soft_gid_is_local(const union ibv_gid *gid)
 {
-	for (int i = 0; i < table_length; i++)
-		if (!memcmp(&table[i].gid, gid, sizeof(*gid)))
-			return true;
-	return false;
+	int index = find(table, table_length, gid);
+
+	return index >= 0 && !is_empty(index);
 }
 
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,
@@ -113,20 +159,20 @@ socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
+/* An empty entry is a GID of zeros here. */
 int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
 {
-	struct soft_gid found;
-
 	(void)context;
 	soft_lock();
-	int rc = port_num == 1 ? soft_gid_at(index, &found) : EINVAL;
+	bool found = port_num == 1 && index >= 0 && index < table_length;
 
+	if (found)
+		*gid = table[index].gid;
 	soft_unlock();
-	if (rc) {
-		errno = rc;
+	if (!found) {
+		errno = EINVAL;
 		return -1;
 	}
-	*gid = found.gid;
 	return 0;
 }
 
@@ -153,6 +199,8 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 	soft_lock();
 	if (port_num != 1 || flags || gid_index >= (uint32_t)table_length)
 		rc = EINVAL;
+	else if (is_empty((int)gid_index))
+		rc = ENODATA; /* ibv_query_gid_ex(3) */
 	else
 		fill_entry(entry, entry_size, (int)gid_index);
 	soft_unlock();
@@ -162,16 +210,18 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
 				  size_t max_entries, uint32_t flags, size_t entry_size)
 {
-	ssize_t count;
+	ssize_t count = flags ? -EINVAL : 0;
 
 	(void)context;
 	soft_lock();
-	if (flags || max_entries < (size_t)table_length) {
-		count = -EINVAL;
-	} else {
-		count = table_length;
-		for (int i = 0; i < table_length; i++)
-			fill_entry((void *)((char *)entries + (size_t)i * entry_size), entry_size, i);
+	for (int i = 0; i < table_length && count >= 0; i++) {
+		if (is_empty(i))
+			continue;
+		if ((size_t)count == max_entries)
+			count = -EINVAL;
+		else
+			fill_entry((void *)((char *)entries + (size_t)count++ * entry_size),
+				   entry_size, i);
 	}
 	soft_unlock();
 	return count;

@@ -29,7 +29,7 @@ static void output(struct soft_deferred *deferred)
 
 	if (link->state == SOFT_LINK_CLOSING)
 		soft_link_write_end(link);
-	else
+	else if (!soft_port_is_down())
 		soft_link_write(link);
 }
 
@@ -45,6 +45,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 	link->in.fd = link->out.fd = fd;
 	link->in.ready = in_ready;
 	link->out.ready = out_ready; /* used when it is an fd of its own */
+	link->in.of_port = link->out.of_port = true;
 	link->state = state;
 	soft_list_init(&link->owed);
 	soft_list_init(&link->output.node);
@@ -222,6 +223,18 @@ static void in_ready(struct soft_source *source, uint32_t events)
 		writable(link);
 	if (events & ~(uint32_t)EPOLLOUT)
 		soft_link_read(link); /* which also finds out about errors */
+}
+
+void soft_links_resume(void)
+{
+	for (struct soft_node *node = links.next; node != &links; node = node->next) {
+		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
+
+		if (link->state == SOFT_LINK_UP && link->qp) {
+			soft_timer_stop(&link->qp->reach_timer);
+			soft_link_output(link);
+		}
+	}
 }
 
 /* The engine stops: what still lingers has had its last words given to the kernel. */

@@ -112,7 +112,7 @@ static bool listen_at(const union ibv_gid *gid)
 	fd = bound((struct sockaddr *)&address, length);
 	if (fd < 0)
 		return false;
-	slot->source = (struct soft_source){.fd = fd, .ready = ready};
+	slot->source = (struct soft_source){.fd = fd, .ready = ready, .of_port = true};
 	slot->gid = *gid;
 	slot->pause = (struct soft_timer){.expired = pause_over};
 	if (listen(fd, BACKLOG) || soft_watch(&slot->source, EPOLLIN)) {
@@ -149,7 +149,7 @@ void soft_listener_open(const union ibv_gid *gid)
 	listen_at(gid);
 }
 
-void soft_listener_shutdown(void)
+static void close_all(void)
 {
 	while (listening_count) {
 		struct soft_source *source = &listening[--listening_count].source;
@@ -159,5 +159,29 @@ void soft_listener_shutdown(void)
 		if (source->fd >= 0)
 			close(source->fd);
 	}
+}
+
+void soft_listener_shutdown(void)
+{
+	close_all();
 	release();
+}
+
+int soft_listener_move(void)
+{
+	union ibv_gid gids[ADDRESSES];
+	int count = listening_count, old = reserved;
+
+	for (int i = 0; i < count; i++)
+		gids[i] = listening[i].gid;
+	close_all();
+	/* Kept until there is a new one, lest that is the same. */
+	reserved = -1;
+	port = 0;
+	soft_listener_port();
+	if (old >= 0)
+		close(old);
+	for (int i = 0; i < count; i++)
+		soft_listener_open(&gids[i]);
+	return port ? 0 : EADDRNOTAVAIL;
 }

@@ -51,6 +51,8 @@ struct soft_context {
 	struct soft_channel async;
 	struct soft_node async_events;
 	struct soft_node qps;
+	struct soft_node of_device; /* port.c: every one that is open */
+	bool fatal;                 /* the device has failed: nothing works here any more */
 };
 
 struct soft_pd {
@@ -82,11 +84,24 @@ struct soft_gid {
 /* The entry at an index; 0 or EINVAL. */
 int soft_gid_at(int index, struct soft_gid *gid);
 int soft_gid_count(void);
-void soft_gid_refresh(void); /* not under the lock */
+bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
+void soft_gid_forget(void);
 bool soft_gid_is_local(const union ibv_gid *gid);
 /* The socket address that a GID stands for; port in host order.  Returns its length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);
 extern const union ibv_gid soft_gid_loopback;
+
+/* ---- port.c: what can happen to the device and its port ------------------------------------ */
+
+/* An open context is told; not under the lock. */
+void soft_port_attach(struct soft_context *context);
+void soft_port_detach(struct soft_context *context);
+bool soft_port_is_down(void);
+/* The addresses of the host have changed, or may have. */
+void soft_port_addresses(void);
+
+/* addresses.c: calls soft_port_addresses when the kernel says so, from the first call on */
+void soft_addresses_watch(void);
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */
 
@@ -442,6 +457,8 @@ void soft_qp_send_error(struct soft_qp *qp);
 void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
 /* Send what may be sent now, or see to it that there will be a stream. */
 void soft_qp_kick(struct soft_qp *qp);
+/* The port is down: the queue pair and its peer give each other up when their retries are over. */
+void soft_qp_stall(struct soft_qp *qp);
 /* The stream of a queue pair is gone. */
 void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
@@ -594,6 +611,8 @@ void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
+/* The port is up again: what has waited may go. */
+void soft_links_resume(void);
 /* There may be something to send. */
 void soft_link_output(struct soft_link *link);
 
@@ -623,6 +642,8 @@ void soft_greeting_check(struct soft_qp *qp);
 /* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
  * none to be had. */
 uint16_t soft_listener_port(void);
+/* Another number, where nobody knows us yet; 0 or an errno value. */
+int soft_listener_move(void);
 /* Accept at that address of this host as well. */
 void soft_listener_open(const union ibv_gid *gid);
 

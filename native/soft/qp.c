@@ -71,16 +71,24 @@ static void reach_expired(struct soft_timer *timer)
 
 	if (soft_qp_is_uc(qp)) {
 		qp->unheard = true;
-		soft_qp_kick(qp);
+		/* What is lost cannot be finished either. */
+		if (qp->link && qp->link->partial)
+			soft_link_finish(qp->link, 0);
+		else
+			soft_qp_kick(qp);
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+	} else if (qp->link && soft_port_is_down()) {
+		/* By now the peer has given up what it sent: let it know, for it cannot know. */
+		soft_link_leave(qp->link);
+		qp->stream_lost = true;
 	}
 }
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct soft_qp *qp = NULL;
-	int rc = check_create(attr);
+	int rc = soft_context_of(pd->context)->fatal ? EIO : check_create(attr);
 
 	if (!rc) {
 		qp = calloc(1, sizeof(*qp));
@@ -255,12 +263,18 @@ void soft_qp_kick(struct soft_qp *qp)
 	soft_requester_settle(qp); /* what is local needs no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
-	if (qp->link && qp->link->state == SOFT_LINK_UP)
+	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
 		soft_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
 		soft_requester_lose(qp);
 	else
 		give_up_later(qp, qp->stream_lost ? 0 : CONNECTING_NS);
+}
+
+void soft_qp_stall(struct soft_qp *qp)
+{
+	if (qp->link && qp->link->state == SOFT_LINK_UP && qp->attr.timeout)
+		soft_timer_start(&qp->reach_timer, soft_now() + patience_ns(qp));
 }
 
 void soft_qp_link_gone(struct soft_qp *qp, int error)
@@ -394,6 +408,8 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	uint32_t mask = (uint32_t)attr_mask;
 	int rc;
 
+	if (soft_context_of(ibv->context)->fatal)
+		return EIO;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
 		return EINVAL;
 	if (!row || (mask & row->required) != row->required ||

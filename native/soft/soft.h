@@ -82,6 +82,7 @@ struct soft_source {
 	void (*ready)(struct soft_source *source, uint32_t events);
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
+	bool of_port; /* silent while the port is down */
 	struct soft_node node; /* of the engine: all sources, for the child of a fork */
 };
 

@@ -1,0 +1,104 @@
+/* Calls that only answer: rates, texts, indices, what fork does, and what is not there. */
+#include "extended_side.h"
+
+static void rates(void)
+{
+	/* ibv_rate_to_mult(3), ibv_rate_to_mbps(3), IBTA table 75; from 14 Gb/s on with 64b/66b. */
+	static const struct {
+		enum ibv_rate rate;
+		int mult, mbps;
+	} known[] = {
+		{IBV_RATE_2_5_GBPS, 1, 2500},   {IBV_RATE_5_GBPS, 2, 5000},
+		{IBV_RATE_40_GBPS, 16, 40000},  {IBV_RATE_120_GBPS, 48, 120000},
+		{IBV_RATE_14_GBPS, -1, 14062},  {IBV_RATE_100_GBPS, -1, 103125},
+		{IBV_RATE_28_GBPS, 11, 28125},  {IBV_RATE_50_GBPS, 20, 53125},
+		{IBV_RATE_400_GBPS, 160, 425000},
+		{IBV_RATE_MAX, -1, -1},         {(enum ibv_rate)99, -1, -1},
+	};
+
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+		CHECK_EQUAL(verbs->ibv_rate_to_mult(known[i].rate), known[i].mult);
+		CHECK_EQUAL(verbs->ibv_rate_to_mbps(known[i].rate), known[i].mbps);
+	}
+	for (int rate = IBV_RATE_2_5_GBPS; rate <= IBV_RATE_1200_GBPS; rate++) {
+		int mult = verbs->ibv_rate_to_mult((enum ibv_rate)rate);
+
+		CHECK_EQUAL(verbs->mbps_to_ibv_rate(verbs->ibv_rate_to_mbps((enum ibv_rate)rate)),
+			    rate);
+		if (mult > 0)
+			CHECK_EQUAL(verbs->mult_to_ibv_rate(mult), rate);
+	}
+	CHECK_EQUAL(verbs->mult_to_ibv_rate(0), IBV_RATE_MAX);
+	CHECK_EQUAL(verbs->mult_to_ibv_rate(3), IBV_RATE_MAX);
+	CHECK_EQUAL(verbs->mbps_to_ibv_rate(1), IBV_RATE_MAX);
+}
+
+static void texts(void)
+{
+	CHECK(!strcmp(verbs->ibv_node_type_str(IBV_NODE_CA), "InfiniBand channel adapter"));
+	CHECK(!strcmp(verbs->ibv_node_type_str(IBV_NODE_UNSPECIFIED), "unspecified"));
+	CHECK(!strcmp(verbs->ibv_node_type_str(IBV_NODE_UNKNOWN), "unknown"));
+	CHECK(!strcmp(verbs->ibv_node_type_str((enum ibv_node_type)0), "unknown"));
+	CHECK(!strcmp(verbs->ibv_node_type_str((enum ibv_node_type)8), "unknown"));
+	CHECK(!strcmp(verbs->ibv_port_state_str(IBV_PORT_DOWN), "down"));
+	CHECK(!strcmp(verbs->ibv_port_state_str(IBV_PORT_ACTIVE_DEFER), "active defer"));
+	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)6), "unknown"));
+	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)-1), "unknown"));
+}
+
+static void of_a_device(void)
+{
+	struct ibv_ece ece = {1, 2, 3};
+	struct side a;
+
+	open_side(&a, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_get_device_index(a.context->device), -1);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 1, 0xffff), 0);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 1, 0x7fff), -1);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 2, 0xffff), -1);
+	CHECK_EQUAL(verbs->ibv_query_qp_data_in_order(a.qp, IBV_WR_RDMA_WRITE, 0), 0);
+	/* No ECE: what there is of it is nothing (ibv_query_ece(3), ibv_set_ece(3)). */
+	CHECK_EQUAL(verbs->ibv_query_ece(a.qp, &ece), EOPNOTSUPP);
+	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
+	CHECK_EQUAL(verbs->ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
+	errno = 0;
+	CHECK(!verbs->ibv_import_device(0) && errno == EOPNOTSUPP);
+	close_side(&a);
+}
+
+/* What a fork copies on write is still where the device finds it: IBV_FORK_UNNEEDED. */
+static void forking(void)
+{
+	struct side a, b;
+
+	CHECK_EQUAL(verbs->ibv_fork_init(), 0);
+	CHECK_EQUAL(verbs->ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
+	open_pair(&a, &b, (struct options){0});
+	fill(a.memory, 8192, 1);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child) {
+		pause(); /* keeps the pages shared */
+		_exit(0);
+	}
+	fill(a.memory, 8192, 2); /* ours is now another page than the one registered */
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1,
+					      .length = 8192, .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory, 8192, 2));
+	CHECK_EQUAL(kill(child, SIGKILL), 0);
+	CHECK_EQUAL(waitpid(child, NULL, 0), child);
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(rates());
+	STEP(texts());
+	STEP(of_a_device());
+	STEP(forking());
+	return 0;
+}

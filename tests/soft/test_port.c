@@ -1,0 +1,365 @@
+/* What can happen to the device and its port (aiordma_embedded_raise), and the events that tell it:
+ * ibv_get_async_event(3). */
+#define _GNU_SOURCE /* unshare */
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+
+#include "extended_side.h"
+
+static struct ibv_port_attr port_of(const struct side *side)
+{
+	struct ibv_port_attr port;
+
+	CHECK_EQUAL(extended(side->context)->query_port(side->context, 1, &port, sizeof(port)), 0);
+	return port;
+}
+
+static void expect_port_event(struct side *side, enum ibv_event_type type)
+{
+	struct ibv_async_event event;
+
+	CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+	CHECK_EQUAL(event.event_type, type);
+	CHECK_EQUAL(event.element.port_num, 1);
+	verbs->ibv_ack_async_event(&event);
+}
+
+static bool event_is_there(struct side *side)
+{
+	struct pollfd fd = {.fd = side->context->async_fd, .events = POLLIN};
+
+	CHECK(poll(&fd, 1, 0) >= 0);
+	return fd.revents;
+}
+
+static void send_one(struct side *from, struct side *to, uint64_t wr_id)
+{
+	CHECK_EQUAL(post_recv_at(to, wr_id, 0, 64), 0);
+	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = 8}), 0);
+	expect_wc(from, wr_id, IBV_WC_SUCCESS);
+	expect_wc(to, wr_id, IBV_WC_SUCCESS);
+}
+
+/* A short break: nothing moves, nothing is lost. */
+static void down_and_up(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.timeout = 20});
+	send_one(&a, &b, 1);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	CHECK_EQUAL(port_of(&a).state, IBV_PORT_DOWN);
+	CHECK_EQUAL(port_of(&a).phys_state, 3);
+	expect_port_event(&a, IBV_EVENT_PORT_ERR);
+	expect_port_event(&b, IBV_EVENT_PORT_ERR);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	CHECK(!event_is_there(&a)); /* it is down already */
+
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 64), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	for (int i = 0; i < 1000; i++) {
+		struct ibv_wc wc;
+
+		CHECK_EQUAL(poll_cq(&a, 1, &wc) + poll_cq(&b, 1, &wc), 0);
+	}
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
+	CHECK_EQUAL(port_of(&a).phys_state, 5);
+	expect_port_event(&a, IBV_EVENT_PORT_ACTIVE);
+	expect_port_event(&b, IBV_EVENT_PORT_ACTIVE);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 2, IBV_WC_SUCCESS);
+	send_one(&b, &a, 3);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK(!event_is_there(&a));
+	/* Destroyed while it is down; the next device begins with a port that is up. */
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	close_pair(&a, &b);
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
+	send_one(&a, &b, 4);
+	close_pair(&a, &b);
+}
+
+/* A queue pair that is brought up while the port is down is connected when it is up. */
+static void connected_later(void)
+{
+	struct side a, b;
+
+	open_side(&a, (struct options){.timeout = 20});
+	open_side(&b, (struct options){.timeout = 20});
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	connect_pair(&a, &b);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	for (int i = 0; i < 1000; i++)
+		CHECK_EQUAL(poll_cq(&b, 1, &(struct ibv_wc){0}), 0);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* A long one: retries are over (IBTA 9.7.6.1.3). */
+static void given_up(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.timeout = 1, .retry_cnt = 1});
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	expect_port_event(&a, IBV_EVENT_PORT_ERR);
+	expect_port_event(&b, IBV_EVENT_PORT_ERR);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	/* The other had nothing under way: it finds out with its next request. */
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	expect_port_event(&b, IBV_EVENT_PORT_ACTIVE);
+	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&b, 2, IBV_WC_RETRY_EXC_ERR);
+	CHECK(!event_is_there(&b));
+	close_pair(&a, &b);
+}
+
+/* The peer is another process, whose own port is up. */
+static void given_up_by_the_peer(void)
+{
+	struct process process = split();
+	struct side side;
+
+	open_side(&side, (struct options){.timeout = 1, .retry_cnt = 1});
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	meet(&process);
+	if (process.child) {
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1,
+							 .length = 8, .remote = peer.memory,
+							 .rkey = peer.rkey}), 0);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+	}
+	meet(&process);
+	if (!process.child)
+		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	meet(&process);
+	if (process.child) {
+		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2,
+							 .length = 8, .remote = peer.memory,
+							 .rkey = peer.rkey}), 0);
+		expect_wc(&side, 2, IBV_WC_RETRY_EXC_ERR);
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* Unreliable ones lose what they send, and go on. */
+static void unreliable(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.uc = true});
+	send_one(&a, &b, 1);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	send_one(&a, &b, 3);
+	send_one(&b, &a, 4);
+	close_pair(&a, &b);
+}
+
+static void another_lid(void)
+{
+	struct side a, b, c, d;
+	uint16_t before;
+
+	open_pair(&a, &b, (struct options){0});
+	send_one(&a, &b, 0);
+	open_side(&c, (struct options){.timeout = 1, .retry_cnt = 1});
+	open_side(&d, (struct options){0});
+	before = port_of(&a).lid;
+	struct address old_d = address_of_side(&d), of_c = address_of_side(&c);
+
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE), 0);
+	expect_port_event(&a, IBV_EVENT_LID_CHANGE);
+	CHECK(port_of(&a).lid && port_of(&a).lid != before);
+	send_one(&a, &b, 1); /* what is connected stays so */
+	/* The smaller number connects: see to it that it is c, with d's old address. */
+	while (d.qp->qp_num < c.qp->qp_num) {
+		struct ibv_qp *next = create_qp(&d);
+
+		CHECK_EQUAL(verbs->ibv_destroy_qp(d.qp), 0);
+		d.qp = next;
+	}
+	old_d.qpn = d.qp->qp_num;
+	bring_up(&c, &old_d);
+	bring_up(&d, &of_c);
+	CHECK_EQUAL(post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&c, 2, IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQUAL(to_state(&c, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(to_state(&d, IBV_QPS_RESET), 0);
+	connect_pair(&c, &d); /* with the new one */
+	send_one(&c, &d, 3);
+	close_pair(&c, &d);
+	close_pair(&a, &b);
+}
+
+static void device_fatal(void)
+{
+	struct side a, b;
+	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL), 0);
+	expect_port_event(&a, IBV_EVENT_DEVICE_FATAL);
+	expect_port_event(&b, IBV_EVENT_DEVICE_FATAL);
+	expect_wc(&b, 1, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), EIO);
+	init.send_cq = init.recv_cq = a.cq;
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init) && errno == EIO);
+	/* Opened anew, it works. */
+	struct side c, d;
+
+	open_pair(&c, &d, (struct options){0});
+	send_one(&c, &d, 1);
+	close_pair(&c, &d);
+	close_pair(&a, &b);
+}
+
+static void only_told(void)
+{
+	static const enum ibv_event_type told[] = {
+		IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER,
+		IBV_EVENT_GID_CHANGE,
+	};
+	static const enum ibv_event_type refused[] = {
+		IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_SRQ_ERR, IBV_EVENT_WQ_FATAL,
+		(enum ibv_event_type)99,
+	};
+	struct side a;
+
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE), 0); /* to nobody */
+	open_side(&a, (struct options){0});
+	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
+		CHECK_EQUAL(aiordma_embedded_raise(told[i]), 0);
+		expect_port_event(&a, told[i]);
+	}
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		CHECK_EQUAL(aiordma_embedded_raise(refused[i]), EINVAL);
+	CHECK(!event_is_there(&a));
+	close_side(&a);
+}
+
+/* ---- addresses ----------------------------------------------------------------------------- */
+
+static void change_interface(const char *name, const char *address, short flags)
+{
+	struct sockaddr_in in = {.sin_family = AF_INET};
+	struct ifreq request = {0};
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	CHECK(fd >= 0);
+	strncpy(request.ifr_name, name, sizeof(request.ifr_name) - 1);
+	if (address) {
+		CHECK_EQUAL(inet_pton(AF_INET, address, &in.sin_addr), 1);
+		memcpy(&request.ifr_addr, &in, sizeof(in));
+		CHECK_EQUAL(ioctl(fd, SIOCSIFADDR, &request), 0);
+	} else {
+		request.ifr_flags = flags;
+		CHECK_EQUAL(ioctl(fd, SIOCSIFFLAGS, &request), 0);
+	}
+	close(fd);
+}
+
+static bool gid_at_is(struct side *side, int index, const char *address)
+{
+	union ibv_gid gid, expected = {.raw = {0}};
+
+	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, index, &gid), 0);
+	if (address) {
+		expected.raw[10] = expected.raw[11] = 0xff;
+		CHECK_EQUAL(inet_pton(AF_INET, address, &expected.raw[12]), 1);
+	}
+	return !memcmp(&gid, &expected, sizeof(gid));
+}
+
+static int try_gid(struct side *side, int index)
+{
+	struct address own = address_of_side(side);
+
+	side->options.gid = 1 + index;
+	CHECK_EQUAL(to_state(side, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(to_init(side), 0);
+	return to_rtr(side, &own);
+}
+
+/* With addresses of its own, which nobody else sees. */
+static void addresses_change(void)
+{
+	struct process process = split();
+	struct ibv_gid_entry entries[8];
+	struct side side;
+
+	if (!process.child) {
+		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
+		change_interface("lo", NULL, IFF_UP);
+		open_side(&side, (struct options){0});
+		int fixed = port_of(&side).gid_tbl_len; /* 127.0.0.1, and ::1 where there is IPv6 */
+
+		change_interface("lo:1", "127.9.9.1", 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		change_interface("lo:2", "127.9.9.2", 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
+		CHECK(gid_at_is(&side, fixed, "127.9.9.1"));
+		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
+		CHECK_EQUAL(try_gid(&side, fixed), 0);
+
+		/* What goes leaves a hole, so that the others keep their index. */
+		change_interface("lo:1", NULL, 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
+		CHECK(gid_at_is(&side, fixed, NULL));
+		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
+		CHECK_EQUAL(try_gid(&side, fixed), EINVAL);
+		side.options.gid = 0;
+		CHECK_EQUAL(verbs->_ibv_query_gid_ex(side.context, 1, (uint32_t)fixed, entries, 0,
+						     sizeof(entries[0])), ENODATA);
+		CHECK_EQUAL(verbs->_ibv_query_gid_table(side.context, entries, 8, 0,
+							sizeof(entries[0])), fixed + 1);
+		CHECK_EQUAL(entries[fixed].gid_index, fixed + 1);
+		change_interface("lo:3", "127.9.9.3", 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK(gid_at_is(&side, fixed, "127.9.9.3"));
+		change_interface("lo:2", NULL, 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 1);
+		CHECK(!event_is_there(&side));
+		close_side(&side);
+	}
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(down_and_up());
+	STEP(connected_later());
+	STEP(given_up());
+	STEP(given_up_by_the_peer());
+	STEP(unreliable());
+	STEP(another_lid());
+	STEP(device_fatal());
+	STEP(only_told());
+	STEP(addresses_change());
+	return 0;
+}
