@@ -33,10 +33,10 @@ void soft_addresses_watch(void)
 	source.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 	if (source.fd >= 0 && (bind(source.fd, (struct sockaddr *)&address, sizeof(address)) ||
 			       soft_watch(&source, EPOLLIN)))
-		soft_addresses_shutdown();
+		soft_addresses_unwatch();
 }
 
-void soft_addresses_shutdown(void)
+void soft_addresses_unwatch(void)
 {
 	soft_unwatch(&source);
 	if (source.fd >= 0)

@@ -580,7 +580,6 @@ void soft_engine_put(void)
 			abort(); /* an eventfd that was never written cannot be full */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
-		soft_addresses_shutdown();
 		soft_listener_shutdown();
 		soft_links_shutdown();
 		soft_port_reset();

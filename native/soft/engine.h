@@ -70,7 +70,6 @@ unsigned soft_engine_incarnation(void);
 /* Called when the engine stops (under its lock, no user left): close what is left open. */
 void soft_links_shutdown(void);
 void soft_listener_shutdown(void);
-void soft_addresses_shutdown(void);
 /* The same, and in the child of a fork: the port is up, and no context is open. */
 void soft_port_reset(void);
 /* In the child of a fork, where all streams are closed already. */

@@ -100,8 +100,9 @@ bool soft_port_is_down(void);
 /* The addresses of the host have changed, or may have. */
 void soft_port_addresses(void);
 
-/* addresses.c: calls soft_port_addresses when the kernel says so, from the first call on */
+/* addresses.c: calls soft_port_addresses when the kernel says so, from one call to the other */
 void soft_addresses_watch(void);
+void soft_addresses_unwatch(void);
 
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */
 

@@ -51,6 +51,8 @@ void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
 	soft_list_remove(&context->of_device);
+	if (soft_list_empty(&contexts))
+		soft_addresses_unwatch();
 	soft_unlock();
 }
 

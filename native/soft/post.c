@@ -163,13 +163,15 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
 	struct ibv_send_wr *bad_wr;
 
 	soft_lock();
-	uint32_t before = qp->sq.tail;
+	uint32_t tail = qp->sq.tail, sequence = qp->sq.sequence;
 	int rc = post_chain(qp, wr, &bad_wr);
 
-	if (rc)
-		qp->sq.tail = before; /* nothing of it has been looked at yet */
-	else
+	if (rc) { /* nothing of it has been looked at yet */
+		qp->sq.tail = tail;
+		qp->sq.sequence = sequence;
+	} else {
 		soft_qp_kick(qp);
+	}
 	soft_unlock();
 	return rc;
 }

@@ -273,8 +273,8 @@ void soft_qp_kick(struct soft_qp *qp)
 
 void soft_qp_stall(struct soft_qp *qp)
 {
-	if (qp->link && qp->link->state == SOFT_LINK_UP && qp->attr.timeout)
-		soft_timer_start(&qp->reach_timer, soft_now() + patience_ns(qp));
+	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_qp_is_uc(qp))
+		give_up_later(qp, CONNECTING_NS);
 }
 
 void soft_qp_link_gone(struct soft_qp *qp, int error)
