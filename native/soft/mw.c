@@ -177,9 +177,9 @@ bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 {
 	struct soft_mw *mw = mw_of(soft_range_find(rkey));
 
-	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4). */
-	if (!mw || mw->ibv.type != IBV_MW_TYPE_2 || !mw->range.bound ||
-	    mw->range.pd != qp->ibv.pd || mw->range.qp_num != qp->ibv.qp_num)
+	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is. */
+	if (!mw || !mw->range.bound || mw->range.pd != qp->ibv.pd ||
+	    mw->range.qp_num != qp->ibv.qp_num)
 		return false;
 	unbind(mw);
 	return true;

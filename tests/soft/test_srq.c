@@ -334,8 +334,13 @@ static void limit(void)
 	close_star(&star);
 }
 
+static bool acknowledged_now; /* atomic */
+
 static void *acknowledge(void *event)
 {
+	/* Time in which a queue that did not wait would be gone. */
+	nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+	__atomic_store_n(&acknowledged_now, true, __ATOMIC_SEQ_CST);
 	verbs->ibv_ack_async_event(event);
 	return NULL;
 }
@@ -355,6 +360,7 @@ static void acknowledged(void)
 	CHECK_EQUAL(star.hub.srq->events_completed, 0);
 	CHECK_EQUAL(pthread_create(&thread, NULL, acknowledge, &event), 0);
 	close_star(&star); /* would hang without */
+	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
 }
 
