@@ -765,6 +765,56 @@ static void fence(void)
 	}
 }
 
+/* ---- unreliable connections ---------------------------------------------------------------- */
+
+static void open_uc(struct scene *scene)
+{
+	open_pair(&scene->a, &scene->b, (struct options){.uc = true});
+	CHECK(scene->mr = verbs->ibv_reg_mr(scene->b.pd, scene->b.memory, 8192, MR_RIGHTS));
+	CHECK(scene->mw = scene->b.context->ops.alloc_mw(scene->b.pd, IBV_MW_TYPE_2));
+}
+
+/* Windows are the same; what is refused is not told. */
+static void unreliable(void)
+{
+	struct scene scene;
+
+	open_uc(&scene);
+	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	struct request send = {.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 3, .length = 8, .imm = key};
+
+	fill(scene.a.memory, 64, 1);
+	for (uint64_t i = 60; i < 63; i++)
+		CHECK_EQUAL(post_recv_at(&scene.b, i, 8192, 8), 0);
+	allowed(&scene, write_to(&scene, 0, 8, key));
+	allowed(&scene, write_to(&scene, 60, 8, key)); /* beyond: lost */
+	CHECK_EQUAL(post(&scene.a, send), 0);
+	expect_wc(&scene.a, 3, IBV_WC_SUCCESS);
+	CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_SUCCESS).invalidated_rkey, key);
+	CHECK(filled(scene.b.memory, 8, 1));
+	CHECK_EQUAL(scene.b.memory[60], 0);
+	allowed(&scene, write_to(&scene, 8, 8, key)); /* invalidated: lost */
+	/* Nothing left to invalidate: the receive fails, and so its queue pair. */
+	CHECK_EQUAL(post(&scene.a, send), 0);
+	expect_wc(&scene.a, 3, IBV_WC_SUCCESS);
+	expect_wc(&scene.b, 61, IBV_WC_REM_INV_REQ_ERR);
+	expect_wc(&scene.b, 62, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(scene.b.memory[8], 0);
+	CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
+	CHECK_EQUAL(state_of(&scene.a), IBV_QPS_RTS);
+	close_scene(&scene);
+
+	/* A bind that fails stops the send queue alone (IBTA 10.3.1.6). */
+	open_uc(&scene);
+	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 72, next_key(scene.mw->rkey),
+				part(scene.mr, 8190, 64, REMOTE_RIGHTS)), 0);
+	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
+	CHECK_EQUAL(state_of(&scene.b), IBV_QPS_SQE);
+	CHECK_EQUAL(to_state(&scene.b, IBV_QPS_RTS), 0);
+	bound(&scene, part(scene.mr, 8128, 64, REMOTE_RIGHTS));
+	close_scene(&scene);
+}
+
 /* ---- threads ------------------------------------------------------------------------------- */
 
 static void *bind_and_invalidate(void *of)
@@ -830,6 +880,7 @@ int main(void)
 	STEP(among_messages());
 	STEP(unsignaled());
 	STEP(fence());
+	STEP(unreliable());
 	STEP(threads());
 	return 0;
 }

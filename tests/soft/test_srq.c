@@ -500,6 +500,33 @@ static void domains(void)
 	}
 }
 
+/* UC has nobody to tell that nothing is posted: the message is lost, and the next one is not. */
+static void unreliable(void)
+{
+	struct star star;
+
+	open_star(&star, 2, (struct options){.shared = 2, .uc = true});
+	for (int i = 0; i < 2; i++) {
+		struct side *peer = &star.peers[i];
+		/* They go out together, and come in in one step. */
+		const struct request requests[2] = {
+			{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8},
+			{.opcode = IBV_WR_SEND, .wr_id = 2, .length = 9},
+		};
+
+		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
+		CHECK_EQUAL(post_chain(peer, requests, 2), 0);
+		expect_wc(peer, 1, IBV_WC_SUCCESS);
+		expect_wc(peer, 2, IBV_WC_SUCCESS);
+		CHECK_EQUAL(hub_wc(&star, 2, IBV_WC_SUCCESS, i).byte_len, 8);
+	}
+	CHECK_EQUAL(post_recv_at(&star.hub, 3, SLOT, SLOT), 0);
+	send_to_hub(&star, 1, 7, 5, 16);
+	CHECK_EQUAL(hub_wc(&star, 3, IBV_WC_SUCCESS, 1).byte_len, 16);
+	CHECK(filled(star.hub.memory + SLOT, 16, 5));
+	close_star(&star);
+}
+
 /* ---- threads ------------------------------------------------------------------------------- */
 
 enum { MESSAGES = 500 };
@@ -580,6 +607,7 @@ int main(void)
 	STEP(too_long());
 	STEP(flushed_in_a_message());
 	STEP(domains());
+	STEP(unreliable());
 	STEP(threads());
 	return 0;
 }
