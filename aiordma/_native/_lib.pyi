@@ -322,6 +322,7 @@ class QPCap:
 class QPInitAttr:
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
+    srq: SharedReceiveQueue
     @property
     def cap(self) -> QPCap: ...
     qp_type: int

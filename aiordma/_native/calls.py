@@ -71,6 +71,8 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "ibv_query_qp": Convention.ERRNO,
         "ibv_destroy_qp": Convention.ERRNO,
         "ibv_qp_to_qp_ex": Convention.POINTER,
+        "ibv_set_ece": Convention.ERRNO,
+        "ibv_query_ece": Convention.ERRNO,
         "ibv_create_ah": Convention.POINTER,
         "ibv_init_ah_from_wc": Convention.MINUS_ONE,
         "ibv_destroy_ah": Convention.ERRNO,
@@ -257,6 +259,8 @@ class Calls:
     ibv_query_qp: Callable[[h.QPPointer, h.QPAttr, int, h.QPInitAttr], None]
     ibv_destroy_qp: Callable[[h.QPPointer], None]
     ibv_qp_to_qp_ex: Callable[[h.QPPointer], h.QPExPointer]
+    ibv_set_ece: Callable[[h.QPPointer, h.Ece], None]
+    ibv_query_ece: Callable[[h.QPPointer, h.Ece], None]
     ibv_create_ah: Callable[[h.PDPointer, h.AHAttr], h.AHPointer]
     ibv_init_ah_from_wc: Callable[[h.ContextPointer, int, h.WC, h.Grh, h.AHAttr], None]
     ibv_destroy_ah: Callable[[h.AHPointer], None]

@@ -12,6 +12,8 @@ Failures are exceptions of :mod:`aiordma.errors`; what fails later is an event, 
 is the exception.
 """
 
+from aiordma.verbs import ECE
+
 from .address import Address
 from .connection_id import ConnectionId
 from .event_channel import EventChannel
@@ -23,7 +25,6 @@ from .parameters import (
     CONNECT_DATA_MAX,
     DATAGRAM_ANSWER_DATA_MAX,
     DATAGRAM_REQUEST_DATA_MAX,
-    ECE,
     REJECT_DATA_MAX,
     UDP_QKEY,
     ConnectionParameters,

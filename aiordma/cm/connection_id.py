@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError
-from aiordma.verbs import CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
+from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs.enums import QPType
 from aiordma.verbs.qp_attributes import init_attr
 from aiordma.verbs.resource import Node
 
 from .address import Address, as_sockaddr, from_storage
 from .multicast import Multicast
-from .parameters import ECE, ConnectionParameters, PortSpace, check_private_data
+from .parameters import ConnectionParameters, PortSpace, check_private_data
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h

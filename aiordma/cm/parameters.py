@@ -127,30 +127,6 @@ class ConnectionParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class ECE:
-    """Enhanced connection establishment: ``struct ibv_ece``, see rdma_set_local_ece(3).
-
-    What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
-    that vendor's bits.
-    """
-
-    vendor_id: int
-    options: int = 0
-
-    def packed(self) -> h.Ece:
-        """The C structure."""
-        ece = ffi.new("struct ibv_ece *")
-        ece.vendor_id = self.vendor_id
-        ece.options = self.options
-        return ece
-
-    @classmethod
-    def read(cls, ece: h.Ece) -> Self:
-        """A copy of the C structure."""
-        return cls(ece.vendor_id, ece.options)
-
-
-@dataclass(frozen=True, slots=True)
 class DatagramParameters:
     """``struct rdma_ud_param``: where to send datagrams, or what came with a request for that.
 

@@ -51,6 +51,7 @@ from .enums import (
     PortCapability,
     PortState,
     QPAttrMask,
+    QPCreateFlags,
     QPState,
     QPType,
     SendFlags,
@@ -64,9 +65,10 @@ from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
+from .qp_options import ECE, RateLimit
 from .queue_pair import QueuePair
 from .resource import live, remember_places
-from .transport_rules import SendOps
+from .transport_rules import SendOps, send_ops_of
 from .work_request import (
     BindInfo,
     ReceiveWorkRequest,
@@ -74,8 +76,10 @@ from .work_request import (
     Segmentation,
     SendWorkRequest,
 )
+from .xrc import XRCDomain
 
 __all__ = [
+    "ECE",
     "GID",
     "GRH",
     "GRH_SIZE",
@@ -117,9 +121,11 @@ __all__ = [
     "QPAttrMask",
     "QPAttributes",
     "QPCapabilities",
+    "QPCreateFlags",
     "QPState",
     "QPType",
     "QueuePair",
+    "RateLimit",
     "RawPacketCapability",
     "ReceiveBatch",
     "ReceiveWorkRequest",
@@ -139,10 +145,12 @@ __all__ = [
     "WCStatus",
     "WROpcode",
     "WorkCompletion",
+    "XRCDomain",
     "devices",
     "find_device",
     "libraries",
     "live",
     "open_device",
     "remember_places",
+    "send_ops_of",
 ]

@@ -48,9 +48,12 @@ class BringUp(Resource["h.QPPointer"]):
     """The steps from RESET to RTS; a part of :class:`QueuePair`."""
 
     context: Context
-    pd: ProtectionDomain
     qp_num: int
     qp_type: QPType
+
+    @property
+    @abstractmethod
+    def pd(self) -> ProtectionDomain: ...
 
     @abstractmethod
     def modify(self, **changes: Unpack[QPChanges]) -> None: ...

@@ -15,8 +15,8 @@ from aiordma._core.qp_states import QPAttrMask, QPState, QPType
 __all__ = [
     "MTU", "AccessFlags", "AtomicCapability", "DeviceCapability", "EventType", "GIDType",
     "LinkLayer", "MigrationState", "NodeType", "PortCapability", "PortState", "QPAttrMask",
-    "QPState", "QPType", "SendFlags", "TransportType", "WCFlags", "WCOpcode", "WCStatus",
-    "WROpcode",
+    "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType", "WCFlags", "WCOpcode",
+    "WCStatus", "WROpcode",
 ]  # fmt: skip
 
 
@@ -304,6 +304,17 @@ class SendFlags(IntFlag):
     SOLICITED = 1 << 2
     INLINE = 1 << 3
     IP_CSUM = 1 << 4
+
+
+class QPCreateFlags(IntFlag):
+    """How a queue pair is to be made: ``enum ibv_qp_create_flags``, see ibv_create_qp_ex(3)."""
+
+    NONE = 0
+    BLOCK_SELF_MCAST_LB = 1 << 1
+    SCATTER_FCS = 1 << 8
+    CVLAN_STRIPPING = 1 << 9
+    SOURCE_QPN = 1 << 10
+    PCI_WRITE_END_PADDING = 1 << 11
 
 
 class MigrationState(OpenEnum):

@@ -62,8 +62,10 @@ class Posting(Resource["h.QPPointer"]):
     capabilities: QPCapabilities
     send_ops: SendOps
 
+    srq: Resource[h.SRQPointer] | None
+
     def _begin_posting(
-        self, extended: h.QPExPointer | h.Null, send_cq: CompletionQueue, recv_cq: CompletionQueue
+        self, extended: h.QPExPointer | h.Null, *cqs: CompletionQueue | None
     ) -> None:
         self._extended = extended
         looked_at = list(LOOKED_AT[self.qp_type])
@@ -76,8 +78,9 @@ class Posting(Resource["h.QPPointer"]):
         self._room_size = (0, 0)
         posted = PostedWork(self.capabilities.max_send_wr)
         self._posted: PostedWork | None = posted
-        for cq in (send_cq, recv_cq):
-            cq.accounts.add(self.qp_num, posted)
+        for cq in cqs:
+            if cq is not None:
+                cq.accounts.add(self.qp_num, posted)
 
     # --- the account -----------------------------------------------------------------------
 
@@ -170,6 +173,8 @@ class Posting(Resource["h.QPPointer"]):
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
+        if self.srq is not None:
+            raise self._shared()
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         posted = self._posted
@@ -254,9 +259,12 @@ class Posting(Resource["h.QPPointer"]):
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order, in one crossing.
 
-        PostError (QueueFullError when there is no room) tells by ``bad_index`` the first that was
-        not posted; those before it are.
+        ValueError when the queue pair takes them from a shared receive queue. PostError
+        (QueueFullError when there is no room) tells by ``bad_index`` the first that was not
+        posted; those before it are.
         """
+        if self.srq is not None:
+            raise self._shared()
         room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
         pointer = self.pointer
         try:
@@ -342,6 +350,9 @@ class Posting(Resource["h.QPPointer"]):
 
     def _unsupported(self, capability: str) -> UnsupportedError:
         return UnsupportedError(capability, device=self.context.name, verb="ibv_post_send")
+
+    def _shared(self) -> ValueError:
+        return ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")
 
     def _unknown_opcode(self, opcode: int) -> ValueError:
         return ValueError(f"{self._label()}: there is no operation {opcode}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from aiordma._native import failure
-from aiordma.errors import UnsupportedError, VerbsError
+from typing import TYPE_CHECKING
 
 from .address_handle import AddressHandle, create_ah, vector_from_wc
-from .enums import AccessFlags, QPType
+from .enums import AccessFlags, QPCreateFlags, QPType
 from .memory_region import MemoryRegion, register
-from .qp_attributes import QPCapabilities, init_attr
+from .qp_attributes import QPCapabilities
+from .qp_creation import QPOptions, create_qp
 from .queue_pair import QueuePair
 from .resource import Node, Resource
+from .transport_rules import SendOps
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -74,30 +73,42 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         *,
         qp_type: QPType = QPType.RC,
         sq_sig_all: bool = False,
+        srq: Resource[h.SRQPointer] | None = None,
+        send_ops: SendOps = SendOps.NONE,
+        create_flags: QPCreateFlags = QPCreateFlags.NONE,
+        source_qpn: int | None = None,
+        max_tso_header: int = 0,
     ) -> QueuePair:
-        """Make a queue pair, in state RESET.
+        """Make a queue pair, in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
 
         ``recv_cq`` is ``send_cq`` unless given. The device may grant larger capabilities than
         asked for: ``QueuePair.capabilities``. With ``sq_sig_all`` every send makes a completion.
+        With ``srq`` receives come from there; those of the capabilities mean nothing then.
+
+        With ``send_ops`` work is posted by the builders of ibv_wr_post(3), with one doorbell for
+        any number of requests, all or nothing; they are the operations that will be posted,
+        ``send_ops_of(qp_type)`` for all. The methods of the queue pair are the same.
+        ``source_qpn`` is the number that a UD queue pair has on the wire; ``max_tso_header`` the
+        bytes of the longest header of a segmented send.
+
+        UnsupportedError names what the device does not offer; VerbsError what was asked for, and
+        the limits of the device that it passes.
         """
-        recv_cq = recv_cq or send_cq
-        capabilities = capabilities or QPCapabilities()
-        attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all)
-        try:
-            pointer = self.context.library.calls.ibv_create_qp(self.pointer, attr)
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"{qp_type.name} queue pairs",
-                device=self.context.name,
-                verb=error.verb,
-                errno=error.errno or 0,
-            ) from None
-        except VerbsError as error:
-            detail = f"a {qp_type.name} queue pair with {capabilities} on {self.context.name}"
-            raise failure(error.verb, error.errno or 0, detail) from None
-        destroy = self.context.library.calls.ibv_destroy_qp
-        parents: list[Node[Any]] = [self.node, send_cq.node, recv_cq.node]
-        return QueuePair(Node("QueuePair", pointer, destroy, parents), self, send_cq, recv_cq, attr)
+        return create_qp(
+            self,
+            send_cq,
+            recv_cq or send_cq,
+            capabilities or QPCapabilities(),
+            qp_type,
+            sq_sig_all,
+            srq,
+            QPOptions(
+                send_ops=send_ops,
+                create_flags=create_flags,
+                source_qpn=source_qpn,
+                max_tso_header=max_tso_header,
+            ),
+        )
 
     def _label(self) -> str:
         return f"ProtectionDomain of {self.context.name}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .completion import CompletionQueue
+    from .resource import Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class QPCapabilities:
     max_inline_data: int = 0
 
     @classmethod
-    def read(cls, attr: h.QPInitAttr | h.QPAttr) -> Self:
+    def read(cls, attr: h.QPInitAttr | h.QPInitAttrEx | h.QPAttr) -> Self:
         """From the ``cap`` of a C structure."""
         cap = attr.cap
         return cls(
@@ -45,7 +46,7 @@ class QPCapabilities:
             cap.max_inline_data,
         )
 
-    def write(self, attr: h.QPInitAttr | h.QPAttr) -> None:
+    def write(self, attr: h.QPInitAttr | h.QPInitAttrEx | h.QPAttr) -> None:
         """Into the ``cap`` of a C structure."""
         attr.cap.max_send_wr = self.max_send_wr
         attr.cap.max_recv_wr = self.max_recv_wr
@@ -60,11 +61,14 @@ def init_attr(
     capabilities: QPCapabilities,
     qp_type: QPType,
     sq_sig_all: bool,
+    srq: Resource[h.SRQPointer] | None = None,
 ) -> h.QPInitAttr:
     """``struct ibv_qp_init_attr`` for a new queue pair."""
     attr = ffi.new("struct ibv_qp_init_attr *")
     attr.send_cq = send_cq.pointer
     attr.recv_cq = recv_cq.pointer
+    if srq is not None:
+        attr.srq = srq.pointer
     attr.qp_type = qp_type
     attr.sq_sig_all = int(sq_sig_all)
     capabilities.write(attr)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from aiordma._core.qp_states import TransitionCheck, check_transition
 from aiordma._native import failure, ffi
-from aiordma.errors import QPTransitionError, VerbsError
+from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
 
 from .bring_up import BringUp
 from .enums import QPAttrMask, QPState, QPType
 from .posting import Posting
 from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
-from .resource import Node
+from .qp_options import ECE, RateLimit
+from .resource import Node, Resource
 from .routes import explain
 from .transport_rules import SendOps
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .completion import CompletionQueue
+    from .context import Context
     from .protection_domain import ProtectionDomain
+
+T = TypeVar("T")
 
 
 class QueuePair(BringUp, Posting):
@@ -35,26 +39,51 @@ class QueuePair(BringUp, Posting):
     def __init__(
         self,
         node: Node[h.QPPointer],
-        pd: ProtectionDomain,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        attr: h.QPInitAttr,
+        pd: ProtectionDomain | None,
+        send_cq: CompletionQueue | None,
+        recv_cq: CompletionQueue | None,
+        attr: h.QPInitAttr | h.QPInitAttrEx,
+        *,
+        srq: Resource[h.SRQPointer] | None = None,
         send_ops: SendOps = SendOps.NONE,
+        context: Context | None = None,
     ) -> None:
+        """For this package. Only the receiving side of XRC has none of the first three."""
         super().__init__(node)
         pointer = self.pointer
-        self.pd = pd
-        self.context = pd.context
-        self.send_cq = send_cq
-        self.recv_cq = recv_cq
+        context = context or (pd.context if pd is not None else None)
+        assert context is not None
+        self._pd, self._send_cq, self._recv_cq = pd, send_cq, recv_cq
+        self.context = context
+        self.srq = srq
         self.qp_num = pointer.qp_num
         self.qp_type = QPType(pointer.qp_type)
         self.sq_sig_all = bool(attr.sq_sig_all)
         self.capabilities = QPCapabilities.read(attr)
         self.send_ops = send_ops
-        extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
+        extended = context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
         self._begin_posting(extended, send_cq, recv_cq)
-        self.context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+        context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+
+    @property
+    def pd(self) -> ProtectionDomain:
+        """Where it was made. ValueError for the receiving side of XRC, which has none."""
+        return self._own(self._pd, "protection domain")
+
+    @property
+    def send_cq(self) -> CompletionQueue:
+        """Where sends complete; errors as of :attr:`pd`."""
+        return self._own(self._send_cq, "completion queue")
+
+    @property
+    def recv_cq(self) -> CompletionQueue:
+        """Where receives complete; errors as of :attr:`pd`."""
+        return self._own(self._recv_cq, "completion queue")
+
+    def _own(self, there: T | None, what: str) -> T:
+        if there is None:
+            raise ValueError(f"{self!r} has no {what}: it is the receiving side of XRC")
+        return there
 
     # --- states ----------------------------------------------------------------------------
 
@@ -96,6 +125,45 @@ class QueuePair(BringUp, Posting):
         init = ffi.new("struct ibv_qp_init_attr *")
         self.context.library.calls.ibv_query_qp(self.pointer, attr, QUERY_ALL, init)
         return QPAttributes.read(attr)
+
+    # --- beyond the standard ---------------------------------------------------------------
+
+    def set_ece(self, ece: ECE) -> None:
+        """What the next transition shall agree on with the peer's device: ibv_set_ece(3).
+
+        UnsupportedError where the device has no such options.
+        """
+        try:
+            self.context.library.calls.ibv_set_ece(self.pointer, ece.packed())
+        except UnsupportedError as error:
+            raise self._lacks("enhanced connection establishment (ECE)", error) from None
+
+    def query_ece(self) -> ECE:
+        """What the device offers, or after RTR what is in use; options 0: nothing.
+
+        Source: ibv_query_ece(3). UnsupportedError where the device has no such options.
+        """
+        ece = ffi.new("struct ibv_ece *")
+        try:
+            self.context.library.calls.ibv_query_ece(self.pointer, ece)
+        except UnsupportedError as error:
+            raise self._lacks("enhanced connection establishment (ECE)", error) from None
+        return ECE.read(ece)
+
+    def modify_rate_limit(self, limit: RateLimit) -> None:
+        """How fast it may send from now on, in RTS: ibv_modify_qp_rate_limit(3).
+
+        UnsupportedError where the device cannot pace queue pairs of this type.
+        """
+        try:
+            self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, limit.packed())
+        except UnsupportedError as error:
+            raise self._lacks(f"rate limits of {self.qp_type.name} queue pairs", error) from None
+
+    def _lacks(self, capability: str, error: UnsupportedError) -> UnsupportedError:
+        return UnsupportedError(
+            capability, device=self.context.name, verb=error.verb, errno=error.errno or 0
+        )
 
     def _refused(
         self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges

@@ -96,7 +96,7 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 
-def send_ops(qp_type: QPType) -> SendOps:
+def send_ops_of(qp_type: QPType) -> SendOps:
     """Every operation of the transport that all devices with builders have."""
     optional = SendOps.TSO | SendOps.ATOMIC_WRITE
     ops = SendOps.NONE

@@ -32,6 +32,8 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.QPType, "ibv_qp_type", "IBV_QPT_"),
     (verbs.QPState, "ibv_qp_state", "IBV_QPS_"),
     (verbs.QPAttrMask, "ibv_qp_attr_mask", "IBV_QP_"),
+    (verbs.QPCreateFlags, "ibv_qp_create_flags", "IBV_QP_CREATE_"),
+    (verbs.SendOps, "ibv_qp_create_send_ops_flags", "IBV_QP_EX_WITH_"),
     (verbs.MigrationState, "ibv_mig_state", "IBV_MIG_"),
     (verbs.OdpCapability, "ibv_odp_general_caps", "IBV_ODP_"),
     (verbs.OdpOperations, "ibv_odp_transport_cap_bits", "IBV_ODP_"),

@@ -1,0 +1,59 @@
+"""What a queue pair may agree on with its peer, or be held to, beyond the standard attributes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from aiordma._native import ffi
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+@dataclass(frozen=True, slots=True)
+class ECE:
+    """Enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
+
+    What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
+    that vendor's bits.
+    """
+
+    vendor_id: int
+    options: int = 0
+
+    def packed(self) -> h.Ece:
+        """The C structure."""
+        ece = ffi.new("struct ibv_ece *")
+        ece.vendor_id = self.vendor_id
+        ece.options = self.options
+        return ece
+
+    @classmethod
+    def read(cls, ece: h.Ece) -> Self:
+        """A copy of the C structure."""
+        return cls(ece.vendor_id, ece.options)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How fast a queue pair may send: ``struct ibv_qp_rate_limit_attr``.
+
+    ``rate_limit`` is in kbit/s, 0 for none; ``max_burst_sz`` in bytes and ``typical_pkt_sz`` in
+    bytes are 0 for the device's own. Source: ibv_modify_qp_rate_limit(3).
+    """
+
+    rate_limit: int
+    max_burst_sz: int = 0
+    typical_pkt_sz: int = 0
+
+    def packed(self) -> h.QPRateLimitAttr:
+        """The C structure; ValueError for a number out of range."""
+        attr = ffi.new("struct ibv_qp_rate_limit_attr *")
+        try:
+            attr.rate_limit = self.rate_limit
+            attr.max_burst_sz = self.max_burst_sz
+            attr.typical_pkt_sz = self.typical_pkt_sz
+        except OverflowError as error:
+            raise ValueError(f"{self}: {error}") from None
+        return attr
