@@ -239,6 +239,8 @@ class ConnectedPair(Protocol):
         *,
         qp_type: verbs.QPType = verbs.QPType.RC,
         channel: verbs.CompletionChannel | None = None,
+        send_ops: verbs.SendOps = verbs.SendOps.NONE,
+        sq_sig_all: bool = False,
         **connect: Any,
     ) -> tuple[End, End]: ...
 
@@ -253,12 +255,20 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
         *,
         qp_type: verbs.QPType = verbs.QPType.RC,
         channel: verbs.CompletionChannel | None = None,
+        send_ops: verbs.SendOps = verbs.SendOps.NONE,
+        sq_sig_all: bool = False,
         **connect: Any,
     ) -> tuple[End, End]:
         ends = []
         for _ in range(2):
             cq = context.create_cq(256, channel)
-            qp = pd.create_qp(cq, capabilities=capabilities, qp_type=qp_type)
+            qp = pd.create_qp(
+                cq,
+                capabilities=capabilities,
+                qp_type=qp_type,
+                send_ops=send_ops,
+                sq_sig_all=sq_sig_all,
+            )
             mr = pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
             ends.append(End(qp, cq, mr))
         made.extend(ends)

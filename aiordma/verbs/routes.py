@@ -46,45 +46,18 @@ def source_entry(context: Context, local: Endpoint) -> GIDEntry:
     return min(found, key=GIDEntry.preference)
 
 
-def better_entry(table: list[GIDEntry], vector: AddressVector) -> GIDEntry | None:
-    """The entry of the same port that fits the peer's GID better than the one that was used.
-
-    An IPv4 peer is reached from an IPv4 address, a link-local one from a link-local one; other
-    than that the order is that of the automatic choice.
-    """
-    if vector.dgid is None:
-        return None
-    there = vector.dgid.ip
-
-    def rank(entry: GIDEntry) -> tuple[bool, bool, tuple[int, int, int]]:
-        here = entry.gid.ip
-        return (
-            here.version != there.version,
-            here.is_link_local != there.is_link_local,
-            entry.preference(),
-        )
-
-    here = [entry for entry in table if entry.port_num == vector.port_num]
-    used = next((entry for entry in here if entry.gid_index == vector.sgid_index), None)
-    best = min(here, key=rank, default=None)
-    if best is None or (used is not None and rank(best) >= rank(used)):
-        return None
-    return best
-
-
 def describe(context: Context, vector: AddressVector) -> str:
-    """``"to GID by GID index I (GID) of port P of DEVICE"``, with the better index if any."""
+    """The way: peer, GID index and GID, port, device; and what is wrong with it, if that shows."""
+    where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
-        return f"to LID {vector.dlid} by port {vector.port_num} of {context.name}"
-    table = context.query_gid_table()
-    index = f"GID index {vector.sgid_index}"
-    for entry in table:
+        return f"to LID {vector.dlid} by {where}"
+    for entry in context.query_gid_table():
         if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
-            index += f" ({entry.gid})"
-    text = f"to {vector.dgid} by {index} of port {vector.port_num} of {context.name}"
-    if (better := better_entry(table, vector)) is not None:
-        text += f"; GID index {better.gid_index} ({better.gid}) fits better"
-    return text
+            problem = context.explain_gid(entry, vector.dgid)
+            return f"to {vector.dgid} by {entry} of {where}{'; ' if problem else ''}{problem}"
+    best = context.choose_gid(vector.port_num, vector.dgid)
+    index = f"GID index {vector.sgid_index}"
+    return f"to {vector.dgid} by {index} of {where}, which is empty; {best} would do"
 
 
 def explain(error: VerbsError, context: Context, vector: AddressVector, what: str) -> VerbsError:

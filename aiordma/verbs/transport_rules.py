@@ -118,7 +118,7 @@ def _looked_at(qp_type: QPType, number: int) -> int:
     opcode = next((known for known in OPERATIONS if known == number), None)
     if opcode is None or not has(qp_type, opcode):
         return EVERY_BIT
-    harmless = flags_of(qp_type, opcode) & ~SendFlags.IP_CSUM
+    harmless = int(flags_of(qp_type, opcode) & ~SendFlags.IP_CSUM)
     return EVERY_BIT & ~harmless & ~(0 if opcode in _CLOSELY else ALWAYS)
 
 

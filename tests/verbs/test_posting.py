@@ -1,7 +1,8 @@
-"""Work requests of every kind."""
+"""Work requests of every kind, by ibv_post_send and by the builders of ibv_wr_post(3)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from aiordma.verbs import (
     ReceiveWorkRequest,
     ScatterGatherElement,
     SendFlags,
+    SendOps,
     SendWorkRequest,
     WCFlags,
     WCOpcode,
@@ -22,6 +24,24 @@ if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
 
 SIGNALED = int(SendFlags.SIGNALED)
+
+
+CLASSIC = SendOps.NONE
+BUILDERS = (
+    SendOps.SEND
+    | SendOps.SEND_WITH_IMM
+    | SendOps.RDMA_WRITE
+    | SendOps.RDMA_WRITE_WITH_IMM
+    | SendOps.RDMA_READ
+    | SendOps.ATOMIC_CMP_AND_SWP
+    | SendOps.ATOMIC_FETCH_AND_ADD
+)
+
+
+@pytest.fixture(params=[CLASSIC, BUILDERS], ids=["classic", "builders"])
+def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair) -> ConnectedPair:
+    """The same face and the same results, whichever way the work is posted."""
+    return partial(connected_pair, send_ops=request.param)
 
 
 def sge(end: End, offset: int = 0, length: int = 64) -> ScatterGatherElement:

@@ -1,0 +1,162 @@
+"""Batches: everything with one doorbell, or nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, QueueFullError
+from aiordma.verbs import (
+    QPCapabilities,
+    ScatterGatherElement,
+    SendOps,
+    WCFlags,
+    WCOpcode,
+    WROpcode,
+)
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+BUILDERS = (
+    SendOps.SEND
+    | SendOps.SEND_WITH_IMM
+    | SendOps.RDMA_WRITE
+    | SendOps.RDMA_WRITE_WITH_IMM
+    | SendOps.RDMA_READ
+    | SendOps.ATOMIC_CMP_AND_SWP
+    | SendOps.ATOMIC_FETCH_AND_ADD
+)
+
+
+@pytest.fixture(params=[SendOps.NONE, BUILDERS], ids=["classic", "builders"])
+def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair) -> ConnectedPair:
+    """Both ways of posting."""
+    return partial(connected_pair, send_ops=request.param)
+
+
+def sge(end: End, offset: int = 0, length: int = 64) -> ScatterGatherElement:
+    return ScatterGatherElement(end.mr.addr + offset, length, end.mr.lkey)
+
+
+def test_every_operation(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(max_send_sge=2, max_inline_data=64))
+    one.mr.buf[:8] = b"0123abcd"
+    two.mr.buf[2048:2056] = b"to read!"
+    two.mr.buf[4096:4104] = (40).to_bytes(8, "little")
+    with two.qp.recv_batch() as receives:
+        for wr_id in range(3):
+            receives.recv([sge(two, 256 * wr_id)], wr_id=wr_id)
+        receives.recv(wr_id=3)
+    there, rkey = two.mr.addr, two.mr.rkey
+    with one.qp.batch() as batch:
+        batch.send([sge(one, 0, 4)], wr_id=10, signaled=False)
+        batch.send([sge(one, 4, 4), sge(one, 0, 4)], wr_id=11, imm=0x11223344)
+        batch.send([sge(one, 0, 2), sge(one, 6, 2)], wr_id=12, inline=True, solicited=True)
+        batch.write([sge(one, 0, 8)], there + 1024, rkey, wr_id=13)
+        batch.write([sge(one, 0, 8)], there + 1032, rkey, wr_id=14, imm=7, inline=True)
+        batch.read([sge(one, 512, 8)], there + 2048, rkey, wr_id=15)
+        batch.fetch_and_add(sge(one, 520, 8), there + 4096, rkey, 2, wr_id=16)
+        batch.compare_and_swap(sge(one, 528, 8), there + 4096, rkey, 42, 5, wr_id=17)
+        batch.write([sge(one, 512, 8)], there + 1040, rkey, wr_id=18, fence=True)
+        assert len(batch) == 9
+        assert one.cq.poll() == two.cq.poll() == []  # nothing has been posted yet
+    done = one.completions(8)
+    assert [wc.wr_id for wc in done] == [11, 12, 13, 14, 15, 16, 17, 18]
+    assert [wc.opcode for wc in done[4:7]] == [
+        WCOpcode.RDMA_READ, WCOpcode.FETCH_ADD, WCOpcode.COMP_SWAP,
+    ]  # fmt: skip
+    received = two.completions(4)
+    assert [(wc.wr_id, wc.byte_len, wc.imm_data) for wc in received[:3]] == [
+        (0, 4, None), (1, 8, 0x11223344), (2, 4, None),
+    ]  # fmt: skip
+    assert (received[3].opcode, received[3].imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 7)
+    assert received[3].wc_flags & WCFlags.WITH_IMM
+    here = one.mr.buf
+    assert bytes(two.mr.buf[:4]) == b"0123"
+    assert bytes(two.mr.buf[256:264]) == b"abcd0123"
+    assert bytes(two.mr.buf[512:516]) == b"01cd"
+    assert bytes(two.mr.buf[1024:1040]) == b"0123abcd" * 2
+    assert bytes(two.mr.buf[1040:1048]) == bytes(here[512:520]) == b"to read!"  # the fence waited
+    assert int.from_bytes(here[520:528], "little") == 40
+    assert int.from_bytes(here[528:536], "little") == 42
+    assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
+
+
+def test_an_exception_drops_all(pair: tuple[End, End]) -> None:
+    one, two = pair
+    one.mr.buf[:4] = b"bad!"
+
+    def fail() -> None:
+        with one.qp.batch() as batch:
+            batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey, wr_id=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with one.qp.batch() as batch:
+        batch.write([sge(one, 0, 4)], two.mr.addr + 8, two.mr.rkey, wr_id=2)
+    assert one.completion().wr_id == 2
+    assert bytes(two.mr.buf[:12]) == bytes(8) + b"bad!"
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
+
+
+def test_nothing_of_a_wrong_batch_is_posted(pair: tuple[End, End]) -> None:
+    one, two = pair
+
+    def misaligned() -> None:
+        with one.qp.batch() as batch:
+            batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey)
+            batch.fetch_and_add(sge(one, 0, 8), two.mr.addr + 4, two.mr.rkey, 1)
+
+    def too_many() -> None:
+        with one.qp.batch() as batch:
+            for wr_id in range(one.qp.capabilities.max_send_wr + 1):
+                batch.write([sge(one, 0, 4)], two.mr.addr, two.mr.rkey, wr_id=wr_id)
+
+    with pytest.raises(ValueError, match="not a multiple of 8"):
+        misaligned()
+    with pytest.raises(QueueFullError):
+        too_many()
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
+    assert one.cq.poll() == []
+
+
+def test_a_batch_collects_inside_its_scope_only(pair: tuple[End, End]) -> None:
+    one, two = pair
+    batch = one.qp.batch()
+    with pytest.raises(BufferStateError, match="inside its with"):
+        batch.send()
+    with batch:
+        with pytest.raises(BufferStateError, match="collecting already"), batch:
+            pass
+        assert len(batch) == 0
+    with pytest.raises(BufferStateError, match="inside its with"):
+        batch.send()
+    two.qp.post_recv_one(1, 0, 0, 0)
+    with batch:  # and may be used again
+        batch.send(wr_id=9)
+    assert one.completion().wr_id == 9
+    assert two.completion().ok
+
+
+def test_immediate_or_invalidate(pair: tuple[End, End]) -> None:
+    with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="not both"):
+        batch.send(imm=1, invalidate=2)
+
+
+def test_packing_of_what_no_test_device_may_have() -> None:
+    """The requests that a batch makes, without a device."""
+    collected: list[verbs.SendWorkRequest] = []
+    with verbs.SendBatch(collected.extend) as batch:
+        batch.send(invalidate=0xABCDEF01, wr_id=1, remote_srqn=5)
+        batch.invalidate(0x12345678, wr_id=2, fence=True)
+    send, local = collected
+    assert (send.opcode, send.invalidate_rkey, send.remote_srqn) == (
+        WROpcode.SEND_WITH_INV, 0xABCDEF01, 5,
+    )  # fmt: skip
+    assert (local.opcode, local.invalidate_rkey) == (WROpcode.LOCAL_INV, 0x12345678)
+    assert local.send_flags == verbs.SendFlags.SIGNALED | verbs.SendFlags.FENCE

@@ -1,0 +1,248 @@
+"""The account of posted work: slots, failures, and what a flush was caused by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import (
+    PostError,
+    QueueFullError,
+    RemoteAccessError,
+    RetryExceededError,
+    WorkCompletionError,
+    WorkRequestFlushedError,
+)
+from aiordma.verbs import QPCapabilities, SendFlags, WCOpcode, WCStatus, WROpcode
+from aiordma.verbs.posted_work import Accounts, PostedWork
+
+if TYPE_CHECKING:
+    from aiordma.verbs import Record
+    from tests.conftest import ConnectedPair, End
+
+SIGNALED = int(SendFlags.SIGNALED)
+
+
+def record(wr_id: int, status: int = 0, opcode: int = 0) -> Record:
+    return (wr_id, status, opcode, 0, 0, 0, 0x11, 0, 0)
+
+
+# --- without a device --------------------------------------------------------------------------
+
+
+def test_a_signaled_completion_frees_all_before_it() -> None:
+    work = PostedWork(8)
+    for wr_id, signaled in enumerate([False, False, True, False, True, False]):
+        work.send(wr_id, WROpcode.SEND, signaled)
+    assert (work.free, work.unsignaled) == (2, 1)
+    assert work.settle(record(2)) is None
+    assert work.free == 5
+    assert work.settle(record(4)) is None
+    assert (work.free, work.unsignaled) == (7, 1)
+
+
+def test_equal_numbers_end_in_order() -> None:
+    work = PostedWork(8)
+    for signaled in (False, True, True):
+        work.send(0, WROpcode.SEND, signaled)
+    work.settle(record(0))
+    assert work.free == 7
+    work.settle(record(0))
+    assert work.free == 8
+
+
+def test_an_unknown_completion_frees_nothing() -> None:
+    work = PostedWork(4)
+    work.send(1, WROpcode.SEND, True)
+    work.settle(record(2))
+    work.settle(record(3, opcode=WCOpcode.RECV))
+    assert work.free == 3
+
+
+def test_withdrawn_work_is_not_outstanding() -> None:
+    work = PostedWork(4)
+    for wr_id in range(3):
+        work.send(wr_id, WROpcode.SEND, False)
+    work.withdraw_sends(2)
+    assert (work.free, work.unsignaled) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "text"),
+    [
+        (WROpcode.SEND_WITH_IMM, "send"),
+        (WROpcode.RDMA_WRITE, "write"),
+        (WROpcode.RDMA_READ, "read"),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, "fetch and add"),
+        (WROpcode.BIND_MW, "bind window"),
+    ],
+)
+def test_the_failed_operation_is_named(opcode: WROpcode, text: str) -> None:
+    work = PostedWork(4)
+    work.receive(7)  # the same number: the status says that it is none
+    work.send(7, opcode, False)
+    error = work.settle(record(7, WCStatus.REM_ACCESS_ERR))
+    assert isinstance(error, RemoteAccessError)
+    assert (error.operation, error.qp_num, error.wr_id) == (text, 0x11, 7)
+    assert error.__cause__ is None
+    assert work.first_failure is error
+
+
+def test_a_flush_names_the_first_failure() -> None:
+    work = PostedWork(4)
+    work.send(1, WROpcode.RDMA_READ, True)
+    work.send(2, WROpcode.SEND, False)
+    work.receive(3)
+    first = work.settle(record(1, WCStatus.RETRY_EXC_ERR))
+    sent = work.settle(record(2, WCStatus.WR_FLUSH_ERR))
+    received = work.settle(record(3, WCStatus.WR_FLUSH_ERR))
+    assert isinstance(first, RetryExceededError)
+    assert isinstance(sent, WorkRequestFlushedError)
+    assert isinstance(received, WorkRequestFlushedError)
+    assert (sent.operation, received.operation) == ("send", "receive")
+    assert sent.__cause__ is received.__cause__ is first
+    assert work.first_failure is first
+    work.clear()
+    assert work.first_failure is None
+    assert work.free == 4
+
+
+def test_a_later_failure_is_its_own_cause() -> None:
+    work = PostedWork(4)
+    first = work.settle(record(1, WCStatus.LOC_LEN_ERR))
+    second = work.settle(record(2, WCStatus.REM_OP_ERR))
+    assert first is work.first_failure
+    assert second is not None
+    assert second.__cause__ is None
+
+
+def test_after_a_failure_the_device_decides_about_room() -> None:
+    work = PostedWork(1)
+    work.send(1, WROpcode.SEND, True)
+    assert work.free == 0
+    work.settle(record(9, WCStatus.LOC_LEN_ERR))
+    assert work.free == 1
+
+
+def test_accounts_are_found_by_number_and_forgotten() -> None:
+    accounts, work = Accounts(), PostedWork(4)
+    accounts.add(0x11, work)
+    work.send(1, WROpcode.SEND, True)
+    records = [record(1), record(2)]
+    assert list(accounts.settled(iter(records))) == records
+    assert work.free == 4
+    work.send(1, WROpcode.SEND, True)
+    del work
+    untouched = iter(records)
+    assert accounts.settled(untouched) is untouched
+
+
+# --- on the device -----------------------------------------------------------------------------
+
+
+def test_slots_are_free_when_a_later_completion_has_been_polled(pair: tuple[End, End]) -> None:
+    one, two = pair
+    size = one.qp.free_send_slots
+    assert size == one.qp.capabilities.max_send_wr
+    for wr_id in range(3):
+        one.qp.post_send_one(
+            wr_id, WROpcode.RDMA_WRITE, SIGNALED if wr_id == 2 else 0,
+            one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey,
+        )  # fmt: skip
+    assert one.qp.free_send_slots == size - 3
+    assert one.qp.unsignaled_tail == 0
+    assert one.completion().wr_id == 2
+    assert one.qp.free_send_slots == size
+
+
+def test_polling_by_the_channel_counts_as_well(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    for end in (one, two):
+        end.cq.req_notify()
+    size = one.qp.free_send_slots
+    one.qp.post_send_one(
+        1, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+    )
+    found: list[Record] = []
+    while not found:
+        found += channel.drain()[0]
+    assert one.qp.free_send_slots == size
+
+
+def test_every_send_signaled_by_the_queue_pair(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(max_send_wr=2), sq_sig_all=True)
+    size = one.qp.capabilities.max_send_wr
+    for _ in range(3 * size):
+        one.qp.post_send_one(
+            1, WROpcode.RDMA_WRITE, 0, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+        )
+        assert one.qp.unsignaled_tail == 0
+        assert one.completion().ok
+    assert one.qp.free_send_slots == size
+
+
+def test_a_post_that_fails_takes_no_slot(pair: tuple[End, End]) -> None:
+    one, _ = pair
+    size = one.qp.free_send_slots
+    with pytest.raises(ValueError, match="does not fit"):
+        one.qp.post_send_one(1 << 64, WROpcode.SEND, 0, 0, 0, 0)
+    one.qp.to_error()
+    one.qp.to_reset()
+    with pytest.raises(PostError):
+        one.qp.post_send_one(1, WROpcode.SEND, 0, 0, 0, 0)  # in RESET
+    assert one.qp.free_send_slots == size
+
+
+def test_a_full_queue_is_free_again_after_polling(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(max_send_wr=4))
+    size = one.qp.capabilities.max_send_wr
+
+    def write(wr_id: int) -> None:
+        one.qp.post_send_one(
+            wr_id, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey,
+            two.mr.addr, two.mr.rkey,
+        )  # fmt: skip
+
+    for wr_id in range(size):
+        write(wr_id)
+    with pytest.raises(QueueFullError, match="poll the completions"):
+        write(99)
+    one.completions(size)
+    write(100)
+    assert one.completion().wr_id == 100
+
+
+def test_the_first_failure_is_the_cause_of_the_rest(pair: tuple[End, End]) -> None:
+    one, two = pair
+    one.qp.post_recv_one(5, one.mr.addr, 64, one.mr.lkey)
+    with one.qp.batch() as batch:
+        sge = verbs.ScatterGatherElement(one.mr.addr, 8, one.mr.lkey)
+        batch.read([sge], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00, wr_id=1)
+        batch.write([sge], two.mr.addr, two.mr.rkey, wr_id=2)
+    done = {wc.wr_id: wc for wc in one.completions(2)}
+    with pytest.raises(RemoteAccessError, match=f"read on queue pair {one.qp.qp_num:#x}") as caught:
+        done[1].raise_for_status()
+    first = caught.value
+    assert first is one.qp.first_failure is done[1].error()
+    with pytest.raises(WorkRequestFlushedError, match=r"write on queue pair") as flushed:
+        done[2].raise_for_status()
+    assert flushed.value.__cause__ is first
+    one.qp.to_error()
+    receive = one.completion().error()
+    assert isinstance(receive, WorkCompletionError)
+    assert (receive.operation, receive.__cause__) == ("receive", first)
+    one.qp.to_reset()
+    assert one.qp.first_failure is None
+
+
+def test_a_good_completion_raises_nothing(pair: tuple[End, End]) -> None:
+    one, two = pair
+    one.qp.post_send_one(
+        1, WROpcode.RDMA_READ, SIGNALED, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+    )
+    one.completion().raise_for_status()
+    assert one.qp.first_failure is None
