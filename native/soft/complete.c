@@ -40,15 +40,22 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		soft_cq_push(soft_cq_of(qp->ibv.send_cq), &wc, false);
 }
 
+/* The receive at the head of the queue. */
+static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
+{
+	wc->wr_id = soft_receive_at(&qp->rq, qp->rq.head)->wr_id;
+	wc->qp_num = qp->ibv.qp_num;
+	qp->rq.head++;
+	soft_cq_push(soft_cq_of(qp->ibv.recv_cq), wc, solicited);
+}
+
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
 {
 	const struct soft_responder *responder = &qp->responder;
 	struct ibv_wc wc = {
-		.wr_id = soft_receive_at(&qp->rq, qp->rq.head)->wr_id,
 		.status = status,
 		.opcode = responder->opcode == SOFT_WRITE ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
 		.byte_len = byte_len,
-		.qp_num = qp->ibv.qp_num,
 		.src_qp = qp->attr.dest_qp_num,
 	};
 
@@ -59,8 +66,27 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 		wc.imm_data = responder->immediate;
 		wc.wc_flags = IBV_WC_WITH_IMM;
 	}
-	qp->rq.head++;
-	soft_cq_push(soft_cq_of(qp->ibv.recv_cq), &wc, responder->flags & SOFT_FRAME_SOLICITED);
+	push_receive(qp, &wc, responder->flags & SOFT_FRAME_SOLICITED);
+}
+
+void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
+			    uint32_t byte_len)
+{
+	struct ibv_wc wc = {
+		.status = IBV_WC_SUCCESS,
+		.opcode = IBV_WC_RECV,
+		.byte_len = byte_len,
+		.src_qp = datagram->from,
+		.slid = datagram->lid,
+		.sl = datagram->sl,
+		.wc_flags = IBV_WC_GRH,
+	};
+
+	if (datagram->flags & SOFT_DATAGRAM_IMMEDIATE) {
+		wc.imm_data = datagram->immediate;
+		wc.wc_flags |= IBV_WC_WITH_IMM;
+	}
+	push_receive(qp, &wc, datagram->flags & SOFT_DATAGRAM_SOLICITED);
 }
 
 /* What is left in the send queue, in the order it was posted. */

@@ -178,7 +178,8 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
-				    IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SRQ_RESIZE |
+				    IBV_DEVICE_BAD_QKEY_CNTR | IBV_DEVICE_RC_RNR_NAK_GEN |
+				    IBV_DEVICE_SRQ_RESIZE |
 				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
 				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
 		.max_sge = SOFT_MAX_SGE,
@@ -196,6 +197,10 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_srq = SOFT_MAX_OBJECTS,
 		.max_srq_wr = SOFT_MAX_SRQ_WR,
 		.max_srq_sge = SOFT_MAX_SGE,
+		.max_ah = SOFT_MAX_AH,
+		.max_mcast_grp = SOFT_MAX_MCAST_GRP,
+		.max_mcast_qp_attach = SOFT_MAX_MCAST_QP,
+		.max_total_mcast_qp_attach = SOFT_MAX_MCAST_ATTACH,
 		.max_pkeys = 1,
 		.local_ca_ack_delay = 15,
 		.phys_port_cnt = 1,
@@ -217,6 +222,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.gid_tbl_len = soft_gid_count(),
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
 		.max_msg_sz = SOFT_MAX_MESSAGE,
+		.qkey_viol_cntr = soft_ud_bad_qkeys(),
 		.pkey_tbl_len = 1,
 		.lid = soft_listener_port(),
 		.max_vl_num = 1,

@@ -490,6 +490,7 @@ static void after_fork_in_child(void)
 	soft_timers_forget();
 	soft_links_forget();
 	soft_listener_shutdown();
+	soft_multicast_forget();
 	soft_list_init(&engine.deferred);
 	soft_list_init(&engine.channels);
 	soft_port_reset();

@@ -72,7 +72,8 @@ void soft_links_shutdown(void);
 void soft_listener_shutdown(void);
 /* The same, and in the child of a fork: the port is up, and no context is open. */
 void soft_port_reset(void);
-/* In the child of a fork, where all streams are closed already. */
+/* In the child of a fork, where all sockets are closed already. */
 void soft_links_forget(void);
+void soft_multicast_forget(void);
 
 #endif

@@ -130,11 +130,16 @@ int soft_gid_at(int index, struct soft_gid *gid)
 	return 0;
 }
 
-bool soft_gid_is_local(const union ibv_gid *gid)
+int soft_gid_index(const union ibv_gid *gid)
 {
 	int index = find(table, table_length, gid);
 
-	return index >= 0 && !is_empty(index);
+	return index >= 0 && !is_empty(index) ? index : -1;
+}
+
+bool soft_gid_is_local(const union ibv_gid *gid)
+{
+	return soft_gid_index(gid) >= 0;
 }
 
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,

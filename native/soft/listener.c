@@ -4,7 +4,8 @@
  * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
  * every address, so it is reserved on the unspecified address (bound there, but not listening), and
  * the process listens only where one of its queue pairs has an address: on loopback from the start,
- * elsewhere when a queue pair chooses another GID.
+ * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too, for
+ * datagrams (datagram.c).
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
@@ -125,6 +126,7 @@ static bool listen_at(const union ibv_gid *gid)
 
 static void release(void)
 {
+	soft_datagram_shutdown();
 	if (reserved >= 0)
 		close(reserved);
 	reserved = -1;
@@ -134,7 +136,7 @@ static void release(void)
 uint16_t soft_listener_port(void)
 {
 	for (int i = 0; i < ATTEMPTS && !port; i++)
-		if (!reserve() || !listen_at(&soft_gid_loopback))
+		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
 	return port;
 }

@@ -5,6 +5,7 @@
 #ifndef AIORDMA_SOFT_OBJECTS_H
 #define AIORDMA_SOFT_OBJECTS_H
 
+#include "datagram.h"
 #include "engine.h"
 #include "frame.h"
 
@@ -21,6 +22,10 @@ enum {
 	SOFT_MAX_RD_ATOMIC = 128,
 	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, MWs, SRQs */
 	SOFT_COMP_VECTORS = 1,
+	SOFT_MAX_AH = 65536,
+	SOFT_MAX_MCAST_GRP = 256,
+	SOFT_MAX_MCAST_QP = 1024,      /* in one group */
+	SOFT_MAX_MCAST_ATTACH = 16384, /* in all */
 };
 #define SOFT_MAX_MESSAGE (1u << 31)
 
@@ -86,6 +91,7 @@ int soft_gid_at(int index, struct soft_gid *gid);
 int soft_gid_count(void);
 bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
 void soft_gid_forget(void);
+int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
 bool soft_gid_is_local(const union ibv_gid *gid);
 /* The socket address that a GID stands for; port in host order.  Returns its length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);
@@ -248,6 +254,18 @@ int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq);
 void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq);
 
+/* ---- ah.c: address handles ----------------------------------------------------------------- */
+
+struct soft_ah {
+	struct ibv_ah ibv;
+	struct soft_path path;
+};
+
+static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)
+{
+	return soft_container(ah, struct soft_ah, ibv);
+}
+
 /* ---- queue pairs --------------------------------------------------------------------------- */
 
 /* A work request in the send queue. */
@@ -271,11 +289,19 @@ struct soft_send {
 	bool done;      /* a local one that has been carried out */
 };
 
+/* Where it goes: UD. */
+struct soft_destination {
+	struct soft_path path;
+	uint32_t qpn;
+	uint32_t qkey; /* as in the request */
+};
+
 /* Indices count up for ever; a slot is index & mask. */
 struct soft_send_queue {
 	struct soft_send *slots;
 	struct ibv_sge *sges;  /* max_sge for each slot */
 	uint8_t *inline_data;  /* max_inline for each slot */
+	struct soft_destination *destinations; /* UD: one for each slot */
 	uint32_t mask;
 	uint32_t oldest;       /* not completed */
 	uint32_t next;         /* to be transmitted... */
@@ -360,7 +386,9 @@ struct soft_qp {
 	uint8_t rnr_left;     /* retries; 7 means for ever */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
-	struct soft_timer reach_timer; /* requests wait for a stream, or for an answer that cannot come */
+	struct soft_timer reach_timer; /* requests wait for a stream, for the socket, or for an answer
+					* that cannot come */
+	struct soft_node attachments; /* multicast.c */
 	void (*link_down)(struct soft_qp *qp, void *owner, int error);
 	void *link_owner;
 	uint32_t async_events_taken; /* under ibv.mutex */
@@ -369,6 +397,11 @@ struct soft_qp {
 static inline bool soft_qp_is_uc(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_UC;
+}
+
+static inline bool soft_qp_is_ud(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_UD;
 }
 
 /* PSNs count messages, in 24 bits. */
@@ -390,6 +423,12 @@ static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t 
 static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index)
 {
 	return &qp->sq.inline_data[(size_t)(index & qp->sq.mask) * qp->cap.max_inline_data];
+}
+
+static inline struct soft_destination *soft_send_destination(const struct soft_qp *qp,
+							     uint32_t index)
+{
+	return &qp->sq.destinations[index & qp->sq.mask];
 }
 
 /* Of the message in that slot, or of the first one after it. */
@@ -473,6 +512,8 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr);
 /* complete.c: work completions */
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
+			    uint32_t byte_len);
 void soft_flush_sends(struct soft_qp *qp);
 void soft_flush(struct soft_qp *qp);
 

@@ -17,6 +17,7 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return soft_qp_is_ud(qp) ? EINVAL : 0;
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
 		return 0;
@@ -48,12 +49,23 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 	return length;
 }
 
+/* IBTA 10.2.2.2: the address handle must be of the queue pair's own protection domain. */
+static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+	return wr->wr.ud.ah && wr->wr.ud.ah->pd == qp->ibv.pd &&
+			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK ?
+		       0 :
+		       EINVAL;
+}
+
 static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
 	int num_sge = local ? 0 : wr->num_sge;
 	int rc = check_opcode(qp, wr);
 
+	if (!rc && soft_qp_is_ud(qp))
+		rc = check_destination(qp, wr);
 	if (rc)
 		return rc;
 	if (num_sge < 0 || (uint32_t)num_sge > qp->cap.max_send_sge ||
@@ -107,7 +119,13 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	default:
 		break;
 	}
-	if (length > SOFT_MAX_MESSAGE)
+	if (soft_qp_is_ud(qp))
+		*soft_send_destination(qp, qp->sq.tail) = (struct soft_destination){
+			.path = soft_ah_of(wr->wr.ud.ah)->path,
+			.qpn = wr->wr.ud.remote_qpn,
+			.qkey = wr->wr.ud.remote_qkey,
+		};
+	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		uint8_t *to = soft_send_inline(qp, qp->sq.tail);

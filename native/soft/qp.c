@@ -38,8 +38,8 @@ static int check_create(const struct ibv_qp_init_attr *attr)
 	switch (attr->qp_type) {
 	case IBV_QPT_RC:
 	case IBV_QPT_UC:
-		break;
 	case IBV_QPT_UD:
+		break;
 	case IBV_QPT_RAW_PACKET:
 	case IBV_QPT_XRC_SEND:
 	case IBV_QPT_XRC_RECV:
@@ -69,7 +69,9 @@ static void reach_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
 
-	if (soft_qp_is_uc(qp)) {
+	if (soft_qp_is_ud(qp)) {
+		soft_qp_kick(qp);
+	} else if (soft_qp_is_uc(qp)) {
 		qp->unheard = true;
 		/* What is lost cannot be finished either. */
 		if (qp->link && qp->link->partial)
@@ -96,7 +98,16 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	}
 	if (!rc) {
 		qp->cap = attr->cap;
-		qp->ibv.srq = attr->srq;
+		qp->ibv = (struct ibv_qp){
+			.context = pd->context,
+			.qp_context = attr->qp_context,
+			.pd = pd,
+			.send_cq = attr->send_cq,
+			.recv_cq = attr->recv_cq,
+			.srq = attr->srq,
+			.state = IBV_QPS_RESET,
+			.qp_type = attr->qp_type,
+		};
 		if (attr->srq) /* ibv_create_qp(3): these two are ignored */
 			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
 		rc = soft_queues_create(qp);
@@ -106,19 +117,10 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		errno = rc;
 		return NULL;
 	}
-	qp->ibv = (struct ibv_qp){
-		.context = pd->context,
-		.qp_context = attr->qp_context,
-		.pd = pd,
-		.send_cq = attr->send_cq,
-		.recv_cq = attr->recv_cq,
-		.srq = attr->srq,
-		.state = IBV_QPS_RESET,
-		.qp_type = attr->qp_type,
-	};
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
+	soft_list_init(&qp->attachments);
 	pthread_mutex_init(&qp->ibv.mutex, NULL);
 	pthread_cond_init(&qp->ibv.cond, NULL);
 
@@ -134,6 +136,8 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		soft_cq_of(attr->recv_cq)->users++;
 		if (attr->srq)
 			soft_srq_of(attr->srq)->users++;
+		if (soft_qp_is_ud(qp))
+			soft_datagram_hold();
 	}
 	soft_unlock();
 	if (rc) {
@@ -150,6 +154,13 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	struct soft_qp *qp = soft_qp_of(ibv);
 
 	soft_lock();
+	if (!soft_list_empty(&qp->attachments)) {
+		soft_unlock();
+		return EBUSY; /* ibv_destroy_qp(3): attached to a multicast group */
+	}
+	if (soft_qp_is_ud(qp) &&
+	    soft_context_of(ibv->context)->incarnation == soft_engine_incarnation())
+		soft_datagram_release();
 	soft_qp_enter_reset(qp);
 	soft_table_remove(&numbers, ibv->qp_num);
 	soft_list_remove(&qp->of_context);
@@ -213,7 +224,7 @@ void soft_qp_error(struct soft_qp *qp)
 		soft_link_close(qp->link);
 }
 
-/* A request of a UC queue pair cannot be carried out: its send queue alone is in error, what comes
+/* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what comes
  * in is received as before (IBTA 10.3.1.6). */
 void soft_qp_send_error(struct soft_qp *qp)
 {
@@ -263,7 +274,9 @@ void soft_qp_kick(struct soft_qp *qp)
 	soft_requester_settle(qp); /* what is local needs no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
-	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
+	if (soft_qp_is_ud(qp))
+		soft_ud_output(qp);
+	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
 		soft_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
 		soft_requester_lose(qp);
@@ -373,6 +386,8 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 		own->qp_access_flags = attr->qp_access_flags;
 	if (mask & IBV_QP_PKEY_INDEX)
 		own->pkey_index = attr->pkey_index;
+	if (mask & IBV_QP_QKEY)
+		own->qkey = attr->qkey;
 	if (mask & IBV_QP_PORT)
 		own->port_num = attr->port_num;
 	if (mask & IBV_QP_AV)
@@ -418,7 +433,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	rc = check_values(attr, attr_mask);
 	if (rc)
 		return rc;
-	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR) {
+	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && !soft_qp_is_ud(qp)) {
 		rc = soft_responder_prepare(
 			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
 			attr->rq_psn);
@@ -444,7 +459,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 		return 0;
 	case IBV_QPS_RTR:
 		ibv->state = to;
-		if (from == IBV_QPS_INIT)
+		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp))
 			soft_greeting_begin(qp);
 		return 0;
 	case IBV_QPS_RTS:

@@ -88,7 +88,10 @@ int soft_queues_create(struct soft_qp *qp)
 	qp->sq.slots = calloc(sends, sizeof(*qp->sq.slots));
 	qp->sq.sges = calloc((size_t)sends * qp->cap.max_send_sge + 1, sizeof(*qp->sq.sges));
 	qp->sq.inline_data = malloc((size_t)sends * qp->cap.max_inline_data + 1);
-	if (qp->sq.slots && qp->sq.sges && qp->sq.inline_data)
+	if (soft_qp_is_ud(qp))
+		qp->sq.destinations = calloc(sends, sizeof(*qp->sq.destinations));
+	if (qp->sq.slots && qp->sq.sges && qp->sq.inline_data &&
+	    (qp->sq.destinations || !soft_qp_is_ud(qp)))
 		return 0;
 	soft_queues_destroy(qp);
 	return ENOMEM;
@@ -99,6 +102,7 @@ void soft_queues_destroy(struct soft_qp *qp)
 	free(qp->sq.slots);
 	free(qp->sq.sges);
 	free(qp->sq.inline_data);
+	free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
 	free(qp->responder.responses);
 }

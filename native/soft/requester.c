@@ -178,10 +178,10 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	soft_complete_send(qp, status);
-	if (soft_qp_is_uc(qp))
-		soft_qp_send_error(qp);
-	else
+	if (qp->ibv.qp_type == IBV_QPT_RC)
 		soft_qp_error(qp);
+	else
+		soft_qp_send_error(qp);
 }
 
 void soft_requester_lose(struct soft_qp *qp)

@@ -1,0 +1,82 @@
+/* A side with a UD queue pair, for the tests of datagrams. */
+#ifndef AIORDMA_TESTS_UD_SIDE_H
+#define AIORDMA_TESTS_UD_SIDE_H
+
+#include "verbs_side.h"
+
+enum { GRH = 40, QKEY = 0x1234567, OWN_QKEY = 0x80000000u, MTU = 4096 };
+
+static inline int ud_to_init(struct side *side, uint32_t qkey)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = qkey};
+
+	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+							     IBV_QP_PORT | IBV_QP_QKEY);
+}
+
+static inline void ud_bring_up(struct side *side, uint32_t qkey)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .sq_psn = side->psn};
+
+	CHECK_EQUAL(ud_to_init(side, qkey), 0);
+	CHECK_EQUAL(to_state(side, IBV_QPS_RTR), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+}
+
+static inline void ud_open(struct side *side, struct options options)
+{
+	options.type = IBV_QPT_UD;
+	open_side(side, options);
+	ud_bring_up(side, QKEY);
+}
+
+/* From the side's GID index to that address; index -1: by the LID alone. */
+static inline struct ibv_ah *ud_path(struct side *side, const struct address *to, int index)
+{
+	struct ibv_ah_attr attr = {.dlid = to->lid, .port_num = 1};
+
+	if (index >= 0) {
+		attr.is_global = 1;
+		attr.grh.sgid_index = (uint8_t)index;
+		attr.grh.dgid = to->gid;
+		attr.grh.hop_limit = 17;
+		attr.grh.traffic_class = 33;
+		attr.grh.flow_label = 0x54321;
+	}
+	return verbs->ibv_create_ah(side->pd, &attr);
+}
+
+struct ud_request {
+	struct ibv_ah *ah;
+	uint32_t qpn;
+	uint32_t qkey;
+	uint64_t wr_id;
+	size_t offset;
+	uint32_t length;
+	unsigned flags;
+	bool with_imm;
+	uint32_t imm;
+	uint32_t lkey; /* the side's own if 0 */
+};
+
+static inline int ud_post(struct side *side, struct ud_request request)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)side->memory + request.offset,
+		.length = request.length,
+		.lkey = request.lkey ? request.lkey : side->mr->lkey,
+	};
+	struct ibv_send_wr wr = {
+		.wr_id = request.wr_id,
+		.sg_list = &sge,
+		.num_sge = request.length ? 1 : 0,
+		.opcode = request.with_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+		.send_flags = request.flags,
+		.imm_data = request.imm,
+		.wr.ud = {.ah = request.ah, .remote_qpn = request.qpn, .remote_qkey = request.qkey},
+	}, *bad;
+
+	return side->context->ops.post_send(side->qp, &wr, &bad);
+}
+
+#endif
