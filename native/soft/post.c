@@ -15,16 +15,15 @@
 static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	switch (wr->opcode) {
-	case IBV_WR_RDMA_WRITE:
-	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		return soft_qp_is_ud(qp) ? EINVAL : 0;
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
 		return 0;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 	case IBV_WR_BIND_MW:
-		return qp->ibv.qp_type == IBV_QPT_UD ? EINVAL : 0; /* ibv_post_send(3) */
+		return soft_qp_is_ud(qp) ? EINVAL : 0; /* ibv_post_send(3) */
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:

@@ -41,7 +41,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	return datagram;
 }
 
-/* A queue pair of this process is reached without a socket. */
+/* A queue pair of this process is reached without a socket, and without a LID: who does not name the
+ * process can only mean this one. */
 static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
 {
 	uint8_t *copy = soft_scratch()->output;
@@ -84,7 +85,8 @@ static bool send_oldest(struct soft_qp *qp)
 
 	if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
-	else if (path->lid == datagram.lid && soft_gid_is_local(&path->destination))
+	else if ((path->lid == datagram.lid || !path->lid) &&
+		 soft_gid_is_local(&path->destination))
 		hand_over(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
