@@ -100,16 +100,34 @@ static bool go_deaf(int fd)
 	return true;
 }
 
+static void close_socket(void)
+{
+	soft_unwatch(&udp);
+	if (udp.fd >= 0)
+		close(udp.fd);
+	udp.fd = -1;
+}
+
+/* Should it fail, nothing is received: a datagram may always be lost. */
+static void listen_up(void)
+{
+	const int unused = 0;
+
+	setsockopt(udp.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
+	soft_watch(&udp, EPOLLIN);
+}
+
 bool soft_datagram_reserve(uint16_t port)
 {
 	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
 
+	close_socket();
 	udp.fd = bound(AF_INET6, port);
 	six = udp.fd >= 0;
 	if (!six)
 		udp.fd = bound(AF_INET, port);
 	if (udp.fd < 0 || !go_deaf(udp.fd)) {
-		soft_datagram_shutdown();
+		close_socket();
 		return false;
 	}
 	/* As much as the system's limit allows, or more if we are privileged. */
@@ -121,27 +139,22 @@ bool soft_datagram_reserve(uint16_t port)
 		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment, sizeof(fragment));
 	/* This host's members of a group are reached through the loopback interface, once. */
 	setsockopt(udp.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
+	if (holders)
+		listen_up();
 	return true;
 }
 
 void soft_datagram_shutdown(void)
 {
-	soft_unwatch(&udp);
-	if (udp.fd >= 0)
-		close(udp.fd);
-	udp.fd = -1;
+	close_socket();
 	holders = 0;
 }
 
 void soft_datagram_hold(void)
 {
-	const int unused = 0;
-
-	if (holders++ || !soft_listener_port())
-		return;
-	setsockopt(udp.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
-	/* Should it fail, nothing is received: a datagram may always be lost. */
-	soft_watch(&udp, EPOLLIN);
+	if (soft_listener_port() && !holders)
+		listen_up();
+	holders++;
 }
 
 void soft_datagram_release(void)

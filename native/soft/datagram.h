@@ -75,7 +75,8 @@ struct soft_path {
 
 /* ---- datagram.c: the socket ---------------------------------------------------------------- */
 
-/* Keep the UDP port of that number, deaf until somebody holds it; false if it is taken. */
+/* Keep the UDP port of that number instead of the one before, deaf while nobody holds it; false if it
+ * is taken. */
 bool soft_datagram_reserve(uint16_t port);
 /* While at least one UD queue pair exists, datagrams are received. */
 void soft_datagram_hold(void);
@@ -99,6 +100,8 @@ void soft_datagram_read(struct soft_source *source,
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
 bool soft_gid_is_multicast(const union ibv_gid *gid);
+/* The host's addresses have changed: join where there are new ones. */
+void soft_multicast_addresses(void);
 bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_path *path,
 			 const struct iovec *payload, int count);
 

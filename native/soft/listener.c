@@ -126,7 +126,6 @@ static bool listen_at(const union ibv_gid *gid)
 
 static void release(void)
 {
-	soft_datagram_shutdown();
 	if (reserved >= 0)
 		close(reserved);
 	reserved = -1;
@@ -166,6 +165,7 @@ static void close_all(void)
 void soft_listener_shutdown(void)
 {
 	close_all();
+	soft_datagram_shutdown();
 	release();
 }
 

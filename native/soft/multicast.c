@@ -106,19 +106,21 @@ static void ready(struct soft_source *source, uint32_t events)
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* Where it works is enough, as long as this host's own processes are reached. */
+/* Where it works is enough, as long as this host's own processes are reached.  EADDRINUSE says that
+ * the interface has been joined before. */
 static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
 				   .imr_ifindex = (int)loopback_interface()};
 	struct soft_gid gid;
 
-	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)))
+	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) &&
+	    errno != EADDRINUSE)
 		return errno;
 	for (int i = 1; i < soft_gid_count(); i++) {
-		soft_gid_at(i, &gid);
+		if (soft_gid_at(i, &gid))
+			continue;
 		request.imr_ifindex = (int)gid.ifindex;
-		/* EADDRINUSE: an interface with several addresses. */
 		setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request));
 	}
 	return 0;
@@ -147,6 +149,15 @@ static int open_socket(struct group *group)
 	if (rc)
 		close(fd);
 	return rc;
+}
+
+void soft_multicast_addresses(void)
+{
+	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
+		struct group *group = soft_list_entry(node, struct group, node);
+
+		join(group->source.fd, address_of(&group->gid));
+	}
 }
 
 static struct group *find(const union ibv_gid *gid)

@@ -68,8 +68,10 @@ void soft_port_reset(void)
 
 void soft_port_addresses(void)
 {
-	if (soft_gid_refresh())
-		tell(IBV_EVENT_GID_CHANGE);
+	if (!soft_gid_refresh())
+		return;
+	soft_multicast_addresses();
+	tell(IBV_EVENT_GID_CHANGE);
 }
 
 /* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes

@@ -83,7 +83,9 @@ static bool send_oldest(struct soft_qp *qp)
 	}
 	const struct soft_datagram datagram = datagram_of(qp, send, to);
 
-	if (soft_gid_is_multicast(&path->destination))
+	if (soft_port_is_down())
+		; /* lost */
+	else if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
 	else if ((path->lid == datagram.lid || !path->lid) &&
 		 soft_gid_is_local(&path->destination))
@@ -184,7 +186,8 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 {
 	uint8_t grh[SOFT_GRH];
 
-	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE)
+	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE ||
+	    soft_port_is_down())
 		return;
 	if (datagram->qkey != qp->attr.qkey) {
 		bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */

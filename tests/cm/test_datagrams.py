@@ -14,7 +14,7 @@ from aiordma.errors import AddressError, LimitError, ServiceRejectedError
 from aiordma.verbs import QPState, QPType
 from tests.cm.conftest import address_of, expect, refused
 
-pytestmark = pytest.mark.needs("UD")
+pytestmark = pytest.mark.needs("the UDP port space")
 
 
 @contextmanager

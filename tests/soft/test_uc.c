@@ -8,7 +8,7 @@
 
 enum { ROOM = 1 << 20 };
 
-static const struct options uc = {.type = IBV_QPT_UC};
+static const struct options uc = {.uc = true};
 
 static struct request send_of(uint64_t wr_id, uint32_t length)
 {
@@ -26,7 +26,7 @@ static void between_processes(void)
 	struct side side;
 
 	limit_seconds(60);
-	open_side(&side, (struct options){.type = IBV_QPT_UC, .memory = 2 * ROOM});
+	open_side(&side, (struct options){.uc = true, .memory = 2 * ROOM});
 	struct address peer = exchange(&process, &side);
 
 	CHECK_EQUAL(to_init(&side), 0);
@@ -130,7 +130,7 @@ static void dropped_by(struct options options, struct request request)
 {
 	struct side a, b;
 
-	options.type = IBV_QPT_UC;
+	options.uc = true;
 	open_pair(&a, &b, options);
 	if (request.remote < b.options.memory)
 		request.remote += (uintptr_t)b.memory;

@@ -386,7 +386,7 @@ static void states(void)
 	struct side a, b;
 
 	ud_open(&a, (struct options){0});
-	open_side(&b, (struct options){.type = IBV_QPT_UD});
+	open_side(&b, (struct options){.ud = true});
 	struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 
 	CHECK_EQUAL(ud_to_init(&b, QKEY), 0);
@@ -520,7 +520,7 @@ static void address_handles(void)
 	struct ibv_device_attr device;
 	struct ibv_ah_attr attr;
 
-	open_side(&side, (struct options){.type = IBV_QPT_UD});
+	open_side(&side, (struct options){.ud = true});
 	struct address address = address_of_side(&side);
 	const struct ibv_ah_attr good = {
 		.grh = {.dgid = address.gid}, .dlid = address.lid, .is_global = 1, .port_num = 1};
@@ -570,7 +570,7 @@ static void address_from_wc(void)
 	struct ibv_wc wc = {.slid = 77, .sl = 5, .wc_flags = IBV_WC_GRH, .dlid_path_bits = 2};
 	struct ibv_ah_attr attr;
 
-	open_side(&side, (struct options){.type = IBV_QPT_UD});
+	open_side(&side, (struct options){.ud = true});
 	CHECK_EQUAL(verbs->ibv_query_gid(side.context, 1, 0, &grh.dgid), 0);
 	fill(grh.sgid.raw, 16, 1);
 	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, &grh, &attr), 0);
@@ -715,6 +715,46 @@ static void deaf(void)
 	close_side(&rc);
 }
 
+/* While the port is down, what is sent is lost; at another LID the old address is nobody's. */
+static void port_changes(void)
+{
+	struct side a, b;
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	uint8_t bytes[SOFT_DATAGRAM_HEADER];
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	open_two(&a, &b);
+	struct ibv_ah *ah = path_to(&a, &b);
+
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	send_with(&a, ah, &b, QKEY);
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	nothing(&b);
+	send_with(&a, ah, &b, QKEY);
+	poll_one(&b);
+
+	struct address before = address_of_side(&b);
+
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE), 0);
+	struct address after = address_of_side(&b);
+
+	CHECK(before.lid != after.lid);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+	send_with(&a, ah, &b, QKEY);
+	nothing(&b);
+	soft_datagram_encode(bytes, &(struct soft_datagram){
+					    .source = after.gid, .destination = after.gid,
+					    .to = after.qpn, .from = 5, .qkey = QKEY});
+	to.sin_port = htons(after.lid);
+	CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)),
+		    sizeof(bytes));
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close(fd);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_pair(&a, &b);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -737,5 +777,6 @@ int main(void)
 	STEP(address_from_wc());
 	STEP(hostile());
 	STEP(deaf());
+	STEP(port_changes());
 	return 0;
 }

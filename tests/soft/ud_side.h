@@ -25,7 +25,7 @@ static inline void ud_bring_up(struct side *side, uint32_t qkey)
 
 static inline void ud_open(struct side *side, struct options options)
 {
-	options.type = IBV_QPT_UD;
+	options.ud = true;
 	open_side(side, options);
 	ud_bring_up(side, QKEY);
 }

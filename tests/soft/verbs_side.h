@@ -37,7 +37,8 @@ struct options {
 	uint8_t depth;       /* of READs, both ways; 4 if 0, 255 stands for 0 */
 	uint8_t answers;     /* max_dest_rd_atomic, if not as depth */
 	bool signal_none;    /* sq_sig_all = 0 */
-	enum ibv_qp_type type; /* RC if 0 */
+	bool uc;             /* a UC queue pair */
+	bool ud;             /* a UD queue pair: see ud_side.h */
 	int gid;             /* 1 + the GID index to use; 0: the LID alone */
 	uint32_t shared;     /* receives of a shared queue, which takes the place of the own one */
 };
@@ -99,7 +100,7 @@ static inline struct ibv_qp *create_qp(struct side *side)
 			.max_recv_sge = options->sges ? options->sges : 4,
 			.max_inline_data = 256,
 		},
-		.qp_type = options->type ? options->type : IBV_QPT_RC,
+		.qp_type = options->ud ? IBV_QPT_UD : options->uc ? IBV_QPT_UC : IBV_QPT_RC,
 		.sq_sig_all = !options->signal_none,
 	};
 	struct ibv_qp *qp = verbs->ibv_create_qp(side->pd, &init);
@@ -213,7 +214,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 	return verbs->ibv_modify_qp(side->qp, &attr,
 				    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
 					    IBV_QP_RQ_PSN |
-					    (side->options.type == IBV_QPT_UC ? 0 : IBV_QP_MAX_DEST_RD_ATOMIC |
+					    (side->options.uc ? 0 : IBV_QP_MAX_DEST_RD_ATOMIC |
 								    IBV_QP_MIN_RNR_TIMER));
 }
 
@@ -230,7 +231,7 @@ static inline int to_rts(struct side *side)
 
 	return verbs->ibv_modify_qp(side->qp, &attr,
 				    IBV_QP_STATE | IBV_QP_SQ_PSN |
-					    (side->options.type == IBV_QPT_UC ? 0 : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+					    (side->options.uc ? 0 : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 								    IBV_QP_RNR_RETRY |
 								    IBV_QP_MAX_QP_RD_ATOMIC));
 }
