@@ -142,7 +142,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
 
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
-    "embedded": frozenset({"RAW_PACKET", "XRC", "multicast joins"}),
+    "embedded": frozenset({"RAW_PACKET", "XRC", "the UDP port space"}),
     "rxe": frozenset({"RAW_PACKET", "XRC", "IPv6 multicast", "extended completion queues"}),
 }
 

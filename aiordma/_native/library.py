@@ -29,6 +29,11 @@ class Library:
         self.table = table
         self.calls = Calls(table)
 
+    def missing_calls(self) -> tuple[str, ...]:
+        """The calls that a newer version of the library would have, by name."""
+        fields = ffi.typeof("struct aiordma_calls").fields
+        return tuple(name for name, _ in fields or () if not getattr(self.table, name))
+
     def __repr__(self) -> str:
         return f"<Library {self.name}>"
 

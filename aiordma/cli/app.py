@@ -6,6 +6,8 @@ import click
 
 import aiordma
 
+from .devinfo import devinfo
+from .doctor import doctor
 from .echo import echo
 from .echo_server import echo_server
 from .run import run
@@ -17,6 +19,8 @@ def app() -> None:
     """RDMA for asyncio, with or without a card."""
 
 
+app.add_command(devinfo)
+app.add_command(doctor)
 app.add_command(echo)
 app.add_command(echo_server)
 app.add_command(run)

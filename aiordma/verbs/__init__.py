@@ -37,13 +37,22 @@ from .capabilities import (
 )
 from .completion import CompletionChannel, CompletionQueue, WorkCompletion
 from .context import AsyncEvent, Context
-from .device import Device, devices, find_device, libraries, open_device
+from .device import (
+    Device,
+    devices,
+    find_device,
+    fork_status,
+    libraries,
+    missing_library,
+    open_device,
+)
 from .enums import (
     MTU,
     AccessFlags,
     AtomicCapability,
     DeviceCapability,
     EventType,
+    ForkStatus,
     GIDType,
     LinkLayer,
     MigrationState,
@@ -101,6 +110,7 @@ __all__ = [
     "Endpoint",
     "EventType",
     "ExtendedDeviceAttributes",
+    "ForkStatus",
     "GIDEntry",
     "GIDType",
     "Library",
@@ -148,8 +158,10 @@ __all__ = [
     "XRCDomain",
     "devices",
     "find_device",
+    "fork_status",
     "libraries",
     "live",
+    "missing_library",
     "open_device",
     "remember_places",
     "send_ops_of",

@@ -138,9 +138,18 @@ class PortAttributes:
     @property
     def gigabits(self) -> float | None:
         """Speed times width in Gbit/s; None when the device says nothing that is known."""
-        width = _WIDTHS.get(self.active_width)
-        speed = _SPEEDS.get(self.active_speed)
-        return width * speed if width and speed else None
+        lanes, each = self.lanes, self.lane_gigabits
+        return lanes * each if lanes and each else None
+
+    @property
+    def lanes(self) -> int | None:
+        """``active_width`` as a number of lanes; None when it is none that is known."""
+        return _WIDTHS.get(self.active_width)
+
+    @property
+    def lane_gigabits(self) -> float | None:
+        """``active_speed``, of one lane, in Gbit/s; None when it is none that is known."""
+        return _SPEEDS.get(self.active_speed)
 
     @classmethod
     def read(cls, port_num: int, attr: h.PortAttr) -> Self:

@@ -14,7 +14,7 @@ from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, Unsupporte
 from .address import GID, IPAddress
 from .attributes import guid_from_network
 from .context import Context
-from .enums import NodeType, PortState, TransportType
+from .enums import ForkStatus, NodeType, PortState, TransportType
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -22,10 +22,27 @@ if TYPE_CHECKING:
 
 def libraries() -> list[Library]:
     """The libraries of this machine: the system's if it is installed, then the embedded one."""
+    return [embedded()] if missing_library() else [system(), embedded()]
+
+
+def missing_library() -> LibraryNotFoundError | None:
+    """Why the system's library is not one of :func:`libraries`; None when it is."""
     try:
-        return [system(), embedded()]
-    except LibraryNotFoundError:
-        return [embedded()]
+        system()
+    except LibraryNotFoundError as error:
+        return error
+    return None
+
+
+def fork_status(library: Library) -> ForkStatus | None:
+    """Whether memory registered with this library survives a fork of the process.
+
+    None when the library is too old to tell (rdma-core before version 36).
+    """
+    try:
+        return ForkStatus(library.calls.ibv_is_fork_initialized())
+    except UnsupportedError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,17 @@ class GIDType(OpenEnum):
     ROCE_V2 = 2
 
 
+class ForkStatus(OpenEnum):
+    """Whether a process that has registered memory may fork: ibv_is_fork_initialized(3).
+
+    ``DISABLED``: not; ``ENABLED``: yes, at a cost; ``UNNEEDED``: yes, the kernel sees to it.
+    """
+
+    DISABLED = 0
+    ENABLED = 1
+    UNNEEDED = 2
+
+
 class AtomicCapability(OpenEnum):
     """Against what a device's atomics are atomic: ``enum ibv_atomic_cap``.
 

@@ -50,7 +50,12 @@ def test_help_lists_the_commands_for_people() -> None:
     done = CliRunner().invoke(app, ["--help"])
     assert done.exit_code == 0
     commands = done.output.partition("Commands:")[2]
-    assert [line.split()[0] for line in commands.splitlines() if line.strip()] == ["echo", "run"]
+    assert [line.split()[0] for line in commands.splitlines() if line.strip()] == [
+        "devinfo",
+        "doctor",
+        "echo",
+        "run",
+    ]
 
 
 def test_version() -> None:

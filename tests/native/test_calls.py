@@ -39,7 +39,7 @@ def test_conventions_fit_the_c_result_types() -> None:
         Convention.MINUS_ONE: {"primitive"},
         Convention.COUNT: {"primitive"},
         Convention.EVENT: {"primitive"},
-        Convention.PLAIN: {"void", "pointer", "primitive"},
+        Convention.PLAIN: {"void", "pointer", "primitive", "enum"},
     }
     fields: dict[str, Any] = dict(ffi.typeof("struct aiordma_calls").fields)
     types = {name: fields[name].type for name in CONVENTIONS}

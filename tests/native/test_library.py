@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from aiordma._native import embedded
-from aiordma._native.library import _not_found
+from aiordma._native import embedded, ffi
+from aiordma._native.library import Library, _not_found
 from aiordma.errors import LibraryNotFoundError
+
+UNTYPED: Any = ffi  # the stub knows only what the package does with it
 
 
 def test_embedded_is_one_object_with_all_calls() -> None:
     assert embedded() is embedded()
     assert embedded().name == "embedded"
     assert repr(embedded()) == "<Library embedded>"
+
+
+def test_what_an_older_library_lacks_is_named() -> None:
+    table = UNTYPED.new(
+        "struct aiordma_calls *", UNTYPED.cast("struct aiordma_calls *", embedded().table)[0]
+    )
+    assert Library("newer", table).missing_calls() == ()
+    table.ibv_set_ece = table.rdma_get_remote_ece = ffi.NULL
+    assert Library("older", table).missing_calls() == ("ibv_set_ece", "rdma_get_remote_ece")
 
 
 def test_missing_library_is_named() -> None:

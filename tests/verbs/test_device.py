@@ -5,11 +5,19 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import BufferStateError, DeviceNotFoundError, VerbsError
+from aiordma.errors import (
+    BufferStateError,
+    DeviceNotFoundError,
+    LibraryNotFoundError,
+    UnsupportedError,
+    VerbsError,
+)
+from aiordma.verbs import device as device_module
 
 
 def test_the_device_asked_for_is_listed(device: verbs.Device) -> None:
@@ -130,3 +138,26 @@ def test_closed_context_says_so(device: verbs.Device) -> None:
         context.query_port()
     with pytest.raises(BufferStateError), context:
         pass
+
+
+def test_a_missing_library_leaves_the_embedded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = LibraryNotFoundError("libibverbs.so.1", detail="no such file")
+
+    def missing() -> Never:
+        raise error
+
+    monkeypatch.setattr(device_module, "system", missing)
+    assert verbs.missing_library() is error
+    assert [library.name for library in verbs.libraries()] == ["embedded"]
+    assert [device.name for device in verbs.devices()] == ["embedded0"]
+
+
+def test_fork_status(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded device reaches memory as any thread does; Linux copies at fork since 5.12."""
+    assert verbs.fork_status(device.library) is verbs.ForkStatus.UNNEEDED
+
+    def too_old() -> Never:
+        raise UnsupportedError("ibv_is_fork_initialized")
+
+    monkeypatch.setattr(device.library.calls, "ibv_is_fork_initialized", too_old)
+    assert verbs.fork_status(device.library) is None

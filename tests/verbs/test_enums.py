@@ -19,6 +19,7 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.MTU, "ibv_mtu", "IBV_"),
     (verbs.LinkLayer, None, "IBV_LINK_LAYER_"),
     (verbs.GIDType, "ibv_gid_type", "IBV_GID_TYPE_"),
+    (verbs.ForkStatus, "ibv_fork_status", "IBV_FORK_"),
     (verbs.AtomicCapability, "ibv_atomic_cap", "IBV_ATOMIC_"),
     (verbs.DeviceCapability, "ibv_device_cap_flags", "IBV_DEVICE_"),
     (verbs.PortCapability, "ibv_port_cap_flags", "IBV_PORT_"),

@@ -1,0 +1,316 @@
+"""What the facts of a machine mean for RDMA: one function per question, each tested by itself."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aiordma import verbs
+
+from .facts import DeviceFacts, Facts, PortFacts
+
+MIB = 1 << 20
+
+# By judgement: a pool begins with some slabs of 4 MiB, and large messages want hundreds of MiB.
+MEMLOCK_LEAST = 16 * MIB
+MEMLOCK_GOOD = 1024 * MIB
+
+RAISE_MEMLOCK = (
+    "raise it: `* - memlock unlimited` in /etc/security/limits.conf and a new login, "
+    "LimitMEMLOCK=infinity for a systemd service, --ulimit memlock=-1 for a container"
+)
+
+
+class Verdict(StrEnum):
+    """``PROBLEM``: a card cannot be used. ``WARNING``: it can, and something will not work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, what was found, and what to do; ``advice`` is empty with OK."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def library(facts: Facts) -> Iterator[Finding]:
+    """The system's libibverbs and librdmacm."""
+    if facts.library_problem:
+        yield Finding(
+            "library",
+            Verdict.PROBLEM,
+            facts.library_problem,
+            "install rdma-core's libraries (Debian, Ubuntu: apt-get install libibverbs1 "
+            "ibverbs-providers librdmacm1; Fedora, RHEL: dnf install libibverbs librdmacm)",
+        )
+    elif facts.missing_calls:
+        yield Finding(
+            "library",
+            Verdict.WARNING,
+            f"libibverbs and librdmacm are there, but too old for {', '.join(facts.missing_calls)}",
+            "nothing, unless you need these calls; otherwise upgrade rdma-core",
+        )
+    else:
+        yield Finding("library", Verdict.OK, "libibverbs and librdmacm have every call")
+
+
+def kernel(facts: Facts) -> Iterator[Finding]:
+    """The kernel's devices, and the modules by which programs reach them."""
+    if not facts.kernel_devices:
+        loaded = ", ".join(facts.modules) or "none"
+        yield Finding(
+            "kernel",
+            Verdict.PROBLEM,
+            f"the kernel ({facts.kernel}) has no RDMA device; modules loaded: {loaded}",
+            "load the card's module (such as mlx5_ib or irdma), or make a software device: "
+            "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        )
+        return
+    told = [
+        f"{name} ({driver})" if driver else name for name, driver in facts.kernel_devices.items()
+    ]
+    yield Finding("kernel", Verdict.OK, f"the kernel has {', '.join(told)}")
+    for has, module, purpose in (
+        (facts.has_uverbs, "ib_uverbs", "no program can use a device"),
+        (facts.has_rdma_cm, "rdma_ucm", 'the connection manager (via="cm") cannot be used'),
+    ):
+        if not has:
+            yield Finding(
+                "kernel",
+                Verdict.PROBLEM,
+                f"the module {module} is not loaded: {purpose}",
+                f"modprobe {module}, and its name in /etc/modules-load.d/rdma.conf",
+            )
+
+
+def providers(facts: Facts) -> Iterator[Finding]:
+    """Whether libibverbs knows each device of the kernel."""
+    if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
+        return  # said already
+    known = {device.name for device in facts.devices}
+    there = ", ".join(facts.providers) or "none"
+    unknown = [name for name in facts.kernel_devices if name not in known]
+    for name in unknown:
+        yield Finding(
+            "providers",
+            Verdict.WARNING if known else Verdict.PROBLEM,
+            f"libibverbs does not list {name} of the kernel; its providers: {there}",
+            "install the providers (Debian, Ubuntu: ibverbs-providers), of the same version as "
+            "libibverbs"
+            + (f"; show it the device's node ({facts.container})" if facts.container else ""),
+        )
+    if not unknown:
+        yield Finding("providers", Verdict.OK, f"libibverbs lists {', '.join(sorted(known))}")
+
+
+def permissions(facts: Facts) -> Iterator[Finding]:
+    """The nodes that programs open."""
+    if not facts.kernel_devices:
+        return
+    give = (
+        f"start the container ({facts.container}) with --device /dev/infiniband"
+        if facts.container
+        else "udev makes them from rdma-core's rules: udevadm trigger, or install rdma-core"
+    )
+    present = [node.path.rpartition("/")[2] for node in facts.nodes]
+    for beginning, needed in (("uverbs", facts.has_uverbs), ("rdma_cm", facts.has_rdma_cm)):
+        if needed and not any(name.startswith(beginning) for name in present):
+            yield Finding(
+                "permissions",
+                Verdict.PROBLEM,
+                f"there is no /dev/infiniband/{beginning}{'*' if beginning == 'uverbs' else ''}",
+                give,
+            )
+    relevant = [node for node in facts.nodes if "/uverbs" in node.path or "/rdma_cm" in node.path]
+    for node in relevant:
+        if not node.usable:
+            yield Finding(
+                "permissions",
+                Verdict.PROBLEM,
+                f"this user may not read and write {node.path} ({node.rights})",
+                "rdma-core's udev rules let everybody do so (mode 0666): install rdma-core, or "
+                "chmod 666 it",
+            )
+    if relevant and all(node.usable for node in relevant):
+        paths = ", ".join(node.path for node in relevant)
+        yield Finding("permissions", Verdict.OK, f"this user may use {paths}")
+
+
+def memlock(facts: Facts) -> Iterator[Finding]:
+    """How much memory may be registered."""
+    if facts.ignores_memlock:
+        yield Finding("memlock", Verdict.OK, "this process has CAP_IPC_LOCK: no limit applies")
+        return
+    if facts.memlock == resource.RLIM_INFINITY:
+        yield Finding("memlock", Verdict.OK, "the limit on locked memory is unlimited")
+        return
+    text = f"the limit on locked memory (ulimit -l) is {facts.memlock / MIB:g} MiB"
+    if facts.memlock >= MEMLOCK_GOOD:
+        yield Finding("memlock", Verdict.OK, text)
+        return
+    below = facts.memlock_hard == resource.RLIM_INFINITY or facts.memlock_hard > facts.memlock
+    itself = "`ulimit -l hard` gives this user more; or " if below else ""
+    too_little = facts.memlock < MEMLOCK_LEAST
+    yield Finding(
+        "memlock",
+        Verdict.PROBLEM if too_little else Verdict.WARNING,
+        text + (", less than one program needs" if too_little else ", which large messages exceed"),
+        itself + RAISE_MEMLOCK,
+    )
+
+
+def is_active(port: PortFacts) -> bool:
+    return port.state is verbs.PortState.ACTIVE
+
+
+def ports(facts: Facts) -> Iterator[Finding]:
+    """Whether a port of each device is up; one of all is enough."""
+    some = any(is_active(port) for device in facts.devices for port in device.ports)
+    wrong = Verdict.WARNING if some else Verdict.PROBLEM
+    for device in facts.devices:
+        if device.problem:
+            yield Finding(
+                "ports",
+                wrong,
+                f"{device.name} cannot be opened: {device.problem}",
+                "see permissions",
+            )
+        for port in device.ports:
+            name = f"port {port.number} of {device.name}"
+            if is_active(port):
+                yield Finding("ports", Verdict.OK, f"{name} is ACTIVE")
+            else:
+                ethernet = port.link_layer is verbs.LinkLayer.ETHERNET
+                yield Finding(
+                    "ports",
+                    wrong,
+                    f"{name} is {port.state.name}",
+                    "check the cable, and `ip link set ... up` of its interface"
+                    if ethernet
+                    else "check the cable, and that a subnet manager (opensm) runs on the network",
+                )
+
+
+def gids(facts: Facts) -> Iterator[Finding]:
+    """Whether the active ports have addresses that others can reach."""
+    active = [
+        (device, port) for device in facts.devices for port in device.ports if is_active(port)
+    ]
+    some = any(usable_gids(port) for _, port in active)
+    for device, port in active:
+        name = f"port {port.number} of {device.name}"
+        usable = usable_gids(port)
+        if usable:
+            best = min(usable, key=verbs.GIDEntry.preference)
+            yield Finding("GIDs", Verdict.OK, f"{name} has {best}")
+        elif not port.gids:
+            yield Finding(
+                "GIDs",
+                Verdict.WARNING if some else Verdict.PROBLEM,
+                f"{name} has no GID",
+                "give its network interface an IP address",
+            )
+        else:
+            best = min(port.gids, key=verbs.GIDEntry.preference)
+            yield Finding(
+                "GIDs",
+                Verdict.WARNING,
+                f"the best GID of {name}, {best}, {best.problem()}",
+                "give its network interface an IP address",
+            )
+
+
+def usable_gids(port: PortFacts) -> list[verbs.GIDEntry]:
+    return [entry for entry in port.gids if not entry.problem()]
+
+
+def fork(facts: Facts) -> Iterator[Finding]:
+    """Whether a process that has registered memory may fork."""
+    if facts.library_problem:
+        return
+    if facts.fork is None:
+        yield Finding(
+            "fork",
+            Verdict.WARNING,
+            "this libibverbs cannot tell whether fork() is safe after memory was registered",
+            "set RDMAV_FORK_SAFE=1 for programs that fork, or upgrade rdma-core",
+        )
+    elif facts.fork is verbs.ForkStatus.DISABLED and facts.devices:
+        yield Finding(
+            "fork",
+            Verdict.WARNING,
+            "the kernel does not copy registered pages at fork(): a child may take them away",
+            "set RDMAV_FORK_SAFE=1 for programs that fork, or use Linux 5.12 or newer",
+        )
+    elif facts.devices:
+        yield Finding("fork", Verdict.OK, "fork() leaves registered memory where it is")
+
+
+def container(facts: Facts) -> Iterator[Finding]:
+    """What a container hides."""
+    if facts.container and not facts.kernel_devices:
+        yield Finding(
+            "container",
+            Verdict.WARNING,
+            f"this is a container ({facts.container}), which may hide the host's devices",
+            "run aiordma doctor on the host too; start the container with "
+            "--device /dev/infiniband --ulimit memlock=-1, with --network host for RoCE",
+        )
+
+
+def embedded(facts: Facts) -> Iterator[Finding]:
+    """The device that is always there."""
+    if problem := embedded_problem(facts.embedded):
+        yield Finding("embedded", Verdict.PROBLEM, f"embedded0 does not work: {problem}", REPORT)
+        return
+    beyond = [entry for port in facts.embedded.ports for entry in usable_gids(port)]
+    if beyond:
+        yield Finding("embedded", Verdict.OK, f"embedded0 works, also at {beyond[0].gid.ip}")
+    else:
+        yield Finding(
+            "embedded",
+            Verdict.WARNING,
+            "embedded0 works within this machine alone, which has no other address",
+            "give the machine an IP address, if others are to reach it",
+        )
+
+
+REPORT = "please report this: it should work on every Linux machine with a loopback interface"
+
+
+def embedded_problem(device: DeviceFacts) -> str:
+    if device.problem:
+        return device.problem
+    if not any(is_active(port) and port.gids for port in device.ports):
+        return "no port is active"
+    return ""
+
+
+CHECKS: tuple[Check, ...] = (
+    library, kernel, providers, permissions, memlock, ports, gids, fork, container, embedded,
+)  # fmt: skip
+
+READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2 is that of wrong options
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding, in the order in which one stands on the other."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def exit_status(facts: Facts, findings: list[Finding]) -> int:
+    """For scripts: whether a card can be used, else whether the embedded device can."""
+    if embedded_problem(facts.embedded):
+        return NOTHING
+    return ONLY_EMBEDDED if any(it.verdict is Verdict.PROBLEM for it in findings) else READY

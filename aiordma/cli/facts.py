@@ -1,0 +1,198 @@
+"""What `aiordma doctor` finds on a machine; what it means is said in `checks.py`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiordma
+from aiordma import verbs
+
+# Kernel modules that have to do with RDMA, by the beginnings of their names.
+MODULES = (
+    "ib_", "rdma", "iw_", "mlx4", "mlx5", "bnxt_re", "cxgb4", "efa", "erdma", "hfi1", "hns_roce",
+    "irdma", "mana_ib", "ocrdma", "qedr", "siw", "usnic_verbs", "vmw_pvrdma",
+)  # fmt: skip
+
+CAP_IPC_LOCK = 14  # linux/capability.h
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """A port, as its library tells."""
+
+    number: int
+    state: verbs.PortState
+    link_layer: verbs.LinkLayer
+    gids: tuple[verbs.GIDEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A device that a library lists. ``problem`` says why it cannot be opened, if so."""
+
+    name: str
+    ports: tuple[PortFacts, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node in /dev/infiniband: who may use it, and whether this process may."""
+
+    path: str
+    rights: str
+    usable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that the checks go by."""
+
+    kernel: str = ""
+    library_problem: str = ""  # of libibverbs and librdmacm; empty when they are there
+    missing_calls: tuple[str, ...] = ()  # that a newer library would have
+    providers: tuple[str, ...] = ()  # that libibverbs is told to load
+    kernel_devices: dict[str, str] = field(default_factory=dict)  # name: kernel driver
+    modules: tuple[str, ...] = ()
+    has_uverbs: bool = False  # ib_uverbs, loaded or built in
+    has_rdma_cm: bool = False  # rdma_ucm
+    nodes: tuple[NodeFacts, ...] = ()
+    memlock: int = resource.RLIM_INFINITY
+    memlock_hard: int = resource.RLIM_INFINITY
+    ignores_memlock: bool = False  # CAP_IPC_LOCK
+    devices: tuple[DeviceFacts, ...] = ()  # of the system's library
+    fork: verbs.ForkStatus | None = None  # None: the library cannot tell
+    container: str = ""
+    embedded: DeviceFacts = DeviceFacts("embedded0")
+
+    @classmethod
+    def collect(cls, root: Path = Path("/")) -> Facts:
+        """Of this machine; ``root`` is where its /sys, /proc, /dev and /etc are."""
+        missing = verbs.missing_library()
+        library = verbs.libraries()[0] if missing is None else None
+        found = verbs.devices()
+        soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        return cls(
+            kernel=platform.release(),
+            library_problem="" if missing is None else str(missing),
+            missing_calls=() if library is None else library.missing_calls(),
+            providers=providers(root),
+            kernel_devices=kernel_devices(root),
+            modules=modules(root),
+            has_uverbs=(root / "sys/class/infiniband_verbs").is_dir(),
+            has_rdma_cm=(root / "sys/class/misc/rdma_cm").exists(),
+            nodes=nodes(root),
+            memlock=soft,
+            memlock_hard=hard,
+            ignores_memlock=bool(effective_capabilities(root) >> CAP_IPC_LOCK & 1),
+            devices=tuple(ask(device) for device in found if device.library is library),
+            fork=None if library is None else verbs.fork_status(library),
+            container=container(root),
+            embedded=ask(found[-1]),
+        )
+
+
+def ask(device: verbs.Device) -> DeviceFacts:
+    try:
+        with device.open() as context:
+            table = context.query_gid_table()
+            ports = [
+                context.query_port(number)
+                for number in range(1, context.query_device().phys_port_cnt + 1)
+            ]
+    except aiordma.RDMAError as error:
+        return DeviceFacts(device.name, problem=str(error))
+    return DeviceFacts(
+        device.name,
+        tuple(
+            PortFacts(
+                port.port_num,
+                port.state,
+                port.link_layer,
+                tuple(entry for entry in table if entry.port_num == port.port_num),
+            )
+            for port in ports
+        ),
+    )
+
+
+def read(path: Path) -> str:
+    """The text of a file; empty when there is none, or none that we may read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder; nothing when it is not there."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+
+
+def providers(root: Path) -> tuple[str, ...]:
+    """The drivers that libibverbs loads: `driver NAME` in its folder of settings."""
+    folder = root / "etc/libibverbs.d"
+    lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
+    words = [line.split() for line in lines]
+    return tuple(sorted({line[1] for line in words if len(line) == 2 and line[0] == "driver"}))
+
+
+def kernel_devices(root: Path) -> dict[str, str]:
+    """The devices of the kernel, with the driver below; a software device has none."""
+    folder = root / "sys/class/infiniband"
+    found = {}
+    for name in names(folder):
+        driver = folder / name / "device" / "driver"
+        found[name] = os.path.basename(os.path.realpath(driver)) if driver.exists() else ""
+    return found
+
+
+def modules(root: Path) -> tuple[str, ...]:
+    """Those that are loaded and have to do with RDMA."""
+    loaded = [line.split()[0] for line in read(root / "proc/modules").splitlines() if line.strip()]
+    return tuple(sorted(name for name in loaded if name.startswith(MODULES)))
+
+
+def nodes(root: Path) -> tuple[NodeFacts, ...]:
+    folder = root / "dev/infiniband"
+    found = []
+    for name in names(folder):
+        path = folder / name
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if not stat.S_ISDIR(status.st_mode):  # by-path, by-ibdev: other names of the same
+            rights = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
+            usable = os.access(path, os.R_OK | os.W_OK)
+            found.append(NodeFacts(f"/dev/infiniband/{name}", rights, usable))
+    return tuple(found)
+
+
+def effective_capabilities(root: Path) -> int:
+    for line in read(root / "proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def container(root: Path) -> str:
+    """The kind of container that this is; empty when it looks like none."""
+    for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
+        if (root / name).exists():
+            return kind
+    for word in read(root / "proc/1/environ").split("\0"):
+        name, _, kind = word.partition("=")
+        if name == "container" and kind:
+            return kind
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    return ""

@@ -1,0 +1,40 @@
+"""What devices say, as JSON has it and as people read it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import IntEnum, IntFlag
+
+from aiordma import verbs
+
+
+def guid_text(guid: int) -> str:
+    """As ibv_devinfo(1) writes it: 0200:00ff:feec:db70."""
+    digits = f"{guid:016x}"
+    return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
+
+
+def flag_names(flags: IntFlag) -> list[str]:
+    """The names of the bits that are set; what has no name, as a number."""
+    known = list(flags)
+    rest = int(flags) & ~sum(int(flag) for flag in known)
+    return [str(flag.name) for flag in known] + ([f"{rest:#x}"] if rest else [])
+
+
+def plain(value: object) -> object:
+    """For JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: guid_text(found) if each.name.endswith("_guid") else plain(found)
+            for each in fields(value)
+            for found in (getattr(value, each.name),)
+        }
+    if isinstance(value, IntFlag):
+        return flag_names(value)
+    if isinstance(value, verbs.MTU):
+        return value.bytes
+    if isinstance(value, IntEnum):
+        return value.name
+    if isinstance(value, frozenset):
+        return sorted(str(plain(each)) for each in value)
+    return value

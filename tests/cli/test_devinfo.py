@@ -1,0 +1,179 @@
+"""`aiordma devinfo`: what it tells is what aiordma.verbs says, of either device."""
+
+from __future__ import annotations
+
+import io
+import json
+from enum import IntFlag
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from aiordma import verbs
+from aiordma.cli.app import app
+from aiordma.cli.devinfo import DeviceInfo
+from aiordma.cli.devinfo_tables import flat, show_device
+from aiordma.cli.plain import flag_names, guid_text, plain
+from aiordma.errors import LibraryNotFoundError
+
+
+def devinfo(*words: str) -> Result:
+    return CliRunner().invoke(app, ["devinfo", *words])
+
+
+def shown(info: DeviceInfo, verbose: bool = False) -> str:
+    """As in a log: no terminal, 80 columns."""
+    console = Console(file=io.StringIO(), width=80)
+    show_device(console, info, verbose)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def row(text: str, *words: str) -> list[str]:
+    """The words of the one line that begins with these."""
+    lines = [line.split() for line in text.splitlines()]
+    (found,) = [line for line in lines if line[: len(words)] == list(words)]
+    return found
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def test_json_of_a_device(device: verbs.Device, context: verbs.Context) -> None:
+    done = devinfo(device.name, "--json")
+    assert done.exit_code == 0
+    (told,) = json.loads(done.output)["devices"]
+    attributes = context.query_device()
+    assert (told["name"], told["library"]) == (device.name, device.library.name)
+    assert told["guid"] == guid_text(device.guid)
+    assert told["problem"] is None
+    assert told["num_comp_vectors"] == context.num_comp_vectors
+    assert told["attributes"]["max_qp"] == attributes.max_qp
+    assert told["attributes"]["node_guid"] == guid_text(attributes.node_guid)
+    assert "RC_RNR_NAK_GEN" in told["attributes"]["device_cap_flags"]
+    extended = context.query_device_ex()
+    assert told["extended_attributes"]["hca_core_clock"] == extended.hca_core_clock
+    assert told["extended_attributes"]["odp_caps"]["rc"] == flag_names(extended.odp_caps.rc)
+    assert len(told["ports"]) == attributes.phys_port_cnt
+
+
+def test_json_of_its_port(device: verbs.Device, context: verbs.Context) -> None:
+    (told,) = json.loads(devinfo("--json", device.name).output)["devices"][0]["ports"]
+    port = context.query_port()
+    assert told["state"] == "ACTIVE"
+    assert told["link_layer"] == "ETHERNET"
+    assert (told["active_mtu"], told["max_mtu"]) == (port.active_mtu.bytes, port.max_mtu.bytes)
+    assert told["max_msg_sz"] == port.max_msg_sz
+    assert told["gigabits"] == port.gigabits
+    assert told["pkeys"] == {"0": "0xffff"}
+    table, chosen = context.query_gid_table(), context.choose_gid()
+    assert told["gids"] == [
+        {
+            "index": entry.gid_index,
+            "gid": str(entry.gid),
+            "ip": str(entry.gid.ip),
+            "type": "ROCE_V2",
+            "interface": entry.ndev,
+            "problem": entry.problem() or None,
+            "chosen": entry == chosen,
+        }
+        for entry in table
+    ]
+    assert sum(gid["chosen"] for gid in told["gids"]) == 1
+
+
+def test_all_devices_of_all_libraries() -> None:
+    told = json.loads(devinfo("--json").output)
+    assert [each["name"] for each in told["devices"]] == [it.name for it in verbs.devices()]
+    missing = verbs.missing_library()
+    assert told["system_library_problem"] == (None if missing is None else str(missing))
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def test_tables(device: verbs.Device, context: verbs.Context) -> None:
+    text = shown(DeviceInfo.ask(device))
+    port = context.query_port()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith(f"{device.name} ({device.library.name} library), ")
+    assert guid_text(device.guid) in text
+    found = row(text, "1", "ACTIVE")
+    assert found[2:6] == ["Ethernet", str(port.active_mtu.bytes), "of", str(port.max_mtu.bytes)]
+    for entry in context.query_gid_table():
+        found = row(text, "1", str(entry.gid_index))
+        assert found[2:6] == [str(entry.gid), "RoCE", "v2", entry.ndev]
+    chosen = context.choose_gid()
+    assert "taken" in row(text, "1", str(chosen.gid_index))
+    assert "max_qp" not in text
+
+
+def test_every_attribute(device: verbs.Device, context: verbs.Context) -> None:
+    text = shown(DeviceInfo.ask(device), verbose=True)
+    assert row(text, "max_qp_wr") == ["max_qp_wr", f"{context.query_device().max_qp_wr:,}"]
+    assert row(text, "max_dm_size") == ["max_dm_size", str(context.query_device_ex().max_dm_size)]
+    assert row(text, "state") == ["state", "ACTIVE"]
+    assert devinfo("-v", device.name).output.count("attribute") == 2
+
+
+def test_an_unknown_speed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs.PortAttributes, "lane_gigabits", None)
+    assert "unknown" in row(shown(DeviceInfo.ask(verbs.find_device("embedded0"))), "1", "ACTIVE")
+
+
+# ---- what is missing ----------------------------------------------------------------------------
+
+
+def test_an_unknown_device() -> None:
+    done = devinfo("nothing0")
+    assert done.exit_code == 1
+    assert "no device 'nothing0'; there are: " in done.output
+    assert "embedded0" in done.output
+
+
+def test_a_missing_library_is_told_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = LibraryNotFoundError("libibverbs.so.1")
+    monkeypatch.setattr(verbs, "missing_library", lambda: error)
+    monkeypatch.setattr(verbs, "devices", lambda: [verbs.find_device("embedded0")])
+    done = devinfo()
+    assert done.exit_code == 0
+    text = " ".join(done.output.split())
+    assert f"No devices of the system: {error}" in text
+    assert "embedded0 (embedded library)" in text
+    assert json.loads(devinfo("--json").output)["system_library_problem"] == str(error)
+
+
+def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = verbs.find_device("embedded0")
+    gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
+    monkeypatch.setattr(verbs, "devices", lambda: [gone, there])
+    done = devinfo()
+    assert done.exit_code == 1
+    assert "no device 'gone0'" in done.output
+    assert "taken by default" in done.output
+    first, second = json.loads(devinfo("--json").output)["devices"]
+    assert "no device 'gone0'" in first["problem"]
+    assert "ports" not in first
+    assert second["ports"]
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+
+def test_plain() -> None:
+    assert guid_text(0x020000FFFEECDB70) == "0200:00ff:feec:db70"
+    assert plain(verbs.MTU.MTU_1024) == 1024
+    assert plain(verbs.PortState(4)) == "ACTIVE"
+    assert plain(verbs.PortState(77)) == "UNKNOWN_77"
+    flags: IntFlag = verbs.DeviceCapability.XRC | verbs.DeviceCapability.SRQ_RESIZE | 1 << 40
+    assert sorted(flag_names(flags)) == ["0x10000000000", "SRQ_RESIZE", "XRC"]
+    assert flag_names(verbs.DeviceCapability(0)) == []
+    assert plain(frozenset({verbs.QPType.UD, verbs.QPType.RC})) == ["RC", "UD"]
+
+
+def test_flat() -> None:
+    told = {"orig_attr": {"a": 1000}, "caps": {"b": ["X", "Y"], "c": []}, "d": None}
+    assert list(flat(told)) == [
+        ("a", "1,000"), ("caps.b", "X, Y"), ("caps.c", "none"), ("d", "None"),
+    ]  # fmt: skip

@@ -1,0 +1,164 @@
+"""`aiordma doctor` on this machine, and its facts on a made-up one."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aiordma import verbs
+from aiordma.cli import doctor, facts
+from aiordma.cli.app import app
+from aiordma.cli.facts import Facts
+
+# ---- this machine -------------------------------------------------------------------------------
+
+
+def test_this_machine(device: verbs.Device) -> None:
+    """It is ready where a device of the system is under test, and without one it is not."""
+    system = [found for found in verbs.devices() if found.library.name == "system"]
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    told = json.loads(done.output)
+    assert done.exit_code == told["status"]
+    findings = {finding["check"]: finding for finding in told["findings"]}
+    assert findings["embedded"]["verdict"] in ("ok", "warning")
+    assert {"library", "kernel", "memlock"} <= findings.keys()
+    if not system:
+        assert told["status"] == 1
+        assert "problem" in (findings["library"]["verdict"], findings["kernel"]["verdict"])
+    if device in system:
+        assert told["status"] == 0, done.output
+        assert device.name in findings["kernel"]["text"]
+        assert device.name in findings["providers"]["text"]
+        assert f"port 1 of {device.name} is ACTIVE" in done.output
+
+
+def test_the_table_says_the_same() -> None:
+    as_json = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == as_json["status"]
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert done.output.splitlines()[-1] == as_json["summary"]
+    lines = [line.split()[:2] for line in done.output.splitlines()]
+    for finding in as_json["findings"]:
+        assert [finding["verdict"], finding["check"]] in lines
+
+
+def test_facts_of_this_machine() -> None:
+    found = Facts.collect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    assert (found.memlock, found.memlock_hard) == (soft, hard)
+    assert found.kernel == os.uname().release
+    assert found.embedded.name == "embedded0"
+    assert not found.embedded.problem
+    assert {device.name for device in found.devices} == {
+        device.name for device in verbs.devices() if device.library.name == "system"
+    }
+
+
+def test_a_device_that_is_gone_is_a_problem_of_its_own() -> None:
+    there = verbs.find_device("embedded0")
+    gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
+    assert "gone0" in facts.ask(gone).problem
+
+
+def test_every_status_has_its_summary() -> None:
+    assert set(doctor.SUMMARY) == {0, 1, 3}
+
+
+# ---- a made-up one ------------------------------------------------------------------------------
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    found = Facts.collect(tmp_path)
+    assert (found.providers, found.kernel_devices, found.modules) == ((), {}, ())
+    assert (found.has_uverbs, found.has_rdma_cm, found.nodes) == (False, False, ())
+    assert not found.ignores_memlock
+    assert found.container == ""
+
+
+def test_providers(tmp_path: Path) -> None:
+    folder = {"mlx5.driver": "driver mlx5\n", "two": "# not a driver\ndriver a\ndriver b\ndriver\n"}
+    write(tmp_path, {f"etc/libibverbs.d/{name}": text for name, text in folder.items()})
+    assert facts.providers(tmp_path) == ("a", "b", "mlx5")
+
+
+def test_kernel_devices(tmp_path: Path) -> None:
+    classes = tmp_path / "sys/class/infiniband"
+    (classes / "rxe0").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
+    (classes / "mlx5_0/device").mkdir(parents=True)
+    (classes / "mlx5_0/device/driver").symlink_to(tmp_path / "sys/bus/pci/drivers/mlx5_core")
+    (tmp_path / "sys/class/infiniband_verbs").mkdir()
+    write(tmp_path, {"sys/class/misc/rdma_cm/abi_version": "4"})
+    found = Facts.collect(tmp_path)
+    assert found.kernel_devices == {"mlx5_0": "mlx5_core", "rxe0": ""}
+    assert found.has_uverbs
+    assert found.has_rdma_cm
+
+
+def test_modules(tmp_path: Path) -> None:
+    loaded = (
+        "rdma_rxe 135168 0 - Live 0x0",
+        "ext4 1 0 - Live 0x0",
+        "",
+        "ib_core 442368 6 x,y, Live 0x0",
+    )
+    write(tmp_path, {"proc/modules": "\n".join(loaded)})
+    assert facts.modules(tmp_path) == ("ib_core", "rdma_rxe")
+
+
+def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "dev/infiniband"
+    write(folder, {"uverbs0": "", "rdma_cm": "", "by-path/pci-0": ""})
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "uverbs0").chmod(0o600)
+    allowed = {folder / "rdma_cm"}
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: path in allowed and mode == os.R_OK | os.W_OK
+    )
+    cm, uverbs = facts.nodes(tmp_path)
+    assert (cm.path, cm.usable) == ("/dev/infiniband/rdma_cm", True)
+    assert (uverbs.path, uverbs.usable) == ("/dev/infiniband/uverbs0", False)
+    assert uverbs.rights == f"{stat.filemode(0o100600)} {os.getuid()}:{os.getgid()}"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "ignores"), [("4000", True), ("1bfff", False), ("0", False)]
+)
+def test_capabilities(capabilities: str, ignores: bool, tmp_path: Path) -> None:
+    status = f"Name:\tx\nCapPrm:\t{'f' * 16}\nCapEff:\t{capabilities:0>16}\n"
+    write(tmp_path, {"proc/self/status": status})
+    assert Facts.collect(tmp_path).ignores_memlock is ignores
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ({".dockerenv": ""}, "docker"),
+        ({"run/.containerenv": ""}, "podman"),
+        ({"proc/1/environ": "HOME=/\0container=lxc\0"}, "lxc"),
+        ({"proc/1/environ": "HOME=/\0"}, ""),
+    ],
+)
+def test_containers(
+    files: dict[str, str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    write(tmp_path, files)
+    assert facts.container(tmp_path) == kind
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert facts.container(tmp_path) == (kind or "kubernetes")

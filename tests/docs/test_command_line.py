@@ -1,0 +1,46 @@
+"""The commands of docs/command-line.md, apart from those of `run`: see tests/programs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from aiordma.cli.app import app
+from aiordma.cli.checks import CHECKS
+
+from .command_line import PAGE, run_section
+
+TEXT = PAGE.read_text()
+
+
+def test_devinfo(tmp_path: Path) -> None:
+    printed = run_section("devinfo", tmp_path)
+    assert printed.count("embedded0 (embedded library)") >= 3
+    assert '"name": "embedded0"' in printed
+
+
+def test_doctor(tmp_path: Path) -> None:
+    printed = run_section("doctor", tmp_path)
+    assert "embedded0 works" in printed
+    assert printed.endswith(("no card\n", "RDMA devices of this machine can be used.\n"))
+
+
+def test_echo(tmp_path: Path) -> None:
+    printed = run_section("echo", tmp_path)
+    assert re.findall(r"^ *(\S+ \w+) +20 ", printed, re.MULTILINE) == ["64 B", "1 MiB"]
+
+
+def test_every_command_has_its_section() -> None:
+    shown = [
+        name for name in app.list_commands(click.Context(app)) if not app.commands[name].hidden
+    ]
+    assert sorted(re.findall(r"^## (\w+)$", TEXT, re.MULTILINE)) == sorted(shown)
+    assert re.findall(r"^\| `aiordma (\w+)` \|", TEXT, re.MULTILINE) == shown
+
+
+def test_every_check_is_named() -> None:
+    named = re.findall(r"^\| (\w+) \| ", TEXT[TEXT.index("## doctor") :], re.MULTILINE)
+    checks = [check.__name__.replace("gids", "GIDs") for check in CHECKS]
+    assert [name for name in named if name in checks] == checks
