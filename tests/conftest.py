@@ -140,10 +140,13 @@ DEVIATIONS: dict[str, frozenset[str]] = {
     ),
 }
 
+# What no device has that is all software.
+NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "XRC", "rate limits"})
+
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
-    "embedded": frozenset({"RAW_PACKET", "XRC", "the UDP port space"}),
-    "rxe": frozenset({"RAW_PACKET", "XRC", "IPv6 multicast", "extended completion queues"}),
+    "embedded": NOT_OF_SOFTWARE | {"the UDP port space"},
+    "rxe": NOT_OF_SOFTWARE | {"IPv6 multicast", "extended completion queues"},
 }
 
 

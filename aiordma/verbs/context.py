@@ -19,6 +19,7 @@ from .enums import EventType
 from .ports import Ports
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
+from .xrc import XRCDomain, open_xrcd
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -173,6 +174,14 @@ class Context(Ports):
     def alloc_pd(self) -> ProtectionDomain:
         """Make a protection domain, in which memory and queue pairs belong together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
+
+    def open_xrcd(self, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
+        """Open an XRC domain, or make it: ibv_open_xrcd(3).
+
+        Processes that name the same file by ``fd`` share one; without it the domain is one's own.
+        With ``exclusive`` it must not exist yet. UnsupportedError where the device has no XRC.
+        """
+        return open_xrcd(self, fd, exclusive)
 
     def create_comp_channel(self) -> CompletionChannel:
         """Make a completion channel; its ``fd`` does not block."""

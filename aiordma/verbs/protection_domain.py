@@ -86,8 +86,8 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         With ``srq`` receives come from there; those of the capabilities mean nothing then.
 
         With ``send_ops`` work is posted by the builders of ibv_wr_post(3), with one doorbell for
-        any number of requests, all or nothing; they are the operations that will be posted,
-        ``send_ops_of(qp_type)`` for all. The methods of the queue pair are the same.
+        any number of requests, all or nothing; they are the operations that will be posted, see
+        :func:`send_ops_of`. The methods of the queue pair are the same.
         ``source_qpn`` is the number that a UD queue pair has on the wire; ``max_tso_header`` the
         bytes of the longest header of a segmented send.
 

@@ -51,13 +51,16 @@ def describe(context: Context, vector: AddressVector) -> str:
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         return f"to LID {vector.dlid} by {where}"
+    source, problem = f"GID index {vector.sgid_index}", "is empty"
     for entry in context.query_gid_table():
         if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
-            problem = context.explain_gid(entry, vector.dgid)
-            return f"to {vector.dgid} by {entry} of {where}{'; ' if problem else ''}{problem}"
-    best = context.choose_gid(vector.port_num, vector.dgid)
-    index = f"GID index {vector.sgid_index}"
-    return f"to {vector.dgid} by {index} of {where}, which is empty; {best} would do"
+            source, problem = str(entry), entry.problem(vector.dgid)
+    text = f"to {vector.dgid} by {source} of {where}"
+    if problem:
+        better = context.choose_gid(vector.port_num, vector.dgid)
+        advice = "there is no better one" if better.problem(vector.dgid) else f"{better} would do"
+        text += f", which {problem}; {advice}"
+    return text
 
 
 def explain(error: VerbsError, context: Context, vector: AddressVector, what: str) -> VerbsError:

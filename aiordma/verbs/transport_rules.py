@@ -96,14 +96,21 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 
+# What not every device with builders has: windows, segmentation, atomic writes.
+_OPTIONAL = (
+    SendOps.LOCAL_INV | SendOps.BIND_MW | SendOps.SEND_WITH_INV | SendOps.TSO | SendOps.ATOMIC_WRITE
+)
+
+
 def send_ops_of(qp_type: QPType) -> SendOps:
-    """Every operation of the transport that all devices with builders have."""
-    optional = SendOps.TSO | SendOps.ATOMIC_WRITE
+    """The operations of the transport, for ``send_ops``: without those of memory windows,
+    segmented sends and atomic writes, which not every device has; add them with ``|``.
+    """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():
         if qp_type in operation.transports:
             ops |= operation.send_op
-    return ops & ~optional
+    return ops & ~_OPTIONAL
 
 
 # Every check in one comparison: a request is looked at closely only if it has a bit that is set

@@ -21,15 +21,7 @@ from aiordma.verbs import (
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
 
-BUILDERS = (
-    SendOps.SEND
-    | SendOps.SEND_WITH_IMM
-    | SendOps.RDMA_WRITE
-    | SendOps.RDMA_WRITE_WITH_IMM
-    | SendOps.RDMA_READ
-    | SendOps.ATOMIC_CMP_AND_SWP
-    | SendOps.ATOMIC_FETCH_AND_ADD
-)
+BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 
 
 @pytest.fixture(params=[SendOps.NONE, BUILDERS], ids=["classic", "builders"])

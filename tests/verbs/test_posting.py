@@ -27,15 +27,7 @@ SIGNALED = int(SendFlags.SIGNALED)
 
 
 CLASSIC = SendOps.NONE
-BUILDERS = (
-    SendOps.SEND
-    | SendOps.SEND_WITH_IMM
-    | SendOps.RDMA_WRITE
-    | SendOps.RDMA_WRITE_WITH_IMM
-    | SendOps.RDMA_READ
-    | SendOps.ATOMIC_CMP_AND_SWP
-    | SendOps.ATOMIC_FETCH_AND_ADD
-)
+BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 
 
 @pytest.fixture(params=[CLASSIC, BUILDERS], ids=["classic", "builders"])

@@ -1,0 +1,271 @@
+"""Unreliable datagrams: address handles, Q_Keys, the header in front, the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError
+from aiordma.verbs import (
+    GID,
+    GRH,
+    GRH_SIZE,
+    AddressVector,
+    Destination,
+    Endpoint,
+    QPCapabilities,
+    QPState,
+    QPType,
+    ScatterGatherElement,
+    SendFlags,
+    SendOps,
+    WCFlags,
+    WCOpcode,
+    WROpcode,
+    send_ops_of,
+)
+from tests.conftest import End
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair
+
+pytestmark = pytest.mark.needs("UD")
+SIGNALED = int(SendFlags.SIGNALED)
+ROOM = 2048  # where each side's receives begin
+
+
+@dataclasses.dataclass
+class Peer(End):
+    """One datagram queue pair with its endpoint, in RTS."""
+
+    endpoint: Endpoint
+
+    def receive(self, wr_id: int, length: int = 1024) -> None:
+        self.qp.post_recv_one(wr_id, self.mr.addr + ROOM, length, self.mr.lkey)
+
+    def piece(self, length: int, offset: int = 0) -> ScatterGatherElement:
+        return ScatterGatherElement(self.mr.addr + offset, length, self.mr.lkey)
+
+    @property
+    def header(self) -> memoryview:
+        return self.mr.buf[ROOM : ROOM + GRH_SIZE]
+
+    def payload(self, wc: verbs.WorkCompletion) -> bytes:
+        return bytes(self.mr.buf[ROOM + GRH_SIZE : ROOM + wc.byte_len])
+
+
+@pytest.fixture(params=[False, True], ids=["classic", "builders"])
+def send_ops(request: pytest.FixtureRequest) -> SendOps:
+    return send_ops_of(QPType.UD) if request.param else SendOps.NONE
+
+
+@pytest.fixture
+def peers(
+    context: verbs.Context, pd: verbs.ProtectionDomain, send_ops: SendOps
+) -> Iterator[tuple[Peer, Peer]]:
+    """Two datagram queue pairs that know nothing of each other yet."""
+    with ExitStack() as stack:
+
+        def make() -> Peer:
+            cq = stack.enter_context(context.create_cq(64))
+            qp = stack.enter_context(
+                pd.create_qp(
+                    cq,
+                    capabilities=QPCapabilities(max_send_sge=2, max_inline_data=64),
+                    qp_type=QPType.UD,
+                    send_ops=send_ops,
+                )
+            )
+            mr = stack.enter_context(pd.reg_mr(1 << 14))
+            endpoint = qp.endpoint()
+            qp.start(endpoint)
+            return Peer(qp, cq, mr, endpoint)
+
+        yield make(), make()
+
+
+@pytest.fixture
+def way(peers: tuple[Peer, Peer]) -> Iterator[Destination]:
+    """From the first to the second."""
+    one, two = peers
+    destination = one.qp.destination(one.endpoint, Endpoint.unpack(two.endpoint.pack()))
+    with destination.ah:
+        yield destination
+
+
+def test_started_with_what_the_endpoint_says(peers: tuple[Peer, Peer]) -> None:
+    one, two = peers
+    there = one.qp.query()
+    assert there.qp_state is QPState.RTS
+    assert there.qkey == one.endpoint.qkey
+    assert there.sq_psn == one.endpoint.psn
+    assert 0 <= one.endpoint.qkey < 1 << 31  # with the highest bit it would be a privileged one
+    assert one.endpoint.qkey != two.endpoint.qkey
+    assert one.endpoint.qp_type is QPType.UD
+    assert one.endpoint.max_rd_atomic == one.endpoint.max_dest_rd_atomic == 0
+    assert one.qp.endpoint(qkey=0x1234).qkey == 0x1234
+
+
+def test_a_message_has_a_header_in_front(peers: tuple[Peer, Peer], way: Destination) -> None:
+    one, two = peers
+    one.mr.buf[:5] = b"hello"
+    two.receive(7)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(5)], to=way, wr_id=8)
+    assert (one.completion().wr_id, way.remote_qpn) == (8, two.qp.qp_num)
+    received = two.completion()
+    assert (received.wr_id, received.opcode) == (7, WCOpcode.RECV)
+    assert received.byte_len == GRH_SIZE + 5
+    assert received.src_qp == one.qp.qp_num
+    assert received.wc_flags & WCFlags.GRH
+    assert two.payload(received) == b"hello"
+    header = GRH.parse(two.header)
+    assert header.sgid.raw == one.endpoint.gid
+    assert header.dgid.raw == two.endpoint.gid
+    assert header.version == (4 if header.sgid.ip.version == 4 else 6)
+    assert header.hop_limit > 1
+
+
+@pytest.mark.parametrize("imm", [0, 0x12345678, 0xFFFFFFFF])
+def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination, imm: int) -> None:
+    one, two = peers
+    one.mr.buf[:8] = b"abcdefgh"
+    two.receive(1)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(3, 5), one.piece(2)], to=way, imm=imm, inline=True)
+    one.mr.buf[:8] = bytes(8)
+    received = two.completion()
+    assert received.imm_data == imm
+    assert two.payload(received) == b"fghab"
+    assert one.completion().ok
+
+
+def test_the_fast_path(peers: tuple[Peer, Peer], way: Destination) -> None:
+    one, two = peers
+    one.mr.buf[:4] = b"fast"
+    two.receive(1)
+    one.qp.post_send_one(
+        2, WROpcode.SEND_WITH_IMM, SIGNALED, one.mr.addr, 4, one.mr.lkey,
+        way.ah.address, way.remote_qpn, 9, way.remote_qkey,
+    )  # fmt: skip
+    received = two.completion()
+    assert (two.payload(received), received.imm_data) == (b"fast", 9)
+    assert one.completion().wr_id == 2
+
+
+def test_the_way_back_from_a_completion(
+    peers: tuple[Peer, Peer], way: Destination, pd: verbs.ProtectionDomain
+) -> None:
+    one, two = peers
+    two.receive(1)
+    one.receive(2)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(4)], to=way)
+    asked = two.completion()
+    two.mr.buf[:6] = b"answer"
+    with pd.create_ah_from_wc(asked, two.header) as back:
+        assert back.vector.dgid is not None
+        assert back.vector.dgid.raw == one.endpoint.gid
+        assert "to " in repr(back)
+        with two.qp.batch() as batch:
+            batch.send([two.piece(6)], to=Destination(back, asked.src_qp, one.endpoint.qkey))
+        assert one.completion().opcode is WCOpcode.SEND
+        answered = one.completion()
+        assert (answered.wr_id, one.payload(answered)) == (2, b"answer")
+        assert two.completion().ok
+
+
+def test_a_wrong_qkey_is_dropped(peers: tuple[Peer, Peer], way: Destination) -> None:
+    """IBTA volume 1, clause 9.6.1.5.1: silently; the sender cannot know."""
+    one, two = peers
+    two.receive(1)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(1)], to=way._replace(remote_qkey=way.remote_qkey ^ 1), wr_id=1)
+        batch.send([one.piece(2)], to=way, wr_id=2)
+    assert [wc.ok for wc in one.completions(2)] == [True, True]
+    assert two.completion().byte_len == GRH_SIZE + 2
+
+
+def test_without_a_receive_it_is_dropped(peers: tuple[Peer, Peer], way: Destination) -> None:
+    one, two = peers
+    with one.qp.batch() as batch:
+        batch.send([one.piece(1)], to=way)
+    assert one.completion().ok
+    two.receive(1)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(2)], to=way)
+    assert two.completion().byte_len == GRH_SIZE + 2
+    assert one.completion().ok
+
+
+def test_to_itself(peers: tuple[Peer, Peer]) -> None:
+    one, _ = peers
+    one.mr.buf[:2] = b"me"
+    one.receive(1)
+    destination = one.qp.destination(one.endpoint, one.endpoint)
+    with destination.ah:
+        with one.qp.batch() as batch:
+            batch.send([one.piece(2)], to=destination, wr_id=2)
+        received = next(wc for wc in one.completions(2) if wc.wr_id == 1)
+    assert one.payload(received) == b"me"
+
+
+def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
+    gid = pd.context.choose_gid()
+    vector = AddressVector(
+        dgid=gid.gid,
+        sgid_index=gid.gid_index,
+        hop_limit=7,
+        traffic_class=0x20,
+        flow_label=0x12345,
+        sl=1,
+    )
+    with pd.create_ah(vector) as ah:
+        assert ah.vector is vector
+        assert ah.address
+    with pytest.raises(BufferStateError, match="AddressHandle is closed"):
+        _ = ah.pointer
+    with pytest.raises(ValueError, match="hop_limit"):
+        pd.create_ah(dataclasses.replace(vector, hop_limit=256))
+
+
+def test_a_closed_handle_is_not_posted(peers: tuple[Peer, Peer], way: Destination) -> None:
+    one, _ = peers
+    way.ah.close()
+    with pytest.raises(BufferStateError, match="AddressHandle is closed"):
+        one.qp.post_send([verbs.SendWorkRequest(1, WROpcode.SEND, ah=way.ah)])
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
+
+
+def test_what_is_not_of_datagrams(
+    peers: tuple[Peer, Peer], pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
+) -> None:
+    one, two = peers
+    with pytest.raises(ValueError, match="UD queue pair is not connected to a peer"):
+        one.qp.connect(one.endpoint, two.endpoint)
+    reliable, _ = connected_pair()
+    with pytest.raises(ValueError, match="RC queue pair needs a peer"):
+        reliable.qp.start(reliable.qp.endpoint())
+    with pytest.raises(ValueError, match="the peer's queue pair is RC, not UD"):
+        one.qp.destination(one.endpoint, reliable.qp.endpoint())
+    with pytest.raises(ValueError, match="the local endpoint is that of"):
+        one.qp.destination(two.endpoint, two.endpoint)
+    elsewhere = dataclasses.replace(one.endpoint, gid=GID.from_ip("192.0.2.9").raw)
+    with pytest.raises(ValueError, match=r"has no GID ::ffff:192\.0\.2\.9"):
+        one.qp.destination(elsewhere, two.endpoint)
+
+
+def test_a_header_cut_short(peers: tuple[Peer, Peer], way: Destination) -> None:
+    one, two = peers
+    two.receive(1)
+    with one.qp.batch() as batch:
+        batch.send([one.piece(1)], to=way)
+    received = two.completion()
+    assert one.completion().ok
+    with pytest.raises(ValueError, match="a GRH has 40 bytes, not 39"):
+        two.qp.pd.create_ah_from_wc(received, two.header[:39])

@@ -1,0 +1,77 @@
+"""Global route headers, as a card and as a RoCE v2 device put them in front of a datagram."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+
+from aiordma.verbs import GID, GRH, GRH_SIZE
+
+SOURCE, TARGET = IPv6Address("2001:db8::1"), IPv6Address("2001:db8::2")
+V6 = (
+    (6 << 28 | 0xAB << 20 | 0x12345).to_bytes(4, "big")
+    + (100).to_bytes(2, "big")
+    + bytes([0x1B, 63])
+    + SOURCE.packed
+    + TARGET.packed
+)
+# Version and length, service, total length, identification, fragment, hops, UDP, sum.
+V4 = bytes.fromhex("45 28 0078 1234 4000 40 11 0000") + bytes([10, 9, 9, 1]) + bytes([10, 9, 9, 2])
+
+
+def with_sum(header: bytes) -> bytes:
+    """RFC 1071."""
+    total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return header[:10] + (total ^ 0xFFFF).to_bytes(2, "big") + header[12:]
+
+
+def test_version_6() -> None:
+    header = GRH.parse(V6 + b"payload")
+    assert header == GRH(
+        version=6,
+        traffic_class=0xAB,
+        flow_label=0x12345,
+        payload_length=100,
+        next_header=0x1B,
+        hop_limit=63,
+        sgid=GID(SOURCE.packed),
+        dgid=GID(TARGET.packed),
+    )
+
+
+@pytest.mark.parametrize("before", [bytes(20), b"\x60" + bytes(19), b"\xff" * 20])
+def test_version_4(before: bytes) -> None:
+    """Annex A17.4.5.2: in the last 20 bytes; what is before is not defined."""
+    header = GRH.parse(bytearray(before + with_sum(V4)))
+    assert header.version == 4
+    assert (header.traffic_class, header.hop_limit, header.next_header) == (0x28, 64, 17)
+    assert header.payload_length == 0x78 - 20
+    assert header.sgid == GID.from_ip(IPv4Address("10.9.9.1"))
+    assert header.dgid == GID.from_ip(IPv4Address("10.9.9.2"))
+    assert str(header.sgid) == "::ffff:10.9.9.1"
+
+
+def test_version_4_without_a_sum() -> None:
+    """As a device makes it that sends to itself; the version in front says nothing then."""
+    assert GRH.parse(bytes(20) + V4).version == 4
+
+
+def test_a_version_6_that_looks_like_4() -> None:
+    """An address may contain what an IPv4 header begins with: the sum decides."""
+    raw = bytearray(V6)
+    raw[20] = 0x45
+    assert GRH.parse(raw).version == 6
+
+
+@pytest.mark.parametrize("size", [0, 1, GRH_SIZE - 1])
+def test_too_short(size: int) -> None:
+    with pytest.raises(ValueError, match=f"a GRH has 40 bytes, not {size}"):
+        GRH.parse(bytes(size))
+
+
+def test_something_else() -> None:
+    with pytest.raises(ValueError, match="this is no GRH"):
+        GRH.parse(b"\x10" * GRH_SIZE)

@@ -1,0 +1,156 @@
+"""Making queue pairs with every option, and why a device refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import ffi
+from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.verbs import (
+    QPCapabilities,
+    QPCreateFlags,
+    QPState,
+    QPType,
+    RateLimit,
+    SendOps,
+    send_ops_of,
+)
+from aiordma.verbs.qp_creation import QPOptions
+
+if TYPE_CHECKING:
+    from tests.conftest import End
+
+
+@pytest.mark.parametrize(
+    "qp_type",
+    [QPType.RC, QPType.UC, pytest.param(QPType.UD, marks=pytest.mark.needs("UD"))],
+    ids=lambda qp_type: qp_type.name,
+)
+@pytest.mark.parametrize("built", [False, True], ids=["classic", "builders"])
+def test_every_capability(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType, built: bool
+) -> None:
+    asked = QPCapabilities(20, 30, 3, 2, 64)
+    send_ops = send_ops_of(qp_type) if built else SendOps.NONE
+    with pd.create_qp(
+        cq, capabilities=asked, qp_type=qp_type, sq_sig_all=True, send_ops=send_ops
+    ) as qp:
+        for field in dataclasses.fields(asked):
+            assert getattr(qp.capabilities, field.name) >= getattr(asked, field.name), field.name
+        assert (qp.qp_type, qp.state, qp.sq_sig_all) == (qp_type, QPState.RESET, True)
+        assert qp.send_ops == send_ops
+        assert qp.pd is pd
+        assert qp.srq is None
+        assert qp.free_send_slots == qp.capabilities.max_send_wr
+
+
+@pytest.mark.parametrize("name", ["max_send_sge", "max_recv_sge", "max_send_wr", "max_recv_wr"])
+def test_the_limit_that_is_passed_is_named(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
+) -> None:
+    attributes = pd.context.query_device()
+    limit = attributes.max_sge if "sge" in name else attributes.max_qp_wr
+    asked = dataclasses.replace(QPCapabilities(), **{name: limit + 1})
+    with pytest.raises(VerbsError, match=f"{name} is {limit} at most") as caught:
+        pd.create_qp(cq, capabilities=asked)
+    assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"create_flags": QPCreateFlags.BLOCK_SELF_MCAST_LB},
+    {"create_flags": QPCreateFlags.PCI_WRITE_END_PADDING},
+    {"source_qpn": 5},
+    {"max_tso_header": 64},
+    {"send_ops": SendOps.TSO},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids="".join)
+def test_options_that_no_software_device_has(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, options: dict[str, Any]
+) -> None:
+    (name,) = options
+    message = rf"{pd.context.name}.* does not offer RC queue pairs with {name}="
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        pd.create_qp(cq, **options)
+    assert caught.value.verb == "ibv_create_qp_ex"
+
+
+def test_options_reach_the_structure() -> None:
+    attr = ffi.new("struct ibv_qp_init_attr_ex *")
+    QPOptions(
+        send_ops=SendOps.SEND,
+        create_flags=QPCreateFlags.CVLAN_STRIPPING,
+        source_qpn=0x123,
+        max_tso_header=99,
+    ).write(attr)
+    assert attr.comp_mask == 1 << 2 | 1 << 3 | 1 << 6
+    assert attr.create_flags == QPCreateFlags.CVLAN_STRIPPING | QPCreateFlags.SOURCE_QPN
+    assert (attr.source_qpn, attr.max_tso_header, attr.send_ops_flags) == (0x123, 99, SendOps.SEND)
+    assert not QPOptions()
+    assert QPOptions(source_qpn=0)
+
+
+def test_numbers_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pytest.raises(ValueError, match="max_send_wr=-1"):
+        pd.create_qp(cq, capabilities=QPCapabilities(max_send_wr=-1))
+    with pytest.raises(ValueError, match="max_tso_header=65536"):
+        pd.create_qp(cq, max_tso_header=1 << 16)
+
+
+@pytest.mark.needs("RAW_PACKET")
+def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    """No device of the test machines has them: refused, by name."""
+    with pd.create_qp(cq, qp_type=QPType.RAW_PACKET) as qp:
+        qp.to_init()
+        qp.to_rtr()
+        qp.to_rts()
+
+
+@pytest.mark.needs("XRC")
+def test_xrc(context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    """No device of the test machines has it: what is below has run on none."""
+    with (
+        context.open_xrcd() as xrcd,
+        xrcd.create_qp() as target,
+        pd.create_qp(cq, qp_type=QPType.XRC_SEND) as source,
+    ):
+        here, there = source.endpoint(), target.endpoint()
+        source.connect(here, there)
+        target.connect(there, here)
+        assert source.state is target.state is QPState.RTS
+
+
+def test_xrc_is_refused_by_name(
+    context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    for make in (context.open_xrcd, lambda: pd.create_qp(cq, qp_type=QPType.XRC_SEND)):
+        with pytest.raises(UnsupportedError, match=r"extended reliable connections \(XRC\)") as c:
+            make()
+        assert c.value.device == context.name
+    with pytest.raises(ValueError, match="made by an XRC domain"):
+        pd.create_qp(cq, qp_type=QPType.XRC_RECV)
+
+
+@pytest.mark.needs("ECE")
+def test_enhanced_connection_establishment(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    """What the device offers can be asked of it."""
+    with pd.create_qp(cq) as qp:
+        qp.set_ece(qp.query_ece())
+
+
+@pytest.mark.needs("rate limits")
+def test_rate_limits(pair: tuple[End, End]) -> None:
+    pair[0].qp.modify_rate_limit(RateLimit(1_000_000, max_burst_sz=4096))
+
+
+def test_rate_limits_out_of_range(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    with pd.create_qp(cq) as qp, pytest.raises(ValueError, match="rate_limit=-1"):
+        qp.modify_rate_limit(RateLimit(-1))

@@ -1,0 +1,191 @@
+"""The table of what each transport can do, against the manual page and on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import UnsupportedError
+from aiordma.verbs import (
+    QPCapabilities,
+    QPType,
+    ScatterGatherElement,
+    SendFlags,
+    SendOps,
+    SendWorkRequest,
+    WROpcode,
+)
+from aiordma.verbs.transport_rules import LOOKED_AT, OPERATIONS, flags_of, has, send_ops_of
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+SIGNALED = int(SendFlags.SIGNALED)
+
+# ibv_post_send(3), line by line: UD, UC, RC, XRC_SEND, RAW_PACKET.
+COLUMNS = (QPType.UD, QPType.UC, QPType.RC, QPType.XRC_SEND, QPType.RAW_PACKET)
+TABLE = {
+    WROpcode.SEND: "XXXXX",
+    WROpcode.SEND_WITH_IMM: "XXXX ",
+    WROpcode.RDMA_WRITE: " XXX ",
+    WROpcode.RDMA_WRITE_WITH_IMM: " XXX ",
+    WROpcode.RDMA_READ: "  XX ",
+    WROpcode.ATOMIC_CMP_AND_SWP: "  XX ",
+    WROpcode.ATOMIC_FETCH_AND_ADD: "  XX ",
+    WROpcode.LOCAL_INV: " XXX ",
+    WROpcode.BIND_MW: " XXX ",
+    WROpcode.SEND_WITH_INV: " XXX ",
+    WROpcode.TSO: "X   X",
+}
+
+
+@pytest.mark.parametrize("opcode", TABLE, ids=lambda opcode: opcode.name)
+def test_the_table_of_the_manual_page(opcode: WROpcode) -> None:
+    row = "".join("X" if has(qp_type, opcode) else " " for qp_type in COLUMNS)
+    assert row == TABLE[opcode]
+    assert not has(QPType.XRC_RECV, opcode)
+
+
+def test_every_operation_is_in_the_table() -> None:
+    assert set(OPERATIONS) == set(WROpcode) - {WROpcode.DRIVER1}
+    assert set(TABLE) == set(OPERATIONS) - {WROpcode.ATOMIC_WRITE}
+    assert {operation.send_op.name for operation in OPERATIONS.values()} == {
+        opcode.name for opcode in OPERATIONS
+    }
+
+
+def test_flags() -> None:
+    """ibv_post_send(3), the list of flags."""
+    for opcode in OPERATIONS:
+        for qp_type in COLUMNS:
+            flags = flags_of(qp_type, opcode)
+            assert flags & SendFlags.SIGNALED
+            assert bool(flags & SendFlags.FENCE) == (qp_type in (QPType.RC, QPType.XRC_SEND))
+    assert not flags_of(QPType.RC, WROpcode.RDMA_READ) & (SendFlags.INLINE | SendFlags.SOLICITED)
+    assert not flags_of(QPType.RC, WROpcode.RDMA_WRITE) & SendFlags.SOLICITED
+    assert flags_of(QPType.RC, WROpcode.RDMA_WRITE_WITH_IMM) & SendFlags.SOLICITED
+
+
+def test_what_is_looked_at_closely() -> None:
+    fast = {
+        opcode
+        for opcode in WROpcode
+        if not (SIGNALED | SendFlags.FENCE | 1 << 31) & LOOKED_AT[QPType.RC][opcode]
+    }
+    assert fast == {
+        WROpcode.SEND,
+        WROpcode.SEND_WITH_IMM,
+        WROpcode.SEND_WITH_INV,
+        WROpcode.RDMA_WRITE,
+        WROpcode.RDMA_WRITE_WITH_IMM,
+        WROpcode.RDMA_READ,
+        WROpcode.LOCAL_INV,
+    }
+
+
+def test_operations_for_the_builders() -> None:
+    assert send_ops_of(QPType.UD) == SendOps.SEND | SendOps.SEND_WITH_IMM
+    assert send_ops_of(QPType.UC) == (
+        SendOps.SEND | SendOps.SEND_WITH_IMM | SendOps.RDMA_WRITE | SendOps.RDMA_WRITE_WITH_IMM
+    )
+    assert send_ops_of(QPType.RC) == send_ops_of(QPType.UC) | (
+        SendOps.RDMA_READ | SendOps.ATOMIC_CMP_AND_SWP | SendOps.ATOMIC_FETCH_AND_ADD
+    )
+
+
+# --- on the device: nothing of this reaches it -------------------------------------------------
+
+
+def sge(end: End, length: int = 8) -> ScatterGatherElement:
+    return ScatterGatherElement(end.mr.addr, length, end.mr.lkey)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flags"),
+    [
+        (WROpcode.RDMA_READ, SendFlags.INLINE),
+        (WROpcode.RDMA_READ, SendFlags.SOLICITED),
+        (WROpcode.RDMA_WRITE, SendFlags.SOLICITED),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, SendFlags.INLINE),
+        (WROpcode.RDMA_WRITE, SendFlags.IP_CSUM),
+    ],
+)
+def test_flags_that_an_operation_cannot_have(
+    pair: tuple[End, End], opcode: WROpcode, flags: SendFlags
+) -> None:
+    one, two = pair
+    with pytest.raises(ValueError, match=rf"{opcode.name} on a RC .*{flags.name}"):
+        one.qp.post_send_one(
+            1, opcode, flags, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+        )
+    request = SendWorkRequest(1, opcode, [sge(one)], flags, remote_addr=two.mr.addr)
+    with pytest.raises(ValueError, match="cannot have"):
+        one.qp.post_send([request])
+
+
+def test_checksums_are_a_capability(pair: tuple[End, End]) -> None:
+    with pytest.raises(UnsupportedError, match="IP checksums on a RC queue pair"):
+        pair[0].qp.post_send_one(1, WROpcode.SEND, SendFlags.IP_CSUM, 0, 0, 0)
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD])
+@pytest.mark.parametrize(
+    ("offset", "length", "message"),
+    [(4, 8, "not a multiple of 8"), (0, 4, "always 8"), (0, 16, "always 8"), (0, 0, "always 8")],
+)
+def test_atomics_are_eight_aligned_bytes(
+    pair: tuple[End, End], opcode: WROpcode, offset: int, length: int, message: str
+) -> None:
+    one, two = pair
+    there = two.mr.addr + offset
+    request = SendWorkRequest(1, opcode, [sge(one, length)], remote_addr=there, rkey=two.mr.rkey)
+    with pytest.raises(ValueError, match=message):
+        one.qp.post_send([request])
+    with pytest.raises(ValueError, match=message):
+        one.qp.post_send_one(
+            1, opcode, SIGNALED, one.mr.addr, length, one.mr.lkey, there, two.mr.rkey
+        )
+    assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
+
+
+@pytest.mark.parametrize("opcode", [16, 1000])
+def test_there_is_no_such_operation(pair: tuple[End, End], opcode: int) -> None:
+    one, _ = pair
+    with pytest.raises(ValueError, match=f"no operation {opcode}"):
+        one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match=f"no operation {opcode}"):
+        one.qp.post_send([SendWorkRequest(1, opcode)])
+
+
+def test_atomic_writes_need_the_builders(pair: tuple[End, End]) -> None:
+    one, two = pair
+    with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair made without"):
+        one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
+
+
+def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(), send_ops=SendOps.RDMA_WRITE)
+    with pytest.raises(ValueError, match=r"made without SendOps\.SEND: SEND cannot be posted"):
+        one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)
+    one.qp.post_send_one(
+        2, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey, two.mr.addr, two.mr.rkey
+    )
+    assert one.completion().wr_id == 2
+
+
+def test_a_window_to_bind_must_be_said(pair: tuple[End, End]) -> None:
+    with pytest.raises(ValueError, match="BIND_MW needs a BindInfo"):
+        pair[0].qp.post_send([SendWorkRequest(1, WROpcode.BIND_MW)])
+
+
+@pytest.mark.needs("UD")
+def test_a_datagram_needs_a_destination(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq, qp_type=QPType.UD) as qp:
+        with pytest.raises(ValueError, match="a datagram needs an address handle"):
+            qp.post_send([SendWorkRequest(1, WROpcode.SEND)])
+        with pytest.raises(ValueError, match=r"SEND on a UD .*FENCE"):
+            qp.post_send_one(1, WROpcode.SEND, SendFlags.FENCE, 0, 0, 0)
