@@ -137,8 +137,12 @@ bool soft_datagram_reserve(uint16_t port)
 	setsockopt(udp.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
 	if (six)
 		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment, sizeof(fragment));
-	/* This host's members of a group are reached through the loopback interface, once. */
-	setsockopt(udp.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
+	/* This host's members of a group are reached through the loopback interface, once.  An IPv6
+	 * socket's own option also decides for what it sends by IPv4. */
+	if (six)
+		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, &off, sizeof(off));
+	else
+		setsockopt(udp.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
 	if (holders)
 		listen_up();
 	return true;

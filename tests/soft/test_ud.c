@@ -676,6 +676,22 @@ static void hostile(void)
 	close_side(&side);
 }
 
+/* Bytes that wait in the sockets of that port. */
+static unsigned queued_at(const char *path, uint16_t lid)
+{
+	unsigned port, queued, sum = 0;
+	char line[512];
+	FILE *sockets = fopen(path, "r");
+
+	while (sockets && fgets(line, sizeof(line), sockets))
+		if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %*s %*x:%x", &port, &queued) == 2 &&
+		    port == lid)
+			sum += queued;
+	if (sockets)
+		fclose(sockets);
+	return sum;
+}
+
 /* While there is no UD queue pair the port is kept, but nothing is let in. */
 static void deaf(void)
 {
@@ -689,23 +705,11 @@ static void deaf(void)
 
 	CHECK_FAILS(bind(fd, (struct sockaddr *)&to, sizeof(to)), EADDRINUSE);
 	for (int round = 0; round < 2; round++) {
-		char line[512];
-		bool seen = false;
-		unsigned port, queued;
-		FILE *sockets = fopen("/proc/net/udp6", "r");
-
-		if (!sockets)
-			CHECK(sockets = fopen("/proc/net/udp", "r"));
-		CHECK_EQUAL(sendto(fd, "hello", 5, 0, (struct sockaddr *)&to, sizeof(to)), 5);
-		while (fgets(line, sizeof(line), sockets))
-			if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %*s %*x:%x", &port, &queued) == 2 &&
-			    port == own.lid) {
-				seen = true;
-				CHECK_EQUAL(queued, 0);
-			}
-		CHECK(seen);
-		fclose(sockets);
 		struct side ud;
+
+		CHECK_EQUAL(sendto(fd, "hello", 5, 0, (struct sockaddr *)&to, sizeof(to)), 5);
+		CHECK_EQUAL(queued_at("/proc/net/udp", own.lid) +
+				    queued_at("/proc/net/udp6", own.lid), 0);
 
 		/* The second round comes after one that listened. */
 		ud_open(&ud, (struct options){0});
@@ -755,13 +759,26 @@ static void port_changes(void)
 	close_pair(&a, &b);
 }
 
+static bool has_ipv6(void)
+{
+	const struct sockaddr_in6 address = {.sin6_family = AF_INET6,
+					     .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	int fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	bool bound = fd >= 0 && !bind(fd, (const struct sockaddr *)&address, sizeof(address));
+
+	close(fd);
+	return bound;
+}
+
 int main(void)
 {
 	limit_seconds(60);
 	STEP(between_processes(NULL)); /* first: they fork, and no device has been opened */
 	STEP(between_processes("127.0.0.1"));
-	if (access("/proc/net/if_inet6", F_OK) == 0)
+	if (has_ipv6())
 		STEP(between_processes("::1"));
+	else
+		fprintf(stderr, "this host has no ::1: IPv4 only\n");
 	STEP(burst());
 	STEP(long_chain());
 	STEP(shapes());

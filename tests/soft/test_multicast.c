@@ -1,0 +1,304 @@
+/* Multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). */
+#include "ud_side.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "objects.h"
+
+enum { EVERYBODY = 0xffffff, PORT = 14791 };
+
+static union ibv_gid group_of(const char *ip)
+{
+	union ibv_gid gid;
+
+	CHECK_EQUAL(inet_pton(AF_INET6, ip, gid.raw), 1);
+	return gid;
+}
+
+static struct ibv_ah *path_to_group(struct side *side, const union ibv_gid *group, int index)
+{
+	struct ibv_ah_attr attr = {
+		.is_global = 1,
+		.port_num = 1,
+		.grh = {.dgid = *group, .sgid_index = (uint8_t)index, .hop_limit = 1},
+	};
+	struct ibv_ah *ah = verbs->ibv_create_ah(side->pd, &attr);
+
+	CHECK(ah);
+	return ah;
+}
+
+static void send_to(struct side *side, const union ibv_gid *group, int index, uint64_t seed)
+{
+	struct ibv_ah *ah = path_to_group(side, group, index);
+
+	fill(side->memory, 64, (unsigned)seed);
+	CHECK_EQUAL(ud_post(side, (struct ud_request){.ah = ah, .qpn = EVERYBODY, .qkey = QKEY,
+						      .wr_id = 100, .length = 64}), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0); /* what is posted has been sent */
+}
+
+static void expect(struct side *side, uint64_t seed, const struct address *from,
+		   const union ibv_gid *group)
+{
+	struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+	const uint8_t *grh = side->memory + 4096;
+	bool ipv4 = group->raw[0] != 0xff;
+
+	CHECK_EQUAL(wc.byte_len, GRH + 64);
+	CHECK_EQUAL(wc.src_qp, from->qpn);
+	CHECK_EQUAL(wc.slid, from->lid);
+	CHECK(filled(side->memory + 4096 + GRH, 64, (unsigned)seed));
+	if (ipv4 && from->gid.raw[10] == 0xff) {
+		CHECK(!memcmp(grh + 32, &from->gid.raw[12], 4));
+		CHECK(!memcmp(grh + 36, &group->raw[12], 4));
+	} else {
+		CHECK(!memcmp(grh + 8, &from->gid, 16));
+		CHECK(!memcmp(grh + 24, group, 16));
+	}
+	CHECK_EQUAL(post_recv_at(side, 1, 4096, 4096), 0);
+}
+
+static void nothing(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+}
+
+static void open_member(struct side *side)
+{
+	ud_open(side, (struct options){.signal_none = true});
+	CHECK_EQUAL(post_recv_at(side, 1, 4096, 4096), 0);
+}
+
+/* Each attached queue pair of both processes gets each message once, the sender's own too; from the
+ * loopback address and from every other one that this host has. */
+static void between_processes(const char *ip)
+{
+	const union ibv_gid group = group_of(ip);
+	struct process process = split();
+	struct side a, b, sender;
+	union ibv_gid gid;
+
+	limit_seconds(60);
+	open_member(&a);
+	open_member(&b);
+	ud_open(&sender, (struct options){.signal_none = true});
+	CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &group, 0), 0);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(b.qp, &group, 0), 0);
+	struct address from[2] = {address_of_side(&a), address_of_side(&sender)};
+	struct address theirs[2];
+
+	tell(&process, from, sizeof(from));
+	hear(&process, theirs, sizeof(theirs));
+	meet(&process);
+	for (int index = 0; verbs->ibv_query_gid(a.context, 1, index, &gid) == 0; index++)
+		for (int turn = 0; turn < 4; turn++) {
+			bool member = turn & 1, mine = (turn < 2) == (process.child != 0);
+			struct address source = mine ? from[!member] : theirs[!member];
+
+			source.gid = gid; /* of one host */
+			if (mine)
+				send_to(member ? &a : &sender, &group, index, (uint64_t)turn);
+			expect(&a, (uint64_t)turn, &source, &group);
+			expect(&b, (uint64_t)turn, &source, &group);
+			meet(&process);
+		}
+	nothing(&a);
+	nothing(&b);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &group, 0), 0);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(b.qp, &group, 0), 0);
+	close_pair(&a, &b);
+	close_side(&sender);
+	join(&process);
+}
+
+/* A group's messages are for its members, and for them only as long as they are attached. */
+static void members(void)
+{
+	const union ibv_gid one = group_of("::ffff:239.77.1.1"), two = group_of("ff12::1:2");
+	struct side a, b;
+
+	open_member(&a);
+	open_member(&b);
+	const struct address from = address_of_side(&a);
+
+	CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &one, 0), 0);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &one, 0), 0); /* no error, and no second copy */
+	CHECK_EQUAL(verbs->ibv_attach_mcast(b.qp, &one, 0), 0);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(b.qp, &two, 0), 0);
+	send_to(&a, &two, 0, 1);
+	expect(&b, 1, &from, &two);
+	send_to(&a, &one, 0, 2);
+	expect(&b, 2, &from, &one);
+	expect(&a, 2, &from, &one); /* this is the first that has come to it */
+	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &one, 0), 0);
+	send_to(&a, &one, 0, 3);
+	expect(&b, 3, &from, &one);
+	nothing(&a);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &one, 0), 0);
+	send_to(&b, &one, 0, 4);
+	const struct address other = address_of_side(&b);
+
+	expect(&a, 4, &other, &one);
+	expect(&b, 4, &other, &one);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &one, 0), 0);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(b.qp, &one, 0), 0);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(b.qp, &two, 0), 0);
+	close_pair(&a, &b);
+}
+
+static void refused(void)
+{
+	const union ibv_gid group = group_of("::ffff:239.77.1.1");
+	static const char *const unicast[] = {"::ffff:10.1.1.1", "fe80::1", "::224.1.1.1", "2001::1"};
+	struct side ud, rc;
+
+	open_side(&rc, (struct options){0});
+	ud_open(&ud, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_attach_mcast(rc.qp, &group, 0), EINVAL);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(rc.qp, &group, 0), EINVAL);
+	for (int i = 0; i < 4; i++) {
+		const union ibv_gid gid = group_of(unicast[i]);
+
+		CHECK_EQUAL(verbs->ibv_attach_mcast(ud.qp, &gid, 0), EINVAL);
+	}
+	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0), EINVAL);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(ud.qp, &group, 0xc001), 0);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0xc002), EINVAL);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(ud.qp), EBUSY); /* ibv_destroy_qp(3) */
+	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0xc001), 0);
+	close_side(&ud);
+	close_side(&rc);
+}
+
+static void limits(void)
+{
+	union ibv_gid group = group_of("ff15::");
+	struct ibv_device_attr device;
+	struct side side;
+
+	ud_open(&side, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	for (int i = 0; i < device.max_mcast_grp; i++) {
+		group.raw[14] = (uint8_t)(i >> 8);
+		group.raw[15] = (uint8_t)i;
+		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+	}
+	group.raw[13] = 1;
+	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), ENOMEM);
+	group.raw[13] = 0;
+	for (int i = 0; i < device.max_mcast_grp; i++) {
+		group.raw[14] = (uint8_t)(i >> 8);
+		group.raw[15] = (uint8_t)i;
+		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+	}
+	for (int i = 0; i < device.max_mcast_qp_attach; i++) /* one queue pair, as often as LIDs */
+		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, (uint16_t)i), 0);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, UINT16_MAX), ENOMEM);
+	for (int i = 0; i < device.max_mcast_qp_attach; i++)
+		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, (uint16_t)i), 0);
+	close_side(&side);
+}
+
+/* Anybody on the network can send to a group. */
+static void hostile(void)
+{
+	const union ibv_gid group = group_of("::ffff:239.77.1.3");
+	const union ibv_gid other = group_of("::ffff:239.77.1.4");
+	const struct ip_mreqn lo = {.imr_ifindex = 1, .imr_address.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+	uint8_t bytes[SOFT_DATAGRAM_HEADER + 64];
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct side side;
+
+	memcpy(&to.sin_addr, &group.raw[12], 4);
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &lo, sizeof(lo)), 0);
+	open_member(&side);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+	struct address own = address_of_side(&side);
+
+	for (int wrong = 0; wrong < 7; wrong++) {
+		struct soft_datagram datagram = {
+			.source = own.gid, .destination = group, .to = EVERYBODY, .from = 5,
+			.qkey = QKEY,
+		};
+
+		if (wrong == 0)
+			datagram.to = own.qpn;
+		if (wrong == 1)
+			datagram.destination = other;
+		if (wrong == 2)
+			datagram.destination = own.gid;
+		if (wrong == 3)
+			datagram.source.raw[15] = 77; /* somebody else's address */
+		if (wrong == 4)
+			datagram.qkey++;
+		soft_datagram_encode(bytes, &datagram);
+		if (wrong == 5)
+			bytes[3] = 'x';
+		memset(bytes + SOFT_DATAGRAM_HEADER, wrong, 64);
+		CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)),
+			    sizeof(bytes));
+	}
+	struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS); /* the last one is right */
+
+	CHECK_EQUAL(wc.src_qp, 5);
+	CHECK_EQUAL(side.memory[4096 + GRH], 6);
+	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
+	nothing(&side);
+	CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+	close_side(&side);
+	close(fd);
+}
+
+/* A child of a fork has none of its parent's groups, and may have its own. */
+static inline void forked(void)
+{
+	const union ibv_gid group = group_of("::ffff:239.77.1.5");
+	struct side parent, side;
+
+	open_member(&parent);
+	CHECK_EQUAL(verbs->ibv_attach_mcast(parent.qp, &group, 0), 0);
+	struct process process = split();
+
+	limit_seconds(60);
+	if (!process.child) {
+		open_member(&side);
+		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+	}
+	meet(&process);
+	struct address own = address_of_side(&parent), from;
+
+	if (process.child)
+		send_to(&parent, &group, 0, 9);
+	tell(&process, &own, sizeof(own));
+	hear(&process, &from, sizeof(from));
+	if (process.child) {
+		expect(&parent, 9, &own, &group);
+		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+		close_side(&parent);
+	} else {
+		expect(&side, 9, &from, &group);
+		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+		close_side(&side);
+	}
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(between_processes("::ffff:239.77.1.2")); /* first: they fork */
+	STEP(between_processes("ff12:401b:ffff::77"));
+#ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
+	STEP(forked());
+#endif
+	STEP(members());
+	STEP(refused());
+	STEP(limits());
+	STEP(hostile());
+	return 0;
+}
