@@ -20,6 +20,7 @@ struct soft_cq_reader {
 	struct ibv_wc wc;
 	struct soft_stamp stamp;
 	bool single_threaded;
+	struct ibv_pd *parent_domain; /* or NULL */
 	pthread_mutex_t mutex; /* from start_poll to end_poll, unless single_threaded */
 };
 
@@ -169,7 +170,10 @@ static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 
 static int check(const struct ibv_cq_init_attr_ex *attr)
 {
-	if (attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS)
+	if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
+		return EINVAL;
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD &&
+	    (!attr->parent_domain || !soft_pd_is_parent(attr->parent_domain)))
 		return EINVAL;
 	if (attr->wc_flags & ~(uint64_t)SUPPORTED)
 		return EOPNOTSUPP;
@@ -198,6 +202,11 @@ void soft_cq_reader_destroy(struct soft_cq_reader *reader)
 {
 	if (!reader)
 		return;
+	if (reader->parent_domain) {
+		soft_lock();
+		soft_container(reader->parent_domain, struct soft_pd, ibv)->users--;
+		soft_unlock();
+	}
 	pthread_mutex_destroy(&reader->mutex);
 	free(reader);
 }
@@ -226,6 +235,12 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 	set_calls(&cq->ex, attr->wc_flags);
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD) {
+		reader->parent_domain = attr->parent_domain;
+		soft_lock();
+		soft_container(attr->parent_domain, struct soft_pd, ibv)->users++;
+		soft_unlock();
+	}
 	soft_cq_publish(cq, attr->cq_context);
 	return &cq->ex;
 }

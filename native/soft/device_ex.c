@@ -7,6 +7,20 @@
 /* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
 enum { CLOCK_KHZ = 1000 * 1000 };
 
+/* Every access of the device asks for its pages in the same way, whatever the queue pair. */
+static const struct ibv_odp_caps on_demand = {
+	.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
+	.per_transport_caps = {
+		.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
+			       IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC |
+			       IBV_ODP_SUPPORT_SRQ_RECV,
+		.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
+			       IBV_ODP_SUPPORT_SRQ_RECV,
+		.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+			       IBV_ODP_SUPPORT_SRQ_RECV,
+	},
+};
+
 static int query_device_ex(struct ibv_context *context,
 			   const struct ibv_query_device_ex_input *input,
 			   struct ibv_device_attr_ex *attr, size_t attr_size)
@@ -15,6 +29,7 @@ static int query_device_ex(struct ibv_context *context,
 		.completion_timestamp_mask = UINT64_MAX,
 		.hca_core_clock = CLOCK_KHZ,
 		.cq_mod_caps = {.max_cq_count = UINT16_MAX, .max_cq_period = UINT16_MAX},
+		.max_dm_size = SOFT_DM_SIZE,
 		.phys_port_cnt_ex = 1,
 	};
 
@@ -26,6 +41,8 @@ static int query_device_ex(struct ibv_context *context,
 
 	if (rc)
 		return rc;
+	if (soft_pages_can_fault())
+		full.odp_caps = on_demand;
 	full.device_cap_flags_ex = full.orig_attr.device_cap_flags;
 	memset(attr, 0, attr_size);
 	memcpy(attr, &full, attr_size < sizeof(full) ? attr_size : sizeof(full));
@@ -93,4 +110,12 @@ void soft_extend_context(struct verbs_context *context)
 	context->create_cq_ex = soft_create_cq_ex;
 	context->modify_cq = soft_modify_cq;
 	context->create_qp_ex = soft_create_qp_ex;
+	context->alloc_null_mr = soft_alloc_null_mr;
+	context->advise_mr = soft_advise_mr;
+	context->alloc_dm = soft_alloc_dm;
+	context->free_dm = soft_free_dm;
+	context->reg_dm_mr = soft_reg_dm_mr;
+	context->alloc_parent_domain = soft_alloc_parent_domain;
+	context->alloc_td = soft_alloc_td;
+	context->dealloc_td = soft_dealloc_td;
 }

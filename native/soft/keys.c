@@ -1,7 +1,7 @@
 /* Keys: what opens the application's memory to the device, and to peers.
  *
  * Every access of the device to an application's memory, for every chunk that it moves, comes
- * through soft_memory() or soft_remote_memory(), under the engine's lock.  Deregistering a region
+ * through soft_sge_memory() or soft_remote_memory(), under the engine's lock.  Deregistering a region
  * and invalidating a window take the key out under the same lock: when that is done, nothing is
  * under way and nothing can begin.
  *
@@ -55,25 +55,25 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
 }
 
 /* IBTA 10.6.3.1, 10.6.7.2.2: the key's domain, rights and bounds. */
-static void *open_range(const struct soft_range *range, const struct ibv_pd *pd, uint64_t address,
-			uint64_t length, unsigned rights)
+static const struct soft_range *opened(const struct soft_range *range, const struct ibv_pd *pd,
+				       uint64_t address, uint64_t length, unsigned rights)
 {
-	if (!range || range->pd != pd || (range->access & rights) != rights ||
-	    !soft_range_holds(range, address, length))
-		return NULL;
-	return range->memory + (address - range->start);
+	return range && range->pd == soft_pd_root(pd) && (range->access & rights) == rights &&
+			       soft_range_holds(range, address, length) ?
+		       range :
+		       NULL;
 }
 
-void *soft_memory(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-		  unsigned rights)
+static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
+				      uint64_t length, unsigned rights)
 {
 	const struct soft_range *range = soft_range_find(lkey);
 
-	return range && range->window ? NULL : open_range(range, pd, address, length, rights);
+	return range && range->window ? NULL : opened(range, pd, address, length, rights);
 }
 
-void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
-			 unsigned right)
+static const struct soft_range *remote(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
+				       uint64_t length, unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
@@ -81,5 +81,49 @@ void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t addre
 	if (range && range->window &&
 	    (!range->bound || (range->qp_num && range->qp_num != qp->ibv.qp_num)))
 		return NULL;
-	return open_range(range, qp->ibv.pd, address, length, right);
+	return opened(range, qp->ibv.pd, address, length, right);
+}
+
+/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame. */
+static uint8_t nothing[SOFT_FRAME_MAX], sink[SOFT_FRAME_MAX];
+
+static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
+{
+	const unsigned writing = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+				 IBV_ACCESS_REMOTE_ATOMIC;
+	uint8_t *memory;
+
+	if (!range)
+		return NULL;
+	if (range->null)
+		return rights & writing ? sink : nothing;
+	memory = range->memory + (address - range->start);
+	/* Nobody has promised that the pages are there. */
+	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL :
+											memory;
+}
+
+bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
+			 unsigned rights)
+{
+	return local(lkey, pd, address, length, rights);
+}
+
+void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
+		      uint32_t length, unsigned rights)
+{
+	return at(local(sge->lkey, pd, sge->addr, sge->length, rights), sge->addr + offset, length,
+		  rights);
+}
+
+bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right)
+{
+	return remote(qp, rkey, address, length, right);
+}
+
+void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right)
+{
+	return at(remote(qp, rkey, address, length, right), address, length, right);
 }

@@ -37,7 +37,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		rc = mw ? 0 : ENOMEM;
 	}
 	if (!rc) {
-		mw->range = (struct soft_range){.window = true, .pd = pd};
+		mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
 		soft_lock();
 		rc = soft_range_add(&mw->range);
 		if (!rc)
@@ -129,7 +129,7 @@ static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
 {
 	const unsigned writing = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
-	return mr->range.pd == qp->ibv.pd && /* C10-72 */
+	return mr->range.pd == soft_pd_root(qp->ibv.pd) && /* C10-72 */
 	       mr->range.access & IBV_ACCESS_MW_BIND && /* C10-73 */
 	       !(mr->range.access & IBV_ACCESS_ZERO_BASED) &&
 	       (!(bind->access & writing) || mr->range.access & IBV_ACCESS_LOCAL_WRITE) && /* C10-74 */
@@ -141,7 +141,7 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
 	const struct soft_bind *bind = &send->bind;
 	struct soft_mw *mw = mw_of(soft_range_at(bind->window));
 
-	if (!mw || mw->range.pd != qp->ibv.pd || (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
+	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) || (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
 		return false; /* C10-72 */
 	/* o10-37.2.30 and o10-37.2.40: not while it is bound, and not to nothing. */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))
@@ -165,6 +165,7 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
 	mw->range.bound = true;
 	mw->range.access = bind->access;
 	mw->range.qp_num = mw->ibv.type == IBV_MW_TYPE_2 ? qp->ibv.qp_num : 0;
+	mw->range.on_demand = mr->range.on_demand;
 	mw->range.memory = mr->range.memory + (bind->address - mr->range.start);
 	mw->range.start = bind->access & IBV_ACCESS_ZERO_BASED ? 0 : bind->address;
 	mw->range.length = bind->length;
@@ -178,7 +179,7 @@ bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 	struct soft_mw *mw = mw_of(soft_range_find(rkey));
 
 	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is. */
-	if (!mw || !mw->range.bound || mw->range.pd != qp->ibv.pd ||
+	if (!mw || !mw->range.bound || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    mw->range.qp_num != qp->ibv.qp_num)
 		return false;
 	unbind(mw);

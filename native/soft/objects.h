@@ -63,7 +63,18 @@ struct soft_context {
 struct soft_pd {
 	struct ibv_pd ibv;
 	unsigned users;
+	/* of a parent domain: */
+	struct soft_pd *of; /* the domain that it stands for */
+	struct soft_td *td;
 };
+
+/* What is compared: a parent domain and that which it was made of are the same one. */
+static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
+{
+	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);
+
+	return pd->of ? &pd->of->ibv : ibv;
+}
 
 static inline struct soft_context *soft_context_of(struct ibv_context *context)
 {
@@ -126,6 +137,8 @@ struct soft_range {
 	uint32_t key;
 	bool window;      /* its key is good for remote access only */
 	bool bound;       /* window: it opens anything at all */
+	bool on_demand;   /* pages are asked for when they are needed */
+	bool null;        /* no memory: zeros to read, and nothing kept of what is written */
 	unsigned access;  /* enum ibv_access_flags */
 	uint32_t qp_num;  /* window of type 2B: of the only queue pair it is for; else 0 */
 	const struct ibv_pd *pd;
@@ -144,13 +157,27 @@ struct soft_range *soft_range_find(uint32_t key);
 /* Are `length` bytes at `address` inside?  Without an overflow, whatever the numbers. */
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
 
-/* Where `length` bytes at `address` are, or NULL if the key does not exist, belongs to another PD,
- * lacks one of the rights, or does not reach that far.  Valid until the lock is given back. */
-void *soft_memory(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-		  unsigned rights);
+/* May `length` bytes at `address` be used?  Not if the key does not exist, belongs to another PD,
+ * lacks one of the rights, or does not reach that far. */
+bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
+			 unsigned rights);
 /* The same for a request of the queue pair's peer. */
+bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right);
+/* Where they are, or NULL if that is not allowed (or on demand and not there); at most
+ * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a whole,
+ * the part at `offset`. */
+void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
+		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
 			 uint64_t length, unsigned right);
+
+/* ---- pages.c ------------------------------------------------------------------------------- */
+
+/* Bring the pages into memory, with that right; 0, or an errno value: EFAULT when there are none.
+ * Where the kernel cannot do that for us it is 0. */
+int soft_pages_fault(const void *memory, size_t length, bool writable);
+bool soft_pages_can_fault(void);
 
 /* ---- mr.c ---------------------------------------------------------------------------------- */
 
@@ -158,7 +185,17 @@ struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
 	unsigned windows; /* bound to it */
+	bool fixed;       /* there is no address of the application behind it: not for rereg_mr */
+	bool closed;      /* rereg_mr has failed: its keys open nothing */
+	struct soft_dm *dm;
+	void *mapping; /* ours, of a dma-buf */
+	size_t mapped;
 };
+
+/* Copy it, give it keys; the region that the application knows, or NULL and errno. */
+struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
+/* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
+int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */
 

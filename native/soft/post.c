@@ -51,7 +51,7 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 /* IBTA 10.2.2.2: the address handle must be of the queue pair's own protection domain. */
 static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
-	return wr->wr.ud.ah && wr->wr.ud.ah->pd == qp->ibv.pd &&
+	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
 			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK ?
 		       0 :
 		       EINVAL;

@@ -48,7 +48,7 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 		return true;
 	for (uint32_t i = 0; i < send->num_sge; i++)
 		if (sges[i].length &&
-		    !soft_memory(sges[i].lkey, qp->ibv.pd, sges[i].addr, sges[i].length, rights))
+		    !soft_memory_allowed(sges[i].lkey, qp->ibv.pd, sges[i].addr, sges[i].length, rights))
 			return false;
 	return true;
 }

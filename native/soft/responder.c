@@ -109,7 +109,7 @@ static bool has_room_for_response(const struct soft_qp *qp)
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->total == 0 ||
-	       soft_remote_memory(qp, frame->rkey, frame->address, frame->total, right);
+	       soft_remote_allowed(qp, frame->rkey, frame->address, frame->total, right);
 }
 
 /* SEND, and WRITE with immediate, need a receive. */

@@ -18,11 +18,11 @@ int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t 
 		if (part > length)
 			part = length;
 		/* The whole SGE must be inside its region, not only this part (IBTA 10.6.3.1). */
-		char *memory = soft_memory(sges[i].lkey, pd, sges[i].addr, sges[i].length, rights);
+		void *memory = soft_sge_memory(&sges[i], pd, (uint32_t)offset, part, rights);
 
 		if (!memory)
 			return -1;
-		iov[count++] = (struct iovec){.iov_base = memory + offset, .iov_len = part};
+		iov[count++] = (struct iovec){.iov_base = memory, .iov_len = part};
 		length -= part;
 		offset = 0;
 	}

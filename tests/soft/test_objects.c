@@ -99,7 +99,6 @@ static void regions(void)
 	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_WRITE, EINVAL); /* ibv_reg_mr(3) */
 	try_mr(pd, memory, 4096, IBV_ACCESS_REMOTE_ATOMIC, EINVAL);
 	try_mr(pd, memory, 4096, 1 << 15, EINVAL);
-	try_mr(pd, memory, 4096, IBV_ACCESS_ON_DEMAND, EOPNOTSUPP);
 	try_mr(pd, memory, 4097, IBV_ACCESS_LOCAL_WRITE, EFAULT);
 	try_mr(pd, memory + 4096, 1, 0, EFAULT);
 	try_mr(pd, memory, SIZE_MAX, 0, EINVAL);

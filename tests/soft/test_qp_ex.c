@@ -141,6 +141,84 @@ static void operations(void)
 	close_pair(&a, &b);
 }
 
+/* A window's life: bound, told to the peer, ended by it, bound anew and ended here. */
+static void windows(void)
+{
+	struct side a, b;
+	struct ibv_mw *mw;
+
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.operations = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND |
+							 IBV_QP_EX_WITH_LOCAL_INV |
+							 IBV_QP_EX_WITH_SEND_WITH_INV |
+							 IBV_QP_EX_WITH_RDMA_WRITE});
+	struct ibv_qp_ex *own = verbs->ibv_qp_to_qp_ex(b.qp), *peer = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+	b.mr = verbs->ibv_reg_mr(b.pd, b.memory, 65536, ALL_RIGHTS | IBV_ACCESS_MW_BIND);
+	CHECK(b.mr && (mw = b.context->ops.alloc_mw(b.pd, IBV_MW_TYPE_2)));
+	const struct ibv_mw_bind_info info = {
+		.mr = b.mr,
+		.addr = (uintptr_t)b.memory + 4096,
+		.length = 100,
+		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE,
+	};
+	uint32_t keys[2] = {mw->rkey + 1, mw->rkey + 2};
+
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQUAL(post_recv_at(&a, 1, 0, 64), 0);
+		own->wr_start(own);
+		own->wr_id = 2;
+		own->wr_bind_mw(own, mw, keys[i], &info);
+		own->wr_send(own);
+		own->wr_set_inline_data(own, &keys[i], 4);
+		CHECK_EQUAL(own->wr_complete(own), 0);
+		CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
+		expect_wc(&b, 2, IBV_WC_SUCCESS);
+		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		uint32_t told;
+
+		memcpy(&told, a.memory, 4);
+		CHECK_EQUAL(told, keys[i]);
+		fill(a.memory, 100, (unsigned)i);
+		peer->wr_start(peer);
+		peer->wr_id = 3;
+		peer->wr_rdma_write(peer, told, info.addr);
+		sge(peer, &a, 0, 100);
+		if (!i)
+			peer->wr_send_inv(peer, told);
+		CHECK_EQUAL(peer->wr_complete(peer), 0);
+		if (!i)
+			CHECK_EQUAL(post_recv_at(&b, 4, 0, 64), 0);
+		expect_wc(&a, 3, IBV_WC_SUCCESS);
+		CHECK(filled(b.memory + 4096, 100, (unsigned)i));
+		if (i)
+			continue;
+		expect_wc(&a, 3, IBV_WC_SUCCESS);
+		struct ibv_wc wc = expect_wc(&b, 4, IBV_WC_SUCCESS);
+
+		CHECK(wc.wc_flags & IBV_WC_WITH_INV && wc.invalidated_rkey == told);
+	}
+	own->wr_start(own);
+	own->wr_id = 5;
+	own->wr_local_inv(own, keys[1]);
+	CHECK_EQUAL(own->wr_complete(own), 0);
+	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).opcode, IBV_WC_LOCAL_INV);
+	peer->wr_start(peer);
+	peer->wr_id = 6;
+	peer->wr_rdma_write(peer, keys[1], info.addr);
+	sge(peer, &a, 0, 1);
+	CHECK_EQUAL(peer->wr_complete(peer), 0);
+	expect_wc(&a, 6, IBV_WC_REM_ACCESS_ERR);
+	/* These take no data: ibv_wr_post(3), "setters". */
+	own->wr_start(own);
+	own->wr_local_inv(own, keys[1]);
+	sge(own, &b, 0, 1);
+	CHECK_EQUAL(own->wr_complete(own), EINVAL);
+	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	close_pair(&a, &b);
+}
+
 /* "The data may be reused as soon as the setter returns." */
 static void inline_data(void)
 {
@@ -364,6 +442,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(creating());
 	STEP(operations());
+	STEP(windows());
 	STEP(inline_data());
 	STEP(mistakes());
 	STEP(states_and_room());

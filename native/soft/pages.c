@@ -1,0 +1,42 @@
+/* Pages of the application's memory: are they there, with the right that is needed? */
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "objects.h"
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14; older C libraries do not know it */
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+bool soft_pages_can_fault(void)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t here = (uintptr_t)&page & ~(page - 1);
+
+	return madvise((void *)here, page, MADV_POPULATE_READ) == 0;
+}
+
+int soft_pages_fault(const void *memory, size_t length, bool writable)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t start = (uintptr_t)memory & ~(page - 1);
+	uintptr_t end = (uintptr_t)memory + length;
+
+	if (end < (uintptr_t)memory)
+		return EINVAL;
+	/* The kernel rounds the length up to whole pages. */
+	if (madvise((void *)start, end - start,
+		    writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0)
+		return 0;
+	switch (errno) {
+	case EINVAL: /* a mapping without the right, or a kernel without the call */
+		return soft_pages_can_fault() ? EFAULT : 0;
+	case ENOMEM: /* a hole */
+	case EFAULT: /* beyond the end of a mapped file */
+		return EFAULT; /* as the kernel says when it cannot pin */
+	default:
+		return errno;
+	}
+}

@@ -1,0 +1,565 @@
+/* Regions of every kind: on demand, null, of a file, of the device's own memory; registered anew;
+ * and the domains they are in.  ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3). */
+#define _GNU_SOURCE /* memfd_create */
+#include "extended_side.h"
+
+enum { PAGE = 4096, REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
+
+static uint8_t *pages(size_t count)
+{
+	uint8_t *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(memory != MAP_FAILED);
+	return memory;
+}
+
+static bool resident(uint8_t *page)
+{
+	unsigned char is = 0;
+
+	CHECK_EQUAL(mincore(page, PAGE, &is), 0);
+	return is & 1;
+}
+
+/* One request of a to the memory behind b's key. */
+static enum ibv_wc_status reach(struct side *a, enum ibv_wr_opcode opcode, const struct ibv_mr *mr,
+				uint64_t address, uint32_t length)
+{
+	CHECK_EQUAL(post(a, (struct request){.opcode = opcode, .wr_id = 1, .length = length,
+					     .remote = address, .rkey = mr->rkey}), 0);
+	return next_wc(a).status;
+}
+
+static enum ibv_wc_status write_to(struct side *a, const struct ibv_mr *mr, uint64_t address,
+				   uint32_t length)
+{
+	return reach(a, IBV_WR_RDMA_WRITE, mr, address, length);
+}
+
+/* Both queue pairs anew, after an error. */
+static void again(struct side *a, struct side *b)
+{
+	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
+	connect_pair(a, b);
+}
+
+#define REFUSED(call, error)                                                                 \
+	do {                                                                                 \
+		errno = 0;                                                                   \
+		CHECK(!(call));                                                              \
+		CHECK_EQUAL(errno, error);                                                   \
+	} while (0)
+
+/* ---- on demand ----------------------------------------------------------------------------- */
+
+static void on_demand(void)
+{
+	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE;
+	struct ibv_device_attr_ex attr;
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &attr, sizeof(attr)), 0);
+	CHECK_EQUAL(attr.odp_caps.general_caps, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x3f);
+
+	uint8_t *memory = pages(4);
+
+	/* Nothing is looked at: a hole is no mistake until somebody goes there. */
+	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
+	CHECK_EQUAL(mprotect(memory + 2 * PAGE, PAGE, PROT_READ), 0);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights);
+
+	CHECK(mr);
+	CHECK(!resident(memory) && !resident(memory + 3 * PAGE));
+	fill(a.memory, 3 * PAGE, 5);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory, 100), IBV_WC_SUCCESS);
+	CHECK(resident(memory) && filled(memory, 100, 5));
+	CHECK(!resident(memory + 3 * PAGE));
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_SUCCESS);
+	/* A long one that comes to a hole on its way, in either direction. */
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	/* Mapped later. */
+	CHECK(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory + PAGE);
+	fill(a.memory, 16, 5); /* where the reads have put theirs */
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
+	CHECK(filled(memory + PAGE - 8, 16, 5));
+	/* As the source and the target of one's own requests. */
+	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
+	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
+
+	local.offset = (size_t)(memory + PAGE - b.memory);
+	CHECK_EQUAL(post(&b, local), 0);
+	expect_wc(&b, 2, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+
+	/* Combinations that ibv_reg_mr(3) excludes. */
+	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB), EINVAL);
+	REFUSED(verbs->ibv_reg_mr_iova2(b.pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b.pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, 0), EFAULT);
+	REFUSED(verbs->ibv_reg_mr(b.pd, memory, PAGE, IBV_ACCESS_ON_DEMAND | REMOTE), EINVAL);
+	munmap(memory, 4 * PAGE);
+	close_pair(&a, &b);
+}
+
+/* The whole address space: memory that is mapped after the registration as well. */
+static void implicit(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX,
+					      IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE);
+
+	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
+	uint8_t *memory = pages(2);
+
+	fill(a.memory, PAGE, 9);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 100, PAGE), IBV_WC_SUCCESS);
+	CHECK(filled(memory + 100, PAGE, 9));
+	/* As the target of a receive. */
+	struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = 64, .lkey = mr->lkey};
+	struct ibv_recv_wr wr = {.wr_id = 3, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 64}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 3, IBV_WC_SUCCESS);
+	CHECK(filled(memory, 64, 9));
+	munmap(memory, 2 * PAGE);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, 8, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close_pair(&a, &b);
+}
+
+static int advise(struct side *side, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+		  uint32_t lkey, void *addr, uint32_t length)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)addr, .length = length, .lkey = lkey};
+
+	return extended(side->context)->advise_mr(side->pd, advice, flags, &sge, 1);
+}
+
+static void advising(void)
+{
+	const enum ib_uverbs_advise_mr_advice prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+					      for_write = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+					      no_fault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+	const uint32_t flush = IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
+	struct side a, other;
+	uint8_t *memory = pages(4);
+
+	open_side(&a, (struct options){0});
+	open_side(&other, (struct options){0});
+	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, memory, 4 * PAGE,
+					      IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *readable = verbs->ibv_reg_mr(a.pd, memory, 4 * PAGE, IBV_ACCESS_ON_DEMAND);
+
+	CHECK(mr && readable);
+	CHECK_EQUAL(advise(&a, no_fault, flush, mr->lkey, memory, PAGE), 0);
+	CHECK(!resident(memory));
+	CHECK_EQUAL(advise(&a, for_write, flush, mr->lkey, memory, PAGE), 0);
+	CHECK(resident(memory) && !resident(memory + PAGE));
+	CHECK_EQUAL(advise(&a, for_write, 0, mr->lkey, memory + PAGE, 2 * PAGE), 0);
+	CHECK(resident(memory + PAGE) && resident(memory + 2 * PAGE));
+	CHECK_EQUAL(advise(&a, prefetch, flush, readable->lkey, memory, 4 * PAGE), 0);
+
+	CHECK_EQUAL(advise(&a, (enum ib_uverbs_advise_mr_advice)7, 0, mr->lkey, memory, 1), ENOTSUP);
+	CHECK_EQUAL(advise(&a, prefetch, 2, mr->lkey, memory, 1), EINVAL);
+	CHECK_EQUAL(extended(a.context)->advise_mr(a.pd, prefetch, 0, NULL, 0), EINVAL);
+	CHECK_EQUAL(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1), EINVAL); /* not on demand */
+	CHECK_EQUAL(advise(&a, prefetch, 0, ~mr->lkey, memory, 1), ENOENT);
+	CHECK_EQUAL(advise(&other, prefetch, 0, mr->lkey, memory, 1), EPERM);
+	CHECK_EQUAL(advise(&a, for_write, 0, readable->lkey, memory, 1), EPERM);
+	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory + PAGE, 4 * PAGE), EFAULT);
+	/* Pages that are not there: told to who waits for them. */
+	CHECK_EQUAL(munmap(memory + 3 * PAGE, PAGE), 0);
+	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory, 4 * PAGE), 0);
+	CHECK_EQUAL(advise(&a, prefetch, flush, mr->lkey, memory, 4 * PAGE), EFAULT);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(readable), 0);
+	munmap(memory, 3 * PAGE);
+	close_side(&a);
+	close_side(&other);
+}
+
+/* ---- nothing ------------------------------------------------------------------------------- */
+
+static void null_region(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = 1 << 20});
+	struct ibv_mr *mr = extended(a.context)->alloc_null_mr(a.pd);
+
+	CHECK(mr && mr->pd == a.pd && mr->length == SIZE_MAX && mr->rkey == 0);
+	/* Longer than what the device has of it in one piece, between data of ours. */
+	fill(a.memory, 100, 4);
+	fill(b.memory, 1 << 20, 1);
+	struct ibv_sge sges[3] = {
+		{(uintptr_t)a.memory, 50, a.mr->lkey},
+		{12345, 700000, mr->lkey},
+		{(uintptr_t)a.memory + 50, 50, a.mr->lkey},
+	};
+	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = sges, .num_sge = 3,
+				 .opcode = IBV_WR_RDMA_WRITE,
+				 .wr.rdma = {(uintptr_t)b.memory, b.mr->rkey}}, *bad;
+
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory, 50, 4));
+	for (int i = 0; i < 700000; i++)
+		CHECK(b.memory[50 + i] == 0);
+	CHECK(!memcmp(b.memory + 700050, a.memory + 50, 50));
+	/* As the target of a read: only the ends are kept. */
+	fill(b.memory, 1 << 20, 7);
+	wr.opcode = IBV_WR_RDMA_READ;
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(a.memory, 50, 7) && !memcmp(a.memory + 50, b.memory + 700050, 50));
+	/* What was thrown away is not found again. */
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(b.memory[50] == 0 && b.memory[700049] == 0);
+	/* Not for peers, windows and rereg. */
+	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
+		    IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(errno, EINVAL);
+	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8,
+					      .rkey = mr->lkey}), 0);
+	expect_wc(&b, 2, IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close_pair(&a, &b);
+}
+
+/* ---- of a file ----------------------------------------------------------------------------- */
+
+static void dmabuf(void)
+{
+	const int rights = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_RELAXED_ORDERING;
+	struct side a, b;
+	uint8_t seen[200];
+
+	open_pair(&a, &b, (struct options){0});
+	int fd = memfd_create("test", 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(ftruncate(fd, 4 * PAGE), 0);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, -1, rights), EBADF);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, 0, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 100, PAGE, 101, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, PAGE, 4 * PAGE, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 5 * PAGE, 1, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, SIZE_MAX, 0, fd, rights), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, REMOTE), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, b.channel->fd, rights), EINVAL);
+
+	struct ibv_mr *mr = verbs->ibv_reg_dmabuf_mr(b.pd, PAGE + 100, PAGE, 0x10064, fd, rights);
+
+	CHECK(mr && mr->length == PAGE);
+	int other = dup(fd);
+
+	CHECK_EQUAL(close(fd), 0); /* the region stays */
+	fill(a.memory, 200, 3);
+	CHECK_EQUAL(write_to(&a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
+	CHECK_EQUAL(pread(other, seen, 200, PAGE + 110), 200);
+	CHECK(filled(seen, 200, 3));
+	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
+		    IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(write_to(&a, mr, 0x10063, 1), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, 0x10064 + PAGE, 1), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	/* Cut short behind our back: an error, not the end of the process. */
+	CHECK_EQUAL(ftruncate(other, PAGE), 0);
+	CHECK_EQUAL(write_to(&a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	/* For reading alone a file that cannot be written will do. */
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", other);
+	int readable = open(path, O_RDONLY | O_CLOEXEC);
+
+	CHECK(readable >= 0);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, readable, rights), EACCES);
+	mr = verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, readable, IBV_ACCESS_REMOTE_READ);
+	CHECK(mr);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close(readable);
+	close(other);
+	close_pair(&a, &b);
+}
+
+/* ---- of the device ------------------------------------------------------------------------- */
+
+static void device_memory(void)
+{
+	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | REMOTE |
+				IBV_ACCESS_REMOTE_ATOMIC;
+	struct ibv_device_attr_ex attr;
+	struct side a, b;
+	uint8_t seen[300];
+	uint64_t before;
+
+	open_pair(&a, &b, (struct options){0});
+	struct verbs_context *ex = extended(b.context);
+
+	CHECK_EQUAL(ex->query_device_ex(b.context, NULL, &attr, sizeof(attr)), 0);
+	CHECK(attr.max_dm_size >= 65536);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}), EINVAL);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}), EINVAL);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}), EINVAL);
+	struct ibv_dm *all = ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
+
+	CHECK(all);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1}), ENOMEM);
+	CHECK_EQUAL(ex->free_dm(all), 0);
+	struct ibv_dm *dm = ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 4096,
+										.log_align_req = 3});
+
+	CHECK(dm && dm->context == b.context);
+	fill(a.memory, 300, 2);
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a.memory, 300), 0);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 300), 0);
+	CHECK(filled(seen, 300, 2));
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a.memory, 97), EFAULT);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX, 2), EFAULT);
+
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 1, 4096, rights), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 0, rights), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | REMOTE), EINVAL);
+	REFUSED(ex->reg_dm_mr(a.pd, dm, 0, 4096, rights), EINVAL); /* another context's */
+	struct ibv_mr *mr = ex->reg_dm_mr(b.pd, dm, 1000, 1000, rights);
+
+	CHECK(mr && mr->length == 1000 && !mr->addr);
+	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
+	/* Addresses are offsets in the region. */
+	memset(a.memory, 0, 300);
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
+	CHECK(filled(a.memory, 300, 2));
+	fill(a.memory, 300, 8);
+	CHECK_EQUAL(write_to(&a, mr, 700, 300), IBV_WC_SUCCESS);
+	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1700, 300), 0);
+	CHECK(filled(seen, 300, 8));
+	before = 41;
+	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1008, &before, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1,
+					      .length = 8, .remote = 8, .rkey = mr->rkey,
+					      .compare_add = 1}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(dm->memcpy_from_dm(&before, dm, 1008, 8), 0);
+	CHECK_EQUAL(before, 42);
+	/* As the source of the owner's own request. */
+	struct ibv_sge sge = {.addr = 700, .length = 300, .lkey = mr->lkey};
+	struct ibv_send_wr wr = {.wr_id = 4, .sg_list = &sge, .num_sge = 1,
+				 .opcode = IBV_WR_RDMA_WRITE,
+				 .wr.rdma = {(uintptr_t)a.memory + 4096, a.mr->rkey}}, *bad;
+
+	CHECK_EQUAL(b.context->ops.post_send(b.qp, &wr, &bad), 0);
+	expect_wc(&b, 4, IBV_WC_SUCCESS);
+	CHECK(filled(a.memory + 4096, 300, 8));
+	CHECK_EQUAL(write_to(&a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK_EQUAL(ex->free_dm(dm), 0);
+	close_pair(&a, &b);
+}
+
+/* ---- registered anew ----------------------------------------------------------------------- */
+
+static int rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	errno = 0;
+	return verbs->ibv_rereg_mr(mr, flags, pd, addr, length, access);
+}
+
+static void reregistering(void)
+{
+	const int moved = IBV_REREG_MR_CHANGE_TRANSLATION, domain = IBV_REREG_MR_CHANGE_PD,
+		  access = IBV_REREG_MR_CHANGE_ACCESS;
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_pd *other = verbs->ibv_alloc_pd(b.context);
+	struct ibv_pd *foreign = a.pd;
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory, PAGE, ALL_RIGHTS);
+	uint32_t key = mr->rkey;
+	uint64_t first = (uintptr_t)b.memory, second = first + 8 * PAGE;
+
+	/* Refused: nothing has changed. */
+	CHECK_EQUAL(rereg(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, 8, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, moved, NULL, NULL, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, moved, NULL, b.memory, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, moved, NULL, b.memory, PAGE, ALL_RIGHTS), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, domain, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(rereg(mr, domain, foreign, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(errno, EINVAL);
+	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(rereg(mr, moved, NULL, b.memory + 8 * PAGE, 2 * PAGE, 0), 0);
+	CHECK(mr->addr == b.memory + 8 * PAGE && mr->length == 2 * PAGE && mr->rkey == key);
+	fill(a.memory, 2 * PAGE, 6);
+	CHECK_EQUAL(write_to(&a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
+	CHECK(filled(b.memory + 8 * PAGE, 2 * PAGE, 6));
+	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+
+	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ), 0);
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(&a, mr, second, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+
+	CHECK_EQUAL(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS), 0);
+	CHECK(mr->pd == other);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), EBUSY);
+	CHECK_EQUAL(write_to(&a, mr, second, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(rereg(mr, domain | moved, b.pd, b.memory, PAGE, 0), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
+	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+
+	/* A failure of the registration itself: the region is not to be used any more. */
+	uint8_t *memory = pages(2);
+
+	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
+	mr = verbs->ibv_reg_mr(b.pd, b.memory, PAGE, ALL_RIGHTS);
+	CHECK_EQUAL(rereg(mr, moved, NULL, memory, 2 * PAGE, 0), IBV_REREG_MR_ERR_CMD);
+	CHECK_EQUAL(errno, EFAULT);
+	CHECK_EQUAL(rereg(mr, moved, NULL, memory, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
+	CHECK_EQUAL(write_to(&a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0); /* "the user still needs to call ibv_dereg_mr" */
+	again(&a, &b);
+
+	/* To on demand and back, and zero based. */
+	mr = verbs->ibv_reg_mr(b.pd, memory, PAGE, ALL_RIGHTS);
+	CHECK_EQUAL(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
+			  ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED), 0);
+	CHECK_EQUAL(write_to(&a, mr, 8, 8), IBV_WC_SUCCESS);
+	CHECK(filled(memory + 8, 8, 6));
+	CHECK_EQUAL(write_to(&a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, ALL_RIGHTS), IBV_REREG_MR_ERR_CMD);
+	CHECK_EQUAL(errno, EFAULT); /* there is the hole */
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	munmap(memory, PAGE);
+	close_pair(&a, &b);
+}
+
+static void zero_based(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory + 100, PAGE,
+					      ALL_RIGHTS | IBV_ACCESS_ZERO_BASED);
+
+	CHECK(mr && mr->addr == b.memory + 100);
+	fill(a.memory, 8, 1);
+	CHECK_EQUAL(write_to(&a, mr, 20, 8), IBV_WC_SUCCESS);
+	CHECK(filled(b.memory + 120, 8, 1));
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)b.memory + 100, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	close_pair(&a, &b);
+}
+
+/* ---- domains ------------------------------------------------------------------------------- */
+
+static void parent_domains(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct verbs_context *ex = extended(b.context);
+	struct ibv_parent_domain_init_attr init = {.pd = b.pd};
+
+	REFUSED(ex->alloc_td(b.context, &(struct ibv_td_init_attr){.comp_mask = 1}), EINVAL);
+	struct ibv_td *td = ex->alloc_td(b.context, &(struct ibv_td_init_attr){0});
+
+	CHECK(td && td->context == b.context);
+	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){0}), EINVAL);
+	REFUSED(ex->alloc_parent_domain(a.context, &init), EINVAL);
+	init.comp_mask = 4;
+	REFUSED(ex->alloc_parent_domain(b.context, &init), EINVAL);
+	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+	REFUSED(ex->alloc_parent_domain(b.context, &init), EOPNOTSUPP);
+	init.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+	init.td = td;
+	struct ibv_pd *parent = ex->alloc_parent_domain(b.context, &init);
+
+	CHECK(parent && parent != b.pd && parent->context == b.context);
+	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){.pd = parent}),
+		EINVAL);
+	CHECK_EQUAL(ex->dealloc_td(td), EBUSY);
+
+	/* "completely interchangeable": a region of the one, a queue pair of the other. */
+	struct ibv_mr *mr = verbs->ibv_reg_mr(parent, b.memory, PAGE, ALL_RIGHTS);
+
+	CHECK(mr && mr->pd == parent);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+	struct ibv_pd *base = b.pd;
+
+	b.mr = verbs->ibv_reg_mr(base, b.memory, b.options.memory, ALL_RIGHTS);
+	b.pd = parent;
+	b.qp = create_qp(&b);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	connect_pair(&a, &b);
+	CHECK_EQUAL(write_to(&a, b.mr, (uintptr_t)b.memory, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(write_to(&b, a.mr, (uintptr_t)a.memory, 8), IBV_WC_SUCCESS);
+
+	/* A CQ of it. */
+	struct ibv_cq_init_attr_ex cq_init = {.cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+					      .parent_domain = base};
+
+	REFUSED(ex->create_cq_ex(b.context, &cq_init), EINVAL); /* no parent domain */
+	cq_init.parent_domain = parent;
+	struct ibv_cq_ex *cq = ex->create_cq_ex(b.context, &cq_init);
+
+	CHECK(cq);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
+	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(base), EBUSY);
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
+	CHECK_EQUAL(ex->dealloc_td(td), 0);
+	b.qp = NULL;
+	b.pd = base;
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(on_demand());
+	STEP(implicit());
+	STEP(advising());
+	STEP(null_region());
+	STEP(dmabuf());
+	STEP(device_memory());
+	STEP(reregistering());
+	STEP(zero_based());
+	STEP(parent_domains());
+	return 0;
+}
