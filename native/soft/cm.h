@@ -8,6 +8,7 @@
  *   cm_qp.c        the queue pair's states         cm_create.c   queue pairs and SRQs of an id
  *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
+ *   cm_ask.c       asking for a datagram service   cm_service.c  answering, cm_sidr_wire.c
  *
  * Everything here is under the engine's lock (soft.h) unless it says otherwise.  What happens by
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
@@ -47,6 +48,16 @@ struct soft_cm_channel {
 	struct soft_node ids;    /* soft_cm_id.in_channel */
 };
 
+/* Where to send datagrams, and what was said with it: struct rdma_ud_param.  The private data is
+ * copied. */
+struct soft_cm_destination {
+	struct ibv_ah_attr vector;
+	uint32_t qpn;
+	uint32_t qkey;
+	const void *private_data;
+	uint8_t private_data_len;
+};
+
 struct soft_cm_event {
 	struct rdma_cm_event event; /* the application's; first */
 	struct soft_node node;
@@ -64,6 +75,12 @@ void soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message);
 
+/* An event of a datagram id: the event belongs to `owner` (a CONNECT_REQUEST to the listener) and
+ * is about `about`.  0 or ENOMEM. */
+int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
+			     enum rdma_cm_event_type type, int status,
+			     const struct soft_cm_destination *destination);
+
 /* Whether something is queued for the id. */
 bool soft_cm_has_event(const struct soft_cm_id *id);
 /* Drops what is queued for the id.  Requests that nobody has seen go to `orphans` (by in_channel),
@@ -72,10 +89,6 @@ void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans);
 
 /* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
-
-/* For ids without a channel of their own (rdma_create_id(3): synchronous operation): waits for the
- * event that ends the call and leaves it in id->event.  0, or -1 and errno.  Not under the lock. */
-int soft_cm_complete(struct soft_cm_id *id);
 
 /* ---- cm_device.c --------------------------------------------------------------------------- */
 
@@ -115,6 +128,11 @@ struct soft_cm_id {
 
 	struct soft_cm_listener *listener; /* LISTENING */
 	struct soft_cm_id *request_of;     /* the listener, until the application sees the request */
+
+	/* of a datagram service (cm_sidr.h) */
+	struct soft_cm_service *service;   /* LISTENING */
+	struct soft_cm_question *question; /* CONNECTING */
+	struct soft_cm_caller *caller;     /* of a request */
 
 	/* the handshake, and the stream as long as no queue pair has it */
 	struct soft_cm_link *link;
@@ -179,6 +197,9 @@ void soft_cm_apply_tos(int fd, uint8_t tos);
 /* The id's addresses and GIDs: its own as the socket has it, the other side's as given (unless
  * NULL); IPv4 in IPv6 becomes IPv4. */
 void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr_storage *peer);
+/* The id's addresses and GIDs as given; IPv4 in IPv6 becomes IPv4. */
+void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
+			   const struct sockaddr_storage *peer);
 /* Changes V6ONLY of an id that is bound already.  0 or an errno value. */
 int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
@@ -242,6 +263,31 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_data,
 		   uint8_t private_data_len);
 
+/* ---- cm_ask.c ------------------------------------------------------------------------------ */
+
+/* rdma_connect of a datagram id.  0 or an errno value. */
+int soft_cm_ask(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
+/* Asks no more.  Safe to repeat. */
+void soft_cm_question_end(struct soft_cm_id *id);
+
+/* ---- cm_service.c -------------------------------------------------------------------------- */
+
+/* rdma_listen, rdma_accept, rdma_reject of a datagram id.  0 or an errno value. */
+int soft_cm_service_open(struct soft_cm_id *id, int backlog);
+int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
+int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
+/* The ends of a listener and of a request.  Safe to repeat. */
+void soft_cm_service_close(struct soft_cm_id *id);
+void soft_cm_caller_end(struct soft_cm_id *id);
+/* As soft_cm_listener_taken. */
+void soft_cm_service_taken(struct soft_cm_id *id);
+
+/* ---- cm_endpoint.c ------------------------------------------------------------------------- */
+
+/* For ids without a channel of their own (rdma_create_id(3): synchronous operation): waits for the
+ * event that ends the call and leaves it in id->event.  0, or -1 and errno.  Not under the lock. */
+int soft_cm_complete(struct soft_cm_id *id);
+
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
 /* The parameters of rdma_connect and rdma_accept as the library takes them, with the room that the
@@ -257,6 +303,8 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
 /* A new queue pair to INIT, or one for datagrams to RTS.  0 or an errno value. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
+/* The way to the other side, from the id's addresses; dlid 0. */
+void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
 /* Brings the id's queue pair to RTR and RTS with what REQ and REP agreed on.  0 or errno value. */
 int soft_cm_qp_ready(struct soft_cm_id *id);
 /* The id's queue pair, if there is one, to ERR. */

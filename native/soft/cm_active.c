@@ -179,7 +179,7 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = start(id, conn_param);
+	error = soft_cm_datagrams(id) ? soft_cm_ask(id, conn_param) : start(id, conn_param);
 	soft_unlock();
 	return error ? soft_cm_fail(error) : soft_cm_complete(id);
 }

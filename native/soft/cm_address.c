@@ -1,7 +1,7 @@
 /* Addresses: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3), the ports.
  *
- * An id's port is a TCP port of the host: binding makes a socket and binds it, which is later
- * listened on or connected.  So a port that is taken is found at once, across processes, as with
+ * An id's port is a TCP port of the host, or a UDP port in RDMA_PS_UDP: binding makes a socket and
+ * binds it, which is later listened on or connected.  So a port that is taken is found at once, across processes, as with
  * sockets.  Resolving asks the host's routing table (a UDP socket that is connected and asked for
  * its own address) and is done before the call returns; the event follows all the same.
  */
@@ -90,11 +90,14 @@ static int set_flag(int fd, int level, int option, int value)
  * rdma_cm(7) does.  Linux refuses the latter without SO_REUSEADDR and, with it, gives the former if
  * both sides have set it; so it is tried without, then with, and our bound sockets do not have it
  * until they listen (cm_listen.c). */
-static int bind_socket(int fd, const struct sockaddr *address, bool reuse)
+static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int type)
 {
 	socklen_t length = soft_cm_address_length(address);
 	int error;
 
+	/* Nothing is left of a UDP port, and SO_REUSEADDR would let two have it at once. */
+	if (type == SOCK_DGRAM)
+		return bind(fd, address, length) ? errno : 0;
 	if (reuse) {
 		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 		if (error)
@@ -120,9 +123,11 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse)
 	return bind(fd, address, length) ? errno : 0;
 }
 
-static int bound_socket(const struct sockaddr *address, bool reuse, bool v6_only, int *result)
+static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *address, bool v6_only,
+			int *result)
 {
-	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM;
+	int fd = socket(address->sa_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	int error = 0;
 
 	if (fd < 0)
@@ -130,7 +135,7 @@ static int bound_socket(const struct sockaddr *address, bool reuse, bool v6_only
 	if (address->sa_family == AF_INET6)
 		error = set_flag(fd, IPPROTO_IPV6, IPV6_V6ONLY, v6_only);
 	if (!error)
-		error = bind_socket(fd, address, reuse);
+		error = bind_socket(fd, address, id->reuse, type);
 	if (error) {
 		close(fd);
 		return error;
@@ -142,7 +147,7 @@ static int bound_socket(const struct sockaddr *address, bool reuse, bool v6_only
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	socklen_t length = sizeof(id->id.route.addr.src_storage);
-	int error = bound_socket(address, id->reuse, id->v6_only, &id->sock);
+	int error = bound_socket(id, address, id->v6_only, &id->sock);
 
 	if (error)
 		return error;
@@ -167,10 +172,10 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 		return 0;
 	close(id->sock);
 	id->sock = -1;
-	error = bound_socket(address, id->reuse, v6_only, &id->sock);
+	error = bound_socket(id, address, v6_only, &id->sock);
 	if (!error)
 		id->v6_only = v6_only;
-	else if (bound_socket(address, id->reuse, id->v6_only, &id->sock))
+	else if (bound_socket(id, address, id->v6_only, &id->sock))
 		return EIO; /* the port was lost to somebody in between: only destroying helps */
 	return error;
 }
@@ -357,6 +362,18 @@ void soft_cm_take_addresses(struct soft_cm_id *id, int fd, const struct sockaddr
 		addresses->dst_storage = *peer;
 		unmap(&addresses->dst_storage);
 	}
+	fill_gids(id);
+}
+
+void soft_cm_set_addresses(struct soft_cm_id *id, const struct sockaddr_storage *local,
+			   const struct sockaddr_storage *peer)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+
+	addresses->src_storage = *local;
+	unmap(&addresses->src_storage);
+	addresses->dst_storage = *peer;
+	unmap(&addresses->dst_storage);
 	fill_gids(id);
 }
 

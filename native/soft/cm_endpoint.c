@@ -6,6 +6,25 @@
 
 enum { RESOLVE_MS = 2000 };
 
+int soft_cm_complete(struct soft_cm_id *id)
+{
+	const struct rdma_cm_event *event;
+
+	if (!id->synchronous)
+		return 0;
+	if (id->id.event)
+		soft_rdma_ack_cm_event(id->id.event);
+	id->id.event = NULL;
+	if (soft_rdma_get_cm_event(id->id.channel, &id->id.event))
+		return -1;
+	event = id->id.event;
+	if (!event->status)
+		return 0;
+	if (event->event == RDMA_CM_EVENT_REJECTED)
+		return soft_cm_fail(ECONNREFUSED);
+	return soft_cm_fail(event->status < 0 ? -event->status : event->status);
+}
+
 static int make_active(struct rdma_cm_id *id, struct rdma_addrinfo *res, struct ibv_pd *pd,
 		       struct ibv_qp_init_attr *attr)
 {

@@ -119,40 +119,82 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 	}
 }
 
-static int enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
-		   enum rdma_cm_event_type type, int status, const struct soft_cm_message *message)
+static void fill_destination(struct soft_cm_event *event,
+			     const struct soft_cm_destination *destination)
+{
+	struct rdma_ud_param *ud = &event->event.param.ud;
+
+	ud->ah_attr = destination->vector;
+	ud->qp_num = destination->qpn;
+	ud->qkey = destination->qkey;
+	ud->private_data_len = destination->private_data_len;
+	if (destination->private_data_len) {
+		memcpy(event->private_data, destination->private_data,
+		       destination->private_data_len);
+		ud->private_data = event->private_data;
+	}
+}
+
+/* An event that nobody has yet, to be filled in; NULL without memory. */
+static struct soft_cm_event *enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
+				     enum rdma_cm_event_type type, int status)
 {
 	struct soft_cm_channel *channel;
-	struct soft_cm_event *event;
+	struct soft_cm_event *event = calloc(1, sizeof(*event));
 
-	if (!owner->id.channel)
-		return 0; /* destroyed under a silenced id: nobody can ask */
-	event = calloc(1, sizeof(*event));
 	if (!event)
-		return ENOMEM;
+		return NULL;
 	event->owner = owner;
 	event->event.id = &about->id;
 	event->event.listen_id = owner == about ? NULL : &owner->id;
 	event->event.event = type;
 	event->event.status = status;
-	if (message)
-		fill_parameters(event, message);
 	channel = channel_of(owner->id.channel);
 	soft_list_append(&channel->events, &event->node);
 	soft_channel_signal(&channel->wake);
+	return event;
+}
+
+static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_cm_event_type type,
+		  int status, const struct soft_cm_message *message)
+{
+	struct soft_cm_event *event;
+
+	if (!owner->id.channel)
+		return 0; /* destroyed under a silenced id: nobody can ask */
+	event = enqueue(owner, about, type, status);
+	if (!event)
+		return ENOMEM;
+	if (message)
+		fill_parameters(event, message);
+	return 0;
+}
+
+int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
+			     enum rdma_cm_event_type type, int status,
+			     const struct soft_cm_destination *destination)
+{
+	struct soft_cm_event *event;
+
+	if (!owner->id.channel)
+		return 0;
+	event = enqueue(owner, about, type, status);
+	if (!event)
+		return ENOMEM;
+	fill_destination(event, destination);
 	return 0;
 }
 
 void soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message)
 {
-	(void)enqueue(id, id, type, status, message);
+	(void)report(id, id, type, status, message);
 }
 
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message)
 {
-	return enqueue(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
+	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
 }
 
 bool soft_cm_has_event(const struct soft_cm_id *id)
@@ -208,6 +250,7 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 		if (event->event.listen_id) {
 			soft_cm_id_of(event->event.id)->request_of = NULL;
 			soft_cm_listener_taken(event->owner);
+			soft_cm_service_taken(event->owner);
 		}
 	}
 	if (soft_list_empty(&channel->events))
@@ -341,52 +384,4 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	}
 	soft_cm_wait_acknowledged(id);
 	return 0;
-}
-
-/* ---- synchronous operation ----------------------------------------------------------------- */
-
-int soft_cm_complete(struct soft_cm_id *id)
-{
-	const struct rdma_cm_event *event;
-
-	if (!id->synchronous)
-		return 0;
-	if (id->id.event)
-		soft_rdma_ack_cm_event(id->id.event);
-	id->id.event = NULL;
-	if (soft_rdma_get_cm_event(id->id.channel, &id->id.event))
-		return -1;
-	event = id->id.event;
-	if (!event->status)
-		return 0;
-	if (event->event == RDMA_CM_EVENT_REJECTED)
-		return soft_cm_fail(ECONNREFUSED);
-	return soft_cm_fail(event->status < 0 ? -event->status : event->status);
-}
-
-/* ---- names --------------------------------------------------------------------------------- */
-
-const char *soft_rdma_event_str(enum rdma_cm_event_type event)
-{
-#define NAME(type) case RDMA_CM_EVENT_##type: return "RDMA_CM_EVENT_" #type
-	switch (event) {
-	NAME(ADDR_RESOLVED);
-	NAME(ADDR_ERROR);
-	NAME(ROUTE_RESOLVED);
-	NAME(ROUTE_ERROR);
-	NAME(CONNECT_REQUEST);
-	NAME(CONNECT_RESPONSE);
-	NAME(CONNECT_ERROR);
-	NAME(UNREACHABLE);
-	NAME(REJECTED);
-	NAME(ESTABLISHED);
-	NAME(DISCONNECTED);
-	NAME(DEVICE_REMOVAL);
-	NAME(MULTICAST_JOIN);
-	NAME(MULTICAST_ERROR);
-	NAME(ADDR_CHANGE);
-	NAME(TIMEWAIT_EXIT);
-	}
-#undef NAME
-	return "UNKNOWN EVENT";
 }

@@ -38,7 +38,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 		return NULL;
 	id->id.context = context;
 	id->id.ps = port_space;
-	id->id.qp_type = IBV_QPT_RC;
+	id->id.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
 	id->incarnation = soft_engine_incarnation();
 	id->sock = -1;
 	id->timewait.expired = timewait_over;
@@ -83,9 +83,9 @@ int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **
 
 	if (!id)
 		return soft_cm_fail(EINVAL);
-	if (ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB)
-		return soft_cm_fail(EPROTONOSUPPORT); /* datagram services: the device has no UD */
-	if (ps != RDMA_PS_TCP && ps != RDMA_PS_IB)
+	if (ps == RDMA_PS_IPOIB)
+		return soft_cm_fail(EPROTONOSUPPORT); /* IP over InfiniBand: there is no InfiniBand */
+	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IB)
 		return soft_cm_fail(EINVAL);
 	made = soft_cm_id_new(ps, context);
 	if (!made)
@@ -127,6 +127,9 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 	if (id->state == SOFT_CM_CONNECTED)
 		soft_cm_stream_close(id);
 	leave_handshake(id);
+	soft_cm_service_close(id);
+	soft_cm_question_end(id);
+	soft_cm_caller_end(id);
 	if (id->sock >= 0) {
 		close(id->sock);
 		id->sock = -1;
@@ -199,7 +202,7 @@ static int set_reuse(struct soft_cm_id *id, bool reuse)
 	if (error || (!reuse && id->state != SOFT_CM_IDLE))
 		return EINVAL;
 	id->reuse = reuse;
-	if (id->sock >= 0 &&
+	if (id->sock >= 0 && !soft_cm_datagrams(id) &&
 	    setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &value, sizeof(value)))
 		return errno;
 	return 0;

@@ -325,7 +325,8 @@ int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
 	if (!error && id->state == SOFT_CM_IDLE)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
-		error = open_listener(id, backlog);
+		error = soft_cm_datagrams(id) ? soft_cm_service_open(id, backlog) :
+						open_listener(id, backlog);
 	soft_unlock();
 	soft_cm_device_put();
 	return error ? soft_cm_fail(error) : 0;

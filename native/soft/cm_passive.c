@@ -129,9 +129,36 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = accept_request(id, conn_param);
+	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param) :
+					accept_request(id, conn_param);
 	soft_unlock();
-	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+	if (error)
+		return soft_cm_fail(error);
+	if (!soft_cm_datagrams(id))
+		return soft_cm_complete(id);
+	/* Nothing follows for who has told where its service is.  rdma_get_request(3): until here
+	 * the id refers to the request. */
+	if (id->synchronous && id->id.event) {
+		soft_rdma_ack_cm_event(id->id.event);
+		id->id.event = NULL;
+	}
+	return 0;
+}
+
+static int reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
+		  uint8_t private_data_len)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
+
+	if (!error && private_data_len > SOFT_CM_REJ_PRIVATE)
+		error = EINVAL;
+	if (error)
+		return error;
+	soft_cm_link_reject(id->link, reason, private_data, private_data_len);
+	id->link = NULL;
+	id->state = SOFT_CM_FAILED;
+	soft_cm_id_waits(id, false);
+	return 0;
 }
 
 int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *private_data,
@@ -146,15 +173,9 @@ int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *
 		private_data_len = 0;
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
-	if (!error && private_data_len > SOFT_CM_REJ_PRIVATE)
-		error = EINVAL;
-	if (!error) {
-		soft_cm_link_reject(id->link, reason, private_data, private_data_len);
-		id->link = NULL;
-		id->state = SOFT_CM_FAILED;
-		soft_cm_id_waits(id, false);
-	}
+	error = soft_cm_datagrams(id) ?
+			soft_cm_service_reject(id, private_data, private_data_len) :
+			reject(id, reason, private_data, private_data_len);
 	soft_unlock();
 	return error;
 }

@@ -119,18 +119,23 @@ static void init_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *att
 	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 }
 
-static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
-			   struct ibv_qp_attr *attr, int *mask)
+void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector)
 {
 	const struct rdma_ib_addr *gids = &id->id.route.addr.addr.ibaddr;
 
-	memset(&attr->ah_attr, 0, sizeof(attr->ah_attr)); /* dlid 0: the CM makes the stream */
-	attr->ah_attr.is_global = 1;
-	attr->ah_attr.port_num = id->id.port_num;
-	attr->ah_attr.grh.dgid = gids->dgid;
-	attr->ah_attr.grh.sgid_index = gid_index(&gids->sgid);
-	attr->ah_attr.grh.hop_limit = 64;
-	attr->ah_attr.grh.traffic_class = id->tos;
+	memset(vector, 0, sizeof(*vector));
+	vector->is_global = 1;
+	vector->port_num = id->id.port_num;
+	vector->grh.dgid = gids->dgid;
+	vector->grh.sgid_index = gid_index(&gids->sgid);
+	vector->grh.hop_limit = 64;
+	vector->grh.traffic_class = id->tos;
+}
+
+static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr, int *mask)
+{
+	soft_cm_fill_vector(id, &attr->ah_attr); /* dlid 0: the CM makes the stream */
 	attr->path_mtu = IBV_MTU_4096;
 	attr->dest_qp_num = id->remote_qpn;
 	attr->rq_psn = id->remote_psn;

@@ -151,6 +151,11 @@ static int disconnect(struct soft_cm_id *id)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
 
+	if (soft_cm_datagrams(id)) {
+		if (!error) /* there is nothing to end, and nobody to tell */
+			soft_cm_qp_error(id);
+		return error;
+	}
 	if (!error && id->state == SOFT_CM_CONNECTED) {
 		soft_cm_stream_close(id);
 		disconnected(id, 0);

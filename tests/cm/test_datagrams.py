@@ -14,8 +14,6 @@ from aiordma.errors import AddressError, LimitError, ServiceRejectedError
 from aiordma.verbs import QPState, QPType
 from tests.cm.conftest import address_of, expect, refused
 
-pytestmark = pytest.mark.needs("the UDP port space")
-
 
 @contextmanager
 def listening(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:

@@ -10,7 +10,7 @@ from aiordma import cm, verbs
 from aiordma.cm import ConnectionId, EventType, PortSpace
 from tests.cm.conftest import expect, refused
 
-pytestmark = pytest.mark.needs("the UDP port space")
+pytestmark = pytest.mark.needs("multicast joins")
 
 GROUP = ("239.17.4.1", 0)
 GROUP6 = ("ff05::17:4", 0)

@@ -1,0 +1,380 @@
+/* Datagram services: asked for, found, refused, asked for again; hostile and lost datagrams. */
+#include "cm_side.h"
+
+#include "soft/cm.h"
+#include "soft/cm_sidr_wire.h"
+
+static struct side datagram_side(void)
+{
+	struct side side = side_open();
+
+	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_UDP), 0);
+	CHECK_EQUAL(side.id->qp_type, IBV_QPT_UD);
+	return side;
+}
+
+static struct side serve_at(const char *text, uint16_t port, int backlog)
+{
+	union address address = address_of(text, port);
+	struct side side = datagram_side();
+
+	CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
+	CHECK_EQUAL(rdma->rdma_listen(side.id, backlog), 0);
+	return side;
+}
+
+static struct side ask_for(const char *text, uint16_t port, const void *data, uint8_t length)
+{
+	struct side side = datagram_side();
+	struct rdma_conn_param question = { .private_data = data, .private_data_len = length };
+
+	resolve_to(&side, text, port);
+	CHECK_EQUAL(rdma->rdma_connect(side.id, &question), 0);
+	return side;
+}
+
+static struct rdma_cm_id *take(struct side *service, const void *data, uint8_t length)
+{
+	struct rdma_cm_event *event =
+		expect(service->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct rdma_cm_id *id = event->id;
+
+	CHECK(event->listen_id == service->id);
+	CHECK_EQUAL(event->param.ud.private_data_len, SOFT_SIDR_REQ_PRIVATE);
+	CHECK(memcmp(event->param.ud.private_data, data, length) == 0);
+	acknowledge(event);
+	return id;
+}
+
+static void answer(struct rdma_cm_id *id, uint32_t qpn, const void *data, uint8_t length)
+{
+	struct rdma_conn_param said = { .private_data = data, .private_data_len = length,
+					.qp_num = qpn };
+
+	CHECK_EQUAL(rdma->rdma_accept(id, &said), 0);
+}
+
+static void expect_found(struct side *asker, uint32_t qpn, const void *data, uint8_t length)
+{
+	struct rdma_cm_event *event =
+		expect(asker->channel, RDMA_CM_EVENT_ESTABLISHED, asker->id);
+
+	CHECK_EQUAL(event->param.ud.qp_num, qpn);
+	CHECK_EQUAL(event->param.ud.qkey, RDMA_UDP_QKEY);
+	CHECK_EQUAL(event->param.ud.private_data_len, SOFT_SIDR_REP_PRIVATE);
+	CHECK(memcmp(event->param.ud.private_data, data, length) == 0);
+	CHECK_EQUAL(event->param.ud.ah_attr.is_global, 1);
+	CHECK(memcmp(&event->param.ud.ah_attr.grh.dgid, &asker->id->route.addr.addr.ibaddr.dgid,
+		     16) == 0);
+	acknowledge(event);
+}
+
+static void found(const char *listens, const char *asked)
+{
+	struct side service = serve_at(listens, 0, 0);
+	struct side asker = ask_for(asked, port_of(service.id), "where?", 6);
+	struct rdma_cm_id *request = take(&service, "where?", 6);
+
+	CHECK(request->verbs);
+	CHECK_EQUAL(port_of(request), port_of(service.id));
+	CHECK_EQUAL(rdma->rdma_get_dst_port(request), rdma->rdma_get_src_port(asker.id));
+	CHECK_EQUAL(request->route.addr.src_addr.sa_family, asker.id->route.addr.dst_addr.sa_family);
+	answer(request, 0x1234, "here", 4);
+	expect_found(&asker, 0x1234, "here", 4);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	expect_nothing(service.channel);
+	side_close(&asker);
+	side_close(&service);
+}
+
+static void refused(void)
+{
+	struct side service = serve_at(host, 0, 0);
+	struct side asker = ask_for(host, port_of(service.id), "?", 1);
+	struct rdma_cm_id *request = take(&service, "?", 1);
+	struct rdma_cm_event *event;
+	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = { 'n', 'o' };
+	struct pollfd come = { .events = POLLIN };
+
+	CHECK_FAILS(rdma->rdma_reject(request, data, sizeof(data)), EINVAL);
+	CHECK_EQUAL(rdma->rdma_reject(request, data, 2), 0);
+	CHECK_FAILS(rdma->rdma_reject(request, data, 2), EINVAL);
+	event = expect(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id);
+	CHECK_EQUAL(event->status, SOFT_SIDR_REJECTED);
+	CHECK(memcmp(event->param.ud.private_data, "no", 3) == 0);
+	acknowledge(event);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&asker);
+	asker = ask_for(host, port_of(service.id), "?", 1); /* nobody takes this one */
+	come.fd = service.channel->fd;
+	CHECK_EQUAL(poll(&come, 1, -1), 1);
+	side_close(&service);
+	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_REJECTED);
+	side_close(&asker);
+}
+
+static void nobody(void)
+{
+	struct side service = serve_at(host, 0, 0);
+	uint16_t port = port_of(service.id);
+	struct side asker;
+
+	side_close(&service);
+	asker = ask_for(host, port, "?", 1);
+	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_NO_SERVICE);
+	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
+	side_close(&asker);
+}
+
+/* A request outlives its listener, and a listener its requests. */
+static void ends_in_any_order(void)
+{
+	struct side service = serve_at(host, 0, 0);
+	struct side asker = ask_for(host, port_of(service.id), "?", 1);
+	struct rdma_cm_id *request = take(&service, "?", 1);
+
+	CHECK_EQUAL(rdma->rdma_destroy_id(service.id), 0);
+	service.id = NULL;
+	answer(request, 7, "", 0);
+	expect_found(&asker, 7, "", 0);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&asker);
+	side_close(&service);
+
+	service = serve_at(host, 0, 0);
+	asker = ask_for(host, port_of(service.id), "?", 1);
+	request = take(&service, "?", 1);
+	side_close(&asker); /* it does not wait for the answer */
+	answer(request, 7, "", 0);
+	side_close(&service);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+}
+
+/* A backlog of one: the second waits until the first has been taken, and is told so. */
+static void backlog(void)
+{
+	struct side service = serve_at(host, 0, 1);
+	struct side first = ask_for(host, port_of(service.id), "1", 1);
+	struct side second = ask_for(host, port_of(service.id), "2", 1);
+	struct rdma_cm_event *event =
+		expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct rdma_cm_id *request = event->id;
+	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;
+
+	acknowledge(event);
+	answer(request, 1, "", 0);
+	expect_found(first_came ? &first : &second, 1, "", 0);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	request = take(&service, first_came ? "2" : "1", 1);
+	answer(request, 2, "", 0);
+	expect_found(first_came ? &second : &first, 2, "", 0);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&first);
+	side_close(&second);
+	side_close(&service);
+}
+
+/* ---- the datagrams themselves -------------------------------------------------------------- */
+
+static int udp_socket(union address *own)
+{
+	socklen_t length = sizeof(own->storage);
+	struct timeval limit = { .tv_sec = 20 };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	*own = address_of("127.0.0.1", 0);
+	CHECK(fd >= 0);
+	CHECK_EQUAL(bind(fd, &own->any, sizeof(own->v4)), 0);
+	CHECK_EQUAL(getsockname(fd, &own->any, &length), 0);
+	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
+	return fd;
+}
+
+static void put(int fd, const union address *to, const struct soft_sidr_message *message)
+{
+	uint8_t bytes[SOFT_SIDR_MAX];
+	size_t length = soft_sidr_encode(message, bytes);
+
+	CHECK_EQUAL(sendto(fd, bytes, length, 0, &to->any, address_length(to)), (ssize_t)length);
+}
+
+static struct soft_sidr_message get(int fd, union address *from)
+{
+	struct soft_sidr_message message;
+	uint8_t bytes[SOFT_SIDR_MAX];
+	socklen_t length = sizeof(from->storage);
+	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, &from->any, &length);
+
+	CHECK(got > 0);
+	CHECK_EQUAL(soft_sidr_decode(bytes, (size_t)got, &message), 0);
+	return message;
+}
+
+/* The same question again gets the same answer, and no second request. */
+static void said_again(void)
+{
+	struct side service = serve_at("127.0.0.1", 0, 0);
+	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
+	int fd = udp_socket(&own);
+	struct soft_sidr_message question = { .type = SOFT_SIDR_REQ, .number = 77 }, got;
+	struct rdma_cm_id *request;
+
+	put(fd, &there, &question);
+	put(fd, &there, &question);
+	for (int i = 0; i < 2; i++) {
+		got = get(fd, &from);
+		CHECK_EQUAL(got.type, SOFT_SIDR_WAIT);
+		CHECK_EQUAL(got.number, 77);
+	}
+	request = take(&service, "", 0);
+	expect_nothing(service.channel);
+	answer(request, 0x99, "x", 1);
+	for (int i = 0; i < 2; i++) {
+		got = get(fd, &from);
+		CHECK_EQUAL(got.type, SOFT_SIDR_REP);
+		CHECK_EQUAL(got.number, 77);
+		CHECK_EQUAL(got.qpn, 0x99);
+		CHECK_EQUAL(got.private_data[0], 'x');
+		CHECK_EQUAL(ntohs(from.v4.sin_port), port_of(service.id));
+		put(fd, &there, &question);
+	}
+	expect_nothing(service.channel);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	close(fd);
+	side_close(&service);
+}
+
+/* What is not a question is not heard: not a word, no request. */
+static void strangers(void)
+{
+	struct side service = serve_at("127.0.0.1", 0, 0);
+	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
+	int fd = udp_socket(&own);
+	struct soft_sidr_message question = { .type = SOFT_SIDR_REQ, .number = 5 };
+	uint8_t bytes[2000];
+	size_t length = soft_sidr_encode(&question, bytes);
+
+	for (size_t cut = 0; cut < length; cut += 13)
+		CHECK(sendto(fd, bytes, cut, 0, &there.any, sizeof(there.v4)) >= 0);
+	CHECK(sendto(fd, bytes, length + 1, 0, &there.any, sizeof(there.v4)) >= 0);
+	CHECK(sendto(fd, bytes, sizeof(bytes), 0, &there.any, sizeof(there.v4)) >= 0);
+	for (size_t at = 0; at < SOFT_SIDR_HEADER; at++) {
+		bytes[at] ^= 0x55;
+		CHECK(sendto(fd, bytes, length, 0, &there.any, sizeof(there.v4)) >= 0);
+		bytes[at] ^= 0x55;
+	}
+	put(fd, &there, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP, .number = 5 });
+	put(fd, &there, &(struct soft_sidr_message){ .type = SOFT_SIDR_WAIT, .number = 5 });
+	put(fd, &there, &question);
+	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_WAIT); /* of the last one alone */
+	CHECK_EQUAL(rdma->rdma_destroy_id(take(&service, "", 0)), 0);
+	expect_nothing(service.channel);
+	close(fd);
+	side_close(&service);
+}
+
+/* Who asks: says it again when nothing comes, ignores answers to other questions, gives up. */
+static void lost_datagrams(void)
+{
+	union address own, from;
+	int fd = udp_socket(&own);
+	struct side asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "lost", 4);
+	struct soft_sidr_message first = get(fd, &from), again = get(fd, &from);
+
+	CHECK_EQUAL(first.type, SOFT_SIDR_REQ);
+	CHECK_EQUAL(again.number, first.number);
+	CHECK(memcmp(again.private_data, "lost", 4) == 0);
+	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP,
+						    .number = first.number + 1, .status = 2 });
+	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_WAIT,
+						    .number = first.number });
+	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP, .qpn = 3,
+						    .qkey = RDMA_UDP_QKEY, .lid = 0x4321,
+						    .number = first.number });
+	expect_found(&asker, 3, "", 0);
+	side_close(&asker);
+
+	soft_cm_limits.response_ms = 100;
+	asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "", 0);
+	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, -ETIMEDOUT);
+	side_close(&asker);
+	close(fd);
+}
+
+/* ---- the calls ----------------------------------------------------------------------------- */
+
+static void wrong_uses(void)
+{
+	struct side service = serve_at(host, 0, 0);
+	struct side asker = datagram_side();
+	uint8_t data[SOFT_SIDR_REQ_PRIVATE + 1] = { 0 };
+	struct rdma_conn_param question = { .private_data = data,
+					    .private_data_len = sizeof(data) };
+	struct rdma_cm_id *request;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	int mask;
+
+	CHECK_FAILS(rdma->rdma_connect(asker.id, &question), EINVAL);
+	resolve_to(&asker, host, port_of(service.id));
+	CHECK_FAILS(rdma->rdma_connect(asker.id, &question), EINVAL);
+	CHECK_EQUAL(rdma->rdma_init_qp_attr(asker.id, &attr, &mask), 0);
+	CHECK_EQUAL(mask, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+	CHECK_EQUAL(attr.qkey, RDMA_UDP_QKEY);
+	CHECK_EQUAL(rdma->rdma_connect(asker.id, NULL), 0);
+	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_reject(asker.id, NULL, 0), EINVAL);
+	request = take(&service, "", 0);
+	CHECK_FAILS(rdma->rdma_accept(request, NULL), EINVAL); /* which queue pair? */
+	question.private_data_len = SOFT_SIDR_REP_PRIVATE + 1;
+	CHECK_FAILS(rdma->rdma_accept(request, &question), EINVAL);
+	answer(request, 1, "", 0);
+	CHECK_FAILS(rdma->rdma_reject(request, NULL, 0), EINVAL);
+	expect_found(&asker, 1, "", 0);
+	CHECK_EQUAL(rdma->rdma_disconnect(asker.id), 0);
+	expect_nothing(asker.channel);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&asker);
+	side_close(&service);
+}
+
+/* A port space is a port space; within one, a port is taken once. */
+static void ports(void)
+{
+	struct side connections = listen_at(host, 0);
+	struct side service = serve_at(host, port_of(connections.id), 0);
+	struct side other = datagram_side();
+	union address address = address_of(host, port_of(service.id));
+	int on = 1;
+
+	CHECK_EQUAL(port_of(service.id), port_of(connections.id));
+	CHECK_EQUAL(rdma->rdma_set_option(other.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on,
+					  sizeof(on)), 0);
+	CHECK_FAILS(rdma->rdma_bind_addr(other.id, &address.any), EADDRINUSE);
+	side_close(&other);
+	side_close(&service);
+	side_close(&connections);
+}
+
+int main(void)
+{
+	int before;
+
+	cm_begin(60);
+	STEP(nobody());
+	before = resources(); /* with the sanitizer's own thread, which starts with the first */
+	STEP(found(host, host));
+	STEP(found("::1", "::1"));
+	STEP(found("0.0.0.0", "127.0.0.3"));
+	STEP(found("::", "::1"));
+	STEP(found("::", "127.0.0.3"));
+	STEP(refused());
+	STEP(ends_in_any_order());
+	STEP(backlog());
+	STEP(said_again());
+	STEP(strangers());
+	STEP(lost_datagrams());
+	STEP(wrong_uses());
+	STEP(ports());
+	CHECK_EQUAL(resources(), before);
+	return 0;
+}
