@@ -156,7 +156,10 @@ class ConnectionId(Multicast):
         calls.rdma_create_qp(pointer, pd.pointer, attr)
         parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, self.node]
 
+        leave_groups = self.leaving()
+
         def destroy(_: h.QPPointer) -> None:
+            leave_groups()  # a queue pair cannot go while it is attached: ibv_destroy_qp(3)
             calls.rdma_destroy_qp(pointer)
 
         node = Node("QueuePair", pointer.qp, destroy, parents)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi
@@ -57,7 +59,21 @@ class Multicast(Options):
         """
         sockaddr, _keep = as_sockaddr(address)
         self.library.calls.rdma_leave_multicast(self.pointer, sockaddr)
-        self._groups = {n: group for n, group in self._groups.items() if group != address}
+        for number in [n for n, group in self._groups.items() if group == address]:
+            del self._groups[number]
+
+    def leaving(self) -> Callable[[], None]:
+        """What leaves every group; it does not keep this object alive. For this package."""
+        calls, pointer, groups = self.library.calls, self.pointer, self._groups
+
+        def leave() -> None:
+            while groups:
+                _, address = groups.popitem()
+                sockaddr, _keep = as_sockaddr(address)
+                with contextlib.suppress(VerbsError):  # the join had failed
+                    calls.rdma_leave_multicast(pointer, sockaddr)
+
+        return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
         """The group that an event is about; None when it has been left since."""

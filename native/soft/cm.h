@@ -9,6 +9,7 @@
  *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
  *   cm_ask.c       asking for a datagram service   cm_service.c  answering, cm_sidr_wire.c
+ *   cm_multicast.c groups                          cm_migrate.c  changing channels
  *
  * Everything here is under the engine's lock (soft.h) unless it says otherwise.  What happens by
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
@@ -48,8 +49,13 @@ struct soft_cm_channel {
 	struct soft_node ids;    /* soft_cm_id.in_channel */
 };
 
+static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
+{
+	return soft_container(channel, struct soft_cm_channel, channel);
+}
+
 /* Where to send datagrams, and what was said with it: struct rdma_ud_param.  The private data is
- * copied. */
+ * copied; without a length it is a pointer of the application's (rdma_join_multicast(3)). */
 struct soft_cm_destination {
 	struct ibv_ah_attr vector;
 	uint32_t qpn;
@@ -86,6 +92,9 @@ bool soft_cm_has_event(const struct soft_cm_id *id);
 /* Drops what is queued for the id.  Requests that nobody has seen go to `orphans` (by in_channel),
  * for soft_cm_free_orphans. */
 void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans);
+
+/* Drops what is queued for the id about that group. */
+void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group);
 
 /* Waits until what was reported of the id has been acknowledged.  Not under the lock. */
 void soft_cm_wait_acknowledged(struct soft_cm_id *id);
@@ -133,6 +142,7 @@ struct soft_cm_id {
 	struct soft_cm_service *service;   /* LISTENING */
 	struct soft_cm_question *question; /* CONNECTING */
 	struct soft_cm_caller *caller;     /* of a request */
+	struct soft_node groups;           /* that it has joined (cm_multicast.c) */
 
 	/* the handshake, and the stream as long as no queue pair has it */
 	struct soft_cm_link *link;
@@ -192,6 +202,8 @@ int soft_cm_fail(int error);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Binds an id that is IDLE.  0 or an errno value; the device is the caller's business. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
+/* The GID that an address is. */
+void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address);
 /* Applies RDMA_OPTION_ID_TOS to a socket of either family. */
 void soft_cm_apply_tos(int fd, uint8_t tos);
 /* The id's addresses and GIDs: its own as the socket has it, the other side's as given (unless
@@ -281,6 +293,16 @@ void soft_cm_service_close(struct soft_cm_id *id);
 void soft_cm_caller_end(struct soft_cm_id *id);
 /* As soft_cm_listener_taken. */
 void soft_cm_service_taken(struct soft_cm_id *id);
+
+/* ---- cm_multicast.c ------------------------------------------------------------------------ */
+
+/* The application takes the event of a join: attaches the queue pair.  0 or an errno value.  Not under
+ * the lock. */
+int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid);
+/* Forgets the id's groups. */
+void soft_cm_leave_groups(struct soft_cm_id *id);
+/* Before the queue pair goes, which cannot while it is attached.  Not under the lock. */
+void soft_cm_detach_groups(struct soft_cm_id *id);
 
 /* ---- cm_endpoint.c ------------------------------------------------------------------------- */
 

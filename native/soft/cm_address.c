@@ -47,7 +47,7 @@ static void set_port(struct sockaddr *address, uint16_t port) /* network byte or
 }
 
 /* RoCE v2: an IPv4 address is a GID as an IPv4-mapped IPv6 address (IBTA annex A17). */
-static void gid_from(union ibv_gid *gid, const struct sockaddr *address)
+void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address)
 {
 	memset(gid, 0, sizeof(*gid));
 	if (address->sa_family == AF_INET) {
@@ -64,8 +64,8 @@ static void fill_gids(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
-	gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
+	soft_cm_gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
+	soft_cm_gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
 	addresses->addr.ibaddr.pkey = htons(0xffff); /* the default partition (IBTA 10.9.1.2) */
 }
 
@@ -192,7 +192,7 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 	/* rdma_bind_addr(3): a specific address means a device, the wildcard does not. */
 	if (!is_any(address)) {
 		soft_cm_device_bind(id);
-		gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
+		soft_cm_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
 	return 0;
 }

@@ -134,6 +134,7 @@ void soft_rdma_destroy_qp(struct rdma_cm_id *id)
 
 	if (!id)
 		return;
+	soft_cm_detach_groups(soft_cm_id_of(id));
 	soft_lock();
 	qp = id->qp;
 	id->qp = NULL;

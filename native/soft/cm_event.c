@@ -1,4 +1,4 @@
-/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3), rdma_migrate_id(3).
+/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3).
  *
  * An event belongs to an id (a CONNECT_REQUEST to the listener, as in librdmacm, so that the new id
  * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
@@ -32,11 +32,6 @@ static void guard_fork(void)
 {
 	/* Without memory for it the child of a fork takes its chances. */
 	(void)pthread_atfork(before_fork, after_fork, after_fork);
-}
-
-static struct soft_cm_channel *channel_of(struct rdma_event_channel *channel)
-{
-	return soft_container(channel, struct soft_cm_channel, channel);
 }
 
 struct rdma_event_channel *soft_rdma_create_event_channel(void)
@@ -77,7 +72,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 
 	if (!application)
 		return;
-	channel = channel_of(application);
+	channel = soft_cm_channel_of(application);
 	if (channel->incarnation != soft_engine_incarnation())
 		return; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);
@@ -128,6 +123,7 @@ static void fill_destination(struct soft_cm_event *event,
 	ud->qp_num = destination->qpn;
 	ud->qkey = destination->qkey;
 	ud->private_data_len = destination->private_data_len;
+	ud->private_data = destination->private_data;
 	if (destination->private_data_len) {
 		memcpy(event->private_data, destination->private_data,
 		       destination->private_data_len);
@@ -149,7 +145,7 @@ static struct soft_cm_event *enqueue(struct soft_cm_id *owner, struct soft_cm_id
 	event->event.listen_id = owner == about ? NULL : &owner->id;
 	event->event.event = type;
 	event->event.status = status;
-	channel = channel_of(owner->id.channel);
+	channel = soft_cm_channel_of(owner->id.channel);
 	soft_list_append(&channel->events, &event->node);
 	soft_channel_signal(&channel->wake);
 	return event;
@@ -199,7 +195,7 @@ int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *reque
 
 bool soft_cm_has_event(const struct soft_cm_id *id)
 {
-	const struct soft_cm_channel *channel = channel_of(id->id.channel);
+	const struct soft_cm_channel *channel = soft_cm_channel_of(id->id.channel);
 	const struct soft_node *node = channel->events.next;
 
 	for (; node != &channel->events; node = node->next)
@@ -215,7 +211,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
 
 	if (!id->id.channel)
 		return;
-	channel = channel_of(id->id.channel);
+	channel = soft_cm_channel_of(id->id.channel);
 	node = channel->events.next;
 	while (node != &channel->events) {
 		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
@@ -230,6 +226,29 @@ void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
 			soft_list_remove(&request->in_channel);
 			soft_list_append(orphans, &request->in_channel);
 		}
+		free(event);
+	}
+	if (soft_list_empty(&channel->events))
+		soft_channel_consume(&channel->wake);
+}
+
+void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group)
+{
+	struct soft_cm_channel *channel;
+	struct soft_node *node;
+
+	if (!id->id.channel)
+		return;
+	channel = soft_cm_channel_of(id->id.channel);
+	node = channel->events.next;
+	while (node != &channel->events) {
+		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+
+		node = node->next;
+		if (event->owner != id || event->event.event != RDMA_CM_EVENT_MULTICAST_JOIN ||
+		    memcmp(&event->event.param.ud.ah_attr.grh.dgid, group, sizeof(*group)))
+			continue;
+		soft_list_remove(&event->node);
 		free(event);
 	}
 	if (soft_list_empty(&channel->events))
@@ -267,7 +286,7 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 
 	if (!application || !event)
 		return soft_cm_fail(EINVAL);
-	channel = channel_of(application);
+	channel = soft_cm_channel_of(application);
 	taken = take(channel);
 	while (!taken) {
 		soft_progress();
@@ -279,6 +298,14 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 		error = soft_channel_wait(&channel->wake);
 		if (error)
 			return soft_cm_fail(error);
+	}
+	if (taken->event.event == RDMA_CM_EVENT_MULTICAST_JOIN) {
+		error = soft_cm_multicast_joined(taken->owner,
+						 &taken->event.param.ud.ah_attr.grh.dgid);
+		if (error) {
+			taken->event.event = RDMA_CM_EVENT_MULTICAST_ERROR;
+			taken->event.status = -error;
+		}
 	}
 	/* rdma_get_request(3): who asks a listener that waits is answered by an id that does. */
 	if (taken->event.listen_id && taken->owner->synchronous &&
@@ -318,70 +345,4 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	while (id->acked != reported)
 		pthread_cond_wait(&acknowledged, &acknowledge);
 	pthread_mutex_unlock(&acknowledge);
-}
-
-/* ---- moving -------------------------------------------------------------------------------- */
-
-/* The id's queued events, and the requests that they bring, to another channel. */
-static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
-			struct soft_cm_channel *to)
-{
-	struct soft_node *node = from->events.next;
-
-	while (node != &from->events) {
-		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
-		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
-
-		node = node->next;
-		if (event->owner != id && about->request_of != id)
-			continue;
-		soft_list_remove(&event->node);
-		soft_list_append(&to->events, &event->node);
-		soft_channel_signal(&to->wake);
-		if (about != id) {
-			soft_cm_id_leave(about);
-			soft_cm_id_join(about, to);
-		}
-	}
-	if (soft_list_empty(&from->events))
-		soft_channel_consume(&from->wake);
-}
-
-int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_channel *channel)
-{
-	struct soft_cm_id *id;
-	struct rdma_event_channel *old;
-	bool synchronous = !channel;
-	bool was_synchronous;
-
-	if (!application)
-		return soft_cm_fail(EINVAL);
-	id = soft_cm_id_of(application);
-	if (synchronous) {
-		channel = soft_rdma_create_event_channel();
-		if (!channel)
-			return -1;
-	}
-	soft_lock();
-	old = id->id.channel;
-	if (!old || old == channel) {
-		soft_unlock();
-		if (synchronous)
-			soft_rdma_destroy_event_channel(channel);
-		return old ? 0 : soft_cm_fail(EINVAL);
-	}
-	move_events(id, channel_of(old), channel_of(channel));
-	soft_cm_id_leave(id);
-	soft_cm_id_join(id, channel_of(channel));
-	was_synchronous = id->synchronous;
-	id->synchronous = synchronous;
-	soft_unlock();
-	if (was_synchronous) {
-		if (id->id.event)
-			soft_rdma_ack_cm_event(id->id.event);
-		id->id.event = NULL;
-		soft_rdma_destroy_event_channel(old);
-	}
-	soft_cm_wait_acknowledged(id);
-	return 0;
 }

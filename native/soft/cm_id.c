@@ -44,6 +44,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
 	soft_list_init(&id->held);
+	soft_list_init(&id->groups);
 	return id;
 }
 
@@ -130,6 +131,7 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 	soft_cm_service_close(id);
 	soft_cm_question_end(id);
 	soft_cm_caller_end(id);
+	soft_cm_leave_groups(id);
 	if (id->sock >= 0) {
 		close(id->sock);
 		id->sock = -1;

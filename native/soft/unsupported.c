@@ -62,29 +62,3 @@ void soft_ibv_unimport_dm(struct ibv_dm *dm)
 {
 	(void)dm;
 }
-
-int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
-{
-	(void)id;
-	(void)addr;
-	(void)context;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *mc_join_attr, void *context)
-{
-	(void)id;
-	(void)mc_join_attr;
-	(void)context;
-	errno = EOPNOTSUPP;
-	return -1;
-}
-
-int soft_rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr)
-{
-	(void)id;
-	(void)addr;
-	errno = EOPNOTSUPP;
-	return -1;
-}

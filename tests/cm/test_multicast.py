@@ -10,8 +10,6 @@ from aiordma import cm, verbs
 from aiordma.cm import ConnectionId, EventType, PortSpace
 from tests.cm.conftest import expect, refused
 
-pytestmark = pytest.mark.needs("multicast joins")
-
 GROUP = ("239.17.4.1", 0)
 GROUP6 = ("ff05::17:4", 0)
 
