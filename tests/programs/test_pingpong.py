@@ -22,6 +22,8 @@ SIZE = 3000
         ("ibv_rc_pingpong", "-e -t -N"),
         ("ibv_uc_pingpong", ""),
         ("ibv_uc_pingpong", "-e"),
+        ("ibv_ud_pingpong", ""),
+        ("ibv_ud_pingpong", "-e"),
         ("ibv_srq_pingpong", ""),
         ("ibv_srq_pingpong", "-e"),
     ],

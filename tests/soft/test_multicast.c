@@ -60,13 +60,6 @@ static void expect(struct side *side, uint64_t seed, const struct address *from,
 	CHECK_EQUAL(post_recv_at(side, 1, 4096, 4096), 0);
 }
 
-static void nothing(struct side *side)
-{
-	struct ibv_wc wc;
-
-	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
-}
-
 static void open_member(struct side *side)
 {
 	ud_open(side, (struct options){.signal_none = true});

@@ -79,4 +79,41 @@ static inline int ud_post(struct side *side, struct ud_request request)
 	return side->context->ops.post_send(side->qp, &wr, &bad);
 }
 
+/* The path from one side to the other, by the GIDs that both use. */
+static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
+{
+	const struct address address = address_of_side(to);
+
+	return ud_path(side, &address, side->options.gid ? side->options.gid - 1 : 0);
+}
+
+static inline void open_two(struct side *a, struct side *b)
+{
+	ud_open(a, (struct options){0});
+	ud_open(b, (struct options){0});
+}
+
+static inline struct ibv_wc poll_one(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 1); /* within a process it is there at once */
+	return wc;
+}
+
+static inline void nothing(struct side *side)
+{
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+}
+
+/* An empty message. */
+static inline void send_with(struct side *a, struct ibv_ah *ah, const struct side *b, uint32_t qkey)
+{
+	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = ah, .qpn = b->qp->qp_num, .qkey = qkey,
+						   .wr_id = 2}), 0);
+	CHECK_EQUAL(poll_one(a).status, IBV_WC_SUCCESS);
+}
+
 #endif

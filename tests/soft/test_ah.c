@@ -1,0 +1,103 @@
+/* Address handles: ibv_create_ah(3), ibv_create_ah_from_wc(3). */
+#include "ud_side.h"
+
+#include <arpa/inet.h>
+
+static void address_handles(void)
+{
+	struct side side;
+	struct ibv_device_attr device;
+	struct ibv_ah_attr attr;
+
+	open_side(&side, (struct options){.ud = true});
+	struct address address = address_of_side(&side);
+	const struct ibv_ah_attr good = {
+		.grh = {.dgid = address.gid}, .dlid = address.lid, .is_global = 1, .port_num = 1};
+
+	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
+	      device.max_total_mcast_qp_attach > 0);
+	for (int wrong = 0; wrong < 2; wrong++) {
+		attr = good;
+		if (wrong == 0)
+			attr.port_num = 2;
+		if (wrong == 1)
+			attr.grh.sgid_index = 254;
+		errno = 0;
+		CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == EINVAL);
+	}
+	attr = good;
+	struct ibv_ah *ah = verbs->ibv_create_ah(side.pd, &attr);
+
+	CHECK(ah && ah->pd == side.pd && ah->context == side.context);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
+	side.qp = NULL;
+	CHECK_EQUAL(verbs->ibv_dereg_mr(side.mr), 0);
+	side.mr = NULL;
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(side.pd), EBUSY); /* ibv_alloc_pd(3) */
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+
+	/* As many as the device says, and no more. */
+	struct ibv_ah **all = calloc((size_t)device.max_ah, sizeof(*all));
+
+	CHECK(all);
+	for (int i = 0; i < device.max_ah; i++)
+		CHECK(all[i] = verbs->ibv_create_ah(side.pd, &attr));
+	errno = 0;
+	CHECK(!verbs->ibv_create_ah(side.pd, &attr) && errno == ENOMEM);
+	for (int i = 0; i < device.max_ah; i++)
+		CHECK_EQUAL(verbs->ibv_destroy_ah(all[i]), 0);
+	free(all);
+	close_side(&side);
+}
+
+/* ibv_init_ah_from_wc(3). */
+static void address_from_wc(void)
+{
+	struct side side;
+	struct ibv_grh grh = {.version_tclass_flow = htonl(6u << 28 | 7 << 20 | 9), .hop_limit = 3};
+	struct ibv_wc wc = {.slid = 77, .sl = 5, .wc_flags = IBV_WC_GRH, .dlid_path_bits = 2};
+	struct ibv_ah_attr attr;
+
+	open_side(&side, (struct options){.ud = true});
+	CHECK_EQUAL(verbs->ibv_query_gid(side.context, 1, 0, &grh.dgid), 0);
+	fill(grh.sgid.raw, 16, 1);
+	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, &grh, &attr), 0);
+	CHECK_EQUAL(attr.dlid, 77);
+	CHECK_EQUAL(attr.sl, 5);
+	CHECK_EQUAL(attr.src_path_bits, 2);
+	CHECK_EQUAL(attr.port_num, 1);
+	CHECK_EQUAL(attr.is_global, 1);
+	CHECK_EQUAL(attr.grh.sgid_index, 0);
+	CHECK_EQUAL(attr.grh.traffic_class, 7);
+	CHECK_EQUAL(attr.grh.flow_label, 9);
+	CHECK_EQUAL(attr.grh.hop_limit, 3);
+	CHECK(!memcmp(&attr.grh.dgid, &grh.sgid, 16));
+	/* Not an address of this host, a multicast one, neither version of IP. */
+	for (int wrong = 0; wrong < 3; wrong++) {
+		struct ibv_grh bad = grh;
+
+		if (wrong == 0)
+			bad.dgid.raw[15] = 99;
+		if (wrong == 1)
+			bad.dgid.raw[0] = 0xff;
+		if (wrong == 2)
+			bad.version_tclass_flow = 0;
+		CHECK_FAILS(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, &bad, &attr),
+			    wrong == 2 ? EPROTONOSUPPORT : EINVAL);
+		CHECK(!verbs->ibv_create_ah_from_wc(side.pd, &wc, &bad, 1));
+	}
+	wc.wc_flags = 0;
+	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side.context, 1, &wc, NULL, &attr), 0);
+	CHECK_EQUAL(attr.is_global, 0);
+	CHECK_EQUAL(attr.dlid, 77);
+	close_side(&side);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(address_handles());
+	STEP(address_from_wc());
+	return 0;
+}
