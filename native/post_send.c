@@ -150,8 +150,10 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	struct ibv_mw_bind_info info;
 
 	qp->wr_id = send->wr_id;
-	/* Inline is not a flag here but another setter. */
-	qp->wr_flags = send->send_flags & ~(uint32_t)IBV_SEND_INLINE;
+	/* Inline is not a flag here but another setter; rdma_rxe's needs the flag all the same. */
+	qp->wr_flags = send->send_flags;
+	if (!send->num_sge)
+		qp->wr_flags &= ~(unsigned int)IBV_SEND_INLINE;
 	switch (send->opcode) {
 	case IBV_WR_RDMA_WRITE:
 		BUILD(wr_rdma_write, send->rkey, send->remote_addr);

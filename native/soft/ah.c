@@ -22,12 +22,14 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_path *path)
 		.sl = attr->sl & 15,
 		.hop_limit = DEFAULT_HOP_LIMIT,
 	};
-	if (attr->port_num != 1 || soft_gid_at(attr->is_global ? attr->grh.sgid_index : 0, &own))
+	if (attr->is_global)
+		path->destination = attr->grh.dgid;
+	if (attr->port_num != 1 || soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
+						   &path->destination, &own))
 		return EINVAL;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;
 	if (attr->is_global) {
-		path->destination = attr->grh.dgid;
 		path->traffic_flow = (uint32_t)attr->grh.traffic_class << 20 |
 				     (attr->grh.flow_label & 0xfffff);
 		if (attr->grh.hop_limit)

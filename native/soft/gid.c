@@ -130,6 +130,17 @@ int soft_gid_at(int index, struct soft_gid *gid)
 	return 0;
 }
 
+int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
+{
+	struct in6_addr ours, theirs;
+
+	if (soft_gid_at(index, gid))
+		return EINVAL;
+	memcpy(&ours, gid->gid.raw, sizeof(ours));
+	memcpy(&theirs, to->raw, sizeof(theirs));
+	return !IN6_IS_ADDR_V4MAPPED(&ours) == !IN6_IS_ADDR_V4MAPPED(&theirs) ? 0 : EINVAL;
+}
+
 int soft_gid_index(const union ibv_gid *gid)
 {
 	int index = find(table, table_length, gid);

@@ -103,6 +103,8 @@ int soft_gid_count(void);
 bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
 void soft_gid_forget(void);
 int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
+/* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
+int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 bool soft_gid_is_local(const union ibv_gid *gid);
 /* The socket address that a GID stands for; port in host order.  Returns its length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);

@@ -349,7 +349,7 @@ static int check_address(const struct ibv_ah_attr *ah)
 
 	if (ah->port_num != 1)
 		return EINVAL;
-	return ah->is_global ? soft_gid_at(ah->grh.sgid_index, &gid) : 0;
+	return ah->is_global ? soft_gid_source(ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
 }
 
 static int check_values(const struct ibv_qp_attr *attr, int mask)

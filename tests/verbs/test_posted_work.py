@@ -223,7 +223,7 @@ def test_the_first_failure_is_the_cause_of_the_rest(pair: tuple[End, End]) -> No
         sge = verbs.ScatterGatherElement(one.mr.addr, 8, one.mr.lkey)
         batch.read([sge], two.mr.addr, two.mr.rkey ^ 0x5A5A5A00, wr_id=1)
         batch.write([sge], two.mr.addr, two.mr.rkey, wr_id=2)
-    done = {wc.wr_id: wc for wc in one.completions(2)}
+    done = {wc.wr_id: wc for wc in one.completions(3)}
     with pytest.raises(RemoteAccessError, match=f"read on queue pair {one.qp.qp_num:#x}") as caught:
         done[1].raise_for_status()
     first = caught.value
@@ -231,8 +231,7 @@ def test_the_first_failure_is_the_cause_of_the_rest(pair: tuple[End, End]) -> No
     with pytest.raises(WorkRequestFlushedError, match=r"write on queue pair") as flushed:
         done[2].raise_for_status()
     assert flushed.value.__cause__ is first
-    one.qp.to_error()
-    receive = one.completion().error()
+    receive = done[5].error()
     assert isinstance(receive, WorkCompletionError)
     assert (receive.operation, receive.__cause__) == ("receive", first)
     one.qp.to_reset()

@@ -1,0 +1,245 @@
+"""From exchanged endpoints to a queue pair that works: every type, every knob, every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import select
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import ProtocolError, VerbsError
+from aiordma.verbs import (
+    GID,
+    MTU,
+    AddressVector,
+    Endpoint,
+    EventType,
+    GIDType,
+    PortState,
+    QPState,
+    QPType,
+    ScatterGatherElement,
+    WCOpcode,
+)
+from aiordma.verbs.routes import source_entry
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+
+def sge(end: End, offset: int = 0, length: int = 8) -> ScatterGatherElement:
+    return ScatterGatherElement(end.mr.addr + offset, length, end.mr.lkey)
+
+
+# --- unreliable connections --------------------------------------------------------------------
+
+
+def test_an_unreliable_connection(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(qp_type=QPType.UC)
+    there = one.qp.query()
+    assert there.qp_state is QPState.RTS
+    assert there.dest_qp_num == two.qp.qp_num
+    assert there.path_mtu == one.qp.context.query_port().active_mtu
+    assert there.sq_psn == two.qp.query().rq_psn
+    endpoint = one.qp.endpoint()
+    assert endpoint.qp_type is QPType.UC
+    assert endpoint.max_rd_atomic == endpoint.max_dest_rd_atomic == 0
+    assert Endpoint.unpack(endpoint.pack()) == endpoint
+    one.mr.buf[:8] = b"12345678"
+    with two.qp.recv_batch() as receives:
+        receives.recv([sge(two, 64)], wr_id=1)
+        receives.recv(wr_id=2)
+    with one.qp.batch() as batch:
+        batch.send([sge(one)], wr_id=3, imm=99)
+        batch.write([sge(one)], two.mr.addr, two.mr.rkey, wr_id=4, imm=5)
+    assert [wc.wr_id for wc in one.completions(2)] == [3, 4]
+    first, second = two.completions(2)
+    assert (first.wr_id, first.imm_data, first.byte_len) == (1, 99, 8)
+    assert (second.opcode, second.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 5)
+    assert bytes(two.mr.buf[:8]) == bytes(two.mr.buf[64:72]) == b"12345678"
+
+
+# --- what is negotiated ------------------------------------------------------------------------
+
+
+def test_the_smaller_mtu_and_the_smaller_depths(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq) as qp, pd.create_qp(cq) as peer:
+        mine = qp.endpoint(max_rd_atomic=4, max_dest_rd_atomic=2)
+        theirs = dataclasses.replace(
+            peer.endpoint(max_rd_atomic=1, max_dest_rd_atomic=8), mtu=MTU.MTU_512
+        )
+        qp.connect(mine, theirs)
+        there = qp.query()
+        assert there.path_mtu is MTU.MTU_512
+        assert there.max_rd_atomic == 4
+        assert there.max_dest_rd_atomic == 1
+        assert there.ah_attr.dgid == GID(theirs.gid)
+
+
+def test_an_endpoint_of_a_later_version_is_refused(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq) as qp:
+        packed = bytearray(qp.endpoint().pack())
+    for offset, value, message in ((4, 2, "version 2"), (5, 0x81, "flags 0x81")):
+        changed = bytearray(packed)
+        changed[offset] = value
+        with pytest.raises(ProtocolError, match=message):
+            Endpoint.unpack(changed)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(QPType.RC, QPType.UC), (QPType.UC, QPType.RC), (QPType.RC, QPType.UD)]
+)
+def test_types_that_do_not_fit(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, ours: QPType, theirs: QPType
+) -> None:
+    with pd.create_qp(cq, qp_type=ours) as qp, pd.create_qp(cq, qp_type=theirs) as peer:
+        message = f"the peer's queue pair is {theirs.name}, not {ours.name}"
+        with pytest.raises(ValueError, match=message):
+            qp.connect(qp.endpoint(), peer.endpoint())
+        assert qp.state is QPState.RESET
+
+
+def test_both_sides_keep_to_one_version_of_roce(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cards have each address twice, as RoCE v1 and as v2: the endpoint says which is meant."""
+    with pd.create_qp(cq) as qp:
+        chosen = qp.context.choose_gid()
+        older = dataclasses.replace(
+            chosen, gid_index=chosen.gid_index + 7, gid_type=GIDType.ROCE_V1
+        )
+        monkeypatch.setattr(qp.context, "query_gid_table", lambda: [older, chosen])
+        assert source_entry(qp.context, qp.endpoint()) is chosen
+        endpoint = Endpoint.unpack(qp.endpoint(older).pack())
+        assert endpoint.is_roce_v1
+        assert source_entry(qp.context, endpoint) is older
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [PortState.DOWN, PortState.INIT])
+def test_a_port_that_is_not_active(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    state: PortState,
+) -> None:
+    with pd.create_qp(cq) as qp, pd.create_qp(cq, qp_type=QPType.UD) as datagrams:
+        mine, other = qp.endpoint(), datagrams.endpoint()
+        port = dataclasses.replace(qp.context.query_port(), state=state)
+        monkeypatch.setattr(qp.context, "query_port", lambda port_num=1: port)
+        message = f"port 1 of {qp.context.name} is {state.name}, not ACTIVE"
+        for call in (
+            qp.endpoint,
+            lambda: qp.connect(mine, mine),
+            lambda: datagrams.start(other),
+            lambda: datagrams.destination(other, other),
+        ):
+            with pytest.raises(VerbsError, match=message) as caught:
+                call()
+            assert caught.value.errno == errno.ENETDOWN
+        assert qp.state is datagrams.state is QPState.RESET
+
+
+def bad_ways(context: verbs.Context) -> list[tuple[AddressVector, str]]:
+    """Ways that cannot be, and what is said of them."""
+    best = context.choose_gid()
+    other = GID.from_ip("2001:db8::1" if best.gid.ip.version == 4 else "192.0.2.1")
+    ways = [(AddressVector(dgid=best.gid, sgid_index=200), f"GID index 200 of port 1 of "
+             f"{context.name}, which is empty; GID index {best.gid_index} ")]  # fmt: skip
+    ways += [
+        (
+            AddressVector(dgid=other, sgid_index=best.gid_index),
+            f"to {other} by GID index {best.gid_index} ({best.gid}, ",
+        )
+    ]
+    return ways
+
+
+def test_a_way_that_cannot_be(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    for vector, text in bad_ways(pd.context):
+        with pd.create_qp(cq) as qp:
+            qp.to_init()
+            with pytest.raises(VerbsError, match="INIT -> RTR to ") as caught:
+                qp.to_rtr(vector, dest_qp_num=qp.qp_num)
+            assert caught.value.verb == "ibv_modify_qp"
+            assert text in str(caught.value)
+            assert qp.query().qp_state is QPState.INIT
+        with pytest.raises(VerbsError, match="an address handle to ") as caught:
+            pd.create_ah(vector)
+        assert caught.value.verb == "ibv_create_ah"
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH], ids=errno.errorcode.get
+)
+def test_no_route(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    """What the kernel answers when it cannot resolve the peer's address."""
+    calls = pd.context.library.calls
+    best = pd.context.choose_gid()
+    vector = AddressVector(dgid=best.gid, sgid_index=best.gid_index)
+
+    def refuse(*arguments: object) -> None:
+        raise VerbsError(code, "ibv_modify_qp")
+
+    with pd.create_qp(cq) as qp:
+        qp.to_init()
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "ibv_modify_qp", refuse)
+            with pytest.raises(VerbsError, match="there is no way to the peer from there") as c:
+                qp.to_rtr(vector, dest_qp_num=qp.qp_num)
+        assert c.value.errno == code
+        assert f"to {best.gid} by GID index {best.gid_index}" in str(c.value)
+
+
+# --- stopping and going on ---------------------------------------------------------------------
+
+
+def test_drained_and_resumed(context: verbs.Context, pair: tuple[End, End]) -> None:
+    """IBTA volume 1, clause 10.3.1.5: what is posted in SQD waits."""
+    one, two = pair
+    one.mr.buf[:8] = b"12345678"
+    one.qp.to_sqd(notify=True)
+    events: list[verbs.AsyncEvent] = []
+    while not any(event.type is EventType.SQ_DRAINED for event in events):
+        assert select.select([context.async_fd], [], [], 30)[0]
+        events += context.async_events()
+    there = one.qp.query()
+    assert (there.qp_state, there.sq_draining) == (QPState.SQD, False)
+    with one.qp.batch() as batch:
+        batch.write([sge(one)], two.mr.addr, two.mr.rkey, wr_id=1)
+    assert one.cq.poll() == []
+    one.qp.resume()
+    assert one.completion().wr_id == 1
+    assert bytes(two.mr.buf[:8]) == b"12345678"
+    assert one.qp.query().qp_state is QPState.RTS
+
+
+@pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UC], ids=lambda qp_type: qp_type.name)
+def test_used_again_with_other_numbers(connected_pair: ConnectedPair, qp_type: QPType) -> None:
+    one, two = connected_pair(qp_type=qp_type)
+    for round in range(3):
+        for end in (one, two):
+            end.qp.to_error()
+            end.qp.to_reset()
+        first, second = one.qp.endpoint(), two.qp.endpoint()
+        one.qp.connect(first, second)
+        two.qp.connect(second, first)
+        two.qp.post_recv_one(round, two.mr.addr, 8, two.mr.lkey)
+        with one.qp.batch() as batch:
+            batch.send([sge(one)], wr_id=round)
+        assert one.completion().wr_id == two.completion().wr_id == round
