@@ -84,6 +84,12 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
+static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
+{
+	return datagram->from == qp->ibv.qp_num && datagram->lid == soft_listener_port() &&
+	       soft_gid_is_local(&datagram->source);
+}
+
 static void take(struct soft_source *source, const struct soft_datagram *datagram,
 		 const uint8_t *payload, uint32_t length)
 {
@@ -93,9 +99,12 @@ static void take(struct soft_source *source, const struct soft_datagram *datagra
 	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid)))
 		return;
 	for (struct soft_node *node = group->members.next; node != &group->members;
-	     node = node->next)
-		soft_ud_receive(soft_list_entry(node, struct attachment, of_group)->qp, datagram,
-				payload, length);
+	     node = node->next) {
+		struct soft_qp *qp = soft_list_entry(node, struct attachment, of_group)->qp;
+
+		if (!qp->block_own || !is_own(qp, datagram))
+			soft_ud_receive(qp, datagram, payload, length);
+	}
 }
 
 static void ready(struct soft_source *source, uint32_t events)

@@ -413,6 +413,7 @@ struct soft_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
+	bool block_own;      /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the address has dlid 0 */
 	bool stream_lost;    /* there was one, and it is gone: nothing can be sent any more */
 	bool unheard;        /* UC: nobody is there, so what is sent is lost at once */

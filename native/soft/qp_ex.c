@@ -412,8 +412,14 @@ void soft_batch_destroy(struct soft_batch *batch)
 	free(batch);
 }
 
+static uint32_t flags_of(const struct ibv_qp_init_attr_ex *attr)
+{
+	return attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
+}
+
 static int check(const struct ibv_qp_init_attr_ex *attr)
 {
+	uint32_t flags = attr->qp_type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
 	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
 			       IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER |
 			       IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH |
@@ -424,7 +430,7 @@ static int check(const struct ibv_qp_init_attr_ex *attr)
 	if (attr->comp_mask &
 	    (IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH))
 		return EOPNOTSUPP;
-	if ((attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr->create_flags) ||
+	if (flags_of(attr) & ~flags ||
 	    (attr->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER && attr->max_tso_header))
 		return EOPNOTSUPP;
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS &&
@@ -464,6 +470,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 		return NULL;
 	}
 	attr->cap = init.cap;
+	soft_qp_of(ibv)->block_own = flags_of(attr);
 	if (batch) {
 		soft_qp_of(ibv)->batch = batch;
 		set_calls(&soft_qp_of(ibv)->ex);

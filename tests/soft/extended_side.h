@@ -29,6 +29,7 @@ struct extras {
 	uint32_t cqe;         /* 256 if 0 */
 	uint64_t operations;  /* for wr_*; no extended queue pair if 0 */
 	uint32_t inline_data; /* 256 if 0 */
+	uint32_t create_flags;
 };
 
 static inline struct ibv_qp_init_attr_ex qp_attr_ex(struct side *side, struct extras extras)
@@ -38,9 +39,11 @@ static inline struct ibv_qp_init_attr_ex qp_attr_ex(struct side *side, struct ex
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
 		.cap = {8, 8, 4, 4, extras.inline_data ? extras.inline_data : 256},
-		.qp_type = IBV_QPT_RC,
+		.qp_type = side->options.ud ? IBV_QPT_UD : side->options.uc ? IBV_QPT_UC : IBV_QPT_RC,
 		.sq_sig_all = !side->options.signal_none,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
+			     IBV_QP_INIT_ATTR_CREATE_FLAGS,
+		.create_flags = extras.create_flags,
 		.pd = side->pd,
 		.send_ops_flags = extras.operations,
 	};

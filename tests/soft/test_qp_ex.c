@@ -1,5 +1,6 @@
 /* Queue pairs made by create_qp_ex, and posting by building (ibv_wr_post(3)). */
 #include "extended_side.h"
+#include "ud_side.h"
 
 enum {
 	RC_OPERATIONS = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
@@ -48,6 +49,8 @@ static void creating(void)
 	attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
 	attr.create_flags = IBV_QP_CREATE_SCATTER_FCS;
 	try_qp(&a, attr, EOPNOTSUPP);
+	attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB; /* of datagrams only */
+	try_qp(&a, attr, EOPNOTSUPP);
 	attr.create_flags = 0;
 	attr.max_tso_header = 64;
 	try_qp(&a, attr, EOPNOTSUPP);
@@ -55,6 +58,26 @@ static void creating(void)
 	attr.cap.max_send_sge = 1000;
 	try_qp(&a, attr, EINVAL);
 	CHECK(!extended(a.context)->open_qp && !extended(a.context)->open_xrcd);
+
+	/* What needs answers, or a connection: ibv_wr_post(3), "QP Type Supported". */
+	static const struct {
+		enum ibv_qp_type type;
+		uint64_t operations;
+	} unconnected[] = {
+		{IBV_QPT_UC, IBV_QP_EX_WITH_RDMA_READ},
+		{IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP},
+		{IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD},
+		{IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_WRITE},
+		{IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_READ},
+		{IBV_QPT_UD, IBV_QP_EX_WITH_BIND_MW},
+		{IBV_QPT_UD, IBV_QP_EX_WITH_SEND_WITH_INV},
+	};
+
+	for (size_t i = 0; i < sizeof(unconnected) / sizeof(unconnected[0]); i++) {
+		attr = qp_attr_ex(&a, (struct extras){.operations = unconnected[i].operations});
+		attr.qp_type = unconnected[i].type;
+		try_qp(&a, attr, EOPNOTSUPP);
+	}
 
 	/* A queue pair without send_ops_flags is not an extended one. */
 	attr = qp_attr_ex(&a, (struct extras){0});
@@ -138,6 +161,118 @@ static void operations(void)
 	CHECK_EQUAL(number, 42);
 	memcpy(&number, b.memory + 8192, 8);
 	CHECK_EQUAL(number, 99);
+	close_pair(&a, &b);
+}
+
+static void unreliable(void)
+{
+	struct side a, b;
+
+	open_extended_pair(&a, &b, (struct options){.uc = true},
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND_WITH_IMM |
+							 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM});
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	fill(a.memory, 200, 1);
+	CHECK_EQUAL(post_recv_at(&b, 1, 8192, 64), 0);
+	CHECK_EQUAL(post_recv_at(&b, 2, 8192, 64), 0);
+	qp->wr_start(qp);
+	qp->wr_rdma_write_imm(qp, b.mr->rkey, (uintptr_t)b.memory, 5);
+	sge(qp, &a, 0, 200);
+	qp->wr_send_imm(qp, 6);
+	sge(qp, &a, 0, 64);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
+	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).imm_data, 6);
+	CHECK(filled(b.memory, 200, 1) && filled(b.memory + 8192, 64, 1));
+	close_pair(&a, &b);
+}
+
+static void datagrams(void)
+{
+	const struct extras extras = {.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM};
+	struct side a, b;
+
+	open_extended_side(&a, (struct options){.ud = true}, extras);
+	open_extended_side(&b, (struct options){.ud = true}, extras);
+	ud_bring_up(&a, QKEY);
+	ud_bring_up(&b, QKEY);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+	struct address to = address_of_side(&b);
+	struct ibv_ah *ah = ud_path(&a, &to, 0);
+
+	CHECK(ah);
+	fill(a.memory, 64, 1);
+	for (unsigned i = 1; i <= 2; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 4096 * i, 4096), 0);
+	qp->wr_start(qp);
+	qp->wr_id = 1;
+	qp->wr_send_imm(qp, 77);
+	qp->wr_set_ud_addr(qp, ah, to.qpn, QKEY);
+	sge(qp, &a, 0, 64);
+	qp->wr_id = 2;
+	qp->wr_send(qp);
+	qp->wr_set_inline_data(qp, a.memory, 32);
+	qp->wr_set_ud_addr(qp, ah, to.qpn, QKEY); /* setters in any order */
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect_wc(&b, 1, IBV_WC_SUCCESS);
+
+	CHECK(wc.imm_data == 77 && wc.byte_len == GRH + 64 && wc.src_qp == a.qp->qp_num);
+	CHECK(filled(b.memory + 4096 + GRH, 64, 1));
+	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).byte_len, GRH + 32);
+	/* Without an address nothing of the batch is sent. */
+	qp->wr_start(qp);
+	qp->wr_send(qp);
+	qp->wr_set_ud_addr(qp, ah, to.qpn, QKEY);
+	qp->wr_send(qp);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_pair(&a, &b);
+}
+
+/* IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: others of the group hear it, the sender does not. */
+static void no_echo(void)
+{
+	const union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [15] = 77}};
+	struct side a, b;
+
+	open_extended_side(&a, (struct options){.ud = true},
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND,
+					   .create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB});
+	open_extended_side(&b, (struct options){.ud = true},
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND});
+	struct side *sides[] = {&a, &b};
+
+	for (int i = 0; i < 2; i++) {
+		ud_bring_up(sides[i], QKEY);
+		CHECK_EQUAL(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0), 0);
+		for (uint64_t j = 1; j <= 2; j++)
+			CHECK_EQUAL(post_recv_at(sides[i], j, 4096, 4096), 0);
+	}
+	for (int i = 0; i < 2; i++) { /* a, then b */
+		struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(sides[i]->qp);
+		struct address to = {.gid = group};
+		struct ibv_ah *ah = ud_path(sides[i], &to, 0);
+
+		CHECK(ah);
+		qp->wr_start(qp);
+		qp->wr_id = 9;
+		qp->wr_send(qp);
+		qp->wr_set_ud_addr(qp, ah, 0xffffff, QKEY);
+		qp->wr_set_inline_data(qp, "hello", 5);
+		CHECK_EQUAL(qp->wr_complete(qp), 0);
+		expect_wc(sides[i], 9, IBV_WC_SUCCESS);
+		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+		/* b hears both, a only b's. */
+		CHECK_EQUAL(expect_wc(&b, (uint64_t)i + 1, IBV_WC_SUCCESS).src_qp,
+			    sides[i]->qp->qp_num);
+	}
+	CHECK_EQUAL(expect_wc(&a, 1, IBV_WC_SUCCESS).src_qp, b.qp->qp_num);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0), 0);
 	close_pair(&a, &b);
 }
 
@@ -442,6 +577,9 @@ int main(void)
 	limit_seconds(60);
 	STEP(creating());
 	STEP(operations());
+	STEP(unreliable());
+	STEP(datagrams());
+	STEP(no_echo());
 	STEP(windows());
 	STEP(inline_data());
 	STEP(mistakes());
