@@ -358,10 +358,18 @@ static void moderating(void)
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* Destroyed with an event held back. */
-	CHECK_EQUAL(moderate(&b, 100, 1000), 0);
+	/* Destroyed with an event held back: its time comes and goes before that of another. */
+	struct side c, d;
+
+	open_pair(&c, &d, (struct options){0});
+	CHECK_EQUAL(d.context->ops.req_notify_cq(d.cq, 0), 0);
+	CHECK_EQUAL(moderate(&d, 100, 20000), 0);
+	CHECK_EQUAL(moderate(&b, 100, 5000), 0);
 	arrive(&a, &b);
 	close_pair(&a, &b);
+	arrive(&c, &d);
+	take_event(&d);
+	close_pair(&c, &d);
 }
 
 /* Two threads read one CQ, one after the other from start to end, while a third completes. */

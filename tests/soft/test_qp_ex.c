@@ -362,7 +362,9 @@ static void inline_data(void)
 	struct ibv_data_buf list[] = {{first, 4}, {second, 0}, {third, 3}};
 
 	open_extended_pair(&a, &b, (struct options){.signal_none = true},
-			   (struct extras){.operations = IBV_QP_EX_WITH_SEND, .inline_data = 16});
+			   (struct extras){.operations = IBV_QP_EX_WITH_SEND |
+							 IBV_QP_EX_WITH_RDMA_READ,
+					   .inline_data = 16});
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 6; i++)
@@ -394,6 +396,13 @@ static void inline_data(void)
 	CHECK_EQUAL(expect_wc(&b, 5, IBV_WC_SUCCESS).byte_len, 5);
 	CHECK(!memcmp(b.memory + 64 * 5, "later", 5));
 	CHECK_EQUAL(expect_wc(&b, 6, IBV_WC_SUCCESS).byte_len, 7);
+	/* A read without data is none either. */
+	qp->wr_start(qp);
+	qp->wr_id = 7;
+	qp->wr_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+	qp->wr_rdma_read(qp, b.mr->rkey, (uintptr_t)b.memory);
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	expect_wc(&a, 7, IBV_WC_SUCCESS);
 	CHECK(!memcmp(b.memory + 64 * 6, "one two", 7));
 	close_pair(&a, &b);
 }
