@@ -180,8 +180,8 @@ class Driver(_Shared):
         return cq
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
-        cq.release(entries)
-        if not cq.reserved and cq is not self._cqs[0]:
+        cq.release_when_empty(entries)
+        if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             cq.close()
             # Closing takes the channel's events, those of other queues too: look at them.

@@ -1,4 +1,5 @@
-/* Many receives or completions per crossing from Python into C; post_send.c has the sends.
+/* Many receives or completions per crossing from Python into C; post_send.c has the sends,
+ * completion.c what a completion is.
  *
  * A crossing costs more than a post (measured: 190 ns per completion when each field is read from
  * Python, 50 ns when packed here), so Python hands over arrays and gets arrays.
@@ -68,36 +69,6 @@ int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint
 	uint32_t posted;
 
 	return aiordma_post_recv(qp, &recv, 1, &sge, &posted);
-}
-
-int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity)
-{
-	int total = 0;
-
-	while (total < capacity) {
-		struct ibv_wc wc[BLOCK];
-		int room = capacity - total < BLOCK ? capacity - total : BLOCK;
-		int n = cq->context->ops.poll_cq(cq, room, wc);
-
-		if (n < 0) /* ibv_poll_cq says only "negative"; errno is not defined by it */
-			return total ? total : -EIO;
-		for (int i = 0; i < n; i++)
-			out[total + i] = (struct aiordma_completion){
-				.wr_id = wc[i].wr_id,
-				.status = wc[i].status,
-				.opcode = wc[i].opcode,
-				.vendor_err = wc[i].vendor_err,
-				.byte_len = wc[i].byte_len,
-				.imm_data = ntohl(wc[i].imm_data),
-				.qp_num = wc[i].qp_num,
-				.src_qp = wc[i].src_qp,
-				.wc_flags = wc[i].wc_flags,
-			};
-		total += n;
-		if (n < room)
-			break;
-	}
-	return total;
 }
 
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)

@@ -90,8 +90,58 @@ struct aiordma_completion {
 	uint32_t wc_flags;
 };
 
-/* Up to `capacity` completions of one CQ; the number, or a negative errno value. */
+/* The rest of it, for "=3Q7I4x".  Zero is what the CQ was not made to tell; pkey_index is of classic
+ * CQs, what stands before slid and after dlid_path_bits of extended ones. */
+struct aiordma_completion_more {
+	uint64_t timestamp;
+	uint64_t wallclock_ns;
+	uint64_t tm_tag;
+	uint32_t slid;
+	uint32_t pkey_index;
+	uint32_t sl;
+	uint32_t dlid_path_bits;
+	uint32_t cvlan;
+	uint32_t flow_tag;
+	uint32_t tm_priv;
+};
+
+/* cq_context of an extended CQ, for all of the following to know it by. */
+void *aiordma_extended_cq_context(void);
+
+/* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be
+ * NULL. */
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity);
+int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
+		      struct aiordma_completion_more *more, int capacity);
+/* The same, looking again for up to `spin_us` when there is nothing. */
+int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
+			struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
+
+enum aiordma_wc_field {
+	AIORDMA_WC_OPCODE,
+	AIORDMA_WC_VENDOR_ERR,
+	AIORDMA_WC_BYTE_LEN,
+	AIORDMA_WC_IMM_DATA, /* in host order */
+	AIORDMA_WC_QP_NUM,
+	AIORDMA_WC_SRC_QP,
+	AIORDMA_WC_FLAGS,
+	AIORDMA_WC_SLID,
+	AIORDMA_WC_SL,
+	AIORDMA_WC_DLID_PATH_BITS,
+	AIORDMA_WC_TIMESTAMP,
+	AIORDMA_WC_WALLCLOCK_NS,
+	AIORDMA_WC_CVLAN,
+	AIORDMA_WC_FLOW_TAG,
+	AIORDMA_WC_TM_TAG,
+	AIORDMA_WC_TM_PRIV,
+};
+
+/* Completions of an extended CQ one by one: ibv_start_poll and its kin (ibv_create_cq_ex(3)). */
+int aiordma_start_poll(struct ibv_cq_ex *cq);
+int aiordma_next_poll(struct ibv_cq_ex *cq);
+void aiordma_end_poll(struct ibv_cq_ex *cq);
+/* Of the completion that it has come to; EOPNOTSUPP for what the CQ was not made to tell. */
+int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value);
 
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only);
 

@@ -76,7 +76,7 @@ class End:
     def __init__(self, driver: Driver, cq: verbs.CompletionQueue) -> None:
         self.driver = driver
         self.sink = Sink()
-        self.qp = driver.pd.create_qp(cq, cq, verbs.QPCapabilities(32, 32))
+        self.qp = driver.pd.create_qp(cq, cq, verbs.QPCapabilities(32, 32), reserved=True)
         self.block = driver.pool.block(4096)
         driver.attach(self.qp, self.sink)
 

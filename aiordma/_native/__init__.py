@@ -8,12 +8,24 @@ above is `ffi` for memory and `lib` for the data path.
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
 from .library import Library, embedded, system
-from .records import COMPLETION, RECV, SEND, SGE, CompletionArray, Record, RequestArray
+from .records import (
+    COMPLETION,
+    MORE,
+    RECV,
+    SEND,
+    SGE,
+    CompletionArray,
+    More,
+    MoreArray,
+    Record,
+    RequestArray,
+)
 
 __all__ = [
     "COMPLETION",
     "CONVENTIONS",
     "EXTENDED",
+    "MORE",
     "RECV",
     "SEND",
     "SGE",
@@ -21,6 +33,8 @@ __all__ = [
     "CompletionArray",
     "Convention",
     "Library",
+    "More",
+    "MoreArray",
     "Record",
     "RequestArray",
     "embedded",

@@ -267,7 +267,10 @@ class CompletionChannel:
 class CompletionQueue:
     cqe: int
 
-class CompletionQueueEx: ...
+class CompletionQueueEx:
+    wr_id: int
+    status: int
+    read_qp_num: object
 
 class CQInitAttrEx:
     cqe: int
@@ -425,6 +428,7 @@ class Sge: ...
 class Send: ...
 class Recv: ...
 class Completion: ...
+class CompletionMore: ...
 
 # --- structures of the connection manager ----------------------------------------------------
 
@@ -533,6 +537,8 @@ class FFI:
     @overload
     def new(self, cdecl: Literal["uint32_t *"], init: int = ...) -> IntegerPointer: ...
     @overload
+    def new(self, cdecl: Literal["uint64_t *"], init: int = ...) -> IntegerPointer: ...
+    @overload
     def new(self, cdecl: Literal["char[]"], init: int | bytes) -> Characters: ...
     @overload
     def new(self, cdecl: Literal["void **"]) -> Pointer[VoidPointer]: ...
@@ -597,6 +603,10 @@ class FFI:
     @overload
     def new(self, cdecl: Literal["struct aiordma_completion[]"], init: int) -> Completion: ...
     @overload
+    def new(
+        self, cdecl: Literal["struct aiordma_completion_more[]"], init: int
+    ) -> CompletionMore: ...
+    @overload
     def new(self, cdecl: Literal["struct aiordma_drain *"]) -> Drain: ...
     @overload
     def new(self, cdecl: Literal["struct aiordma_calls **"]) -> Pointer[Calls]: ...
@@ -629,6 +639,10 @@ class FFI:
         self, cdecl: Literal["struct ibv_cq *"], source: CompletionQueueEx
     ) -> CompletionQueue: ...
     @overload
+    def cast(
+        self, cdecl: Literal["struct ibv_cq_ex *"], source: CompletionQueue
+    ) -> CompletionQueueEx: ...
+    @overload
     def cast(self, cdecl: Literal["struct sockaddr *"], source: SocketStorage) -> SocketAddress: ...
     @overload
     def addressof(self, cdata: DeviceAttrEx, field: Literal["orig_attr"]) -> DeviceAttr: ...
@@ -645,6 +659,23 @@ class FFI:
 
 class Lib:
     IBV_VALUES_MASK_RAW_CLOCK: Final[int]
+    IBV_CQ_ATTR_MODERATE: Final[int]
+    IBV_WC_STANDARD_FLAGS: Final[int]
+    IBV_CQ_INIT_ATTR_MASK_FLAGS: Final[int]
+    AIORDMA_WC_OPCODE: Final[int]
+    AIORDMA_WC_VENDOR_ERR: Final[int]
+    AIORDMA_WC_BYTE_LEN: Final[int]
+    AIORDMA_WC_IMM_DATA: Final[int]
+    AIORDMA_WC_QP_NUM: Final[int]
+    AIORDMA_WC_SRC_QP: Final[int]
+    AIORDMA_WC_FLAGS: Final[int]
+    AIORDMA_WC_SLID: Final[int]
+    AIORDMA_WC_SL: Final[int]
+    AIORDMA_WC_DLID_PATH_BITS: Final[int]
+    AIORDMA_WC_TIMESTAMP: Final[int]
+    AIORDMA_WC_WALLCLOCK_NS: Final[int]
+    AIORDMA_WC_CVLAN: Final[int]
+    AIORDMA_WC_FLOW_TAG: Final[int]
     def aiordma_system_calls(
         self, calls: Pointer[Calls], error: Characters, error_size: int
     ) -> int: ...
@@ -683,6 +714,22 @@ class Lib:
         self, qp: QueuePair, wr_id: int, addr: int, length: int, lkey: int
     ) -> int: ...
     def aiordma_poll(self, cq: CompletionQueue, out: Completion, capacity: int) -> int: ...
+    def aiordma_extended_cq_context(self) -> VoidPointer: ...
+    def aiordma_poll_more(
+        self, cq: CompletionQueue, out: Completion, more: CompletionMore, capacity: int
+    ) -> int: ...
+    def aiordma_poll_busily(
+        self,
+        cq: CompletionQueue,
+        out: Completion,
+        more: CompletionMore,
+        capacity: int,
+        spin_us: int,
+    ) -> int: ...
+    def aiordma_start_poll(self, cq: CompletionQueueEx) -> int: ...
+    def aiordma_next_poll(self, cq: CompletionQueueEx) -> int: ...
+    def aiordma_end_poll(self, cq: CompletionQueueEx) -> None: ...
+    def aiordma_read_wc(self, cq: CompletionQueueEx, field: int, value: IntegerPointer) -> int: ...
     def aiordma_req_notify(self, cq: CompletionQueue, solicited_only: int) -> int: ...
     def aiordma_drain(
         self, drain: Drain, out: Completion, capacity: int, more: IntegerPointer

@@ -47,7 +47,7 @@ def declarations() -> str:
     return PRELUDE + abi + calls_struct(read["calls.h"]) + read["interface.h"]
 
 
-PARTS = ("batch.c", "extended.c", "post_send.c", "system.c")
+PARTS = ("batch.c", "completion.c", "extended.c", "post_send.c", "system.c")
 SOURCES = [*(NATIVE / part for part in PARTS), *sorted((NATIVE / "soft").glob("*.c"))]
 
 ffibuilder = FFI()

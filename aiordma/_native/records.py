@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from ._lib import ffi
 
 if TYPE_CHECKING:
-    from .handles import Completion, IntegerPointer, Recv, Send, Sge
+    from .handles import Completion, CompletionMore, IntegerPointer, Recv, Send, Sge
 
 Record: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int]"
 """wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags."""
 
+More: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int, int]"
+"""timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, dlid_path_bits, cvlan, flow_tag,
+tm_priv."""
+
 COMPLETION = struct.Struct("=Q8I")
+MORE = struct.Struct("=3Q7I4x")
 SEND = struct.Struct("=5Q7I2H")
 RECV = struct.Struct("=Q2I")
 SGE = struct.Struct("=Q2I")
@@ -38,6 +43,21 @@ class CompletionArray:
     def records(self, count: int) -> Iterator[Record]:
         """The first ``count`` as tuples. They are copied first: the room may be used again."""
         return COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
+
+
+class MoreArray:
+    """Room for what ``capacity`` completions say beyond their records."""
+
+    __slots__ = ("_bytes", "capacity", "pointer")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.pointer: CompletionMore = ffi.new("struct aiordma_completion_more[]", capacity)
+        self._bytes = ffi.buffer(self.pointer)
+
+    def records(self, count: int) -> Iterator[More]:
+        """The first ``count`` as tuples, copied first."""
+        return MORE.iter_unpack(self._bytes[: count * MORE.size])
 
 
 class RequestArray:

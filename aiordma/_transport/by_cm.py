@@ -113,7 +113,7 @@ def make_connection(link: CMLink, config: Config) -> tuple[Side, Connection]:
     side = Side(Driver.for_context(context, config.pool_limit), config)
     try:
         pd = side.driver.pd
-        side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps))
+        side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps, reserved=True))
         # The connection manager's own would be seconds; with the retries, half a minute.
         link.id.set_ack_timeout(ACK_TIMEOUT)
         return side, Connection(side, config)

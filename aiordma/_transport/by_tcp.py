@@ -111,7 +111,7 @@ class TCPLink:
 def make_connection(driver: Driver, config: Config) -> tuple[Side, Connection]:
     side = Side(driver, config)
     try:
-        side.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps))
+        side.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
         return side, Connection(side, config)
     except BaseException:
         side.close()

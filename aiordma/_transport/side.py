@@ -62,7 +62,13 @@ class Side:
         self,
         make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair],
     ) -> verbs.QueuePair:
+        """`make` makes it with `reserved=True`: its completions have their room already."""
         self.qp = make(self.cq, self.capabilities)
+        granted = self.qp.capabilities
+        more = granted.max_send_wr + granted.max_recv_wr - self._entries
+        if more > 0:  # the device has rounded up, and all of it may be posted
+            self.cq.make_room(more)
+            self._entries += more
         return self.qp
 
     def close(self) -> None:

@@ -138,6 +138,7 @@ class ConnectionId(Multicast):
         *,
         qp_type: QPType | None = None,
         sq_sig_all: bool = False,
+        reserved: bool = False,
     ) -> QueuePair:
         """Make the id's queue pair, whose states the connection manager then drives.
 
@@ -163,7 +164,7 @@ class ConnectionId(Multicast):
             calls.rdma_destroy_qp(pointer)
 
         node = Node("QueuePair", pointer.qp, destroy, parents)
-        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr)
+        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr, reserved=reserved)
         return self.qp
 
     def destroy_qp(self) -> None:

@@ -35,7 +35,8 @@ from .capabilities import (
     TagMatchingCapabilities,
     TsoCapabilities,
 )
-from .completion import CompletionChannel, CompletionQueue, WorkCompletion
+from .completion import CompletionChannel, CompletionQueue
+from .completion_cursor import CompletionCursor
 from .context import AsyncEvent, Context
 from .device import (
     Device,
@@ -50,6 +51,7 @@ from .enums import (
     MTU,
     AccessFlags,
     AtomicCapability,
+    CQFlags,
     DeviceCapability,
     EventType,
     ForkStatus,
@@ -65,6 +67,7 @@ from .enums import (
     QPType,
     SendFlags,
     TransportType,
+    WCFields,
     WCFlags,
     WCOpcode,
     WCStatus,
@@ -78,6 +81,7 @@ from .qp_options import ECE, RateLimit
 from .queue_pair import QueuePair
 from .resource import live, remember_places
 from .transport_rules import SendOps, send_ops_of
+from .work_completion import WorkCompletion
 from .work_request import (
     BindInfo,
     ReceiveWorkRequest,
@@ -99,8 +103,10 @@ __all__ = [
     "AsyncEvent",
     "AtomicCapability",
     "BindInfo",
+    "CQFlags",
     "CQModerationCapabilities",
     "CompletionChannel",
+    "CompletionCursor",
     "CompletionQueue",
     "Context",
     "Destination",
@@ -150,6 +156,7 @@ __all__ = [
     "TagMatchingCapabilities",
     "TransportType",
     "TsoCapabilities",
+    "WCFields",
     "WCFlags",
     "WCOpcode",
     "WCStatus",

@@ -18,9 +18,9 @@ from .routes import explain, source_entry
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
-    from .completion import WorkCompletion
     from .context import Context
     from .protection_domain import ProtectionDomain
+    from .work_completion import WorkCompletion
 
 
 class AddressHandle(Resource["h.AHPointer"]):

@@ -1,18 +1,24 @@
-"""Completion queues, the channels that announce them, and what a completion says."""
+"""Completion queues, classic and extended, and the channels that announce them."""
 
 from __future__ import annotations
 
 import errno
+import math
+import select
+import time
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
-from aiordma._native import CompletionArray, Record, failure, ffi, lib
-from aiordma.errors import BusyError, WorkCompletionError, work_completion_error
+from aiordma._native import CompletionArray, MoreArray, Record, failure, ffi, lib
+from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
-from .enums import WCFlags, WCOpcode, WCStatus
+from .completion_cursor import CompletionCursor
+from .cq_entries import Entries
+from .enums import CQFlags, WCFields
 from .posted_work import Accounts
 from .resource import Node, Resource
+from .work_completion import WorkCompletion
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -20,76 +26,8 @@ if TYPE_CHECKING:
     from .context import Context
 
 
-class WorkCompletion(NamedTuple):
-    """How one work request ended: ``struct ibv_wc``, see ibv_poll_cq(3).
-
-    When ``status`` is not SUCCESS only ``wr_id``, ``status``, ``vendor_err`` and ``qp_num`` are
-    defined; ``opcode`` is None then. ``imm_data`` is a number in host order, None unless the
-    completion has one. ``byte_len`` is defined for receives, reads and atomics.
-    """
-
-    wr_id: int
-    status: WCStatus
-    opcode: WCOpcode | None
-    vendor_err: int
-    byte_len: int
-    imm_data: int | None
-    qp_num: int
-    src_qp: int
-    wc_flags: WCFlags
-    failure: WorkCompletionError | None = None
-
-    @classmethod
-    def from_record(cls, record: Record, failure: WorkCompletionError | None = None) -> Self:
-        """From a raw record of :meth:`CompletionQueue.poll_raw`.
-
-        ``failure`` is what the account of the queue pair says of a failed one.
-        """
-        wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, flags = record
-        if status:
-            return cls(
-                wr_id, WCStatus(status), None, vendor_err, 0, None, qp_num, 0, WCFlags(0), failure
-            )
-        return cls(
-            wr_id,
-            WCStatus.SUCCESS,
-            WCOpcode(opcode),
-            vendor_err,
-            byte_len,
-            imm_data if flags & WCFlags.WITH_IMM else None,
-            qp_num,
-            src_qp,
-            WCFlags(flags),
-        )
-
-    @property
-    def ok(self) -> bool:
-        """Whether the work was done."""
-        return self.status is WCStatus.SUCCESS
-
-    def error(self, operation: str = "") -> WorkCompletionError | None:
-        """The exception for a failed completion, None for a good one.
-
-        It names the operation, and a flush has the queue pair's first failure as its cause,
-        when the queue pair keeps an account (all do but those that the event loop's driver
-        has). The completion itself does not say what had been posted; ``operation`` may.
-        """
-        if self.ok:
-            return None
-        if self.failure is not None and not operation:
-            return self.failure
-        return work_completion_error(
-            self.status,
-            operation=operation,
-            qp_num=self.qp_num,
-            wr_id=self.wr_id,
-            vendor_err=self.vendor_err,
-        )
-
-    def raise_for_status(self) -> None:
-        """Raise :meth:`error` when the work failed; nothing otherwise."""
-        if (error := self.error()) is not None:
-            raise error
+# How long a busy look stays away from Python, where signals are seen: a judgement.
+_SLICE = 0.001
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -116,6 +54,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.drain_state.calls = context.library.table
         self.drain_state.channel = pointer
         self.accounts = Accounts()
+        self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
         self._room: CompletionArray | None = None
         self._events = 0
@@ -142,6 +81,23 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
                 return queue
         return None
 
+    def sleep_for(self, queue: CompletionQueue, end: float) -> None:
+        """Sleep until ``queue`` has been announced or ``end`` (of time.monotonic) has come.
+
+        Announcements of other queues on the way are kept for them. For this package.
+        """
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        while not queue.announced:
+            if (announced := self.get_event()) is not None:
+                announced.announced = True
+                continue
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            poll.poll(None if math.isinf(left) else math.ceil(left * 1000))
+        queue.announced = False
+
     def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
         """Take every announcement, acknowledge, arm again, and poll: all in one crossing.
 
@@ -160,6 +116,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         count = lib.aiordma_drain(self.drain_state, self._room.pointer, capacity, self._more)
         if count < 0:
             raise failure("ibv_get_cq_event", -count, f"draining {self!r}")
+        if not self._more[0]:
+            for queue in self.leaving:  # armed, so without an event there is nothing in it
+                queue.seen_empty()
+            self.leaving.clear()
         return self.accounts.settled(self._room.records(count)), bool(self._more[0])
 
     def _details(self) -> str:
@@ -167,17 +127,35 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
 
 class CompletionQueue(Resource["h.CQPointer"]):
-    """Where completions of work are found, in the order in which they were made."""
+    """Where completions of work are found, in the order in which they were made.
+
+    ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
+    else is the same for both. A thread finds completions in one of four ways:
+
+    - by hand: :meth:`poll` takes what is there;
+    - busy: :meth:`wait` with ``spin=math.inf`` looks without a pause;
+    - by events: :meth:`wait` arms the queue and sleeps on its channel;
+    - adaptive: :meth:`wait` with ``spin`` seconds looks for so long before it sleeps.
+    """
 
     def __init__(
-        self, context: Context, pointer: h.CQPointer, channel: CompletionChannel | None
+        self,
+        context: Context,
+        pointer: h.CQPointer,
+        channel: CompletionChannel | None,
+        fields: WCFields | None = None,
+        flags: CQFlags = CQFlags.NONE,
     ) -> None:
         self.context = context
         self.channel = channel
+        self.fields = fields
+        self.flags = flags
         self.accounts = channel.accounts if channel else Accounts()
-        self.cqe = pointer.cqe
-        self.reserved = 0
+        self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._room: CompletionArray | None = None
+        self._more_room: MoreArray | None = None
+        self.announced = False
+        """An announcement was taken that nobody has looked at; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -194,25 +172,97 @@ class CompletionQueue(Resource["h.CQPointer"]):
             channel.queues[int(ffi.cast("uintptr_t", pointer))] = self
         context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
 
+    # --- taking completions ----------------------------------------------------------------
+
     def poll(self, max: int = 16) -> list[WorkCompletion]:
         """Take up to ``max`` completions; an empty list when there are none. Never waits."""
-        settle = self.accounts.settle
-        return [WorkCompletion.from_record(record, settle(record)) for record in self._records(max)]
+        return self._poll(max, 0)
 
     def poll_raw(self, max: int = 256) -> Iterator[Record]:
         """As :meth:`poll`, as tuples of plain numbers in the order of WorkCompletion's fields.
 
         What is not defined for a completion is then whatever the device wrote.
         """
-        return self.accounts.settled(self._records(max))
-
-    def _records(self, max: int) -> Iterator[Record]:
         if self._room is None or self._room.capacity < max:
             self._room = CompletionArray(max)
         count = lib.aiordma_poll(self.pointer, self._room.pointer, max)
+        self._looked(count, max)
+        return self.accounts.settled(self._room.records(count))
+
+    def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
+        if self._room is None or self._room.capacity < max:
+            self._room = CompletionArray(max)
+        if self._more_room is None or self._more_room.capacity < max:
+            self._more_room = MoreArray(max)
+        room, more = self._room, self._more_room
+        pointer = self.pointer
+        if spin_us:
+            count = lib.aiordma_poll_busily(pointer, room.pointer, more.pointer, max, spin_us)
+        else:
+            count = lib.aiordma_poll_more(pointer, room.pointer, more.pointer, max)
+        self._looked(count, max)
+        settle, fields = self.accounts.settle, self.fields
+        return [
+            WorkCompletion.from_record(record, settle(record), rest, fields)
+            for record, rest in zip(room.records(count), more.records(count), strict=True)
+        ]
+
+    def _looked(self, count: int, max: int) -> None:
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
-        return self._room.records(count)
+        if count < max:
+            self.entries.seen_empty()
+
+    def start_poll(self) -> CompletionCursor:
+        """Completions one by one, each field read when it is asked for: ibv_create_cq_ex(3).
+
+        ::
+
+            with cq.start_poll() as cursor:
+                for completion in cursor:
+                    print(completion.wr_id, completion.byte_len)
+        """
+        return CompletionCursor(self)
+
+    def wait(
+        self, max: int = 16, *, timeout: float | None = None, spin: float = 0.0
+    ) -> list[WorkCompletion]:
+        """Up to ``max`` completions, waited for; empty when ``timeout`` seconds have passed.
+
+        It first looks for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
+        sleeps until its channel announces something. ``spin=0`` sleeps at once, ``math.inf``
+        never does. It leaves the queue armed; announcements of the channel's other queues are
+        kept for their own ``wait``. Not for a channel that an event loop watches.
+
+        ValueError when it would have to sleep and the queue has no channel.
+        """
+        if self.channel is None and not math.isinf(spin):
+            raise ValueError(f"{self!r} has no channel to sleep on: make it with one, or spin=inf")
+        now = time.monotonic()
+        end = math.inf if timeout is None else now + timeout
+        while True:
+            if found := self._spin(max, min(end, now + spin)):
+                return found
+            if (now := time.monotonic()) >= end:
+                return []
+            if self.channel is None or math.isinf(spin):
+                continue
+            self.req_notify()
+            # What came before arming makes no announcement.
+            if found := self._poll(max, 0):
+                return found
+            self.channel.sleep_for(self, end)
+            now = time.monotonic()
+
+    def _spin(self, max: int, end: float) -> list[WorkCompletion]:
+        """Look until ``end`` at least once; back in Python every millisecond, for signals."""
+        while True:
+            left = end - time.monotonic()
+            found = self._poll(max, int(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
+            if found or left <= 0:
+                return found
+
+    # --- announcements ---------------------------------------------------------------------
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm: the next completion makes an announcement on the channel.
@@ -224,6 +274,48 @@ class CompletionQueue(Resource["h.CQPointer"]):
         if code:
             raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO)
 
+    def modify(self, *, cq_count: int, cq_period: float) -> None:
+        """Moderate announcements: one after ``cq_count`` completions or ``cq_period`` seconds.
+
+        Whichever is first; 0 and 0 announce at once again. The period counts in microseconds,
+        up to 65535. ValueError beyond what the device takes; UnsupportedError where it has no
+        moderation. Source: ibv_modify_cq(3).
+        """
+        most = self.context.query_device_ex().cq_mod_caps
+        if not most.max_cq_count and not most.max_cq_period:
+            raise UnsupportedError(
+                "moderation of completion queues", device=self.context.name, verb="ibv_modify_cq"
+            )
+        period = round(cq_period * 1_000_000)
+        if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
+            raise ValueError(
+                f"{self!r}: moderation by {cq_count} completions and {period} us;"
+                f" {self.context.name} takes up to {most.max_cq_count} and {most.max_cq_period}"
+            )
+        attr = ffi.new("struct ibv_modify_cq_attr *")
+        attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
+        attr.moderate.cq_count = cq_count
+        attr.moderate.cq_period = period
+        with self.context.offering("moderation of completion queues"):
+            self.context.library.calls.ibv_modify_cq(self.pointer, attr)
+
+    # --- size ------------------------------------------------------------------------------
+
+    @property
+    def cqe(self) -> int:
+        """Completions that it has room for."""
+        return self.entries.capacity
+
+    @property
+    def reserved(self) -> int:
+        """Entries that are set aside; see :mod:`aiordma.verbs.cq_entries`."""
+        return self.entries.reserved
+
+    @property
+    def available(self) -> int:
+        """Entries that are not reserved."""
+        return self.entries.available
+
     def resize(self, cqe: int) -> None:
         """Change the number of entries; completions inside are kept. The device may give more.
 
@@ -232,18 +324,9 @@ class CompletionQueue(Resource["h.CQPointer"]):
         if cqe < self.reserved:
             raise ValueError(f"{self!r}: {self.reserved} entries are reserved, more than {cqe}")
         pointer = self.pointer
-        self.context.library.calls.ibv_resize_cq(pointer, cqe)
-        self.cqe = pointer.cqe
-
-    # --- so that it cannot overrun ---------------------------------------------------------
-    # A completion queue that overruns is broken, and every queue pair on it with it (IBTA volume
-    # 1, clause 11.6.3.1). So whoever posts reserves room first: the sizes of a queue pair's two
-    # queues, given back when its last completions have been polled.
-
-    @property
-    def available(self) -> int:
-        """Entries that are not reserved."""
-        return self.cqe - self.reserved
+        with self.context.offering("resizing completion queues"):
+            self.context.library.calls.ibv_resize_cq(pointer, cqe)
+        self.entries.capacity = pointer.cqe
 
     def reserve(self, entries: int) -> None:
         """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
@@ -251,13 +334,66 @@ class CompletionQueue(Resource["h.CQPointer"]):
             raise BusyError(
                 f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted"
             )
-        self.reserved += entries
+        self.entries.reserved += entries
+
+    def make_room(self, entries: int) -> None:
+        """As :meth:`reserve`, after resizing the queue when there are not enough.
+
+        BusyError when the device cannot, or has no larger queues.
+        """
+        if entries > self.available:
+            try:
+                self.resize(self.reserved + entries)
+            except VerbsError as error:
+                raise BusyError(
+                    f"{self!r} has {self.available} entries free, {entries} are wanted, and it"
+                    f" cannot grow: make it larger, or use another one"
+                ) from error
+        self.reserve(entries)
 
     def release(self, entries: int) -> None:
-        """Give reserved entries back."""
-        if entries > self.reserved:
-            raise ValueError(f"{self!r}: {entries} entries released, {self.reserved} reserved")
-        self.reserved -= entries
+        """Give reserved entries back, which are free at once: its completions have been polled."""
+        try:
+            self.entries.release(entries)
+        except ValueError as error:
+            raise ValueError(f"{self!r}: {error}") from None
+
+    def release_when_empty(self, entries: int) -> None:
+        """Give reserved entries back, which are free when the queue has been seen empty."""
+        self.entries.leave(entries)
+
+    @property
+    def in_use(self) -> int:
+        """Entries that are reserved and have not been given back in either way."""
+        return self.reserved - self.entries.leaving
 
     def _details(self) -> str:
-        return f"{self.cqe} entries, {self.reserved} reserved"
+        kind = "" if self.fields is None else "extended, "
+        return f"{kind}{self.cqe} entries, {self.reserved} reserved"
+
+
+def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
+    """Set entries of completion queues aside until what ``node`` stands for has been destroyed.
+
+    BusyError, and it is destroyed at once, when a queue has too few and cannot grow.
+    """
+    totals: dict[CompletionQueue, int] = {}
+    for cq, entries in wanted:
+        if cq is not None and entries:
+            totals[cq] = totals.get(cq, 0) + entries
+    held: list[tuple[Entries, int]] = []
+    try:
+        for cq, entries in totals.items():
+            cq.make_room(entries)
+            held.append((cq.entries, entries))
+    except BaseException:
+        for counter, entries in held:
+            counter.release(entries)
+        node.close()
+        raise
+
+    def leave() -> None:
+        for counter, entries in held:
+            counter.leave(entries)
+
+    node.at_end = leave

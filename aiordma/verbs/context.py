@@ -15,7 +15,8 @@ from aiordma.errors import UnsupportedError
 from .attributes import DeviceAttributes
 from .capabilities import ExtendedDeviceAttributes
 from .completion import CompletionChannel, CompletionQueue
-from .enums import EventType
+from .create_cq import create_cq, most_fields
+from .enums import CQFlags, EventType, WCFields
 from .ports import Ports
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
@@ -88,6 +89,7 @@ class Context(Ports):
         super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
         self._attributes: DeviceAttributes | None = None
         self._extended: ExtendedDeviceAttributes | None = None
+        self._cq_fields: tuple[WCFields | None] | None = None
         # Whom an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
@@ -188,20 +190,33 @@ class Context(Ports):
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
 
     def create_cq(
-        self, cqe: int, channel: CompletionChannel | None = None, comp_vector: int = 0
+        self,
+        cqe: int,
+        channel: CompletionChannel | None = None,
+        comp_vector: int = 0,
+        *,
+        extended: bool | None = None,
+        fields: WCFields | None = None,
+        flags: CQFlags = CQFlags.NONE,
     ) -> CompletionQueue:
         """Make a completion queue of at least ``cqe`` entries.
 
         Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
-        it can only be polled.
+        it can only be polled. ``comp_vector`` is below ``num_comp_vectors``.
+
+        Where the device has extended queues it is one of those, which tells the timestamps that
+        the device has; ``extended`` chooses. ``fields`` are what an extended one shall tell,
+        ``flags`` how it works. ValueError for a number out of range, UnsupportedError for what
+        the device lacks, naming it.
         """
-        most = self.query_device().max_cqe
-        if not 0 < cqe <= most:
-            raise ValueError(f"a completion queue of {cqe} entries; {self.name} takes 1 to {most}")
-        pointer = self.library.calls.ibv_create_cq(
-            self.pointer, cqe, ffi.NULL, channel.pointer if channel else ffi.NULL, comp_vector
-        )
-        return CompletionQueue(self, pointer, channel)
+        return create_cq(self, cqe, channel, comp_vector, extended, fields, flags)
+
+    @property
+    def cq_fields(self) -> WCFields | None:
+        """What the device's extended completion queues tell; None where there are none."""
+        if self._cq_fields is None:
+            self._cq_fields = (most_fields(self),)
+        return self._cq_fields[0]
 
     # --- asynchronous events ---------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from typing import Self
 from aiordma._core.qp_states import QPAttrMask, QPState, QPType
 
 __all__ = [
-    "MTU", "AccessFlags", "AtomicCapability", "DeviceCapability", "EventType", "GIDType",
-    "LinkLayer", "MigrationState", "NodeType", "PortCapability", "PortState", "QPAttrMask",
-    "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType", "WCFlags", "WCOpcode",
-    "WCStatus", "WROpcode",
+    "MTU", "AccessFlags", "AtomicCapability", "CQFlags", "DeviceCapability", "EventType",
+    "GIDType", "LinkLayer", "MigrationState", "NodeType", "PortCapability", "PortState",
+    "QPAttrMask", "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType", "WCFields",
+    "WCFlags", "WCOpcode", "WCStatus", "WROpcode",
 ]  # fmt: skip
 
 
@@ -267,6 +267,35 @@ class WCFlags(IntFlag):
     TM_SYNC_REQ = 1 << 4
     TM_MATCH = 1 << 5
     TM_DATA_VALID = 1 << 6
+
+
+class WCFields(IntFlag):
+    """What an extended completion queue is made to tell: ``enum ibv_create_cq_wc_flags``."""
+
+    WITH_BYTE_LEN = 1 << 0
+    WITH_IMM = 1 << 1
+    WITH_QP_NUM = 1 << 2
+    WITH_SRC_QP = 1 << 3
+    WITH_SLID = 1 << 4
+    WITH_SL = 1 << 5
+    WITH_DLID_PATH_BITS = 1 << 6
+    WITH_COMPLETION_TIMESTAMP = 1 << 7
+    WITH_CVLAN = 1 << 8
+    WITH_FLOW_TAG = 1 << 9
+    WITH_TM_INFO = 1 << 10
+    WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11
+
+
+class CQFlags(IntFlag):
+    """How an extended completion queue works: ``enum ibv_create_cq_attr_flags``.
+
+    SINGLE_THREADED: one thread at a time polls, and posts on its queue pairs. IGNORE_OVERRUN: the
+    device need not watch for overruns, since whoever posts does.
+    """
+
+    NONE = 0
+    SINGLE_THREADED = 1 << 0
+    IGNORE_OVERRUN = 1 << 1
 
 
 class AccessFlags(IntFlag):

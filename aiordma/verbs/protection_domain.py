@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .address import AddressVector
-    from .completion import CompletionQueue, WorkCompletion
+    from .completion import CompletionQueue
     from .context import Context
+    from .work_completion import WorkCompletion
 
 
 class ProtectionDomain(Resource["h.PDPointer"]):
@@ -78,6 +79,7 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         create_flags: QPCreateFlags = QPCreateFlags.NONE,
         source_qpn: int | None = None,
         max_tso_header: int = 0,
+        reserved: bool = False,
     ) -> QueuePair:
         """Make a queue pair, in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
 
@@ -90,6 +92,10 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         :func:`send_ops_of`. The methods of the queue pair are the same.
         ``source_qpn`` is the number that a UD queue pair has on the wire; ``max_tso_header`` the
         bytes of the longest header of a segmented send.
+
+        Room for all that can be posted is set aside on the completion queues, which are resized
+        when they are too small, so that they cannot overrun; BusyError when they cannot grow. With
+        ``reserved`` the caller has seen to that.
 
         UnsupportedError names what the device does not offer; VerbsError what was asked for, and
         the limits of the device that it passes.
@@ -108,6 +114,7 @@ class ProtectionDomain(Resource["h.PDPointer"]):
                 source_qpn=source_qpn,
                 max_tso_header=max_tso_header,
             ),
+            reserved,
         )
 
     def _label(self) -> str:

@@ -82,6 +82,7 @@ def create_qp(
     sq_sig_all: bool,
     srq: Resource[h.SRQPointer] | None,
     options: QPOptions,
+    reserved: bool,
 ) -> QueuePair:
     """As :meth:`ProtectionDomain.create_qp`."""
     context = pd.context
@@ -110,7 +111,9 @@ def create_qp(
     if srq is not None:
         parents.append(srq.node)
     node = Node("QueuePair", pointer, calls.ibv_destroy_qp, parents)
-    return QueuePair(node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops)
+    return QueuePair(
+        node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
+    )
 
 
 def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context) -> QueuePair:

@@ -10,6 +10,7 @@ from aiordma._native import failure, ffi
 from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
 
 from .bring_up import BringUp
+from .completion import hold_room
 from .enums import QPAttrMask, QPState, QPType
 from .posting import Posting
 from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
@@ -47,8 +48,13 @@ class QueuePair(BringUp, Posting):
         srq: Resource[h.SRQPointer] | None = None,
         send_ops: SendOps = SendOps.NONE,
         context: Context | None = None,
+        reserved: bool = False,
     ) -> None:
-        """For this package. Only the receiving side of XRC has none of the first three."""
+        """For this package. Only the receiving side of XRC has none of the first three.
+
+        Room for its completions is set aside, unless ``reserved``; BusyError, and it is gone
+        again, when there is none.
+        """
         super().__init__(node)
         pointer = self.pointer
         context = context or (pd.context if pd is not None else None)
@@ -61,6 +67,9 @@ class QueuePair(BringUp, Posting):
         self.sq_sig_all = bool(attr.sq_sig_all)
         self.capabilities = QPCapabilities.read(attr)
         self.send_ops = send_ops
+        if not reserved:
+            receives = 0 if srq is not None else self.capabilities.max_recv_wr
+            hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
         extended = context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
         self._begin_posting(extended, send_cq, recv_cq)
         context.route_events(int(ffi.cast("uintptr_t", pointer)), self)

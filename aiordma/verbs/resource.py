@@ -57,8 +57,8 @@ class Node(Generic[P]):
     """A pointer, how it is destroyed, and what was made from it."""
 
     __slots__ = (
-        "__weakref__", "_destroy", "_parents", "children", "counted", "end", "kind", "pin",
-        "pointer",
+        "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "kind",
+        "pin", "pointer",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Node(Generic[P]):
         self.pin = pin
         self.counted = counted
         self.children: dict[Node[Any], None] = {}
+        self.at_end: Callable[[], None] | None = None  # when it has been destroyed
         self.end = ""
         self._destroy = destroy
         self._parents = [weakref.ref(parent) for parent in parents]
@@ -129,6 +130,8 @@ class Node(Generic[P]):
         if self.counted:
             with _live_lock:
                 _live[self.kind] -= 1
+        if self.at_end is not None:
+            self.at_end()
 
 
 def _after_fork_in_child() -> None:

@@ -44,6 +44,7 @@ STRUCTURES = {
     "Ece": "struct ibv_ece",
     "ConnectionEvent": "struct rdma_cm_event",
     "Drain": "struct aiordma_drain",
+    "CompletionQueueEx": "struct ibv_cq_ex",
     "DeviceAttrEx": "struct ibv_device_attr_ex",
     "ValuesEx": "struct ibv_values_ex",
     "CQInitAttrEx": "struct ibv_cq_init_attr_ex",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,12 +18,37 @@ from aiordma.errors import (
     WorkRequestFlushedError,
 )
 from aiordma.verbs import SendFlags, WCFlags, WCOpcode, WCStatus, WorkCompletion, WROpcode
+from tests.conftest import LACKS, kind_of
 
 if TYPE_CHECKING:
     from aiordma._native import Record
     from tests.conftest import ConnectedPair, End
 
 SIGNALED = SendFlags.SIGNALED
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Everything here is said of both kinds of queues, where the device has both."""
+    if "extended" in metafunc.fixturenames:
+        lacks = LACKS.get(kind_of(str(metafunc.config.getoption("--device"))), frozenset())
+        kinds = [False] if "extended completion queues" in lacks else [False, True]
+        names = ["extended" if extended else "classic" for extended in kinds]
+        metafunc.parametrize("extended", kinds, ids=names)
+
+
+@pytest.fixture
+def context(
+    device: verbs.Device, extended: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[verbs.Context]:
+    with device.open() as context:
+        make = partial(context.create_cq, extended=extended)
+        monkeypatch.setattr(context, "create_cq", make)
+        yield context
+
+
+def test_the_kind_is_the_one_asked_for(cq: verbs.CompletionQueue, extended: bool) -> None:
+    assert (cq.fields is not None) is extended
+    assert ("extended" in repr(cq)) is extended
 
 
 def wait(channel: verbs.CompletionChannel) -> None:
@@ -272,7 +299,9 @@ def test_reserving_entries(cq: verbs.CompletionQueue) -> None:
 
 def test_failed_completion_has_no_more_than_is_defined() -> None:
     wc = WorkCompletion.from_record((5, WCStatus.REM_ACCESS_ERR, 77, 9, 99, 3, 0x11, 4, 2))
-    assert tuple(wc) == (5, WCStatus.REM_ACCESS_ERR, None, 9, 0, None, 0x11, 0, WCFlags(0), None)
+    assert wc == WorkCompletion(
+        5, WCStatus.REM_ACCESS_ERR, None, 9, 0, None, 0x11, 0, WCFlags(0), None
+    )
     assert not wc.ok
     error = wc.error("read")
     assert isinstance(error, RemoteAccessError)

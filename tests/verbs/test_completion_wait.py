@@ -1,0 +1,126 @@
+"""Waiting for completions: by events, busily, adaptively; and the queues of one channel."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.verbs import SendFlags, WROpcode
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+
+def send(one: End, two: End, wr_id: int = 1) -> None:
+    two.qp.post_recv_one(wr_id, two.mr.addr, 64, two.mr.lkey)
+    one.qp.post_send_one(wr_id, WROpcode.SEND, SendFlags.SIGNALED, one.mr.addr, 8, one.mr.lkey)
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.001, math.inf], ids=["events", "adaptive", "busy"])
+def test_what_is_there_and_what_is_to_come(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel, spin: float
+) -> None:
+    one, two = connected_pair(channel=channel)
+    for wr_id in range(50):  # long after the queue was armed for the first time
+        send(one, two, wr_id)
+        assert [wc.wr_id for wc in two.cq.wait(spin=spin, timeout=30)] == [wr_id]
+        assert [wc.wr_id for wc in one.cq.wait(spin=spin, timeout=30)] == [wr_id]
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.01, math.inf], ids=["events", "adaptive", "busy"])
+def test_another_thread_sends(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel, spin: float
+) -> None:
+    """It sleeps, or looks, without the GIL: the sender runs meanwhile."""
+    one, two = connected_pair(channel=channel)
+    waiting = threading.Event()
+
+    def sender() -> None:
+        waiting.wait()
+        send(one, two, 9)
+
+    thread = threading.Thread(target=sender)
+    thread.start()
+    waiting.set()
+    assert [wc.wr_id for wc in two.cq.wait(spin=spin, timeout=30)] == [9]
+    thread.join()
+
+
+def test_no_more_than_asked(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    for wr_id in range(4):
+        send(one, two, wr_id)
+    found: list[int] = []
+    while len(found) < 4:
+        some = [wc.wr_id for wc in two.cq.wait(3, timeout=30)]
+        assert 1 <= len(some) <= 3
+        found += some
+    assert found == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.01, math.inf])
+def test_timeout(context: verbs.Context, channel: verbs.CompletionChannel, spin: float) -> None:
+    with context.create_cq(16, channel) as cq:
+        began = time.monotonic()
+        assert cq.wait(timeout=0.05, spin=spin) == []
+        assert time.monotonic() - began >= 0.05
+        assert cq.wait(timeout=0, spin=spin) == []
+
+
+def test_without_a_channel_it_can_only_look(context: verbs.Context) -> None:
+    with context.create_cq(16) as cq:
+        with pytest.raises(ValueError, match="no channel to sleep on"):
+            cq.wait(timeout=1)
+        with pytest.raises(ValueError, match="no channel to sleep on"):
+            cq.wait(timeout=1, spin=0.5)
+        assert cq.wait(timeout=0.01, spin=math.inf) == []
+
+
+def test_announcements_of_others_are_kept_for_them(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    one, two = connected_pair(channel=channel)
+    three, four = connected_pair(channel=channel)
+    for end in (two, four):
+        assert end.cq.wait(timeout=0) == []
+        end.cq.req_notify()
+    send(three, four)
+    send(one, two)
+    assert len(two.cq.wait(timeout=30)) == 1  # may come upon the other's announcement
+    assert len(four.cq.wait(timeout=30)) == 1
+    send(three, four)
+    assert len(four.cq.wait(timeout=30)) == 1
+
+
+class Alarm(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("spin", [0.0, math.inf], ids=["events", "busy"])
+def test_signals_are_seen(
+    context: verbs.Context, channel: verbs.CompletionChannel, spin: float, alarm: None
+) -> None:
+    with context.create_cq(16, channel) as cq, pytest.raises(Alarm):
+        cq.wait(spin=spin)

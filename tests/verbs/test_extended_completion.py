@@ -1,0 +1,335 @@
+"""Extended completion queues: chosen where there are any, their timestamps, reading lazily."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import ffi
+from aiordma.errors import RemoteAccessError, UnsupportedError
+from aiordma.verbs import CQFlags, SendFlags, WCFields, WCOpcode, WCStatus, WROpcode
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+    from tests.conftest import ConnectedPair, End
+
+EXTENDED = pytest.mark.needs("extended completion queues")
+TIMES = WCFields.WITH_COMPLETION_TIMESTAMP | WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+
+
+def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None) -> None:
+    """8 bytes into the other's memory; with immediate data, which uses up a receive there."""
+    two.qp.post_recv_one(7, 0, 0, 0)
+    one.qp.post_send_one(
+        5,
+        WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM,
+        SendFlags.SIGNALED,
+        one.mr.addr,
+        8,
+        one.mr.lkey,
+        two.mr.addr,
+        two.mr.rkey if rkey is None else rkey,
+        imm or 0,
+    )
+
+
+def test_the_device_chooses(context: verbs.Context) -> None:
+    with context.create_cq(16) as cq:
+        assert cq.fields == context.cq_fields
+    with context.create_cq(16, extended=False) as cq:
+        assert cq.fields is None
+
+
+@EXTENDED
+def test_extended_is_asked_for(context: verbs.Context) -> None:
+    with context.create_cq(16, extended=True) as cq:
+        assert cq.fields is not None
+        assert cq.fields & TIMES == TIMES
+
+
+@EXTENDED
+def test_chosen_fields(context: verbs.Context) -> None:
+    with context.create_cq(16, fields=WCFields.WITH_QP_NUM, flags=CQFlags.SINGLE_THREADED) as cq:
+        assert cq.fields == WCFields.WITH_QP_NUM
+        assert cq.flags == CQFlags.SINGLE_THREADED
+        assert cq.poll() == []
+
+
+@pytest.mark.parametrize("fields", [WCFields.WITH_TM_INFO, WCFields.WITH_CVLAN])
+def test_a_field_that_the_device_cannot_tell_is_named(
+    context: verbs.Context, fields: WCFields
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"{context.name}.*extended.*{fields.name}"):
+        context.create_cq(16, fields=fields)
+
+
+def test_classic_queues_have_no_options(context: verbs.Context) -> None:
+    with pytest.raises(ValueError, match="are for extended completion queues"):
+        context.create_cq(16, extended=False, fields=WCFields.WITH_QP_NUM)
+    with pytest.raises(ValueError, match="are for extended completion queues"):
+        context.create_cq(16, extended=False, flags=CQFlags.IGNORE_OVERRUN)
+
+
+def test_a_vector_that_is_not_there(context: verbs.Context) -> None:
+    beyond = context.num_comp_vectors
+    for vector in (-1, beyond):
+        with pytest.raises(ValueError, match=f"{context.name} has 0 to {beyond - 1}"):
+            context.create_cq(16, comp_vector=vector)
+    with context.create_cq(16, comp_vector=beyond - 1) as cq:
+        assert cq.poll() == []
+
+
+def test_a_device_without_timestamps_has_extended_queues_all_the_same(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device tells is found by asking for less until it agrees."""
+    if context.cq_fields is None:
+        with pytest.raises(UnsupportedError, match="extended completion queues"):
+            context.create_cq(16, extended=True)
+        return
+    make = context.library.calls.ibv_create_cq_ex
+    asked = []
+
+    def no_time_of_day(pointer: h.ContextPointer, attr: h.CQInitAttrEx) -> h.CQExPointer:
+        asked.append(WCFields(attr.wc_flags))
+        if attr.wc_flags & WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK:
+            raise UnsupportedError("ibv_create_cq_ex")
+        return make(pointer, attr)
+
+    monkeypatch.setattr(context.library.calls, "ibv_create_cq_ex", no_time_of_day)
+    monkeypatch.setattr(context, "_cq_fields", None)
+    assert context.cq_fields is not None
+    assert context.cq_fields & TIMES == WCFields.WITH_COMPLETION_TIMESTAMP
+    assert len(asked) == 2
+
+
+# --- what they tell ----------------------------------------------------------------------------
+
+
+@EXTENDED
+def test_timestamps(context: verbs.Context, connected_pair: ConnectedPair) -> None:
+    before, wall_before = context.query_rt_values_ex(), time.time_ns()
+    one, two = connected_pair()
+    stamps = []
+    for _ in range(3):
+        write(one, two)
+        wc = one.completion()
+        assert wc.timestamp is not None
+        assert wc.wallclock_ns is not None
+        stamps.append((wc.timestamp, wc.wallclock_ns))
+    after, wall_after = context.query_rt_values_ex(), time.time_ns()
+    assert [before, *(ticks for ticks, _ in stamps), after] == sorted(
+        [before, *(ticks for ticks, _ in stamps), after]
+    )
+    walls = [wall_before, *(wall for _, wall in stamps), wall_after]
+    # The clock of the day may be read with less precision than time.time_ns().
+    assert all(later - earlier > -10_000_000 for earlier, later in itertools.pairwise(walls))
+    assert context.query_device_ex().seconds(after - before) < 60
+
+
+def test_every_field_of_a_completion(pair: tuple[End, End]) -> None:
+    one, two = pair
+    write(one, two, imm=0xABCD1234)
+    sent, received = one.completion(), two.completion()
+    assert (sent.wr_id, sent.opcode, sent.qp_num) == (5, WCOpcode.RDMA_WRITE, one.qp.qp_num)
+    assert sent.imm_data is None
+    assert (received.wr_id, received.opcode) == (7, WCOpcode.RECV_RDMA_WITH_IMM)
+    assert received.qp_num == two.qp.qp_num
+    assert received.imm_data == 0xABCD1234
+    assert received.byte_len == 8
+    assert received.invalidated_rkey is None
+    assert received.slid is not None
+    assert received.sl == 0
+    assert received.dlid_path_bits is not None
+    # Of the rest, each kind of queue tells what it has.
+    assert (received.pkey_index is None) is (two.cq.fields is not None)
+    assert (received.timestamp is None) is (two.cq.fields is None)
+    assert received.cvlan is received.flow_tag is received.tm_tag is received.tm_priv is None
+
+
+@EXTENDED
+def test_only_what_was_asked_for(
+    context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
+    one, two = pair
+    with (
+        context.create_cq(64, fields=WCFields.WITH_QP_NUM) as cq,
+        pd.create_qp(cq) as qp,
+    ):
+        mine = qp.endpoint()
+        qp.connect(mine, mine)
+        qp.post_recv_one(1, one.mr.addr, 64, one.mr.lkey)
+        qp.post_send_one(
+            2, WROpcode.SEND_WITH_IMM, SendFlags.SIGNALED, two.mr.addr, 8, two.mr.lkey, imm_data=9
+        )
+        found: list[verbs.WorkCompletion] = []
+        while len(found) < 2:
+            found += cq.wait(spin=float("inf"), timeout=30)
+        wc = next(wc for wc in found if wc.opcode is WCOpcode.RECV)
+        assert wc.qp_num == qp.qp_num
+        assert wc.byte_len == 0  # not read
+        assert wc.timestamp is wc.slid is wc.sl is wc.wallclock_ns is None
+
+
+@EXTENDED
+def test_one_drain_for_both_kinds(
+    context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
+) -> None:
+    mr = pd.reg_mr(64)
+    sent = set()
+    pairs = []
+    queues = [context.create_cq(64, channel, extended=extended) for extended in (False, True)]
+    for wr_id, cq in enumerate(queues):
+        cq.req_notify()
+        qp = pd.create_qp(cq)
+        mine = qp.endpoint()
+        qp.connect(mine, mine)
+        qp.post_recv_one(wr_id, mr.addr, 64, mr.lkey)
+        qp.post_send_one(wr_id, WROpcode.SEND, 0, mr.addr, 8, mr.lkey)
+        pairs.append(qp)
+        sent.add((wr_id, 0, int(WCOpcode.RECV), qp.qp_num))
+    found: set[tuple[int, ...]] = set()
+    while len(found) < len(sent):
+        records, _ = channel.drain(spin_us=1000)
+        found |= {(record[0], record[1], record[2], record[6]) for record in records}
+    assert found == sent
+    for cq in queues:
+        cq.close()
+    mr.close()
+
+
+def test_a_failed_one_tells_no_more_than_is_defined(pair: tuple[End, End]) -> None:
+    one, two = pair
+    write(one, two, rkey=two.mr.rkey ^ 0x55)
+    wc = one.completion()
+    assert (wc.wr_id, wc.status, wc.qp_num) == (5, WCStatus.REM_ACCESS_ERR, one.qp.qp_num)
+    assert wc.opcode is wc.timestamp is wc.imm_data is wc.slid is None
+    assert isinstance(wc.error(), RemoteAccessError)
+
+
+# --- one by one --------------------------------------------------------------------------------
+
+
+def steps(end: End, count: int) -> list[tuple[object, ...]]:
+    """What a cursor comes to: number, status, opcode, bytes, immediate data, queue pair."""
+    found: list[tuple[object, ...]] = []
+    deadline = time.monotonic() + 30
+    while len(found) < count:
+        with end.cq.start_poll() as cursor:
+            found += [
+                (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.imm_data, wc.qp_num)
+                for wc in cursor
+            ]
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def test_a_cursor(pair: tuple[End, End]) -> None:
+    one, two = pair
+    for imm in (1, None, 3):
+        write(one, two, imm)
+    one.completions(3)
+    recv = WCOpcode.RECV_RDMA_WITH_IMM
+    assert steps(two, 2) == [(7, WCStatus.SUCCESS, recv, 8, imm, two.qp.qp_num) for imm in (1, 3)]
+    assert two.cq.poll() == []
+
+
+def test_a_cursor_tells_more_as_well(pair: tuple[End, End]) -> None:
+    one, two = pair
+    write(one, two, 4)
+    one.completion()
+    with two.cq.start_poll() as cursor:
+        while (at := next(iter(cursor), None)) is None:
+            pass
+        assert at is cursor
+        assert at.sl == 0
+        assert at.vendor_err == 0
+        assert at.invalidated_rkey is None
+        assert at.failure is None
+        assert at.slid >= 0
+        assert at.dlid_path_bits >= 0
+        assert at.src_qp >= 0
+        if two.cq.fields is None:
+            with pytest.raises(UnsupportedError, match="timestamp of completions"):
+                at.timestamp  # noqa: B018
+        else:
+            assert at.timestamp > 0
+            assert at.wallclock_ns > 0
+        for name in ("cvlan", "flow_tag"):
+            with pytest.raises(UnsupportedError, match=f"{name} of completions"):
+                getattr(at, name)
+
+
+def test_a_cursor_may_stop_half_way(pair: tuple[End, End]) -> None:
+    one, two = pair
+    for imm in range(3):
+        write(one, two, imm)
+    one.completions(3)
+    with two.cq.start_poll() as cursor:
+        for wc in cursor:
+            assert wc.imm_data == 0
+            break
+    assert [wc.imm_data for wc in two.completions(2)] == [1, 2]
+
+
+def test_a_cursor_of_nothing(cq: verbs.CompletionQueue) -> None:
+    with cq.start_poll() as cursor:
+        assert list(cursor) == []
+        with pytest.raises(RuntimeError, match="at no completion"):
+            cursor.wr_id  # noqa: B018
+        with pytest.raises(RuntimeError, match="at no completion"):
+            cursor.byte_len  # noqa: B018
+
+
+def test_a_cursor_settles_the_account(pair: tuple[End, End]) -> None:
+    """As polling does: what it has come to is no longer under way, a failure has its name."""
+    one, two = pair
+    write(one, two, rkey=two.mr.rkey ^ 0x55)
+    failures: list[tuple[WCStatus, object]] = []
+    deadline = time.monotonic() + 30
+    while not failures:
+        with one.cq.start_poll() as cursor:
+            failures += [(wc.status, wc.failure) for wc in cursor]
+        assert time.monotonic() < deadline
+    status, failure = failures[0]
+    assert status is WCStatus.REM_ACCESS_ERR
+    assert isinstance(failure, RemoteAccessError)
+    assert failure.operation == "write"
+
+
+# --- moderation --------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("moderation")
+def test_moderation(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> None:
+    """No announcement before the second completion."""
+    one, two = connected_pair(channel=channel)
+    two.cq.modify(cq_count=2, cq_period=0.05)
+    two.cq.req_notify()
+    write(one, two, 1)
+    one.completion()
+    two.completion()
+    assert channel.get_event() is None
+    two.cq.modify(cq_count=0, cq_period=0)
+
+
+@pytest.mark.needs("moderation")
+def test_moderation_beyond_the_device(
+    context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count, period in ((1 << 16, 0.0), (0, 1.0), (-1, 0.0), (0, -0.5)):
+        with pytest.raises(ValueError, match=f"moderation by {count} .*{context.name} takes up to"):
+            cq.modify(cq_count=count, cq_period=period)
+
+
+def test_moderation_on_a_device_without(
+    context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
+    monkeypatch.setattr(context, "query_device_ex", lambda: empty)
+    with pytest.raises(UnsupportedError, match=f"{context.name}.*moderation"):
+        cq.modify(cq_count=1, cq_period=0)
