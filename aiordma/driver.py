@@ -301,6 +301,22 @@ class Driver(_Shared):
             self.context.close()
 
 
+class Watch:
+    """Calls back while a file descriptor is readable, on the running loop, until it is closed.
+
+    For who has a completion channel of their own.
+    """
+
+    def __init__(self, fd: int, callback: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._loop.add_reader(fd, callback)
+
+    def close(self) -> None:
+        """To be called before the descriptor is closed; again does nothing."""
+        self._loop.remove_reader(self._fd)
+
+
 class EventDriver(_Shared):
     """One event loop's connection-manager event channel, shared by its ids."""
 

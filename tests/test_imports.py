@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "cm": {"_native", "verbs"} | CORE,
     "mr_pool": {"verbs"} | CORE,
     "driver": {"verbs", "cm", "mr_pool"} | CORE,
+    "async_queue_pair": {"verbs", "driver"} | CORE,
     "_transport": {"driver", "mr_pool", "cm", "verbs", "config"} | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config"} | CORE,
     "streams": PUBLIC,

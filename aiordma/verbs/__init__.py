@@ -77,6 +77,7 @@ from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
+from .qp_creation import QPKeywords
 from .qp_options import ECE, RateLimit
 from .queue_pair import QueuePair
 from .resource import live, remember_places
@@ -138,6 +139,7 @@ __all__ = [
     "QPAttributes",
     "QPCapabilities",
     "QPCreateFlags",
+    "QPKeywords",
     "QPState",
     "QPType",
     "QueuePair",

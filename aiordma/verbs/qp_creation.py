@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from aiordma._native import failure, ffi
 from aiordma.errors import UnsupportedError, VerbsError
@@ -71,6 +71,18 @@ class QPOptions:
             if (value := getattr(self, name)) != getattr(QPOptions(), name)
         ]
         return f" with {', '.join(parts)}" if parts else ""
+
+
+class QPKeywords(TypedDict, total=False):
+    """The keywords of :meth:`ProtectionDomain.create_qp`, for those who pass them on."""
+
+    qp_type: QPType
+    sq_sig_all: bool
+    srq: Resource[h.SRQPointer] | None
+    send_ops: SendOps
+    create_flags: QPCreateFlags
+    source_qpn: int | None
+    max_tso_header: int
 
 
 def create_qp(

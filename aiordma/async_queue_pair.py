@@ -1,0 +1,310 @@
+"""A queue pair of the verbs whose work can be awaited, for those who speak verbs on an event loop.
+
+::
+
+    async with AsyncQueuePair(pd, QPCapabilities(max_send_wr=64)) as queue:
+        queue.qp.connect(queue.qp.endpoint(), remote)
+        received = queue.recv_nowait([room])            # a future: receives come before the peer
+        await queue.send([piece], imm=7)
+        async with queue.batch() as batch:              # one doorbell, one await
+            batch.write([piece], remote_addr, rkey)
+            batch.read([other], remote_addr, rkey)
+        completion = await received
+
+Whoever finds the send queue full waits for a slot, first come first served. What was posted cannot
+be taken back: who stops waiting for it (by cancellation, too) leaves the memory with the device
+until the completion, or until the queue pair is closed. When work fails, so does everything else
+that is under way or waits, at once, with the first failure as its cause.
+
+Connections with flow control, messages of any size and everything else are in
+:mod:`aiordma.transport`; nothing of that is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, Unpack
+
+from . import verbs
+from .driver import Watch
+from .errors import BufferStateError, QueueFullError, work_completion_error
+
+Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
+Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
+P = ParamSpec("P")
+
+# Completions taken per turn of the loop, so that others have theirs. A judgement.
+_TAKEN = 256
+_SIGNALED = int(verbs.SendFlags.SIGNALED)
+
+
+def _awaitable(
+    operation: Callable[Concatenate[verbs.SendBatch, P], None],
+) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion]]:
+    """An operation of a batch as one that is posted alone and waited for."""
+
+    @functools.wraps(operation)
+    async def alone(
+        self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs
+    ) -> verbs.WorkCompletion:
+        collected: list[verbs.SendWorkRequest] = []
+        with verbs.SendBatch(collected.extend) as batch:
+            operation(batch, *arguments, **keywords)
+        return (await self.submit(collected))[0]
+
+    return alone
+
+
+class AsyncQueuePair:
+    """A queue pair with a completion queue of its own, on the running event loop.
+
+    ``qp`` is the queue pair: bring it up, query it, but leave posting and polling to this object.
+    ``options`` are those of :meth:`verbs.ProtectionDomain.create_qp`. Made, used and closed in
+    the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        pd: verbs.ProtectionDomain,
+        capabilities: verbs.QPCapabilities | None = None,
+        **options: Unpack[verbs.QPKeywords],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        capabilities = capabilities or verbs.QPCapabilities()
+        self._channel = pd.context.create_comp_channel()
+        try:
+            entries = capabilities.max_send_wr + capabilities.max_recv_wr
+            self._cq = pd.context.create_cq(max(1, entries), self._channel)
+            self.qp = pd.create_qp(self._cq, capabilities=capabilities, **options)
+            self._cq.req_notify()
+        except BaseException:
+            self._channel.close()
+            raise
+        self._loop = loop
+        self._numbers = itertools.count()
+        self._sends: dict[int, Completed] = {}
+        self._receives: dict[int, Completed] = {}
+        self._turns: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._promised = 0
+        self._watch = Watch(self._channel.fd, self._on_completions)
+
+    # ---- sending -------------------------------------------------------------------------
+
+    def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
+        """Post requests, with one doorbell; a future for each, all signaled, numbered anew.
+
+        QueueFullError, and nothing is posted, when there are not enough free slots or others wait
+        for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
+        """
+        self._check()
+        if self._room < len(requests) or self._turns:
+            raise QueueFullError(
+                "ibv_post_send",
+                0,
+                f"{len(requests)} wanted, {self._room} slots of {self.qp!r} free,"
+                f" {len(self._turns)} others wait",
+            )
+        return self._post(requests)
+
+    async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
+        """Post requests as soon as there is room for all, and wait until all have completed.
+
+        The first failure is raised: WorkCompletionError by its status. ValueError for more
+        requests than the send queue has slots. Cancelled while it waits for room, it has posted
+        nothing; later it changes nothing for the device.
+        """
+        size = self.qp.capabilities.max_send_wr
+        if len(requests) > size:
+            raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
+        await self._turn(len(requests))
+        self._promised -= len(requests)
+        try:
+            posted = self._post(requests)
+        except BaseException:
+            self._give_turns()  # nothing will complete for them
+            raise
+        return await _all(posted)
+
+    def batch(self) -> AsyncBatch:
+        """A scope that collects requests, posts them at its end and waits for all."""
+        return AsyncBatch(self)
+
+    send = _awaitable(verbs.SendBatch.send)
+    write = _awaitable(verbs.SendBatch.write)
+    read = _awaitable(verbs.SendBatch.read)
+    compare_and_swap = _awaitable(verbs.SendBatch.compare_and_swap)
+    fetch_and_add = _awaitable(verbs.SendBatch.fetch_and_add)
+    bind = _awaitable(verbs.SendBatch.bind)
+    invalidate = _awaitable(verbs.SendBatch.invalidate)
+
+    async def _turn(self, wanted: int) -> None:
+        """Wait, first come first served, until ``wanted`` slots are free, and take them."""
+        self._check()
+        if not self._turns and self._room >= wanted:
+            self._promised += wanted
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._turns.append((wanted, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had been given
+                self._promised -= wanted
+            self._give_turns()
+            raise
+
+    @property
+    def _room(self) -> int:
+        return self.qp.free_send_slots - self._promised
+
+    def _give_turns(self) -> None:
+        """Wake those for whom there is room now; their slots are promised until they post."""
+        while self._turns:
+            wanted, turn = self._turns[0]
+            if not turn.done():
+                if self._room < wanted:
+                    return
+                self._promised += wanted
+                turn.set_result(None)
+            self._turns.popleft()
+
+    def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
+        self._check()
+        for request in requests:
+            request.wr_id = next(self._numbers)
+            request.send_flags |= _SIGNALED
+        self.qp.post_send(requests)
+        return [self._future(self._sends, request.wr_id) for request in requests]
+
+    # ---- receiving -----------------------------------------------------------------------
+
+    def recv_nowait(self, sges: Pieces = ()) -> Completed:
+        """Post a receive; the future of its completion. QueueFullError when there is no room."""
+        self._check()
+        number = next(self._numbers)
+        self.qp.post_recv((verbs.ReceiveWorkRequest(number, sges),))
+        return self._future(self._receives, number)
+
+    async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
+        """Post a receive and wait for what arrives in it. Errors as of :meth:`submit`."""
+        return (await _all([self.recv_nowait(sges)]))[0]
+
+    # ---- completions ---------------------------------------------------------------------
+
+    def _future(self, waiting: dict[int, Completed], number: int) -> Completed:
+        future: Completed = self._loop.create_future()
+        # Whoever gave it up need not hear of its failure.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiting[number] = future
+        return future
+
+    def _on_completions(self) -> None:
+        if self._channel.closed:
+            return
+        while self._channel.get_event() is not None:
+            self._cq.req_notify()
+        found = self._cq.poll(_TAKEN)
+        for wc in found:
+            future = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
+            if future is not None and not future.done():
+                if (error := wc.error()) is None:
+                    future.set_result(wc)
+                else:
+                    future.set_exception(error)
+        if len(found) == _TAKEN:
+            self._loop.call_soon(self._on_completions)
+        if self.qp.first_failure is not None:
+            self._fail(self._flushed)
+        else:
+            self._give_turns()
+
+    def _fail(self, error: Callable[[str], Exception]) -> None:
+        """Nothing more will be done: let every waiter go. Completions may never come."""
+        sends, self._sends = self._sends, {}
+        receives, self._receives = self._receives, {}
+        turns, self._turns = self._turns, deque()
+        for waiting, operation in (
+            (sends.values(), "work request"),
+            (receives.values(), "receive"),
+            ([turn for _, turn in turns], "work request"),
+        ):
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error(operation))
+
+    def _flushed(self, operation: str) -> Exception:
+        return work_completion_error(
+            verbs.WCStatus.WR_FLUSH_ERR,
+            operation=operation,
+            qp_num=self.qp.qp_num,
+            cause=self.qp.first_failure,
+        )
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._channel.closed:
+            raise BufferStateError(f"{self!r} is closed")
+        if self.qp.first_failure is not None:
+            raise self._flushed("work request")
+
+    def close(self) -> None:
+        """Destroy the queue pair and let every waiter go; the memory is the caller's again."""
+        if self._channel.closed:
+            return
+        self._watch.close()
+        text = f"{self!r} was closed"
+        self._fail(lambda _: BufferStateError(text))
+        self._channel.close()  # and with it the completion queue and the queue pair
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"
+
+
+class AsyncBatch(verbs.SendBatch):
+    """Collects inside ``async with``; its end posts everything with one doorbell and waits.
+
+    An exception inside drops everything. ``completions`` are those of the requests, in order.
+    """
+
+    def __init__(self, queue: AsyncQueuePair) -> None:
+        self._collected: list[verbs.SendWorkRequest] = []
+        super().__init__(self._collected.extend)
+        self._queue = queue
+        self.completions: list[verbs.WorkCompletion] = []
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._collected.clear()
+        self.__exit__(kind, error, where)
+        if self._collected:
+            self.completions = await self._queue.submit(self._collected)
+
+
+async def _all(futures: Sequence[Completed]) -> list[verbs.WorkCompletion]:
+    """The results of all, or the first failure in the order of posting."""
+    await asyncio.wait(futures)
+    return [future.result() for future in futures]
