@@ -236,10 +236,12 @@ int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bi
  *    tells this event, without this call too.)
  *  - IBV_EVENT_LID_CHANGE: the process gets another LID (the TCP port where queue pairs without the
  *    connection manager are reached): peers that were told the old one do not find it any more;
- *    streams that exist stay.
+ *    streams that exist stay.  Ids that are bound get RDMA_CM_EVENT_ADDR_CHANGE.
  *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer finds nobody, and in
  *    the contexts that are open now none can be made or modified any more (EIO); what is there can
- *    be destroyed.  Contexts opened later are healthy.
+ *    be destroyed.  Contexts opened later are healthy.  Ids that are bound get
+ *    RDMA_CM_EVENT_DEVICE_REMOVAL and are over; when the last thing of the connection manager's own
+ *    context is closed, that too is opened anew.
  *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER: this device has
  *    nothing that could change with them; only told.
  * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */

@@ -9,6 +9,7 @@
  *   cm_stream.c    handing over, disconnecting     cm_endpoint.c rdma_create_ep, rdma_get_request
  *   cm_lookup.c    names and devices               cm_ece.c      options of the vendors
  *   cm_ask.c       asking for a datagram service   cm_service.c  answering, cm_sidr_wire.c
+ *   cm_device_events.c   removal, another address
  *   cm_multicast.c groups                          cm_migrate.c  changing channels
  *
  * Everything here is under the engine's lock (soft.h) unless it says otherwise.  What happens by
@@ -114,6 +115,8 @@ struct ibv_context *soft_cm_device_context(void);
 /* Binds the id to the device, which is open: id->verbs, id->pd, id->port_num; a hold. */
 void soft_cm_device_bind(struct soft_cm_id *id);
 void soft_cm_device_unbind(struct soft_cm_id *id);
+/* Every id that is bound to the device. */
+void soft_cm_device_each(void (*what)(struct soft_cm_id *id));
 
 /* ---- cm_id.c ------------------------------------------------------------------------------- */
 
@@ -125,6 +128,7 @@ struct soft_cm_id {
 	bool synchronous;         /* the channel belongs to the id */
 	unsigned reported, acked; /* events taken and acknowledged; of cm_event.c */
 	bool bound;               /* to the device */
+	struct soft_node on_device; /* while it is bound */
 	bool waits;
 
 	/* address */
@@ -342,6 +346,8 @@ int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *estab
 /* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);
+/* The queue pair's stream, if there is one, is no longer the id's. */
+void soft_cm_stream_forget(struct soft_cm_id *id);
 /* Ends a connection and tells the other side; no event. */
 void soft_cm_stream_close(struct soft_cm_id *id);
 

@@ -20,6 +20,7 @@ static struct soft_context own;
 static struct ibv_pd *pd;
 static bool is_open;
 static unsigned holds;
+static struct soft_node bound = { &bound, &bound }; /* soft_cm_id.on_device */
 
 /* As in cm_event.c. */
 static void before_fork(void)
@@ -69,9 +70,12 @@ int soft_cm_device_get(void)
 	if (is_open && own.incarnation != soft_engine_incarnation()) {
 		is_open = false; /* the parent's, before a fork */
 		holds = 0;
+		soft_list_init(&bound);
 	}
 	if (!is_open)
 		error = open_context();
+	else if (own.fatal)
+		error = ENODEV; /* until everything on what was removed is closed */
 	if (!error) {
 		soft_lock();
 		soft_cm_device_hold();
@@ -128,6 +132,7 @@ void soft_cm_device_bind(struct soft_cm_id *id)
 {
 	soft_cm_device_hold();
 	id->bound = true;
+	soft_list_append(&bound, &id->on_device);
 	id->id.verbs = &own.extended.context;
 	id->id.pd = pd;
 	id->id.port_num = 1;
@@ -136,5 +141,18 @@ void soft_cm_device_bind(struct soft_cm_id *id)
 void soft_cm_device_unbind(struct soft_cm_id *id)
 {
 	id->bound = false;
+	soft_list_remove(&id->on_device);
 	soft_cm_device_release();
+}
+
+void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
+{
+	struct soft_node *node = bound.next;
+
+	while (node != &bound) {
+		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
+
+		node = node->next;
+		what(id);
+	}
 }

@@ -44,6 +44,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
 	soft_list_init(&id->held);
+	soft_list_init(&id->on_device);
 	soft_list_init(&id->groups);
 	return id;
 }

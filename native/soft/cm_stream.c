@@ -56,6 +56,15 @@ static void failed(struct soft_cm_link *link, int error)
 
 static const struct soft_cm_link_calls held_calls = { .failed = failed };
 
+void soft_cm_stream_forget(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = stream_owner(id);
+
+	if (qp)
+		soft_qp_on_link_down(qp, NULL, NULL);
+	drop_held(id);
+}
+
 void soft_cm_stream_close(struct soft_cm_id *id)
 {
 	struct soft_qp *qp = stream_owner(id);

@@ -98,6 +98,7 @@ static void go_up(void)
 
 static void fail(void)
 {
+	soft_cm_device_removed(); /* rdma_get_cm_event(3), before their queue pairs fail */
 	for_queue_pairs(soft_qp_error);
 	for (struct soft_node *node = contexts.next; node != &contexts; node = node->next)
 		soft_list_entry(node, struct soft_context, of_device)->fatal = true;
@@ -118,8 +119,10 @@ int aiordma_embedded_raise(enum ibv_event_type event)
 		break;
 	case IBV_EVENT_LID_CHANGE:
 		rc = soft_listener_move();
-		if (!rc)
+		if (!rc) {
 			tell(event);
+			soft_cm_device_moved();
+		}
 		break;
 	case IBV_EVENT_DEVICE_FATAL:
 		fail();

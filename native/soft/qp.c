@@ -87,6 +87,15 @@ static void reach_expired(struct soft_timer *timer)
 	}
 }
 
+/* ibv_create_qp(3): at least what was asked for.  As with cards, in whose work requests inline data
+ * takes the place of the SGEs; rdma_xclient(1) counts on that. */
+static uint32_t inline_room(const struct ibv_qp_cap *cap)
+{
+	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
+
+	return cap->max_inline_data > list ? cap->max_inline_data : list;
+}
+
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct soft_qp *qp = NULL;
@@ -98,6 +107,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	}
 	if (!rc) {
 		qp->cap = attr->cap;
+		qp->cap.max_inline_data = inline_room(&attr->cap);
 		qp->ibv = (struct ibv_qp){
 			.context = pd->context,
 			.qp_context = attr->qp_context,

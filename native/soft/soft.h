@@ -187,6 +187,11 @@ void soft_cm_offer(struct soft_qp *qp);
  * Not under the lock. */
 void soft_cm_device_sweep(void);
 
+/* cm_device_events.c.  The device has failed: its ids are over.  The process has another LID.  Under
+ * the lock. */
+void soft_cm_device_removed(void);
+void soft_cm_device_moved(void);
+
 /* The verbs calls take the lock themselves; these are their bodies for callers that hold it. */
 int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
 

@@ -548,7 +548,7 @@ static void wrong_arguments(void)
 
 	CHECK_FAILS(rdma->rdma_create_id(side.channel, NULL, NULL, RDMA_PS_TCP), EINVAL);
 	CHECK_FAILS(rdma->rdma_create_id(side.channel, &id, NULL, (enum rdma_port_space)1), EINVAL);
-	CHECK_FAILS(rdma->rdma_create_id(side.channel, &id, NULL, RDMA_PS_UDP), EPROTONOSUPPORT);
+	CHECK_FAILS(rdma->rdma_create_id(side.channel, &id, NULL, RDMA_PS_IPOIB), EPROTONOSUPPORT);
 	CHECK_FAILS(rdma->rdma_destroy_id(NULL), EINVAL);
 	rdma->rdma_destroy_event_channel(NULL);
 	CHECK(!strcmp(rdma->rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED"));

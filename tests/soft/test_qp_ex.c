@@ -463,7 +463,7 @@ static void mistakes(void)
 	MISTAKE(EOPNOTSUPP, qp->wr_local_inv(qp, 1));
 	MISTAKE(EOPNOTSUPP, qp->wr_bind_mw(qp, NULL, 1, &(struct ibv_mw_bind_info){0}));
 	MISTAKE(EINVAL, qp->wr_set_sge_list(qp, 5, sges));
-	MISTAKE(EINVAL, qp->wr_set_inline_data(qp, data, 17));
+	MISTAKE(EINVAL, qp->wr_set_inline_data(qp, data, 4 * sizeof(struct ibv_sge) + 1));
 	MISTAKE(EINVAL, qp->wr_set_inline_data_list(qp, 1, &huge));
 	MISTAKE(EINVAL, qp->wr_set_ud_addr(qp, NULL, 1, 1));
 	MISTAKE(EINVAL, qp->wr_set_xrc_srqn(qp, 1));
