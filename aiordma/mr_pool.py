@@ -155,6 +155,7 @@ class MemoryPool:
         return Buffer(self.block(size), size)
 
     def statistics(self) -> PoolStatistics:
+        """What is registered and leased now."""
         return PoolStatistics(
             registered_bytes=self._registered,
             leased_bytes=self._leased_bytes,
@@ -268,10 +269,14 @@ class LocalMemory:
         return True
 
     def pin(self) -> None:
-        """A work request is about to use the memory.  Raises BufferStateError after release."""
+        """A work request is about to use the memory: BufferStateError after its release.
+
+        Internal to the library.
+        """
         raise NotImplementedError
 
     def unpin(self) -> None:
+        """The work request has been done.  Internal to the library."""
         raise NotImplementedError
 
 

@@ -147,10 +147,12 @@ class Listener:
 
     @property
     def host(self) -> str:
+        """The numeric host of `address`."""
         return self.address[0]
 
     @property
     def port(self) -> int:
+        """The port of `address`."""
         return self.address[1]
 
     def _deliver(self, connection: Connection) -> None:
@@ -261,18 +263,22 @@ class Server:
 
     @property
     def address(self) -> Address:
+        """Where it listens; the port is the real one when 0 was asked for."""
         return self._listener.address
 
     @property
     def host(self) -> str:
+        """The numeric host of `address`."""
         return self._listener.host
 
     @property
     def port(self) -> int:
+        """The port of `address`."""
         return self._listener.port
 
     @property
     def device(self) -> str:
+        """The name of the device that it listens on."""
         return self._listener.device
 
     @property

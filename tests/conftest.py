@@ -25,6 +25,8 @@ from aiordma import cm, verbs
 from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
+from .docs import provoking
+
 T = TypeVar("T")
 
 # A job that a shell started in the background ignores SIGINT, and so would all that it starts.
@@ -40,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", default="embedded0", help="RDMA device to test on (default: embedded0)"
     )
+    provoking.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -173,6 +176,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except UnsupportedError:
         return True
     pytest.fail(f"the device is listed as lacking {', '.join(missing)}, yet the test ran through")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """What tests/docs/provoked.json says that the test provokes, it provokes."""
+    return (yield from provoking.watch(item))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    provoking.finish(config)
 
 
 @pytest.fixture

@@ -142,10 +142,12 @@ class Connection:
 
     @property
     def local_address(self) -> Address | None:
+        """(host, port) of this side; None when the link has none."""
         return self._link.local_address if self._link else None
 
     @property
     def peer_address(self) -> Address | None:
+        """(host, port) of the peer; None when the link has none."""
         return self._link.peer_address if self._link else None
 
     @property
@@ -160,6 +162,7 @@ class Connection:
         return self._peer.max_message
 
     def statistics(self) -> Statistics:
+        """What has been sent, received and done so far; the object goes on counting."""
         return self._statistics
 
     # ---- messages ------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class Share:
 
     @property
     def revoked(self) -> bool:
+        """Whether the memory has been taken back: the peer's key does nothing any more."""
         return self._mr.closed
 
     def revoke(self) -> None:
@@ -183,6 +184,7 @@ class RemoteRegion:
 
     @property
     def rights(self) -> Rights:
+        """What the owner allows here."""
         return self.token.access
 
     @property
@@ -198,6 +200,7 @@ class RemoteRegion:
             raise BufferStateError(f"{self!r} cannot be used again")
 
     def give_up(self) -> None:
+        """It is the owner's again: every use from now on fails.  Internal to the library."""
         self._usable = False
 
     async def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages in docs/.
+"""Write the generated pages and parts of pages in docs/.
 
 python -m tests.docs            write them: make docs
 python -m tests.docs --check    fail where a page is not what it would be now
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import sys
 
-from .pages import pages
+from .pages import differing, pages
 
 
 def main(arguments: list[str]) -> str | None:
     if arguments not in ([], ["--check"]):
         return __doc__
-    stale = {path: text for path, text in pages().items() if path.read_text() != text}
-    for path, text in stale.items():
-        if not arguments:
-            path.write_text(text)
+    wanted = pages()
+    stale = differing(wanted)
+    for path in stale:
         print(path)
+        if arguments:
+            continue
+        if path in wanted:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path])
+        else:
+            path.unlink()
     return "these pages are out of date: make docs" if stale and arguments else None
 
 

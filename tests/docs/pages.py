@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from . import sections, states_page
+from . import reference, sections, states_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
 
 
 def pages() -> dict[Path, str]:
     """Path and text of each."""
     states = DOCS / "queue-pair-states.md"
-    return {states: sections.replace(states.read_text(), states_page.sections())}
+    return {
+        states: sections.replace(states.read_text(), states_page.sections()),
+        **{REFERENCE / name: text for name, text in reference.pages().items()},
+    }
+
+
+def differing(wanted: Mapping[Path, str]) -> list[Path]:
+    """Those that are missing or say something else, and what is too much in the reference."""
+    old = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text}
+    too_many = {page for page in REFERENCE.glob("*") if page not in wanted}
+    return sorted(old | too_many)

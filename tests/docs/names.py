@@ -1,0 +1,193 @@
+"""Every public name, found by rule: what the reference describes and what is checked.
+
+A room's names are its ``__all__``; a module without one offers what it defines without a leading
+underscore. A class offers its attributes without a leading underscore, those that it inherits from
+a class of aiordma which is no public name itself included, and the special methods that have a
+docstring; not what its docstring keeps for the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = Path(__file__).parents[2] / "aiordma"
+
+ROOMS = (
+    "aiordma",
+    "aiordma.verbs",
+    "aiordma.cm",
+    "aiordma.transport",
+    "aiordma.mr_pool",
+    "aiordma.config",
+    "aiordma.errors",
+)
+"""Where users import from."""
+
+# What is public in Python alone: other rooms use it, users have no use for it.
+_FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the rooms of )?this package", re.I)
+
+# Exceptions stand with the others, wherever else they can be imported from.
+_OWN_PAGE = "aiordma.errors"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A method, a property or a class-level value of a public class."""
+
+    name: str
+    value: Any  # as it stands in the class's dictionary
+    owner: type  # the class in whose dictionary it stands
+
+    @property
+    def function(self) -> Any:
+        """What runs when it is used; None for a plain value."""
+        if isinstance(self.value, (classmethod, staticmethod)):
+            return self.value.__func__
+        if isinstance(self.value, property):
+            return self.value.fget
+        return self.value if inspect.isfunction(self.value) else None
+
+    @property
+    def key(self) -> str:
+        """Where it is defined: the same for all classes that inherit it."""
+        return f"{_short(self.owner.__module__)}.{self.owner.__qualname__}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name: where it is imported from first, and what it is."""
+
+    room: str
+    name: str
+    value: Any
+
+    @property
+    def key(self) -> str:
+        module = getattr(self.value, "__module__", self.room)
+        return f"{_short(module)}.{getattr(self.value, '__qualname__', self.name)}"
+
+    @property
+    def is_exception(self) -> bool:
+        return isinstance(self.value, type) and issubclass(self.value, BaseException)
+
+    @property
+    def doc(self) -> str:
+        return own_doc(self.value)
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("aiordma.")
+
+
+def own_doc(value: Any) -> str:
+    """The docstring that was written for it: not inherited, and not made up by a decorator."""
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
+    doc = value.__dict__.get("__doc__") if isinstance(value, type) else value.__doc__
+    doc = inspect.cleandoc(doc or "")
+    made_up = isinstance(value, type) and doc.startswith(f"{value.__name__}(")
+    return "" if made_up else doc
+
+
+def member_doc(member: Member) -> str:
+    """Its own docstring, or that of what it overrides."""
+    doc = own_doc(member.value)
+    if not doc and member.function is not None:
+        doc = inspect.getdoc(getattr(member.owner, member.name)) or ""
+    return doc
+
+
+def value_doc(name: Name) -> str:
+    """The string that follows the assignment, in whichever module of the room that stands."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        body = ast.parse(path.read_text()).body
+        for statement, following in itertools.pairwise(body):
+            if isinstance(statement, ast.Assign):
+                targets = statement.targets
+            elif isinstance(statement, ast.AnnAssign):
+                targets = [statement.target]
+            else:
+                continue
+            if (
+                any(isinstance(target, ast.Name) and target.id == name.name for target in targets)
+                and isinstance(following, ast.Expr)
+                and isinstance(following.value, ast.Constant)
+                and isinstance(following.value.value, str)
+            ):
+                return inspect.cleandoc(following.value.value)
+    return ""
+
+
+def in_room(room: ModuleType) -> list[str]:
+    """The names that a module offers."""
+    listed: list[str] | None = getattr(room, "__all__", None)
+    if listed is not None:
+        return list(listed)
+    return [
+        name
+        for name, value in vars(room).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", room.__name__) == room.__name__
+        and not isinstance(value, ModuleType)
+        and is_described(value)
+        and not is_for_the_package(own_doc(value))
+    ]
+
+
+def is_for_the_package(doc: str) -> bool:
+    """Whether a docstring says that users have no use for it."""
+    return bool(_FOR_THE_PACKAGE.search(doc))
+
+
+def is_described(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def public() -> list[Name]:
+    """Every public name once, where it is found first; exceptions in ``aiordma.errors``."""
+    found: dict[object, Name] = {}
+    for room in (_OWN_PAGE, *ROOMS):
+        module = importlib.import_module(room)
+        for name in in_room(module):
+            value = getattr(module, name)
+            exception = isinstance(value, type) and issubclass(value, BaseException)
+            if room == _OWN_PAGE and not exception:
+                continue  # taken at its turn, after those rooms that offer it as well
+            if is_described(value):
+                found.setdefault(id(value), Name(room, name, value))
+            else:
+                found.setdefault(name, Name(room, name, value))
+    return list(found.values())
+
+
+def members(cls: type, offered: set[type]) -> Iterator[Member]:
+    """What a class offers, in the order of writing, inherited things after its own."""
+    values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
+    seen: set[str] = set()
+    for owner in cls.__mro__:
+        if not owner.__module__.startswith("aiordma") or (owner is not cls and owner in offered):
+            continue
+        for name, value in vars(owner).items():
+            if name in seen or name in values:
+                continue
+            seen.add(name)
+            member = Member(name, value, owner)
+            special = name.startswith("__") and name.endswith("__")
+            if special and (name == "__init__" or not own_doc(value)):
+                continue
+            if member.function is None or (name.startswith("_") and not special):
+                continue
+            if not is_for_the_package(member_doc(member)):
+                yield member

@@ -1,0 +1,190 @@
+"""Which test provokes which promised error: written down, and seen to be so when the test runs.
+
+``provoked.json`` names a test for each error that a docstring promises. When such a test runs on
+the embedded device, what was promised is watched: unless the error leaves it, the test fails. So
+the table cannot claim what is not so. ``pytest --record-provoked`` watches everything in every test
+and fills the table in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .names import Member
+from .promises import Promise, promises
+
+TABLE = Path(__file__).with_name("provoked.json")
+
+Provoked = dict[str, dict[str, str]]
+"""Where the promise stands -> the name of the error -> the test."""
+
+Seen = set[tuple[str, str]]
+"""Where the promise stands, and the name of the error."""
+
+RECORD: pytest.StashKey[Provoked] = pytest.StashKey()
+
+
+def load() -> Provoked:
+    table: Provoked = json.loads(TABLE.read_text())
+    return table
+
+
+def save(table: Provoked) -> None:
+    TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+# ---- watching -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching(watched: Iterable[Promise]) -> Iterator[Seen]:
+    """Notes the promised errors that leave what promised them, while the block runs."""
+    seen: Seen = set()
+    with ExitStack() as stack:
+        for promise in watched:
+            note = functools.partial(_note, seen, promise)
+            for member in promise.callables:
+                stack.enter_context(_replaced_member(member, note))
+            if promise.function is not None:
+                stack.enter_context(_replaced_function(promise.function, note))
+        yield seen
+
+
+def _note(seen: Seen, promise: Promise, error: BaseException) -> None:
+    name = promise.kept_by(error)
+    if name is not None:
+        seen.add((promise.key, name))
+
+
+Note = Callable[[BaseException], None]
+
+
+@contextmanager
+def _replaced_member(member: Member, note: Note) -> Iterator[None]:
+    there = vars(member.owner)[member.name]  # another promise may have replaced it already
+    setattr(member.owner, member.name, _watched(there, note))
+    try:
+        yield
+    finally:
+        setattr(member.owner, member.name, there)
+
+
+@contextmanager
+def _replaced_function(function: Callable[..., Any], note: Note) -> Iterator[None]:
+    """In every module that has imported it."""
+    watched = _watched(function, note)
+    places = [
+        (module, name)
+        for module_name, module in list(sys.modules.items())
+        if module_name.partition(".")[0] in ("aiordma", "tests")
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
+    for module, name in places:
+        setattr(module, name, watched)
+    try:
+        yield
+    finally:
+        for module, name in places:
+            setattr(module, name, function)
+
+
+def _watched(value: Any, note: Note) -> Any:
+    if isinstance(value, (classmethod, staticmethod)):
+        return type(value)(_watched(value.__func__, note))
+    if isinstance(value, property):
+        return property(_watched(value.fget, note), value.fset, value.fdel, value.__doc__)
+    if inspect.isasyncgenfunction(value):
+
+        @functools.wraps(value)
+        async def generate(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                async for item in value(*arguments, **keywords):
+                    yield item
+            except BaseException as error:
+                note(error)
+                raise
+
+        return generate
+    if inspect.iscoroutinefunction(value):
+
+        @functools.wraps(value)
+        async def wait(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return await value(*arguments, **keywords)
+            except BaseException as error:
+                note(error)
+                raise
+
+        return wait
+
+    @functools.wraps(value)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return value(*arguments, **keywords)
+        except BaseException as error:
+            note(error)
+            raise
+
+    return call
+
+
+# ---- in a run of pytest, through tests/conftest.py ----------------------------------------------
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-provoked",
+        action="store_true",
+        help="note in tests/docs/provoked.json which test provokes which promised error",
+    )
+
+
+def watch(item: pytest.Item) -> Generator[None, object, object]:
+    """Around the call of each test; for a hook wrapper."""
+    record = bool(item.config.getoption("--record-provoked"))
+    if item.config.getoption("--device") != "embedded0":
+        return (yield)
+    if RECORD not in item.config.stash:
+        item.config.stash[RECORD] = load()
+    table = item.config.stash[RECORD]
+    claimed = {
+        (key, name)
+        for key, tests in table.items()
+        for name, test in tests.items()
+        if test == item.nodeid
+    }
+    if not record and not claimed:
+        return (yield)
+    every = promises()
+    keys = every.keys() if record else {key for key, _ in claimed} & every.keys()
+    with watching(every[key] for key in keys) as seen:
+        result = yield
+    if record:
+        for key, name in seen:
+            table.setdefault(key, {}).setdefault(name, item.nodeid)
+    elif unkept := sorted(claimed - seen):
+        pytest.fail(f"provoked.json says that this test provokes {unkept}, but it did not")
+    return result
+
+
+def finish(config: pytest.Config) -> None:
+    """At the end of a run: write what was recorded, and forget what is no promise any more."""
+    if not config.getoption("--record-provoked") or RECORD not in config.stash:
+        return
+    every = promises()
+    kept: Provoked = {}
+    for key, tests in config.stash[RECORD].items():
+        promised = {error.__name__ for error in every[key].errors} if key in every else set()
+        if still := {name: test for name, test in tests.items() if name in promised}:
+            kept[key] = still
+    save(kept)
