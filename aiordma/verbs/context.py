@@ -163,7 +163,10 @@ class Context(Ports):
 
     @contextmanager
     def offering(self, capability: str) -> Iterator[None]:
-        """An UnsupportedError inside the ``with`` becomes one that names device and capability."""
+        """An UnsupportedError inside the ``with`` becomes one that names device and capability.
+
+        For the rooms of this package.
+        """
         try:
             yield
         except UnsupportedError as error:

@@ -68,6 +68,8 @@ def _promises() -> Iterator[Promise]:
             yield Promise(name.key, errors, function=name.value)
             continue
         every = tuple(members(name.value, offered))
-        yield Promise(name.key, errors, callables=every)
+        made = vars(name.value).get("__init__")
+        constructor = (Member("__init__", made, name.value),) if made else ()
+        yield Promise(name.key, errors, callables=(*constructor, *every))
         for member in every:
             yield Promise(member.key, tuple(named_in(own_doc(member.value))), callables=(member,))

@@ -1,9 +1,10 @@
 """Which test provokes which promised error: written down, and seen to be so when the test runs.
 
-``provoked.json`` names a test for each error that a docstring promises. When such a test runs on
-the embedded device, what was promised is watched: unless the error leaves it, the test fails. So
-the table cannot claim what is not so. ``pytest --record-provoked`` watches everything in every test
-and fills the table in.
+``provoked.json`` names a test for each error that a docstring promises, and its device. When such a
+test runs there, what was promised is watched: unless the error leaves it, the test fails. So the
+table cannot claim what is not so. ``pytest --record-provoked`` watches everything in every test and
+fills in what is missing: on the embedded device first, then, for what that has and others lack, on
+another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .promises import Promise, promises
 TABLE = Path(__file__).with_name("provoked.json")
 
 Provoked = dict[str, dict[str, str]]
-"""Where the promise stands -> the name of the error -> the test."""
+"""Where the promise stands -> the name of the error -> the test, and on which device if it is not
+the embedded one."""
 
 Seen = set[tuple[str, str]]
 """Where the promise stands, and the name of the error."""
@@ -152,16 +154,13 @@ def add_option(parser: pytest.Parser) -> None:
 def watch(item: pytest.Item) -> Generator[None, object, object]:
     """Around the call of each test; for a hook wrapper."""
     record = bool(item.config.getoption("--record-provoked"))
-    if item.config.getoption("--device") != "embedded0":
-        return (yield)
+    device = item.config.getoption("--device")
+    here = item.nodeid if device == "embedded0" else f"{item.nodeid} on {device}"
     if RECORD not in item.config.stash:
         item.config.stash[RECORD] = load()
     table = item.config.stash[RECORD]
     claimed = {
-        (key, name)
-        for key, tests in table.items()
-        for name, test in tests.items()
-        if test == item.nodeid
+        (key, name) for key, tests in table.items() for name, test in tests.items() if test == here
     }
     if not record and not claimed:
         return (yield)
@@ -171,7 +170,7 @@ def watch(item: pytest.Item) -> Generator[None, object, object]:
         result = yield
     if record:
         for key, name in seen:
-            table.setdefault(key, {}).setdefault(name, item.nodeid)
+            table.setdefault(key, {}).setdefault(name, here)
     elif unkept := sorted(claimed - seen):
         pytest.fail(f"provoked.json says that this test provokes {unkept}, but it did not")
     return result

@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs import sections
 from tests.docs.__main__ import main
-from tests.docs.pages import DOCS, ROOT, pages
+from tests.docs.pages import DOCS, ROOT, differing, pages
 
 PAGES = sorted(DOCS.rglob("*.md"))
 
@@ -72,8 +72,7 @@ def test_the_files_are_there(page: Path) -> None:
 
 
 def test_what_is_generated_is_as_it_would_be_now() -> None:
-    stale = [str(path) for path, text in pages().items() if path.read_text() != text]
-    assert stale == [], "out of date: make docs"
+    assert differing(pages()) == [], "out of date: make docs"
 
 
 def test_check_fails_for_a_page_that_differs(
@@ -82,12 +81,16 @@ def test_check_fails_for_a_page_that_differs(
     page = tmp_path / "page.md"
     page.write_text("old")
     monkeypatch.setattr("tests.docs.__main__.pages", lambda: {page: "new"})
+    monkeypatch.setattr("tests.docs.pages.REFERENCE", tmp_path)
+    too_much = tmp_path / "old.md"
     assert main(["--check"]) == "these pages are out of date: make docs"
     assert page.read_text() == "old"
+    too_much.touch()
     assert main([]) is None
     assert page.read_text() == "new"
+    assert not too_much.exists()
     assert main(["--check"]) is None
-    assert capsys.readouterr().out == f"{page}\n" * 2
+    assert capsys.readouterr().out == f"{page}\n{too_much}\n{page}\n"
     assert "--check" in (main(["--wrong"]) or "")
 
 

@@ -1,0 +1,37 @@
+"""Errors that docstrings promise and that no test of the thing itself meets."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from aiordma import cm
+from aiordma.cm import PortSpace
+
+from .conftest import refused
+
+GROUP = ("239.7.7.7", 0)
+
+
+@pytest.mark.needs("the UDP port space")
+def test_connections_have_no_groups(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as id:
+        id.bind_addr((host, 0))
+        refused(errno.EINVAL, lambda: id.join_multicast(GROUP))
+
+
+@pytest.mark.needs("the UDP port space")
+def test_leaving_where_one_never_was(events: cm.EventChannel, host: str) -> None:
+    with events.create_id(PortSpace.UDP) as id:
+        id.bind_addr((host, 0))
+        refused(errno.EADDRNOTAVAIL, lambda: id.leave_multicast(GROUP))
+
+
+def test_options_that_come_too_late(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as id:
+        id.set_reuseaddr(True)
+        id.bind_addr((host, 0))
+        id.listen()
+        refused(errno.EINVAL, lambda: id.set_reuseaddr(False))
+        refused(errno.EINVAL, lambda: id.set_afonly(True))

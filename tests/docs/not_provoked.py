@@ -1,0 +1,20 @@
+"""Promised errors that no test provokes, each with the reason."""
+
+_OF_THE_PEER = "the peer's operation ends with it, not this call: tests/transport/test_sharing.py"
+_NO_XRC = "neither device has XRC, to which this belongs; the refusal to make one is tested"
+
+NOT_PROVOKED: dict[tuple[str, str], str] = {
+    ("_transport.sharing.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
+    ("transport.connect", "RouteError"): (
+        "neither device has an address with a device but without a route; the event that leads to"
+        " it is told from others in tests/cm/test_events.py"
+    ),
+    ("transport.start_server", "ConnectionError"): (
+        "the user's handler raises it, and it is logged: tests/transport/test_server.py"
+    ),
+    ("verbs.completion.CompletionQueue.resize", "UnsupportedError"): "both devices can resize",
+    ("verbs.device.Device.open", "VerbsError"): (
+        "the tests of the kernel's device run as root, who may open everything"
+    ),
+    ("verbs.queue_pair.QueuePair.pd", "ValueError"): _NO_XRC,
+}

@@ -1,0 +1,138 @@
+"""Every public name is documented, and every error that is promised there is provoked."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
+from tests.docs.markdown import from_docstring
+from tests.docs.names import Member, Name, is_described, member_doc, members, public, value_doc
+from tests.docs.not_provoked import NOT_PROVOKED
+from tests.docs.promises import Promise, named_in, promises
+from tests.docs.provoking import load, watching
+from tests.docs.reference import pages
+
+ROOT = Path(__file__).parents[2]
+NAMES = public()
+OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
+
+
+# ---- what is written ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.room}.{name.name}")
+def test_every_public_name_has_a_docstring(name: Name) -> None:
+    assert name.doc if is_described(name.value) else value_doc(name), f"{name.key} has none"
+    if isinstance(name.value, type):
+        bare = [m.key for m in members(name.value, OFFERED) if not member_doc(m)]
+        assert not bare, f"without a docstring: {', '.join(bare)}"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(pages().values())
+    for name in NAMES:
+        assert f'<a id="{name.name}"></a>' in text
+        if isinstance(name.value, type):
+            for member in members(name.value, OFFERED):
+                assert f'<a id="{name.name}.{member.name}"></a>' in text
+
+
+# ---- what is promised ---------------------------------------------------------------------------
+
+PROMISED = {
+    (key, error.__name__) for key, promise in promises().items() for error in promise.errors
+}
+PROVOKED = {(key, error): test for key, tests in load().items() for error, test in tests.items()}
+
+
+@pytest.mark.parametrize("promise", sorted(PROMISED), ids="-".join)
+def test_every_promised_error_is_provoked(promise: tuple[str, str]) -> None:
+    """By a test that shows it when it runs (provoking.py), or there is a reason why by none."""
+    assert (promise in PROVOKED) != (promise in NOT_PROVOKED), (
+        f"{promise[0]} promises {promise[1]}: write a test that provokes it and run "
+        "`pytest --record-provoked` with it, or give the reason in tests/docs/not_provoked.py"
+        if promise not in NOT_PROVOKED
+        else f"{PROVOKED[promise]} provokes it, against what tests/docs/not_provoked.py says"
+    )
+
+
+def test_nothing_else_is_listed() -> None:
+    assert (PROVOKED.keys() | NOT_PROVOKED.keys()) - PROMISED == set()
+    assert all(reason.strip() for reason in NOT_PROVOKED.values())
+
+
+@functools.cache
+def functions(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+@pytest.mark.parametrize("test", sorted(set(PROVOKED.values())))
+def test_the_provoking_tests_are_there(test: str) -> None:
+    path, _, function = test.partition(" on ")[0].partition("[")[0].rpartition("::")
+    assert function in functions(path.partition("::")[0])
+
+
+# ---- the tools themselves -----------------------------------------------------------------------
+
+
+def test_errors_that_a_docstring_names() -> None:
+    doc = "ValueError, then ``VerbsError`` (EACCES) or a ValueError; no NonsenseError."
+    assert named_in(doc) == [ValueError, VerbsError]
+
+
+def test_a_promise_is_kept_by_the_nearest_class() -> None:
+    promise = Promise("x", (VerbsError, QPTransitionError))
+    assert promise.kept_by(QPTransitionError("")) == "QPTransitionError"
+    assert promise.kept_by(VerbsError(1, "ibv_x")) == "VerbsError"
+    assert promise.kept_by(KeyError()) is None
+
+
+class Watched:
+    """Stands for a public class."""
+
+    def fail(self) -> NoReturn:
+        raise BufferStateError("no")
+
+    @property
+    def broken(self) -> int:
+        raise BufferStateError("no")
+
+    @classmethod
+    def make(cls) -> NoReturn:
+        raise BufferStateError("no")
+
+    async def wait(self) -> NoReturn:
+        raise BufferStateError("no")
+
+
+@pytest.mark.parametrize("name", ["fail", "broken", "make", "wait"])
+def test_watching_sees_what_leaves(name: str) -> None:
+    member = Member(name, vars(Watched)[name], Watched)
+    promise = Promise("x", (BufferStateError,), (member,))
+
+    def use() -> None:
+        value = getattr(Watched(), name)()
+        if name == "wait":
+            value.send(None)
+
+    with watching([promise]) as seen:
+        assert not seen
+        with pytest.raises(BufferStateError):
+            use()
+    assert seen == {("x", "BufferStateError")}
+    assert vars(Watched)[name] is member.value
+
+
+def test_markdown_of_a_docstring() -> None:
+    doc = "First ``x``, :meth:`A.b`.\n\nThus::\n\n    a = 1\n\n    b = 2\n\n* `c`"
+    assert from_docstring(doc, {"A.b": "p.md#A.b"}) == (
+        "First `x`, [`A.b`](p.md#A.b).\n\nThus:\n\n```python\na = 1\n\nb = 2\n```\n\n* `c`"
+    )
+    assert from_docstring("", {}) == ""

@@ -1,0 +1,64 @@
+"""Errors that docstrings promise and that no test of the thing itself meets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.verbs import AccessFlags, AddressVector, Endpoint
+
+
+@pytest.mark.parametrize("header", [b"", bytes(39), bytes(40)])
+def test_what_is_no_global_routing_header(header: bytes) -> None:
+    with pytest.raises(ValueError, match="GRH"):
+        verbs.GRH.parse(header)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gid": bytes(15)}, {"qp_num": 1 << 24}, {"psn": -1}, {"lid": 1 << 16}]
+)
+def test_an_endpoint_out_of_bounds(wrong: dict[str, int | bytes]) -> None:
+    good = Endpoint(gid=bytes(16), qp_num=1, psn=1, lid=0, mtu=3)
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataclasses.replace(good, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_rate_out_of_range() -> None:
+    with pytest.raises(ValueError, match="rate_limit"):
+        verbs.RateLimit(1 << 40).packed()
+
+
+def test_memory_with_gaps(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises(BufferError):
+        pd.reg_mr(memoryview(bytearray(8))[::2])
+
+
+def test_rights_that_the_device_does_not_know(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises(VerbsError, match="ibv_reg_mr") as caught:
+        pd.reg_mr(4096, AccessFlags.LOCAL_WRITE | AccessFlags(1 << 19))
+    assert caught.value.errno
+
+
+def test_an_address_handle_by_an_empty_gid(pd: verbs.ProtectionDomain) -> None:
+    gid = pd.context.choose_gid().gid
+    with pytest.raises(VerbsError, match="GID index 200"):
+        pd.create_ah(AddressVector(dgid=gid, sgid_index=200))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda qp: qp.set_ece(verbs.ECE(1)),
+        lambda qp: qp.query_ece(),
+        lambda qp: qp.modify_rate_limit(verbs.RateLimit(1)),
+    ],
+)
+def test_what_no_software_device_has(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, use: Callable[[verbs.QueuePair], object]
+) -> None:
+    with pd.create_qp(cq) as qp, pytest.raises(UnsupportedError, match=pd.context.name):
+        use(qp)
