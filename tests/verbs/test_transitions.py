@@ -19,7 +19,6 @@ import pytest
 
 from aiordma import verbs
 from aiordma._core.qp_states import TRANSITIONS, attribute_names, check_transition
-from aiordma._native import ffi
 from aiordma.errors import QPTransitionError, VerbsError
 from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
 from aiordma.verbs.qp_attributes import QPChanges, fill
@@ -259,16 +258,17 @@ class Tried:
         return met
 
 
-def make(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType) -> verbs.QueuePair:
-    """A queue pair of any type. The target of XRC belongs to a domain: there it is refused."""
+@contextlib.contextmanager
+def made(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType
+) -> Iterator[verbs.QueuePair]:
+    """A queue pair of any type; the receiving side of XRC is made in a domain of its own."""
     if qp_type is QPType.XRC_RECV:
-        domain = ffi.new("struct ibv_xrcd_init_attr *")
-        domain.comp_mask = 0b11  # IBV_XRCD_INIT_ATTR_FD and _OFLAGS
-        domain.fd = -1
-        domain.oflags = os.O_CREAT
-        pd.context.library.calls.ibv_open_xrcd(pd.context.pointer, domain)
-        pytest.fail("a device with XRC: make the queue pair in this domain")
-    return pd.create_qp(cq, qp_type=qp_type)
+        with pd.context.open_xrcd() as domain, domain.create_qp() as qp:
+            yield qp
+    else:
+        with pd.create_qp(cq, qp_type=qp_type) as qp:
+            yield qp
 
 
 class Failed(Tried):
@@ -319,7 +319,7 @@ def test_every_transition(
     current: QPState,
 ) -> None:
     deviations = DEVIATIONS[kind_of(device_name)]
-    with make(pd, cq, qp_type) as qp:
+    with made(pd, cq, qp_type) as qp:
         tried = Tried(qp, current)
         met = {tried.try_one(attempt, deviations) for attempt in attempts(qp_type, current)}
     # A deviation that concerns something here must have been met: a mended device is noticed.
