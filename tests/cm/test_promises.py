@@ -8,6 +8,7 @@ import pytest
 
 from aiordma import cm
 from aiordma.cm import PortSpace
+from aiordma.errors import UnsupportedError
 
 from .conftest import refused
 
@@ -35,3 +36,14 @@ def test_options_that_come_too_late(events: cm.EventChannel, host: str) -> None:
         id.listen()
         refused(errno.EINVAL, lambda: id.set_reuseaddr(False))
         refused(errno.EINVAL, lambda: id.set_afonly(True))
+
+
+def test_port_spaces(events: cm.EventChannel) -> None:
+    """A port space is there, or it is said that it is not."""
+    lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
+    for space in PortSpace:
+        if space in lacks:
+            with pytest.raises(UnsupportedError, match=space.name):
+                events.create_id(space)
+        else:
+            events.create_id(space).close()

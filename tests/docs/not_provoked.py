@@ -5,6 +5,7 @@ _NO_XRC = "neither device has XRC, to which this belongs; the refusal to make on
 
 NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("_transport.sharing.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
+    ("cm.lookup.get_devices", "VerbsError"): "there is always the device that the tests run on",
     ("transport.connect", "RouteError"): (
         "neither device has an address with a device but without a route; the event that leads to"
         " it is told from others in tests/cm/test_events.py"

@@ -169,10 +169,15 @@ def watch(item: pytest.Item) -> Generator[None, object, object]:
     with watching(every[key] for key in keys) as seen:
         result = yield
     if record:
+        for key, name in claimed - seen:
+            del table[key][name]
         for key, name in seen:
             table.setdefault(key, {}).setdefault(name, here)
     elif unkept := sorted(claimed - seen):
-        pytest.fail(f"provoked.json says that this test provokes {unkept}, but it did not")
+        pytest.fail(
+            f"it does not provoke {unkept}, as tests/docs/provoked.json says of it: delete the line"
+            " there, and let a run of `pytest --record-provoked` find another test"
+        )
     return result
 
 
