@@ -70,6 +70,10 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "ibv_modify_qp": Convention.ERRNO,
         "ibv_query_qp": Convention.ERRNO,
         "ibv_destroy_qp": Convention.ERRNO,
+        "ibv_create_srq": Convention.POINTER,
+        "ibv_modify_srq": Convention.ERRNO,
+        "ibv_query_srq": Convention.ERRNO,
+        "ibv_destroy_srq": Convention.ERRNO,
         "ibv_qp_to_qp_ex": Convention.POINTER,
         "ibv_set_ece": Convention.ERRNO,
         "ibv_query_ece": Convention.ERRNO,
@@ -259,6 +263,10 @@ class Calls:
     ibv_modify_qp: Callable[[h.QPPointer, h.QPAttr, int], None]
     ibv_query_qp: Callable[[h.QPPointer, h.QPAttr, int, h.QPInitAttr], None]
     ibv_destroy_qp: Callable[[h.QPPointer], None]
+    ibv_create_srq: Callable[[h.PDPointer, h.SRQInitAttr], h.SRQPointer]
+    ibv_modify_srq: Callable[[h.SRQPointer, h.SRQAttr, int], None]
+    ibv_query_srq: Callable[[h.SRQPointer, h.SRQAttr], None]
+    ibv_destroy_srq: Callable[[h.SRQPointer], None]
     ibv_qp_to_qp_ex: Callable[[h.QPPointer], h.QPExPointer]
     ibv_set_ece: Callable[[h.QPPointer, h.Ece], None]
     ibv_query_ece: Callable[[h.QPPointer, h.Ece], None]

@@ -20,6 +20,7 @@ from .parameters import ConnectionParameters, PortSpace, check_private_data
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
+    from aiordma.verbs import SharedReceiveQueue
 
     from .event_channel import EventChannel
 
@@ -139,6 +140,7 @@ class ConnectionId(Multicast):
         qp_type: QPType | None = None,
         sq_sig_all: bool = False,
         reserved: bool = False,
+        srq: SharedReceiveQueue | None = None,
     ) -> QueuePair:
         """Make the id's queue pair, whose states the connection manager then drives.
 
@@ -152,10 +154,13 @@ class ConnectionId(Multicast):
         if pd.context is not self.context:
             raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
         recv_cq = recv_cq or send_cq
-        attr = init_attr(send_cq, recv_cq, capabilities or QPCapabilities(), qp_type, sq_sig_all)
+        wanted = capabilities or QPCapabilities()
+        attr = init_attr(send_cq, recv_cq, wanted, qp_type, sq_sig_all, srq)
         calls, pointer = self.library.calls, self.pointer
         calls.rdma_create_qp(pointer, pd.pointer, attr)
         parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, self.node]
+        if srq is not None:
+            parents.append(srq.node)
 
         leave_groups = self.leaving()
 
@@ -164,7 +169,9 @@ class ConnectionId(Multicast):
             calls.rdma_destroy_qp(pointer)
 
         node = Node("QueuePair", pointer.qp, destroy, parents)
-        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr, reserved=reserved)
+        self.qp = QueuePair(
+            node, pd, send_cq, recv_cq, attr, srq=srq, reserved=reserved
+        )
         return self.qp
 
     def destroy_qp(self) -> None:

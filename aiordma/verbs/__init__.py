@@ -58,6 +58,7 @@ from .enums import (
     GIDType,
     LinkLayer,
     MigrationState,
+    MWType,
     NodeType,
     PortCapability,
     PortState,
@@ -75,12 +76,14 @@ from .enums import (
 )
 from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
+from .memory_window import MemoryWindow, inc_rkey
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
 from .qp_creation import QPKeywords
 from .qp_options import ECE, RateLimit
 from .queue_pair import QueuePair
 from .resource import live, remember_places
+from .shared_receive_queue import SharedReceiveQueue, SRQAttributes
 from .transport_rules import SendOps, send_ops_of
 from .work_completion import WorkCompletion
 from .work_request import (
@@ -122,7 +125,9 @@ __all__ = [
     "GIDType",
     "Library",
     "LinkLayer",
+    "MWType",
     "MemoryRegion",
+    "MemoryWindow",
     "MigrationState",
     "NodeType",
     "OdpCapabilities",
@@ -149,12 +154,14 @@ __all__ = [
     "ReceiveWorkRequest",
     "Record",
     "RssCapabilities",
+    "SRQAttributes",
     "ScatterGatherElement",
     "Segmentation",
     "SendBatch",
     "SendFlags",
     "SendOps",
     "SendWorkRequest",
+    "SharedReceiveQueue",
     "TagMatchingCapabilities",
     "TransportType",
     "TsoCapabilities",
@@ -168,6 +175,7 @@ __all__ = [
     "devices",
     "find_device",
     "fork_status",
+    "inc_rkey",
     "libraries",
     "live",
     "missing_library",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
     from .queue_pair import QueuePair
+    from .shared_receive_queue import SharedReceiveQueue
 
 # Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
 _QP_EVENTS = frozenset(
@@ -58,12 +59,12 @@ _PORT_EVENTS = frozenset(
 class AsyncEvent:
     """Something happened to a device, a port or a resource; see ibv_get_async_event(3).
 
-    ``element`` is the queue pair or completion queue concerned, None for others or when its
-    object is gone; ``port_num`` is the port of a port event.
+    ``element`` is the queue pair, completion queue or shared receive queue concerned, None for
+    others or when its object is gone; ``port_num`` is the port of a port event.
     """
 
     type: EventType
-    element: QueuePair | CompletionQueue | None = None
+    element: QueuePair | CompletionQueue | SharedReceiveQueue | None = None
     port_num: int | None = None
 
 

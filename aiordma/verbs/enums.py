@@ -14,7 +14,7 @@ from aiordma._core.qp_states import QPAttrMask, QPState, QPType
 
 __all__ = [
     "MTU", "AccessFlags", "AtomicCapability", "CQFlags", "DeviceCapability", "EventType",
-    "GIDType", "LinkLayer", "MigrationState", "NodeType", "PortCapability", "PortState",
+    "GIDType", "LinkLayer", "MWType", "MigrationState", "NodeType", "PortCapability", "PortState",
     "QPAttrMask", "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType", "WCFields",
     "WCFlags", "WCOpcode", "WCStatus", "WROpcode",
 ]  # fmt: skip
@@ -315,6 +315,13 @@ class AccessFlags(IntFlag):
     ON_DEMAND = 1 << 6
     HUGETLB = 1 << 7
     RELAXED_ORDERING = 1 << 20
+
+
+class MWType(IntEnum):
+    """Type of a memory window: ``enum ibv_mw_type``, see ibv_alloc_mw(3)."""
+
+    TYPE_1 = 1
+    TYPE_2 = 2
 
 
 class WROpcode(IntEnum):

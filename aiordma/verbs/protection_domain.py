@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .address_handle import AddressHandle, create_ah, vector_from_wc
-from .enums import AccessFlags, QPCreateFlags, QPType
+from .enums import AccessFlags, MWType, QPCreateFlags, QPType
 from .memory_region import MemoryRegion, register
+from .memory_window import MemoryWindow, alloc_mw
 from .qp_attributes import QPCapabilities
 from .qp_creation import QPOptions, create_qp
 from .queue_pair import QueuePair
 from .resource import Node, Resource
+from .shared_receive_queue import SharedReceiveQueue, create_srq
 from .transport_rules import SendOps
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from .completion import CompletionQueue
     from .context import Context
     from .work_completion import WorkCompletion
+    from .xrc import XRCDomain
 
 
 class ProtectionDomain(Resource["h.PDPointer"]):
@@ -65,6 +68,30 @@ class ProtectionDomain(Resource["h.PDPointer"]):
         buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not told.
         """
         return create_ah(self, vector_from_wc(self.context, wc, grh, port_num))
+
+    def alloc_mw(self, mw_type: MWType = MWType.TYPE_2) -> MemoryWindow:
+        """Make a memory window, which is not bound to anything yet: ibv_alloc_mw(3).
+
+        UnsupportedError when the device has none of that type.
+        """
+        return alloc_mw(self, mw_type)
+
+    def create_srq(
+        self,
+        max_wr: int,
+        max_sge: int = 1,
+        *,
+        xrcd: XRCDomain | None = None,
+        cq: CompletionQueue | None = None,
+    ) -> SharedReceiveQueue:
+        """Make a shared receive queue for ``max_wr`` receives of ``max_sge`` pieces each.
+
+        The device may grant more. The receives' memory must be of this protection domain; that of
+        the queue pairs may be another. With ``xrcd`` it is one for extended reliable connections,
+        whose completions go to ``cq``. ValueError for sizes that the device does not have,
+        UnsupportedError when it has no shared receive queues; ibv_create_srq(3).
+        """
+        return create_srq(self, max_wr, max_sge, xrcd, cq)
 
     def create_qp(
         self,

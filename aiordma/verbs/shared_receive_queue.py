@@ -80,12 +80,14 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         """Resize the queue, or set its alarm: ibv_modify_srq(3). What is left out stays.
 
         With ``srq_limit`` above 0 the event SRQ_LIMIT_REACHED comes once, when the number of
-        posted receives drops below it (``context.async_events()``); 0 calls it off. UnsupportedError
-        for resizing on a device that cannot; VerbsError when the device refuses, as it must when
-        more than ``max_wr`` receives are posted, or when the limit is above ``max_wr``: nothing is
-        changed then.
+        posted receives drops below it (``context.async_events()``); 0 calls it off.
+
+        UnsupportedError for resizing on a device that cannot; VerbsError when the device refuses,
+        as it must when more than ``max_wr`` receives are posted, or when the limit is above
+        ``max_wr``: nothing is changed then.
         """
         attr = ffi.new("struct ibv_srq_attr *")
+        wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
         mask = 0
         try:
             if max_wr is not None:
@@ -95,7 +97,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
                 attr.srq_limit = srq_limit
                 mask |= _LIMIT
         except OverflowError as error:
-            raise ValueError(f"{self!r}: {error}") from None
+            raise ValueError(f"{self!r}: {wanted}: {error}") from None
         context = self.context
         offered = context.query_device().device_cap_flags
         if mask & _MAX_WR and not offered & DeviceCapability.SRQ_RESIZE:
@@ -105,7 +107,6 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         try:
             context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
         except VerbsError as error:
-            wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
             raise failure(error.verb, error.errno or 0, f"{self!r}: {wanted}") from None
         if max_wr is not None:
             self.max_wr = self.query().max_wr
@@ -200,9 +201,7 @@ def create_srq(
 def _check(context: Context, max_wr: int, max_sge: int) -> None:
     device = context.query_device()
     if not device.max_srq:
-        raise UnsupportedError(
-            "shared receive queues", device=context.name, verb="ibv_create_srq"
-        )
+        raise UnsupportedError("shared receive queues", device=context.name, verb="ibv_create_srq")
     if not 0 < max_wr <= device.max_srq_wr:
         raise ValueError(
             f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"

@@ -72,6 +72,7 @@ STRUCTURES = {
     "ModerateCQ": "struct ibv_moderate_cq",
     "SharedReceiveQueue": "struct ibv_srq",
     "SRQAttr": "struct ibv_srq_attr",
+    "SRQInitAttr": "struct ibv_srq_init_attr",
 }
 # Classes for what cffi itself makes, and members of anonymous unions.
 OTHERS = {

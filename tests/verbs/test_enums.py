@@ -29,6 +29,7 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.WCFlags, "ibv_wc_flags", "IBV_WC_"),
     (verbs.AccessFlags, "ibv_access_flags", "IBV_ACCESS_"),
     (verbs.WROpcode, "ibv_wr_opcode", "IBV_WR_"),
+    (verbs.MWType, "ibv_mw_type", "IBV_MW_"),
     (verbs.SendFlags, "ibv_send_flags", "IBV_SEND_"),
     (verbs.QPType, "ibv_qp_type", "IBV_QPT_"),
     (verbs.QPState, "ibv_qp_state", "IBV_QPS_"),

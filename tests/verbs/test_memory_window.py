@@ -1,0 +1,365 @@
+"""Memory windows of both types, and invalidation from here and from the peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, QueueFullError, VerbsError
+from aiordma.verbs import (
+    AccessFlags,
+    MemoryWindow,
+    MWType,
+    QPCapabilities,
+    SendFlags,
+    SendWorkRequest,
+    WCFlags,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+    inc_rkey,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conftest import ConnectedPair, End
+
+SIGNALED = SendFlags.SIGNALED
+READ, WRITE, ATOMIC = (
+    AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC,
+)  # fmt: skip
+BINDABLE = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+
+
+@dataclass
+class Scene:
+    """``peer`` reaches the region of ``owner`` through ``window`` alone."""
+
+    owner: End
+    peer: End
+    region: verbs.MemoryRegion
+    window: MemoryWindow
+
+    def bind(
+        self, access: AccessFlags, offset: int = 0, length: int = 4096, wr_id: int = 100
+    ) -> int:
+        key = self.window.bind(
+            self.owner.qp, self.region, access, self.region.addr + offset, length, wr_id=wr_id
+        )
+        done = self.owner.completion()
+        assert (done.wr_id, done.status, done.opcode) == (
+            wr_id, WCStatus.SUCCESS, WCOpcode.BIND_MW,
+        )  # fmt: skip
+        return key
+
+    def access(
+        self, opcode: WROpcode, rkey: int, offset: int = 0, length: int = 8, base: int | None = None
+    ) -> WCStatus:
+        """One request of the peer's and how it ended."""
+        start = self.region.addr if base is None else base
+        self.peer.qp.post_send_one(
+            7, opcode, SIGNALED, self.peer.mr.addr, length, self.peer.mr.lkey, start + offset, rkey
+        )
+        return self.peer.completion().status
+
+
+@pytest.fixture(params=list(MWType), ids=lambda mw_type: mw_type.name)
+def mw_type(request: pytest.FixtureRequest) -> MWType:
+    assert isinstance(request.param, MWType)
+    return request.param
+
+
+def made(pd: verbs.ProtectionDomain, pair: tuple[End, End], mw_type: MWType) -> Iterator[Scene]:
+    owner, peer = pair
+    with pd.reg_mr(8192, BINDABLE) as region, pd.alloc_mw(mw_type) as window:
+        yield Scene(owner, peer, region, window)
+
+
+@pytest.fixture
+def scene(pd: verbs.ProtectionDomain, pair: tuple[End, End], mw_type: MWType) -> Iterator[Scene]:
+    """With a window of either type."""
+    yield from made(pd, pair, mw_type)
+
+
+@pytest.fixture
+def scene_2(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> Iterator[Scene]:
+    """With a window of type 2."""
+    yield from made(pd, pair, MWType.TYPE_2)
+
+
+# --- the object --------------------------------------------------------------------------------
+
+
+def test_life(pd: verbs.ProtectionDomain, mw_type: MWType) -> None:
+    window = pd.alloc_mw(mw_type)
+    assert (window.pd, window.context, window.mw_type) == (pd, pd.context, mw_type)
+    assert window.rkey
+    assert f"type {int(mw_type)}" in repr(window)
+    assert verbs.live()["MemoryWindow"] == 1
+    window.close()
+    with pytest.raises(BufferStateError, match="MemoryWindow"):
+        window.rkey  # noqa: B018
+
+
+def test_inc_rkey() -> None:
+    assert inc_rkey(0x12345600) == 0x12345601
+    assert inc_rkey(0x123456FF) == 0x12345600
+
+
+def test_a_domain_is_closed_in_the_right_order(
+    context: verbs.Context, connected_pair: ConnectedPair
+) -> None:
+    """The window was made first, and must be closed before the region that it is bound to."""
+    with context.alloc_pd() as pd, context.create_cq(8) as cq:
+        window = pd.alloc_mw(MWType.TYPE_2)
+        region = pd.reg_mr(4096, BINDABLE)
+        qp = pd.create_qp(cq)
+        mine = qp.endpoint()
+        qp.connect(mine, mine)
+        window.bind(qp, region, READ)
+        while not (found := cq.poll()):
+            pass
+        assert found[0].ok
+    assert window.closed
+    assert region.closed
+
+
+# --- access ------------------------------------------------------------------------------------
+
+
+def test_read_write_and_atomic(scene: Scene) -> None:
+    key = scene.bind(READ | WRITE | ATOMIC, 1024, 64)
+    assert key == scene.window.rkey
+    scene.peer.mr.buf[:8] = b"written!"
+    assert scene.access(WROpcode.RDMA_WRITE, key, 1024) is WCStatus.SUCCESS
+    assert bytes(scene.region.buf[1024:1032]) == b"written!"
+    scene.region.buf[1032:1040] = b"to read."
+    assert scene.access(WROpcode.RDMA_READ, key, 1032) is WCStatus.SUCCESS
+    assert bytes(scene.peer.mr.buf[:8]) == b"to read."
+    scene.region.buf[1080:1088] = (41).to_bytes(8, "little")
+    scene.peer.qp.post_send_atomic(
+        8, WROpcode.ATOMIC_FETCH_AND_ADD, SIGNALED, scene.peer.mr.addr, scene.peer.mr.lkey,
+        scene.region.addr + 1080, key, 1,
+    )  # fmt: skip
+    assert scene.peer.completion().ok
+    assert bytes(scene.region.buf[1080:1088]) == (42).to_bytes(8, "little")
+
+
+def test_the_whole_region_unless_told(scene: Scene) -> None:
+    key = scene.window.bind(scene.owner.qp, scene.region, WRITE)
+    assert scene.owner.completion().ok
+    assert scene.access(WROpcode.RDMA_WRITE, key, 0, 8192) is WCStatus.SUCCESS
+
+
+def test_zero_based(scene: Scene, deviations: frozenset[str]) -> None:
+    if scene.window.mw_type is MWType.TYPE_1 and "no zero based windows of type 1" in deviations:
+        with pytest.raises(VerbsError, match="ibv_bind_mw"):
+            scene.window.bind(scene.owner.qp, scene.region, WRITE | AccessFlags.ZERO_BASED)
+        return
+    key = scene.bind(WRITE | AccessFlags.ZERO_BASED, 1024, 64)
+    scene.peer.mr.buf[:8] = b"from 56!"
+    assert scene.access(WROpcode.RDMA_WRITE, key, 56, base=0) is WCStatus.SUCCESS
+    assert bytes(scene.region.buf[1080:1088]) == b"from 56!"
+    assert scene.access(WROpcode.RDMA_WRITE, key, 57, base=0) is WCStatus.REM_ACCESS_ERR
+
+
+@pytest.mark.parametrize("offset", [1023, 1081])
+def test_beyond_the_window(scene: Scene, offset: int) -> None:
+    key = scene.bind(WRITE, 1024, 64)
+    assert scene.access(WROpcode.RDMA_WRITE, key, offset) is WCStatus.REM_ACCESS_ERR
+
+
+@pytest.mark.parametrize(
+    ("access", "opcode"), [(READ, WROpcode.RDMA_WRITE), (WRITE, WROpcode.RDMA_READ)]
+)
+def test_without_the_right(scene: Scene, access: AccessFlags, opcode: WROpcode) -> None:
+    assert scene.access(opcode, scene.bind(access)) is WCStatus.REM_ACCESS_ERR
+
+
+def test_not_bound(scene: Scene) -> None:
+    assert scene.access(WROpcode.RDMA_WRITE, scene.window.rkey) is WCStatus.REM_ACCESS_ERR
+
+
+def test_another_queue_pair(scene: Scene, connected_pair: ConnectedPair) -> None:
+    """Type 1 is good for the protection domain, type 2 for the queue pair of the bind."""
+    key = scene.bind(WRITE)
+    _, other = connected_pair()
+    other.qp.post_send_one(
+        9, WROpcode.RDMA_WRITE, SIGNALED, other.mr.addr, 8, other.mr.lkey, scene.region.addr, key
+    )
+    own = scene.window.mw_type is MWType.TYPE_2
+    assert other.completion().status is (WCStatus.REM_ACCESS_ERR if own else WCStatus.SUCCESS)
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.SUCCESS
+
+
+# --- the end of a bind -------------------------------------------------------------------------
+
+
+def test_unbind(scene: Scene) -> None:
+    key = scene.bind(WRITE)
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.SUCCESS
+    scene.window.unbind(scene.owner.qp, wr_id=5)
+    done = scene.owner.completion()
+    assert (done.wr_id, done.status) == (5, WCStatus.SUCCESS)
+    one = scene.window.mw_type is MWType.TYPE_1
+    assert done.opcode is (WCOpcode.BIND_MW if one else WCOpcode.LOCAL_INV)
+    scene.region.close()
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
+
+
+def test_bind_again(scene: Scene) -> None:
+    first = scene.bind(WRITE, 0, 64)
+    if scene.window.mw_type is MWType.TYPE_2:
+        scene.window.unbind(scene.owner.qp)
+        assert scene.owner.completion().ok
+    second = scene.bind(WRITE, 64, 64)
+    assert second == scene.window.rkey != first
+    assert scene.access(WROpcode.RDMA_WRITE, second, 64) is WCStatus.SUCCESS
+    assert scene.access(WROpcode.RDMA_WRITE, first) is WCStatus.REM_ACCESS_ERR
+
+
+def test_a_region_with_a_window_stays(scene: Scene) -> None:
+    key = scene.bind(WRITE)
+    with pytest.raises(VerbsError, match="ibv_dereg_mr"):
+        scene.region.close()
+    assert not scene.region.closed
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.SUCCESS
+    scene.window.close()
+    scene.region.close()
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
+
+
+def test_bound_twice(scene_2: Scene, deviations: frozenset[str]) -> None:
+    """A window of type 2 is bound only while it is not: IBTA o10-37.2.30."""
+    scene = scene_2
+    scene.bind(READ)
+    scene.window.bind(scene.owner.qp, scene.region, READ)
+    failed = scene.owner.completion()
+    assert failed.status is WCStatus.MW_BIND_ERR
+    assert "MW_BIND_ERR" in str(failed.error())
+
+
+def test_keys_of_ones_choice(scene_2: Scene) -> None:
+    scene = scene_2
+    chosen = scene.window.rkey ^ 0x55
+    assert (
+        scene.window.bind(scene.owner.qp, scene.region, WRITE, rkey=chosen)
+        == scene.window.rkey
+        == chosen
+    )
+    assert scene.owner.completion().ok
+    assert scene.access(WROpcode.RDMA_WRITE, chosen) is WCStatus.SUCCESS
+    with pytest.raises(ValueError, match="lowest 8 bits"):
+        scene.window.bind(scene.owner.qp, scene.region, WRITE, rkey=chosen ^ 0x100)
+
+
+def test_invalidated_by_the_peer(scene_2: Scene) -> None:
+    scene = scene_2
+    key = scene.bind(WRITE)
+    scene.owner.qp.post_recv_one(1, scene.owner.mr.addr, 64, scene.owner.mr.lkey)
+    scene.peer.mr.buf[:4] = b"done"
+    sge = verbs.ScatterGatherElement(scene.peer.mr.addr, 4, scene.peer.mr.lkey)
+    scene.peer.qp.post_send(
+        [SendWorkRequest(2, WROpcode.SEND_WITH_INV, [sge], invalidate_rkey=key)]
+    )
+    received = scene.owner.completion()
+    assert (received.wr_id, received.opcode) == (1, WCOpcode.RECV)
+    assert received.wc_flags & WCFlags.WITH_INV
+    assert received.invalidated_rkey == key
+    assert received.imm_data is None
+    assert bytes(scene.owner.mr.buf[:4]) == b"done"
+    assert scene.peer.completion().ok
+    scene.region.close()  # it is free
+    assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
+
+
+def test_the_peer_names_a_wrong_key(scene_2: Scene, deviations: frozenset[str]) -> None:
+    scene = scene_2
+    key = scene.bind(WRITE)
+    scene.owner.qp.post_recv_one(1, scene.owner.mr.addr, 64, scene.owner.mr.lkey)
+    scene.peer.qp.post_send(
+        [SendWorkRequest(2, WROpcode.SEND_WITH_INV, (), invalidate_rkey=key ^ 1)]
+    )
+    assert scene.owner.completion().status is WCStatus.REM_INV_REQ_ERR
+    if "a refused invalidation is not answered" in deviations:
+        scene.peer.qp.to_error()
+        assert scene.peer.completion().status is WCStatus.WR_FLUSH_ERR
+    else:
+        assert scene.peer.completion().status is WCStatus.REM_ACCESS_ERR
+
+
+def test_invalidating_what_is_not_there(scene_2: Scene, deviations: frozenset[str]) -> None:
+    scene_2.window.unbind(scene_2.owner.qp)  # it is not bound
+    wrong = "a refused local invalidation is a queue pair error"
+    expected = WCStatus.LOC_QP_OP_ERR if wrong in deviations else WCStatus.MW_BIND_ERR
+    assert scene_2.owner.completion().status is expected
+
+
+# --- order and batches -------------------------------------------------------------------------
+
+
+def test_the_key_may_be_sent_at_once(scene_2: Scene) -> None:
+    """Bind, tell the peer, and let the bind be told by the message's completion alone."""
+    scene = scene_2
+    for turn in range(20):
+        scene.peer.qp.post_recv_one(turn, scene.peer.mr.addr, 64, scene.peer.mr.lkey)
+        key = inc_rkey(scene.window.rkey)
+        scene.owner.mr.buf[:4] = key.to_bytes(4, "big")
+        sge = verbs.ScatterGatherElement(scene.owner.mr.addr, 4, scene.owner.mr.lkey)
+        bind = verbs.BindInfo(scene.window, scene.region, key, scene.region.addr, 64, WRITE | READ)
+        with scene.owner.qp.batch() as batch:
+            batch.bind(bind, signaled=False)
+            batch.send([sge], wr_id=turn)
+        scene.window.pointer.rkey = key
+        assert scene.peer.completion().wr_id == turn
+        told = int.from_bytes(scene.peer.mr.buf[:4], "big")
+        assert scene.access(WROpcode.RDMA_WRITE, told) is WCStatus.SUCCESS
+        with scene.owner.qp.batch() as batch:
+            batch.invalidate(told, wr_id=99)
+        assert [wc.wr_id for wc in scene.owner.completions(2)] == [turn, 99]
+
+
+def test_a_full_send_queue(
+    pd: verbs.ProtectionDomain, connected_pair: ConnectedPair, mw_type: MWType
+) -> None:
+    owner, _ = connected_pair(QPCapabilities(max_send_wr=4))
+    room = owner.qp.free_send_slots
+    with pd.reg_mr(64, BINDABLE) as region, pd.alloc_mw(mw_type) as window:
+        for _ in range(room):
+            if mw_type is MWType.TYPE_1:
+                window.bind(owner.qp, region, READ)
+            else:
+                owner.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)
+        before = window.rkey
+        with pytest.raises(QueueFullError):
+            window.bind(owner.qp, region, READ)
+        assert window.rkey == before
+        owner.qp.to_error()  # so that nothing more is asked of the peer
+
+
+# --- what is refused before anything is posted -------------------------------------------------
+
+
+def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
+    bind, qp, region = scene.window.bind, scene.owner.qp, scene.region
+    with pytest.raises(ValueError, match="not a part of"):
+        bind(qp, region, READ, region.addr - 1, 8)
+    with pytest.raises(ValueError, match="not a part of"):
+        bind(qp, region, READ, region.addr + 8185, 8)
+    with pytest.raises(ValueError, match="not a part of"):
+        bind(qp, region, READ, region.addr, 0)
+    with pytest.raises(ValueError, match="LOCAL_WRITE"):
+        bind(qp, region, AccessFlags.LOCAL_WRITE)
+    with pd.reg_mr(64) as plain, pytest.raises(ValueError, match="without MW_BIND"):
+        bind(qp, plain, READ)
+    with pd.reg_mr(64, AccessFlags.MW_BIND) as fixed:
+        with pytest.raises(ValueError, match="needs a region with LOCAL_WRITE"):
+            bind(qp, fixed, WRITE)
+        bind(qp, fixed, READ)
+        assert scene.owner.completion().ok
+        scene.window.close()
+    assert qp.first_failure is None

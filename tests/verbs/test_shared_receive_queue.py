@@ -1,0 +1,339 @@
+"""Shared receive queues: many queue pairs, one store of receives."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import BufferStateError, PostError, QueueFullError, VerbsError
+from aiordma.verbs import (
+    AsyncEvent,
+    EventType,
+    QPState,
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    SendFlags,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from tests.conftest import End
+
+from .test_async_events import next_event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Star = Callable[[int], tuple["Hub", list[End]]]
+
+SIGNALED = SendFlags.SIGNALED
+SLOT = 64
+
+
+class Hub:
+    """Queue pairs that share their receives, and all complete to one queue."""
+
+    def __init__(
+        self, context: verbs.Context, pd: verbs.ProtectionDomain, receives: int, sges: int
+    ) -> None:
+        self.cq = context.create_cq(256)
+        self.srq = pd.create_srq(receives, sges)
+        self.mr = pd.reg_mr(1 << 14)
+        self.qps: list[verbs.QueuePair] = []
+
+    def post(self, *wr_ids: int, length: int = SLOT) -> None:
+        for wr_id in wr_ids:
+            self.srq.post_recv_one(wr_id, self.mr.addr + wr_id * SLOT, length, self.mr.lkey)
+
+    def completion(self, timeout: float = 30) -> verbs.WorkCompletion:
+        deadline = time.monotonic() + timeout
+        while not (found := self.cq.poll(1)):
+            assert time.monotonic() < deadline
+        return found[0]
+
+    def close(self) -> None:
+        self.cq.close()  # and with it the queue pairs
+        self.srq.close()
+        self.mr.close()
+
+
+@pytest.fixture
+def star(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[Star]:
+    """A hub of 8 shared receives, and peers that are connected to a queue pair of it each."""
+    made: list[Hub | End] = []
+
+    def make(peers: int) -> tuple[Hub, list[End]]:
+        hub = Hub(context, pd, 8, 2)
+        made.append(hub)
+        ends = []
+        for _ in range(peers):
+            cq = context.create_cq(64)
+            end = End(pd.create_qp(cq), cq, pd.reg_mr(1 << 14))
+            qp = pd.create_qp(hub.cq, srq=hub.srq)
+            mine, theirs = qp.endpoint(), end.qp.endpoint()
+            qp.connect(mine, theirs)
+            end.qp.connect(theirs, mine, rnr_retry=7, min_rnr_timer=0.00001)
+            hub.qps.append(qp)
+            ends.append(end)
+            made.append(end)
+        return hub, ends
+
+    yield make
+    for each in reversed(made):
+        if isinstance(each, Hub):
+            each.close()
+        else:
+            each.cq.close()
+            each.mr.close()
+
+
+def send(end: End, data: bytes, wr_id: int = 1) -> None:
+    end.mr.buf[: len(data)] = data
+    end.qp.post_send_one(wr_id, WROpcode.SEND, SIGNALED, end.mr.addr, len(data), end.mr.lkey)
+
+
+# --- the object --------------------------------------------------------------------------------
+
+
+def test_attributes(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(100, 3) as srq:
+        assert (srq.pd, srq.context) == (pd, context)
+        granted = srq.query()
+        assert granted == verbs.SRQAttributes(srq.max_wr, srq.max_sge, 0)
+        assert granted.max_wr >= 100
+        assert granted.max_sge >= 3
+        assert verbs.live()["SharedReceiveQueue"] == 1
+        assert "SharedReceiveQueue" in repr(srq)
+    assert srq.closed
+    with pytest.raises(BufferStateError, match="SharedReceiveQueue"):
+        srq.query()
+    with pytest.raises(BufferStateError, match="SharedReceiveQueue"):
+        srq.post_recv_one(1, 0, 0, 0)
+
+
+def test_sizes_that_the_device_does_not_have(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    device = context.query_device()
+    for max_wr in (0, -1, device.max_srq_wr + 1):
+        with pytest.raises(ValueError, match=f"takes 1 to {device.max_srq_wr}"):
+            pd.create_srq(max_wr)
+    for max_sge in (-1, device.max_srq_sge + 1):
+        with pytest.raises(ValueError, match=f"takes up to {device.max_srq_sge}"):
+            pd.create_srq(1, max_sge)
+    with pytest.raises(ValueError, match="both"), context.create_cq(1) as cq:
+        pd.create_srq(1, cq=cq)
+
+
+@pytest.mark.needs("SRQ numbers")
+def test_number(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(1) as one, pd.create_srq(1) as two:
+        assert one.srq_num != two.srq_num
+
+
+def test_resize(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(4) as srq:
+        srq.modify(max_wr=1000)
+        assert srq.max_wr == srq.query().max_wr >= 1000
+        for wr_id in range(1000):
+            srq.post_recv_one(wr_id, 0, 0, 0)
+        with pytest.raises(VerbsError, match="max_wr=1") as caught:  # 1000 are posted
+            srq.modify(max_wr=1)
+        assert caught.value.verb == "ibv_modify_srq"
+        with pytest.raises(ValueError, match="-1"):
+            srq.modify(max_wr=-1)
+
+
+def test_limit_above_the_size(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(4) as srq:
+        with pytest.raises(VerbsError, match="srq_limit") as caught:
+            srq.modify(srq_limit=srq.max_wr + 1)
+        assert caught.value.errno == errno.EINVAL
+        assert srq.query().srq_limit == 0
+
+
+def test_closing_closes_the_queue_pairs(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    srq = pd.create_srq(1)
+    qp = pd.create_qp(cq, srq=srq)
+    assert qp.srq is srq
+    srq.close()
+    assert qp.closed
+
+
+# --- posting -----------------------------------------------------------------------------------
+
+
+def test_no_room(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(4) as srq:
+        requests = [ReceiveWorkRequest(wr_id) for wr_id in range(srq.max_wr + 2)]
+        with pytest.raises(QueueFullError) as caught:
+            srq.post_recv(requests)
+        assert caught.value.bad_index >= srq.max_wr
+        assert caught.value.verb == "ibv_post_srq_recv"
+
+
+def test_too_many_pieces(pd: verbs.ProtectionDomain) -> None:
+    with pd.create_srq(4) as srq:
+        pieces = [ScatterGatherElement(0, 0, 0)] * (srq.max_sge + 1)
+        with pytest.raises(PostError) as caught:
+            srq.post_recv([ReceiveWorkRequest(1), ReceiveWorkRequest(2, pieces)])
+        assert caught.value.bad_index == 1
+        with pytest.raises(ValueError, match="does not fit"):
+            srq.post_recv_one(1 << 64, 0, 0, 0)
+
+
+def test_the_queue_pair_has_no_receive_queue(star: Star) -> None:
+    hub, _ = star(1)
+    with pytest.raises(ValueError, match="post them there"):
+        hub.qps[0].post_recv_one(1, 0, 0, 0)
+    with pytest.raises(ValueError, match="post them there"):
+        hub.qps[0].post_recv([ReceiveWorkRequest(1)])
+
+
+def test_lists_and_batches(star: Star) -> None:
+    hub, (end,) = star(1)
+    half = [ScatterGatherElement(hub.mr.addr + offset, 8, hub.mr.lkey) for offset in (0, SLOT)]
+    hub.srq.post_recv([ReceiveWorkRequest(1, half)])
+    with hub.srq.recv_batch() as batch:
+        batch.recv(half[1:], wr_id=2)
+        batch.recv(wr_id=3)
+    send(end, b"0123456789abcdef")
+    assert (hub.completion().wr_id, end.completion().ok) == (1, True)
+    assert bytes(hub.mr.buf[:8]) == b"01234567"
+    assert bytes(hub.mr.buf[SLOT : SLOT + 8]) == b"89abcdef"
+    send(end, b"ABCD")
+    assert (hub.completion().wr_id, end.completion().ok) == (2, True)
+    assert bytes(hub.mr.buf[SLOT : SLOT + 8]) == b"ABCDcdef"
+    send(end, b"")
+    assert (hub.completion().wr_id, end.completion().ok) == (3, True)
+
+
+# --- receiving ---------------------------------------------------------------------------------
+
+
+def test_whoever_comes_takes_the_first(star: Star) -> None:
+    hub, ends = star(3)
+    hub.post(*range(8))
+    for turn in range(40):
+        peer = turn * turn % 3
+        send(ends[peer], turn.to_bytes(4, "little") * 4, turn)
+        received = hub.completion()
+        assert (received.wr_id, received.opcode) == (turn % 8, WCOpcode.RECV)
+        assert received.qp_num == hub.qps[peer].qp_num
+        assert received.byte_len == 16
+        start = turn % 8 * SLOT
+        assert bytes(hub.mr.buf[start : start + 16]) == turn.to_bytes(4, "little") * 4
+        assert ends[peer].completion().wr_id == turn
+        hub.post(turn % 8)
+
+
+def test_write_with_immediate_takes_one(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+    rights = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
+    with (
+        context.create_cq(16) as cq,
+        pd.create_srq(2) as srq,
+        pd.reg_mr(64, rights) as mr,
+        pd.create_qp(cq, srq=srq) as qp,
+        pd.create_qp(cq) as peer,
+    ):
+        mine, theirs = qp.endpoint(), peer.endpoint()
+        qp.connect(mine, theirs, access=rights)
+        peer.connect(theirs, mine)
+        srq.post_recv_one(5, 0, 0, 0)
+        mr.buf[:4] = b"abcd"
+        peer.post_send_one(
+            6, WROpcode.RDMA_WRITE_WITH_IMM, SIGNALED, mr.addr, 4, mr.lkey, mr.addr + 32, mr.rkey, 9
+        )
+        found: list[verbs.WorkCompletion] = []
+        while len(found) < 2:
+            found += cq.poll()
+        received = next(wc for wc in found if wc.wr_id == 5)
+        assert (received.opcode, received.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, 9)
+        assert bytes(mr.buf[32:36]) == b"abcd"
+
+
+def test_an_empty_queue_makes_senders_wait(star: Star) -> None:
+    hub, ends = star(2)
+    for end in ends:
+        send(end, b"patience")
+    assert hub.cq.poll() == []
+    hub.post(0, 1)
+    received = [hub.completion(), hub.completion()]
+    assert sorted(wc.wr_id for wc in received) == [0, 1]
+    assert {wc.qp_num for wc in received} == {qp.qp_num for qp in hub.qps}
+    assert all(end.completion().ok for end in ends)
+
+
+def test_limit(context: verbs.Context, star: Star) -> None:
+    hub, (end,) = star(1)
+    hub.post(*range(6))
+    hub.srq.modify(srq_limit=5)
+    assert hub.srq.query().srq_limit == 5
+    send(end, b"")  # five are left: not below
+    hub.completion()
+    assert end.completion().ok
+    assert context.async_events() == []
+    send(end, b"")
+    event = next_event(context)
+    assert event == AsyncEvent(EventType.SRQ_LIMIT_REACHED, hub.srq)
+    assert event.element is hub.srq
+    assert hub.srq.query().srq_limit == 0
+    hub.completion()
+    assert end.completion().ok
+    send(end, b"")  # once only
+    hub.completion()
+    assert end.completion().ok
+    assert context.async_events() == []
+    hub.srq.modify(srq_limit=2)
+    hub.srq.modify(srq_limit=0)
+    send(end, b"")
+    send(end, b"")
+    assert end.completions(2)[1].ok
+    assert context.async_events() == []
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def test_receives_survive_a_queue_pair(
+    context: verbs.Context, star: Star, deviations: frozenset[str]
+) -> None:
+    """IBTA volume 1, clause 10.2.9: what no message has taken is not flushed."""
+    hub, ends = star(2)
+    hub.post(0, 1)
+    hub.qps[0].modify(qp_state=QPState.ERR)
+    if "QP_LAST_WQE_REACHED never comes" in deviations:
+        assert context.async_events() == []
+    else:
+        assert next_event(context) == AsyncEvent(EventType.QP_LAST_WQE_REACHED, hub.qps[0])
+    assert hub.cq.poll() == []
+    for wr_id in (0, 1):
+        send(ends[1], b"still there")
+        received = hub.completion()
+        assert (received.wr_id, received.ok) == (wr_id, True)
+        assert received.qp_num == hub.qps[1].qp_num
+        assert ends[1].completion().ok
+
+
+def test_a_message_too_long_ends_its_queue_pair_alone(
+    star: Star, deviations: frozenset[str]
+) -> None:
+    hub, ends = star(2)
+    hub.post(0, 1, length=8)
+    send(ends[0], b"too long by much")
+    failed = hub.completion()
+    assert (failed.wr_id, failed.status) == (0, WCStatus.LOC_LEN_ERR)
+    assert failed.qp_num == hub.qps[0].qp_num
+    wrong = "a message too long for the receive is an operational error"
+    expected = WCStatus.REM_OP_ERR if wrong in deviations else WCStatus.REM_INV_REQ_ERR
+    assert ends[0].completion().status is expected
+    send(ends[1], b"fits")
+    assert hub.completion().wr_id == 1
+    assert ends[1].completion().ok
