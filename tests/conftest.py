@@ -149,7 +149,8 @@ NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "XRC", "rate limits"})
 # What a device does not offer: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
     "embedded": NOT_OF_SOFTWARE,
-    "rxe": NOT_OF_SOFTWARE | {"IPv6 multicast", "extended completion queues", "moderation"},
+    "rxe": NOT_OF_SOFTWARE
+    | {"IPv6 multicast", "extended completion queues", "moderation", "SRQ numbers"},
 }
 
 

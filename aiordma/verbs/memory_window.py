@@ -51,6 +51,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
         self.pd = pd
         self.context = pd.context
         self.mw_type = mw_type
+        self._region: MemoryRegion | None = None
 
     @property
     def rkey(self) -> int:
@@ -103,6 +104,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
             self.pointer.rkey = following  # the device leaves that to us
+        self._region = mr
         # Closing a domain ends the youngest first: a window must end before its region and its
         # queue pair.
         self.pd.node.children[self.node] = self.pd.node.children.pop(self.node)
@@ -113,11 +115,15 @@ class MemoryWindow(Resource["h.MWPointer"]):
     ) -> None:
         """Post what takes the key away: a bind of no length (type 1), LOCAL_INV (type 2).
 
-        For type 2 ``qp`` is the one it was bound on, and it must be bound, or the completion's
-        status is an error and the queue pair ends. Raises what :meth:`bind` does.
+        For type 2 ``qp`` is the one it was bound on, and it must still be bound, or the
+        completion's status is an error and the queue pair ends. ValueError when it never was;
+        otherwise raises what :meth:`bind` does.
         """
+        if (mr := self._region) is None:
+            raise ValueError(f"{self!r} has not been bound")
         if self.mw_type is MWType.TYPE_1:
-            self._post_bind(qp, None, AccessFlags.NONE, 0, 0, wr_id, send_flags)
+            # By ibv_bind_mw(3) there need be no region, but rdma_rxe's library crashes without.
+            self._post_bind(qp, mr, AccessFlags.NONE, mr.addr, 0, wr_id, send_flags)
         else:
             wr = SendWorkRequest(
                 wr_id, WROpcode.LOCAL_INV, (), send_flags, invalidate_rkey=self.rkey
@@ -127,7 +133,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
     def _post_bind(
         self,
         qp: QueuePair,
-        mr: MemoryRegion | None,
+        mr: MemoryRegion,
         access: AccessFlags,
         addr: int,
         length: int,
@@ -145,7 +151,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
         bind = ffi.new("struct ibv_mw_bind *")
         bind.wr_id = wr_id
         bind.send_flags = int(send_flags)
-        bind.bind_info.mr = mr.pointer if mr is not None else ffi.NULL
+        bind.bind_info.mr = mr.pointer
         bind.bind_info.addr, bind.bind_info.length = addr, length
         bind.bind_info.mw_access_flags = int(access)
         posted = qp.posted_work

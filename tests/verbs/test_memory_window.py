@@ -293,7 +293,10 @@ def test_the_peer_names_a_wrong_key(scene_2: Scene, deviations: frozenset[str]) 
 
 
 def test_invalidating_what_is_not_there(scene_2: Scene, deviations: frozenset[str]) -> None:
-    scene_2.window.unbind(scene_2.owner.qp)  # it is not bound
+    key = scene_2.bind(READ)
+    scene_2.owner.qp.post_send(
+        [SendWorkRequest(2, WROpcode.LOCAL_INV, invalidate_rkey=inc_rkey(key))]
+    )
     wrong = "a refused local invalidation is a queue pair error"
     expected = WCStatus.LOC_QP_OP_ERR if wrong in deviations else WCStatus.MW_BIND_ERR
     assert scene_2.owner.completion().status is expected
@@ -342,6 +345,11 @@ def test_a_full_send_queue(
 
 
 # --- what is refused before anything is posted -------------------------------------------------
+
+
+def test_never_bound(scene: Scene) -> None:
+    with pytest.raises(ValueError, match="has not been bound"):
+        scene.window.unbind(scene.owner.qp)
 
 
 def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
