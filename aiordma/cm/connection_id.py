@@ -169,9 +169,7 @@ class ConnectionId(Multicast):
             calls.rdma_destroy_qp(pointer)
 
         node = Node("QueuePair", pointer.qp, destroy, parents)
-        self.qp = QueuePair(
-            node, pd, send_cq, recv_cq, attr, srq=srq, reserved=reserved
-        )
+        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr, srq=srq, reserved=reserved)
         return self.qp
 
     def destroy_qp(self) -> None:
