@@ -10,8 +10,9 @@
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
 enum { BLOCK = 64 };
 
-/* Pieces of one inline message, which is copied at once; max_send_sge of known devices is below. */
-enum { INLINE_PIECES = 64 };
+/* Bytes of an inline message in several pieces, which are joined on the stack: more than any known
+ * device takes (max_inline_data). */
+enum { INLINE_MOST = 4096 };
 
 static void *pointer(uint64_t number)
 {
@@ -116,32 +117,38 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 		qp->builder(qp, ##__VA_ARGS__);        \
 	} while (0)
 
+/* The pieces joined: wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty message. */
+static int set_inline(struct ibv_qp_ex *qp, const struct ibv_sge *sge, uint32_t num_sge)
+{
+	uint8_t joined[INLINE_MOST];
+	size_t length = 0;
+
+	if (num_sge == 1) {
+		BUILD(wr_set_inline_data, pointer(sge->addr), sge->length);
+		return 0;
+	}
+	for (uint32_t i = 0; i < num_sge; i++) {
+		if (sge[i].length > sizeof(joined) - length)
+			return EINVAL;
+		memcpy(joined + length, pointer(sge[i].addr), sge[i].length);
+		length += sge[i].length;
+	}
+	BUILD(wr_set_inline_data, joined, length);
+	return 0;
+}
+
 static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 		    const struct ibv_sge *sges)
 {
 	const struct ibv_sge *sge = &sges[send->first_sge];
-	struct ibv_data_buf pieces[INLINE_PIECES];
 
-	/* Nothing at all is no inline data either: not every provider takes an empty inline list. */
-	if (!(send->send_flags & IBV_SEND_INLINE) || !send->num_sge) {
-		if (send->num_sge == 1)
-			BUILD(wr_set_sge, sge->lkey, sge->addr, sge->length);
-		else
-			BUILD(wr_set_sge_list, send->num_sge, sge);
-		return 0;
-	}
-	if (send->num_sge == 1) {
-		BUILD(wr_set_inline_data, pointer(sge->addr), sge->length);
-		return 0;
-	}
-	if (send->num_sge > INLINE_PIECES)
-		return EINVAL;
-	for (uint32_t i = 0; i < send->num_sge; i++)
-		pieces[i] = (struct ibv_data_buf){
-			.addr = pointer(sge[i].addr),
-			.length = sge[i].length,
-		};
-	BUILD(wr_set_inline_data_list, send->num_sge, pieces);
+	/* Nothing at all is no inline data either: not every provider takes an empty one. */
+	if (send->send_flags & IBV_SEND_INLINE && send->num_sge)
+		return set_inline(qp, sge, send->num_sge);
+	if (send->num_sge == 1)
+		BUILD(wr_set_sge, sge->lkey, sge->addr, sge->length);
+	else
+		BUILD(wr_set_sge_list, send->num_sge, sge);
 	return 0;
 }
 
