@@ -119,6 +119,7 @@ def vector_from_wc(
     raw = ffi.new("struct ibv_wc *")
     raw.wc_flags = int(wc.wc_flags)
     raw.src_qp = wc.src_qp
+    raw.slid, raw.sl, raw.dlid_path_bits = wc.slid or 0, wc.sl or 0, wc.dlid_path_bits or 0
     header = ffi.new("struct ibv_grh *")
     if wc.wc_flags & WCFlags.GRH:
         data = bytes(memoryview(grh)[:GRH_SIZE])

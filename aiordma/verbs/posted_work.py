@@ -22,6 +22,8 @@ from .transport_rules import OPERATIONS
 if TYPE_CHECKING:
     from aiordma._native import Record
 
+_RECV = int(WCOpcode.RECV)
+
 # Failures that only whoever has sent something can have (IBTA volume 1, clause 11.6.2).
 _OF_A_SEND = frozenset(
     {
@@ -94,19 +96,22 @@ class PostedWork:
 
     def settle(self, record: Record) -> WorkCompletionError | None:
         """A completion has been polled; the exception for it when it is a failed one."""
-        wr_id, status, opcode, vendor_err, _, _, qp_num, *_ = record
-        if status == WCStatus.SUCCESS:
-            if not opcode & WCOpcode.RECV:
+        wr_id, status, opcode = record[:3]
+        if not status:
+            if opcode & _RECV:
+                if self._receives:
+                    self._receives.popleft()
+            elif (sends := self._sends) and sends[0][0] == wr_id and sends[0][2]:
+                sends.popleft()  # the common case: all are signaled
+            else:
                 self._end_send(wr_id, unsignaled=False)
-            elif self._receives:
-                self._receives.popleft()
             return None
         error = work_completion_error(
             status,
             operation=self._failed(wr_id, status),
-            qp_num=qp_num,
+            qp_num=record[6],
             wr_id=wr_id,
-            vendor_err=vendor_err,
+            vendor_err=record[3],
             cause=self.first_failure if status == WCStatus.WR_FLUSH_ERR else None,
         )
         if self.first_failure is None:
@@ -157,6 +162,8 @@ class Accounts:
         if not self._by_number:
             return records
         kept = list(records)
+        find = self._by_number.get
         for record in kept:
-            self.settle(record)
+            if (account := find(record[6])) is not None:
+                account.settle(record)
         return iter(kept)

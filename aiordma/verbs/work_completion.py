@@ -74,7 +74,8 @@ class WorkCompletion(NamedTuple):
             WCOpcode(opcode),
             vendor_err,
             byte_len,
-            imm_data if flags & WCFlags.WITH_IMM else None,
+            # rdma_rxe tells it of sends as well, without the data.
+            imm_data if flags & WCFlags.WITH_IMM and opcode & WCOpcode.RECV else None,
             qp_num,
             src_qp,
             WCFlags(flags),
