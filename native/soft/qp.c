@@ -80,10 +80,9 @@ static void reach_expired(struct soft_timer *timer)
 			soft_qp_kick(qp);
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
-	} else if (qp->link && soft_port_is_down()) {
+	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down()) {
 		/* By now the peer has given up what it sent: let it know, for it cannot know. */
-		soft_link_leave(qp->link);
-		qp->stream_lost = true;
+		soft_link_close(qp->link);
 	}
 }
 

@@ -92,6 +92,25 @@ static void on_demand(void)
 	fill(a.memory, 16, 5); /* where the reads have put theirs */
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
 	CHECK(filled(memory + PAGE - 8, 16, 5));
+	/* The same through a window. */
+	struct ibv_mw *mw = b.context->ops.alloc_mw(b.pd, IBV_MW_TYPE_2);
+
+	CHECK(mw);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights | IBV_ACCESS_MW_BIND));
+	struct ibv_send_wr bind = {
+		.wr_id = 6, .opcode = IBV_WR_BIND_MW,
+		.bind_mw = {mw, mw->rkey + 1, {mr, (uintptr_t)memory, 3 * PAGE, REMOTE}},
+	}, *bad;
+
+	CHECK_EQUAL(b.context->ops.post_send(b.qp, &bind, &bad), 0);
+	expect_wc(&b, 6, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+					      .remote = (uintptr_t)memory + 2 * PAGE,
+					      .rkey = bind.bind_mw.rkey}), 0);
+	expect_wc(&a, 1, IBV_WC_REM_ACCESS_ERR); /* that page cannot be written */
+	again(&a, &b);
+	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
 	/* As the source and the target of one's own requests. */
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
