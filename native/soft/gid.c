@@ -136,6 +136,8 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
 
 	if (soft_gid_at(index, gid))
 		return EINVAL;
+	if (soft_gid_is_multicast(to))
+		return 0; /* travels by IPv4 in any case */
 	memcpy(&ours, gid->gid.raw, sizeof(ours));
 	memcpy(&theirs, to->raw, sizeof(theirs));
 	return !IN6_IS_ADDR_V4MAPPED(&ours) == !IN6_IS_ADDR_V4MAPPED(&theirs) ? 0 : EINVAL;
