@@ -80,6 +80,8 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "ibv_create_ah": Convention.POINTER,
         "ibv_init_ah_from_wc": Convention.MINUS_ONE,
         "ibv_destroy_ah": Convention.ERRNO,
+        "ibv_attach_mcast": Convention.ERRNO,
+        "ibv_detach_mcast": Convention.ERRNO,
         "ibv_is_fork_initialized": Convention.PLAIN,
         "ibv_wc_status_str": Convention.PLAIN,
         "ibv_event_type_str": Convention.PLAIN,
@@ -273,6 +275,8 @@ class Calls:
     ibv_create_ah: Callable[[h.PDPointer, h.AHAttr], h.AHPointer]
     ibv_init_ah_from_wc: Callable[[h.ContextPointer, int, h.WC, h.Grh, h.AHAttr], None]
     ibv_destroy_ah: Callable[[h.AHPointer], None]
+    ibv_attach_mcast: Callable[[h.QPPointer, h.Gid, int], None]
+    ibv_detach_mcast: Callable[[h.QPPointer, h.Gid, int], None]
     ibv_is_fork_initialized: Callable[[], int]
     ibv_wc_status_str: Callable[[int], h.Text]
     ibv_event_type_str: Callable[[int], h.Text]

@@ -77,6 +77,7 @@ from .enums import (
 from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .memory_window import MemoryWindow, inc_rkey
+from .multicast import MULTICAST_QPN, MulticastAttachment
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
 from .qp_creation import QPKeywords
@@ -101,6 +102,7 @@ __all__ = [
     "GRH",
     "GRH_SIZE",
     "MTU",
+    "MULTICAST_QPN",
     "AccessFlags",
     "AddressHandle",
     "AddressVector",
@@ -129,6 +131,7 @@ __all__ = [
     "MemoryRegion",
     "MemoryWindow",
     "MigrationState",
+    "MulticastAttachment",
     "NodeType",
     "OdpCapabilities",
     "OdpCapability",

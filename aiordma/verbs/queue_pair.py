@@ -12,6 +12,7 @@ from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
 from .bring_up import BringUp
 from .completion import hold_room
 from .enums import QPAttrMask, QPState, QPType
+from .multicast import MulticastAttachment, attach
 from .posting import Posting
 from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
 from .qp_options import ECE, RateLimit
@@ -22,6 +23,7 @@ from .transport_rules import SendOps
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
+    from .address import GID
     from .completion import CompletionQueue
     from .context import Context
     from .protection_domain import ProtectionDomain
@@ -134,6 +136,20 @@ class QueuePair(BringUp, Posting):
         init = ffi.new("struct ibv_qp_init_attr *")
         self.context.library.calls.ibv_query_qp(self.pointer, attr, QUERY_ALL, init)
         return QPAttributes.read(attr)
+
+    # --- multicast -------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: GID, lid: int = 0) -> MulticastAttachment:
+        """Receive what is sent to a group from now on: ibv_attach_mcast(3). UD only.
+
+        ``gid`` is an IPv6 multicast address, or an IPv4 one (``GID.from_ip("239.1.2.3")``);
+        ``lid`` the group's LID in an InfiniBand network, whose subnet must know of the member
+        (:meth:`ConnectionId.join_multicast` sees to both). A queue pair that is a member gets
+        its own messages as well. To send, give :class:`Destination` an address handle to the
+        GID, ``MULTICAST_QPN`` and the members' Q_Key. ValueError for another type of queue pair
+        or an address of no group; VerbsError, with the device's limits, when it has no room.
+        """
+        return attach(self, gid, lid)
 
     # --- beyond the standard ---------------------------------------------------------------
 

@@ -24,8 +24,12 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_path *path)
 	};
 	if (attr->is_global)
 		path->destination = attr->grh.dgid;
-	if (attr->port_num != 1 || soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
-						   &path->destination, &own))
+	/* A group may have members of both families. */
+	if (attr->port_num != 1 ||
+	    (soft_gid_is_multicast(&path->destination) ?
+		     soft_gid_at(attr->grh.sgid_index, &own) :
+		     soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
+				     &path->destination, &own)))
 		return EINVAL;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;

@@ -24,7 +24,7 @@ enum {
 	SOFT_COMP_VECTORS = 1,
 	SOFT_MAX_AH = 65536,
 	SOFT_MAX_MCAST_GRP = 256,
-	SOFT_MAX_MCAST_QP = 1024,      /* in one group */
+	SOFT_MAX_MCAST_QP = 256,       /* in one group */
 	SOFT_MAX_MCAST_ATTACH = 16384, /* in all */
 };
 #define SOFT_MAX_MESSAGE (1u << 31)
