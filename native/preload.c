@@ -102,3 +102,15 @@ PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ibv_a
 	errno = EOPNOTSUPP;
 	return -1;
 }
+
+/* ---- rsockets ------------------------------------------------------------------------------- */
+
+/* librdmacm's work on its own insides, which the ids here do not have: told at the first call. */
+PUBLIC int rsocket(int domain, int type, int protocol)
+{
+	(void)domain;
+	(void)type;
+	(void)protocol;
+	errno = EOPNOTSUPP;
+	return -1;
+}

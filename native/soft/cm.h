@@ -27,6 +27,7 @@
  * the tests need not wait as long as a slow network may take. */
 struct soft_cm_limits {
 	uint32_t response_ms; /* rdma_connect until the other side's first word */
+	uint32_t refused_ms;  /* a port where nobody listens: how long it is tried again */
 	uint32_t service_ms;  /* then until its application's answer; REP until RTU */
 	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
@@ -48,6 +49,8 @@ struct soft_cm_channel {
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids;    /* soft_cm_id.in_channel */
+	unsigned inside;         /* threads in rdma_get_cm_event */
+	bool destroyed;          /* with threads inside: the last one frees it */
 };
 
 static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_channel *channel)
@@ -240,6 +243,9 @@ struct soft_cm_link {
 	const struct soft_cm_link_calls *calls;
 	void *owner;
 	bool connecting;
+	struct sockaddr_storage to; /* while it insists */
+	uint64_t insists_until;
+	struct soft_timer again;
 	bool held; /* the handshake is over: what comes is not ours to read */
 	size_t have;
 	uint8_t input[SOFT_CM_INPUT];
@@ -249,6 +255,9 @@ struct soft_cm_link {
 struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 				      const struct soft_cm_link_calls *calls, void *owner,
 				      int *error);
+/* While it is connecting: where nobody listens, ask again for so long before that is a failure. */
+void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
+			 uint32_t milliseconds);
 void soft_cm_link_free(struct soft_cm_link *link);
 /* Frees the link, not the socket, which is returned and no longer watched. */
 int soft_cm_link_take(struct soft_cm_link *link);

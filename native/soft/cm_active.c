@@ -2,8 +2,9 @@
  *
  * How long it may take: the other side's connection manager must say a first word (MRA, REP or REJ)
  * within soft_cm_limits.response_ms of the call, or it is UNREACHABLE; once it has, its application
- * has soft_cm_limits.service_ms.  A port where nobody listens, or where a connection is closed
- * without a word, is REJECTED with "invalid service ID", as the real CM answers for it.
+ * has soft_cm_limits.service_ms.  A port where nobody listens for soft_cm_limits.refused_ms, or where
+ * a connection is closed without a word, is REJECTED with "invalid service ID", as the real CM
+ * answers for it.
  */
 #include "cm.h"
 
@@ -129,7 +130,7 @@ static int start_connecting(struct soft_cm_id *id)
 	if (error && error != EINPROGRESS && error != ECONNREFUSED && !is_unreachable(error))
 		return error;
 	id->sock = -1;
-	if (error && error != EINPROGRESS) {
+	if (is_unreachable(error)) {
 		close(fd);
 		connect_failed(id, error);
 		return 0;
@@ -138,6 +139,7 @@ static int start_connecting(struct soft_cm_id *id)
 	if (!id->link)
 		return error;
 	soft_cm_link_expect(id->link, soft_cm_limits.response_ms);
+	soft_cm_link_insist(id->link, to, soft_cm_limits.refused_ms);
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
 	return 0;

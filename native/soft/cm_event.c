@@ -7,6 +7,7 @@
 #include "cm.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,22 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 	return &channel->channel;
 }
 
+/* The last one that was destroyed: see rdma_get_cm_event. */
+static struct soft_cm_channel *remains;
+
+static void free_channel(struct soft_cm_channel *channel)
+{
+	struct soft_cm_channel *before;
+
+	soft_channel_destroy(&channel->wake);
+	soft_lock();
+	before = remains;
+	remains = channel;
+	soft_unlock();
+	free(before);
+	soft_engine_put();
+}
+
 /* The manual asks for the ids to be destroyed first.  Where they are not, they are silenced (the
  * kernel does so when the channel's fd is closed) and can still be destroyed afterwards. */
 void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
@@ -86,11 +103,13 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 		id->id.channel = NULL;
 	}
 	soft_cm_free_orphans(&orphans);
+	channel->destroyed = true;
+	bool unused = channel->inside == 0;
+
 	soft_unlock();
 	soft_cm_device_sweep();
-	soft_channel_destroy(&channel->wake);
-	free(channel);
-	soft_engine_put();
+	if (unused)
+		free_channel(channel);
 }
 
 /* ---- reporting ----------------------------------------------------------------------------- */
@@ -278,6 +297,46 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 	return event;
 }
 
+/* NULL and *error. */
+static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int *error)
+{
+	struct soft_cm_event *taken = take(channel);
+
+	for (*error = 0; !taken && !*error;) {
+		soft_progress();
+		taken = take(channel);
+		if (taken)
+			break;
+		*error = soft_channel_nonblocking(&channel->wake) ?
+				 EAGAIN :
+				 soft_channel_wait(&channel->wake);
+	}
+	return taken;
+}
+
+/* Programs leave a thread waiting for events when they destroy the channel (rping does).  In the
+ * kernel that thread goes on waiting; so it does here, also when it is on its way into the call
+ * while another thread destroys the channel. */
+static int enter(struct soft_cm_channel *channel)
+{
+	soft_lock();
+	bool destroyed = channel->destroyed;
+
+	channel->inside += !destroyed;
+	soft_unlock();
+	return destroyed && poll(NULL, 0, -1) < 0 ? errno : 0;
+}
+
+static void leave(struct soft_cm_channel *channel)
+{
+	soft_lock();
+	bool last = --channel->inside == 0 && channel->destroyed;
+
+	soft_unlock();
+	if (last)
+		free_channel(channel);
+}
+
 int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_cm_event **event)
 {
 	struct soft_cm_channel *channel;
@@ -287,18 +346,13 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 	if (!application || !event)
 		return soft_cm_fail(EINVAL);
 	channel = soft_cm_channel_of(application);
-	taken = take(channel);
-	while (!taken) {
-		soft_progress();
-		taken = take(channel);
-		if (taken)
-			break;
-		if (soft_channel_nonblocking(&channel->wake))
-			return soft_cm_fail(EAGAIN);
-		error = soft_channel_wait(&channel->wake);
-		if (error)
-			return soft_cm_fail(error);
-	}
+	error = enter(channel);
+	if (error)
+		return soft_cm_fail(error);
+	taken = wait_for_event(channel, &error);
+	leave(channel);
+	if (!taken)
+		return soft_cm_fail(error);
 	if (taken->event.event == RDMA_CM_EVENT_MULTICAST_JOIN) {
 		error = soft_cm_multicast_joined(taken->owner,
 						 &taken->event.param.ud.ah_attr.grh.dgid);

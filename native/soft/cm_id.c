@@ -10,6 +10,7 @@
 
 struct soft_cm_limits soft_cm_limits = {
 	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
+	.refused_ms = 100,        /* by judgement: a program that makes its listener anew */
 	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
 	.request_ms = 5 * 1000,
 	.timewait_ms = 20,

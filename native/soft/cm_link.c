@@ -15,6 +15,8 @@
 
 static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
 
+#define AGAIN_NS 1000000u /* between two tries at a port where nobody listens */
+
 /* Messages at the front of the input.  False: read no more, the link may be gone. */
 static bool take_messages(struct soft_cm_link *link)
 {
@@ -58,7 +60,35 @@ static void read_messages(struct soft_cm_link *link)
 	}
 }
 
-/* False when the link is gone. */
+static void connect_again(struct soft_timer *timer)
+{
+	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, again);
+	const struct sockaddr *to = (const struct sockaddr *)&link->to;
+	int error;
+
+	do /* Linux: the first call after one that failed later only says so, ECONNABORTED */
+		error = connect(link->source.fd, to, soft_cm_address_length(to)) ? errno : 0;
+	while (error == ECONNABORTED);
+	if (error == EINPROGRESS || error == ECONNREFUSED)
+		error = 0;
+	if (!error) /* the socket tells what comes of it, or came already */
+		error = soft_watch(&link->source, EPOLLOUT);
+	if (error)
+		link->calls->failed(link, error);
+}
+
+/* A server may be between two listeners, as perftest's is between its two connections: on a network
+ * the request would still be on its way.  True: there will be another try. */
+static bool insist(struct soft_cm_link *link, int error)
+{
+	if ((error != ECONNREFUSED && error != ECONNRESET) || soft_now() >= link->insists_until)
+		return false;
+	soft_unwatch(&link->source);
+	soft_timer_start(&link->again, soft_now() + AGAIN_NS);
+	return true;
+}
+
+/* False when the link is gone, or not there yet. */
 static bool finish_connecting(struct soft_cm_link *link)
 {
 	struct sockaddr_storage local = { 0 }, peer = { 0 };
@@ -71,6 +101,8 @@ static bool finish_connecting(struct soft_cm_link *link)
 	if (!error && (getpeername(link->source.fd, (struct sockaddr *)&peer, &peer_length) ||
 		       getsockname(link->source.fd, (struct sockaddr *)&local, &local_length)))
 		error = errno == ENOTCONN ? ECONNRESET : errno; /* over since the question before */
+	if (insist(link, error))
+		return false;
 	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
 	 * simultaneous open); nobody listens there. */
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
@@ -127,6 +159,7 @@ struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 	link->source.fd = fd;
 	link->source.ready = ready;
 	link->deadline.expired = deadline_over;
+	link->again.expired = connect_again;
 	link->calls = calls;
 	link->owner = owner;
 	link->connecting = connecting;
@@ -136,6 +169,13 @@ struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 		return NULL;
 	}
 	return link;
+}
+
+void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
+			 uint32_t milliseconds)
+{
+	memcpy(&link->to, to, soft_cm_address_length(to));
+	link->insists_until = soft_now() + milliseconds * UINT64_C(1000000);
 }
 
 void soft_cm_link_free(struct soft_cm_link *link)
@@ -151,6 +191,7 @@ int soft_cm_link_take(struct soft_cm_link *link)
 	int fd = link->source.fd;
 
 	soft_timer_stop(&link->deadline);
+	soft_timer_stop(&link->again);
 	soft_unwatch(&link->source);
 	free(link);
 	return fd;

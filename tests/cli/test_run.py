@@ -194,6 +194,7 @@ OTHERS = {
     "ibv_read_sysfs_file",
     "ibv_reg_mr_iova",
     "ibv_resolve_eth_l2_from_gid",
+    "rsocket",
 }
 
 

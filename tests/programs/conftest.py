@@ -33,7 +33,9 @@ LIMIT = 60.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 
-LISTEN = "0A"  # the state in /proc/net/tcp: include/net/tcp_states.h of Linux
+# What /proc/net has of sockets that wait for whoever comes; the states are those of
+# include/net/tcp_states.h of Linux, where a datagram socket without a peer counts as closed.
+WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ def run_program(*words: str) -> Ended:
 
 
 def listens(port: int) -> bool:
-    """Whether anybody on this machine listens on the TCP port, which nobody is disturbed by."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
+    """Whether anybody on this machine listens on the port, which nobody is disturbed by."""
+    for table, waiting in WAITING.items():
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
-            if state == LISTEN and int(local.rpartition(":")[2], 16) == port:
+            if state == waiting and int(local.rpartition(":")[2], 16) == port:
                 return True
     return False
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from .conftest import run_pair
+from .conftest import run_pair, run_program
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -19,3 +19,41 @@ def test_rping(address: str, port: int) -> None:
         assert [int(number) for number, _ in pings] == list(range(20))
         assert pings[0][1].startswith("ABCDEFGHIJKLM")
         assert {len(data) + len(f"rdma-ping-{number}: ") for number, data in pings} == {999}
+
+
+@pytest.mark.parametrize("options", ["", "-c 4 -C 20 -S 5000", "-m"])
+def test_ucmatose(options: str, port: int) -> None:
+    """Connections with messages both ways; -m: their events migrate to another channel."""
+    words = ["ucmatose", "-p", str(port), *options.split()]
+    server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], port)
+    for done in (server, client):
+        assert done.expect().splitlines()[-1] == "return status 0"
+        assert "data transfers complete" in done.text
+        assert "error" not in done.text + done.errors
+
+
+UDADDY_PORT = 7174  # it has no option for another one
+
+
+def test_udaddy() -> None:
+    """Datagrams both ways, after the service has been resolved."""
+    words = ["udaddy", "-C", "20", "-S", "1000", "-c", "3"]
+    server, client = run_pair([*words, "-b", "127.0.0.1"], [*words, "-s", "127.0.0.1"], UDADDY_PORT)
+    for done in (server, client):
+        assert done.expect().splitlines()[-1] == "return status 0"
+        assert "data transfers complete" in done.text
+
+
+def test_rdma_server_and_client(port: int) -> None:
+    """rdma_create_ep and the calls that wait: rdma_server(1)."""
+    server, client = run_pair(
+        ["rdma_server", "-p", str(port)], ["rdma_client", "-s", "127.0.0.1", "-p", str(port)], port
+    )
+    assert server.expect() == "rdma_server: start\nrdma_server: end 0\n"
+    assert client.expect() == "rdma_client: start\nrdma_client: end 0\n"
+
+
+def test_rsockets_say_that_they_are_not_there() -> None:
+    done = run_program("rstream", "-s", "127.0.0.1")
+    assert done.status != 0
+    assert "rsocket failed: Operation not supported" in done.text + done.errors

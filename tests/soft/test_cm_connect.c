@@ -474,6 +474,27 @@ static void to_itself(void)
 	side_close(&client);
 }
 
+/* Between two listeners of a server, nobody listens for a moment: that alone is no refusal. */
+static void listener_comes_late(void)
+{
+	struct side listener = side_with_id();
+	union address address = address_of(host, 0);
+
+	CHECK_EQUAL(rdma->rdma_bind_addr(listener.id, &address.any), 0);
+	struct side client = ask(host, port_of(listener.id));
+
+	expect_nothing(client.channel); /* which has seen that nobody listens */
+	CHECK_EQUAL(rdma->rdma_listen(listener.id, 1), 0);
+	struct side server = take_request(&listener);
+
+	accept_side(&server);
+	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
+	expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
+	side_drop(&server);
+	side_close(&client);
+	side_close(&listener);
+}
+
 /* The queue pair is in error when REP comes: there is no connection, and the server is told. */
 static void queue_pair_in_error(void)
 {
@@ -559,6 +580,8 @@ int main(void)
 		STEP(small_backlog());
 	STEP(nobody_listens());
 	STEP(to_itself());
+	if (!on_system) /* there, a network is between them */
+		STEP(listener_comes_late());
 	if (!on_system) /* there, the server is left to its timeout of a minute */
 		STEP(queue_pair_in_error());
 	STEP(notify());

@@ -322,6 +322,58 @@ static void blocked_thread(void)
 	side_close(&side);
 }
 
+static void ignore(int number)
+{
+	(void)number;
+}
+
+static void *wait_in_vain(void *channel)
+{
+	struct rdma_cm_event *event;
+
+	CHECK_FAILS(rdma->rdma_get_cm_event(channel, &event), EINTR);
+	return NULL;
+}
+
+static void in_one_moment(struct timespec *moment)
+{
+	clock_gettime(CLOCK_REALTIME, moment);
+	moment->tv_nsec += 20000000;
+	if (moment->tv_nsec >= 1000000000) {
+		moment->tv_nsec -= 1000000000;
+		moment->tv_sec++;
+	}
+}
+
+/* Destroying the channel leaves a thread that waits for an event waiting, and one that only comes
+ * then as well; a signal ends it. */
+static void channel_under_a_thread(bool late)
+{
+	struct sigaction interrupt = { .sa_handler = ignore }, before;
+	struct side side = side_open();
+	struct timespec soon;
+	pthread_t thread;
+	int rc;
+
+	CHECK_EQUAL(sigaction(SIGUSR1, &interrupt, &before), 0);
+	if (late)
+		rdma->rdma_destroy_event_channel(side.channel);
+	CHECK_EQUAL(pthread_create(&thread, NULL, wait_in_vain, side.channel), 0);
+	in_one_moment(&soon);
+	CHECK_EQUAL(pthread_timedjoin_np(thread, NULL, &soon), ETIMEDOUT);
+	if (!late)
+		rdma->rdma_destroy_event_channel(side.channel);
+	in_one_moment(&soon);
+	CHECK_EQUAL(pthread_timedjoin_np(thread, NULL, &soon), ETIMEDOUT);
+	do { /* until it is where a signal interrupts it */
+		CHECK_EQUAL(pthread_kill(thread, SIGUSR1), 0);
+		in_one_moment(&soon);
+		rc = pthread_timedjoin_np(thread, NULL, &soon);
+	} while (rc == ETIMEDOUT);
+	CHECK_EQUAL(rc, 0);
+	CHECK_EQUAL(sigaction(SIGUSR1, &before, NULL), 0);
+}
+
 /* The wrong order of cleaning up: the channel first.  The other side learns that we are gone. */
 static void channel_first(void)
 {
@@ -670,6 +722,8 @@ int main(void)
 	STEP(request_outlives_its_id());
 	STEP(the_descriptor());
 	STEP(blocked_thread());
+	STEP(channel_under_a_thread(false));
+	STEP(channel_under_a_thread(true));
 	STEP(channel_first());
 	STEP(migrate());
 	STEP(migrate_to_no_channel());
