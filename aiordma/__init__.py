@@ -1,5 +1,6 @@
 """RDMA for asyncio: send, recv, read, write and atomics as awaits, with or without a card."""
 
+from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import (
     BufferStateError,
@@ -31,6 +32,7 @@ from .transport import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncQueuePair",
     "Buffer",
     "BufferStateError",
     "Config",

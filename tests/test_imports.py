@@ -18,7 +18,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "aiordma"
 
 CORE = {"_core", "errors"}
-PUBLIC = {"cm", "config", "errors", "mr_pool", "transport", "verbs"}
+PUBLIC = {"async_queue_pair", "cm", "config", "errors", "mr_pool", "transport", "verbs"}
 
 # Room -> rooms (or modules of rooms) that it may import, besides itself.
 ROOMS: dict[str, set[str]] = {
@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "cm": {"_native", "verbs"} | CORE,
     "mr_pool": {"verbs"} | CORE,
     "driver": {"verbs", "cm", "mr_pool"} | CORE,
-    "async_queue_pair": {"verbs", "driver"} | CORE,
+    "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "cm", "verbs", "config"} | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config"} | CORE,
     "streams": PUBLIC,
