@@ -151,7 +151,18 @@ NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "XRC", "rate limits"})
 LACKS: dict[str, frozenset[str]] = {
     "embedded": NOT_OF_SOFTWARE,
     "rxe": NOT_OF_SOFTWARE
-    | {"IPv6 multicast", "extended completion queues", "moderation", "SRQ numbers"},
+    | {
+        "IPv6 multicast",
+        "SRQ numbers",
+        "device memory",
+        "dma-buf",
+        "extended completion queues",
+        "moderation",
+        "null memory regions",
+        "on-demand paging",
+        "parent domains",
+        "rereg",
+    },
 }
 
 

@@ -668,6 +668,7 @@ class FFI:
 class Lib:
     IBV_VALUES_MASK_RAW_CLOCK: Final[int]
     IBV_CQ_ATTR_MODERATE: Final[int]
+    IB_UVERBS_ADVISE_MR_FLAG_FLUSH: Final[int]
     IBV_WC_STANDARD_FLAGS: Final[int]
     IBV_CQ_INIT_ATTR_MASK_FLAGS: Final[int]
     AIORDMA_WC_OPCODE: Final[int]

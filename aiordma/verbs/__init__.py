@@ -47,9 +47,11 @@ from .device import (
     missing_library,
     open_device,
 )
+from .domains import ParentDomain, ThreadDomain
 from .enums import (
     MTU,
     AccessFlags,
+    Advice,
     AtomicCapability,
     CQFlags,
     DeviceCapability,
@@ -78,6 +80,7 @@ from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .memory_window import MemoryWindow, inc_rkey
 from .multicast import MULTICAST_QPN, MulticastAttachment
+from .other_memory import DeviceMemory
 from .protection_domain import ProtectionDomain
 from .qp_attributes import QPAttributes, QPCapabilities
 from .qp_creation import QPKeywords
@@ -106,6 +109,7 @@ __all__ = [
     "AccessFlags",
     "AddressHandle",
     "AddressVector",
+    "Advice",
     "AsyncEvent",
     "AtomicCapability",
     "BindInfo",
@@ -119,6 +123,7 @@ __all__ = [
     "Device",
     "DeviceAttributes",
     "DeviceCapability",
+    "DeviceMemory",
     "Endpoint",
     "EventType",
     "ExtendedDeviceAttributes",
@@ -137,6 +142,7 @@ __all__ = [
     "OdpCapability",
     "OdpOperations",
     "PacketPacingCapabilities",
+    "ParentDomain",
     "PciAtomicCapabilities",
     "PciAtomicSizes",
     "PortAttributes",
@@ -166,6 +172,7 @@ __all__ = [
     "SendWorkRequest",
     "SharedReceiveQueue",
     "TagMatchingCapabilities",
+    "ThreadDomain",
     "TransportType",
     "TsoCapabilities",
     "WCFields",

@@ -16,7 +16,9 @@ from .attributes import DeviceAttributes
 from .capabilities import ExtendedDeviceAttributes
 from .completion import CompletionChannel, CompletionQueue
 from .create_cq import create_cq, most_fields
+from .domains import ParentDomain, ThreadDomain
 from .enums import CQFlags, EventType, WCFields
+from .other_memory import DeviceMemory, alloc_dm
 from .ports import Ports
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
@@ -180,6 +182,27 @@ class Context(Ports):
     def alloc_pd(self) -> ProtectionDomain:
         """Make a protection domain, in which memory and queue pairs belong together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
+
+    def alloc_td(self) -> ThreadDomain:
+        """Make a thread domain: ibv_alloc_td(3). UnsupportedError where there are none."""
+        return ThreadDomain(self)
+
+    def alloc_parent_domain(
+        self, pd: ProtectionDomain, td: ThreadDomain | None = None
+    ) -> ParentDomain:
+        """A protection domain beside ``pd``, whose objects the threads of ``td`` use alone.
+
+        UnsupportedError where there are none. Source: ibv_alloc_parent_domain(3).
+        """
+        return ParentDomain(pd, td)
+
+    def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
+        """Allocate memory of the device itself, aligned to 2^``log_align_req``: ibv_alloc_dm(3).
+
+        ValueError beyond what the device has (``max_dm_size``), UnsupportedError where it has
+        none.
+        """
+        return alloc_dm(self, length, log_align_req)
 
     def open_xrcd(self, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
         """Open an XRC domain, or make it: ibv_open_xrcd(3).

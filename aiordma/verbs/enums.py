@@ -13,10 +13,10 @@ from typing import Self
 from aiordma._core.qp_states import QPAttrMask, QPState, QPType
 
 __all__ = [
-    "MTU", "AccessFlags", "AtomicCapability", "CQFlags", "DeviceCapability", "EventType",
-    "GIDType", "LinkLayer", "MWType", "MigrationState", "NodeType", "PortCapability", "PortState",
-    "QPAttrMask", "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType", "WCFields",
-    "WCFlags", "WCOpcode", "WCStatus", "WROpcode",
+    "MTU", "AccessFlags", "Advice", "AtomicCapability", "CQFlags", "DeviceCapability",
+    "EventType", "GIDType", "LinkLayer", "MWType", "MigrationState", "NodeType", "PortCapability",
+    "PortState", "QPAttrMask", "QPCreateFlags", "QPState", "QPType", "SendFlags", "TransportType",
+    "WCFields", "WCFlags", "WCOpcode", "WCStatus", "WROpcode",
 ]  # fmt: skip
 
 
@@ -322,6 +322,18 @@ class MWType(IntEnum):
 
     TYPE_1 = 1
     TYPE_2 = 2
+
+
+class Advice(IntEnum):
+    """What :meth:`ProtectionDomain.advise_mr` tells: ``enum ib_uverbs_advise_mr_advice``.
+
+    PREFETCH: the device will read these pages; PREFETCH_WRITE: it will write them;
+    PREFETCH_NO_FAULT: as PREFETCH, of the pages that are there already.
+    """
+
+    PREFETCH = 0
+    PREFETCH_WRITE = 1
+    PREFETCH_NO_FAULT = 2
 
 
 class WROpcode(IntEnum):

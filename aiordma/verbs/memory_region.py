@@ -1,62 +1,187 @@
-"""Registered memory: library-owned, or the user's own, pinned for as long as it is registered."""
+"""Registered memory: library-owned or the user's own, pinned as long as it is registered."""
 
 from __future__ import annotations
 
 import errno
-import mmap
-import resource as limits
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiordma._native import failure, ffi
-from aiordma.errors import VerbsError
+from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, VerbsError
 
-from .enums import AccessFlags
+from .enums import AccessFlags, Advice
+from .memlock import explained
+from .pages import allocate
 from .resource import Node, Resource
+from .work_request import ScatterGatherElement
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from aiordma._native import handles as h
 
+    from .context import Context
     from .protection_domain import ProtectionDomain
 
 # What lets the device change the memory: all of these need a writable buffer, and the remote ones
 # need local write as well (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
+# Rights that a device may ignore; only the calls with an iova know them.
+_OPTIONAL = AccessFlags.RELAXED_ORDERING
+
+# enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
+_TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
+_ERR_DO_FORK_OLD, _ERR_CMD = -3, -4
+
+# Bytes of one scatter/gather entry of an advice: its length has 32 bits.
+_ADVICE_PIECE = 1 << 31
+
+
+class Memory(NamedTuple):
+    """What is to be registered: pinned, its bytes, the size of its pages if it is ours, else 0."""
+
+    pin: h.Characters
+    length: int
+    page_size: int
+    readonly: bool
 
 
 class MemoryRegion(Resource["h.MRPointer"]):
-    """Memory that the device may use: ``addr`` and ``length`` in bytes, with its two keys.
+    """Memory that the device may use: ``length`` bytes at ``addr``, with its two keys.
 
-    ``lkey`` goes into local scatter/gather entries. ``rkey`` is a bearer token: whoever has it
-    may do what ``access`` allows, anywhere in the region. The memory is pinned until ``close()``:
-    a ``bytearray`` cannot be resized meanwhile, an ``mmap`` not closed. Dropping an unclosed
-    region does not unpin it; closing its protection domain does.
+    ``addr`` is where work requests, here and at the peer, find it: the address of the memory
+    unless another one was asked for. ``lkey`` goes into local scatter/gather entries. ``rkey`` is
+    a bearer token: whoever has it may do what ``access`` allows, anywhere in the region.
+    ``page_size`` is that of the library's own memory, 0 for other people's.
+
+    The user's memory is pinned until ``close()``: a ``bytearray`` cannot be resized meanwhile, an
+    ``mmap`` not closed. Dropping an unclosed region does not unpin it; closing its protection
+    domain does.
     """
 
     def __init__(
         self,
         pd: ProtectionDomain,
         pointer: h.MRPointer,
-        pin: h.Characters,
+        addr: int,
+        length: int,
         access: AccessFlags,
+        *,
+        pin: h.Characters | None = None,
+        page_size: int = 0,
+        parent: Node[h.DMPointer] | None = None,
     ) -> None:
         self.pd = pd
-        self.addr = int(ffi.cast("uintptr_t", pin))
-        self.length = len(pin)
+        self.addr = addr
+        self.length = length
         self.lkey = pointer.lkey
         self.rkey = pointer.rkey
         self.access = access
+        self.page_size = page_size
         destroy = pd.context.library.calls.ibv_dereg_mr
-        super().__init__(Node("MemoryRegion", pointer, destroy, [pd.node], pin))
+        parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
+        super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
 
     @property
     def buf(self) -> memoryview:
-        """The memory as bytes, read-only if the region is. A view of it outlives ``close()``."""
+        """The memory as bytes, read-only if the region is. A view of it outlives ``close()``.
+
+        BufferStateError when it is not memory that Python has given: a pointer, a dma-buf, the
+        device's own.
+        """
         self.pointer  # noqa: B018 - raises when this is closed
-        view = memoryview(ffi.buffer(self.node.pin))
+        if self.node.pin is None:
+            raise BufferStateError(f"{self._label()} is not memory of a Python object")
+        view = memoryview(ffi.buffer(self.node.pin, self.length))
         return view if self.access & _CHANGES else view.toreadonly()
+
+    def prefetch(
+        self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
+    ) -> None:
+        """Have the pages of a range present before they are needed: for regions on demand.
+
+        ``write`` makes them ready to be written; without ``wait`` it only starts. LocalRangeError
+        for a range that is not inside, UnsupportedError where the device takes no advice;
+        VerbsError as of :meth:`ProtectionDomain.advise_mr`.
+        """
+        length = self.length - offset if length is None else length
+        if offset < 0 or length <= 0 or offset + length > self.length:
+            raise LocalRangeError(offset, length, self.length)
+        self.pointer  # noqa: B018
+        pieces = [
+            ScatterGatherElement(
+                self.addr + start, min(_ADVICE_PIECE, offset + length - start), self.lkey
+            )
+            for start in range(offset, offset + length, _ADVICE_PIECE)
+        ]
+        advice = Advice.PREFETCH_WRITE if write else Advice.PREFETCH
+        self.pd.advise_mr(advice, pieces, flush=wait)
+
+    def rereg(
+        self,
+        memory: object = None,
+        access: AccessFlags | None = None,
+        pd: ProtectionDomain | None = None,
+    ) -> None:
+        """Change what is registered, its rights or its protection domain: ibv_rereg_mr(3).
+
+        What is not given stays. ``memory`` is as for :meth:`ProtectionDomain.reg_mr`; the old one
+        is let go of, the keys may change. No work may be under way on the region.
+
+        UnsupportedError where the device cannot: the region is then as it was, and so it is after
+        any other failure unless the text says that it has been closed.
+        """
+        if memory is None and access is None and pd is None:
+            raise ValueError("nothing to change")
+        if self.node.pin is None and memory is None and access is not None:
+            raise ValueError(f"{self._label()} is not memory of a Python object: register anew")
+        rights = self.access if access is None else access
+        fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
+        check_rights(rights)
+        require_on_demand(self.pd.context, rights)
+        flags = (
+            (_TRANSLATION if fresh is not None else 0)
+            | (_PD if pd is not None else 0)
+            | (_ACCESS if access is not None else 0)
+        )
+        calls, context = self.pd.context.library.calls, self.pd.context
+        ffi.errno = 0
+        code = calls.ibv_rereg_mr(
+            self.pointer,
+            flags,
+            ffi.NULL if pd is None else pd.pointer,
+            ffi.NULL if fresh is None else fresh.pin,
+            0 if fresh is None else fresh.length,
+            0 if access is None else int(access),
+        )
+        if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
+            if fresh is not None:
+                ffi.release(fresh.pin)  # not when the exception is forgotten, but now
+            self._not_changed(code, context)
+        if pd is not None:
+            self.node.move(self.pd.node, pd.node)
+            self.pd = pd
+        if fresh is not None:
+            self.node.pin, self.length, self.page_size, _ = fresh
+            based_on_zero = rights & AccessFlags.ZERO_BASED
+            self.addr = 0 if based_on_zero else int(ffi.cast("uintptr_t", fresh.pin))
+        self.access = rights
+        self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
+
+    def _not_changed(self, code: int, context: Context) -> None:
+        error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, f"changing {self!r}")
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(
+                "changing memory regions",
+                device=context.name,
+                verb=error.verb,
+                errno=error.errno or 0,
+            )
+        if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
+            label = repr(self)
+            self.close()
+            error = failure(error.verb, error.errno or 0, f"{label} has been closed")
+        raise explained(error, str(error))
 
     def _label(self) -> str:
         return f"MemoryRegion {self.addr:#x}+{self.length}"
@@ -66,40 +191,89 @@ class MemoryRegion(Resource["h.MRPointer"]):
         return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
 
 
-def register(pd: ProtectionDomain, memory: object, access: AccessFlags | None) -> MemoryRegion:
+def register(
+    pd: ProtectionDomain,
+    memory: object,
+    access: AccessFlags | None,
+    iova: int | None,
+    huge_pages: bool,
+) -> MemoryRegion:
     """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
-    if isinstance(memory, int):
-        pin, readonly = _owned(memory), False
-    else:
-        pin, readonly = _users(memory, access)
+    if huge_pages and not isinstance(memory, int):
+        raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
+    pin, length, page_size, readonly = _memory(memory, access, huge_pages)
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
-    if not len(pin):
+    if not length:
         raise ValueError("a memory region of 0 bytes")
+    try:
+        pointer, addr = reg_mr(pd, pin, length, access, iova)
+    except BaseException:
+        ffi.release(pin)  # not when the exception is forgotten, but now
+        raise
+    return MemoryRegion(pd, pointer, addr, length, access, pin=pin, page_size=page_size)
+
+
+def reg_mr(
+    pd: ProtectionDomain,
+    memory: h.Characters | h.VoidPointer,
+    length: int,
+    access: AccessFlags,
+    iova: int | None,
+) -> tuple[h.MRPointer, int]:
+    """The verb, by whichever of its names; the region and the address that it has."""
+    check_rights(access)
+    require_on_demand(pd.context, access)
+    if access & AccessFlags.ZERO_BASED:
+        if iova:
+            raise ValueError("a zero-based region is at address 0: no iova beside it")
+        iova = 0
+    calls = pd.context.library.calls
+    addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
+    try:
+        with pd.context.offering(f"registering memory with {access!r}"):
+            if iova is not None or access & _OPTIONAL:
+                return calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, access), addr
+            return calls.ibv_reg_mr(pd.pointer, memory, length, access), addr
+    except UnsupportedError:
+        raise
+    except VerbsError as error:
+        raise explained(error, f"registering {length} bytes") from None
+
+
+def check_rights(access: AccessFlags) -> None:
+    """ValueError for rights that do not go together."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"{access!r} needs LOCAL_WRITE as well (ibv_reg_mr(3))")
-    calls = pd.context.library.calls
-    try:
-        if access & AccessFlags.RELAXED_ORDERING:  # an optional right: only iova2 knows them
-            addr = int(ffi.cast("uintptr_t", pin))
-            pointer = calls.ibv_reg_mr_iova2(pd.pointer, pin, len(pin), addr, access)
-        else:
-            pointer = calls.ibv_reg_mr(pd.pointer, pin, len(pin), access)
-    except VerbsError as error:
-        raise _explained(error, len(pin)) from None
-    return MemoryRegion(pd, pointer, pin, access)
 
 
-def _owned(length: int) -> h.Characters:
-    if length <= 0:
-        raise ValueError(f"a memory region of {length} bytes")
-    # Page aligned and apart from the heap, so that nothing else lies on the registered pages.
-    return ffi.from_buffer(
-        mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), require_writable=True
-    )
+def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool = False) -> None:
+    """UnsupportedError when ON_DEMAND is asked for and the device does not offer it."""
+    if not access & AccessFlags.ON_DEMAND:
+        return
+    general = context.query_device_ex().odp_caps.general
+    if not general:
+        raise UnsupportedError(
+            "memory regions on demand (ODP)",
+            device=context.name,
+            verb="ibv_reg_mr",
+            errno=errno.EOPNOTSUPP,
+        )
+    if implicit and not general & general.SUPPORT_IMPLICIT:
+        raise UnsupportedError(
+            "the whole address space as one region (implicit ODP)",
+            device=context.name,
+            verb="ibv_reg_mr",
+        )
 
 
-def _users(memory: object, access: AccessFlags | None) -> tuple[h.Characters, bool]:
+def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
+    """What to register. ValueError for rights that it cannot have."""
+    if isinstance(memory, int):
+        if memory <= 0:
+            raise ValueError(f"a memory region of {memory} bytes")
+        pages = allocate(memory, huge_pages)
+        return Memory(pages.pin, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
     buffer = cast("Buffer", memory)
     readonly = memoryview(buffer).readonly
@@ -108,20 +282,5 @@ def _users(memory: object, access: AccessFlags | None) -> tuple[h.Characters, bo
             f"a read-only {type(memory).__name__} cannot be registered with {access!r}; "
             "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
         )
-    return ffi.from_buffer(buffer, require_writable=not readonly), readonly
-
-
-def _explained(error: VerbsError, length: int) -> VerbsError:
-    detail = f"registering {length} bytes"
-    if error.errno in (errno.ENOMEM, errno.EAGAIN):
-        soft, hard = (_bytes(limit) for limit in limits.getrlimit(limits.RLIMIT_MEMLOCK))
-        detail += (
-            f"; the limit on locked memory (RLIMIT_MEMLOCK) of this process is {soft} (hard "
-            f"limit: {hard}); if that is too little, raise it with 'ulimit -l', memlock in "
-            "/etc/security/limits.conf or LimitMEMLOCK= of the systemd unit, or register less"
-        )
-    return failure(error.verb, error.errno or 0, detail)
-
-
-def _bytes(limit: int) -> str:
-    return "unlimited" if limit == limits.RLIM_INFINITY else f"{limit} bytes"
+    pin = ffi.from_buffer(buffer, require_writable=not readonly)
+    return Memory(pin, len(pin), 0, readonly)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from .address_handle import AddressHandle, create_ah, vector_from_wc
-from .enums import AccessFlags, MWType, QPCreateFlags, QPType
-from .memory_region import MemoryRegion, register
+from .enums import MWType, QPCreateFlags, QPType
 from .memory_window import MemoryWindow, alloc_mw
 from .qp_attributes import QPCapabilities
 from .qp_creation import QPOptions, create_qp
 from .queue_pair import QueuePair
+from .registration import Registration
 from .resource import Node, Resource
 from .shared_receive_queue import SharedReceiveQueue, create_srq
 from .transport_rules import SendOps
@@ -25,31 +26,22 @@ if TYPE_CHECKING:
     from .xrc import XRCDomain
 
 
-class ProtectionDomain(Resource["h.PDPointer"]):
+class ProtectionDomain(Registration):
     """Memory regions and queue pairs made here may be used together, and with no others.
 
     Making children may be done from any thread.
     """
 
-    def __init__(self, context: Context, pointer: h.PDPointer) -> None:
+    def __init__(
+        self, context: Context, pointer: h.PDPointer, parents: Sequence[Node[Any]] = ()
+    ) -> None:
         self.context = context
         destroy = context.library.calls.ibv_dealloc_pd
-        super().__init__(Node("ProtectionDomain", pointer, destroy, [context.node]))
+        super().__init__(Node("ProtectionDomain", pointer, destroy, [*parents] or [context.node]))
 
-    def reg_mr(self, memory: object, access: AccessFlags | None = None) -> MemoryRegion:
-        """Register memory with the device.
-
-        ``memory`` is a number of bytes, for new memory of the region's own (page aligned, zeros),
-        or any object with a contiguous buffer (bytearray, array, numpy array, mmap ...), which
-        stays pinned until the region is closed. Without ``access`` the region is for local use:
-        LOCAL_WRITE, or reading alone when the object is read-only. Remote rights are never
-        implied.
-
-        ValueError for rights that the memory cannot have, TypeError for an object without a
-        buffer, BufferError for a buffer that is not contiguous; VerbsError from the device, with
-        the limit on locked memory where that may be the reason (ENOMEM).
-        """
-        return register(self, memory, access)
+    @property
+    def _domain(self) -> ProtectionDomain:
+        return self
 
     def create_ah(self, vector: AddressVector) -> AddressHandle:
         """Make the way to a peer ready for datagrams, once for many: ibv_create_ah(3).

@@ -13,7 +13,6 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("transport.start_server", "ConnectionError"): (
         "the user's handler raises it, and it is logged: tests/transport/test_server.py"
     ),
-    ("verbs.completion.CompletionQueue.resize", "UnsupportedError"): "both devices can resize",
     ("verbs.device.Device.open", "VerbsError"): (
         "the tests of the kernel's device run as root, who may open everything"
     ),

@@ -43,6 +43,7 @@ ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [
     (verbs.PciAtomicSizes, "ibv_pci_atomic_op_size", "IBV_PCI_ATOMIC_"),
     (verbs.WCFields, "ibv_create_cq_wc_flags", "IBV_WC_EX_"),
     (verbs.CQFlags, "ibv_create_cq_attr_flags", "IBV_CREATE_CQ_ATTR_"),
+    (verbs.Advice, "ib_uverbs_advise_mr_advice", "IB_UVERBS_ADVISE_MR_ADVICE_"),
     (cm.EventType, "rdma_cm_event_type", "RDMA_CM_EVENT_"),
     (cm.PortSpace, "rdma_port_space", "RDMA_PS_"),
     (cm.Option, None, "RDMA_OPTION_ID_"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import array
-import errno
 import mmap
-import resource as limits
 import weakref
 from collections.abc import Iterator
 
@@ -13,10 +11,8 @@ import numpy as np
 import pytest
 
 from aiordma import verbs
-from aiordma._native import failure
 from aiordma.errors import BufferStateError
 from aiordma.verbs import AccessFlags
-from aiordma.verbs.memory_region import _explained
 
 ALL = (
     AccessFlags.LOCAL_WRITE
@@ -158,14 +154,3 @@ def test_closed_region_says_so(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(BufferStateError, match=rf"MemoryRegion {mr.addr:#x}\+64 is closed"):
         mr.buf  # noqa: B018
     view[0] = 1  # the view keeps the memory, without the device
-
-
-def test_too_little_locked_memory_is_explained() -> None:
-    soft, _ = limits.getrlimit(limits.RLIMIT_MEMLOCK)
-    limit = "unlimited" if soft == limits.RLIM_INFINITY else f"{soft} bytes"
-    error = _explained(failure("ibv_reg_mr", errno.ENOMEM), 1 << 30)
-    assert error.errno == errno.ENOMEM
-    for part in ("ibv_reg_mr", "1073741824 bytes", "RLIMIT_MEMLOCK", limit, "ulimit -l"):
-        assert part in str(error)
-    other = _explained(failure("ibv_reg_mr", errno.EFAULT), 64)
-    assert "RLIMIT_MEMLOCK" not in str(other)

@@ -1,0 +1,49 @@
+"""Thread domains and parent domains: telling the provider what needs no lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiordma._native import ffi
+
+from .protection_domain import ProtectionDomain
+from .resource import Node, Resource
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h  # noqa: F401 - named in the base class below
+
+    from .context import Context
+
+
+class ThreadDomain(Resource["h.TDPointer"]):
+    """A promise that objects made with it are used by one thread at a time: ibv_alloc_td(3)."""
+
+    def __init__(self, context: Context) -> None:
+        calls = context.library.calls
+        attr = ffi.new("struct ibv_td_init_attr *")
+        with context.offering("thread domains"):
+            pointer = calls.ibv_alloc_td(context.pointer, attr)
+        self.context = context
+        super().__init__(Node("ThreadDomain", pointer, calls.ibv_dealloc_td, [context.node]))
+
+
+class ParentDomain(ProtectionDomain):
+    """A protection domain beside its ``pd``, with a thread domain: ibv_alloc_parent_domain(3).
+
+    What is made here belongs to ``pd``: its memory regions are good for queue pairs made here.
+    """
+
+    def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:
+        attr = ffi.new("struct ibv_parent_domain_init_attr *")
+        attr.pd = pd.pointer
+        attr.td = td.pointer if td else ffi.NULL
+        context = pd.context
+        with context.offering("parent domains"):
+            pointer = context.library.calls.ibv_alloc_parent_domain(context.pointer, attr)
+        self.pd = pd
+        self.td = td
+        parents: list[Node[Any]] = [pd.node] if td is None else [pd.node, td.node]
+        super().__init__(context, pointer, parents)
+
+    def _label(self) -> str:
+        return f"ParentDomain of {self.context.name}"

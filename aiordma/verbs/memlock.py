@@ -1,0 +1,51 @@
+"""Why a registration found no memory: the limit on locked memory, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import resource as limits
+from pathlib import Path
+
+from aiordma._native import failure
+from aiordma.errors import VerbsError
+
+_CAP_IPC_LOCK = 14  # capabilities(7)
+
+
+def explained(error: VerbsError, what: str) -> VerbsError:
+    """The same failure, of ``what``; with the limit on locked memory where it may be the reason.
+
+    Registered pages are pinned, and count against RLIMIT_MEMLOCK unless the process has the
+    capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).
+    """
+    if error.errno not in (errno.ENOMEM, errno.EAGAIN):
+        return failure(error.verb, error.errno or 0, what)
+    soft, hard = (_bytes(limit) for limit in limits.getrlimit(limits.RLIMIT_MEMLOCK))
+    status = _status()
+    pinned = status.get("VmPin", "0 kB")
+    if int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1:
+        reason = (
+            "this process has CAP_IPC_LOCK, so that the limit on locked memory (RLIMIT_MEMLOCK,"
+            f" {soft}) does not bind it: memory itself, or the device's room for regions, is short"
+        )
+    elif soft == "unlimited":
+        reason = (
+            "the limit on locked memory (RLIMIT_MEMLOCK) is unlimited:"
+            " memory itself, or the device's room for regions, is short"
+        )
+    else:
+        reason = (
+            f"the limit on locked memory (RLIMIT_MEMLOCK) of this process is {soft} (hard limit:"
+            f" {hard}), and {pinned} are pinned already; raise it with 'ulimit -l', memlock in"
+            " /etc/security/limits.conf or LimitMEMLOCK= of the systemd unit, or register less"
+        )
+    return failure(error.verb, error.errno, f"{what}; {reason}")
+
+
+def _status() -> dict[str, str]:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _bytes(limit: int) -> str:
+    return "unlimited" if limit == limits.RLIM_INFINITY else f"{limit} bytes"

@@ -1,0 +1,71 @@
+"""Memory of the library's own: anonymous pages, huge ones where they are wanted and free."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiordma._native import ffi
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+logger = logging.getLogger("aiordma.verbs")
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+# Of the generic ABI of Linux (mmap(2)); Python has no name for it before 3.13.
+_MAP_HUGETLB = 0x40000
+
+
+class Pages(NamedTuple):
+    """Whole pages, held for as long as ``pin`` is; and the size of one in bytes."""
+
+    pin: h.Characters
+    page_size: int
+
+
+def allocate(length: int, huge_pages: bool) -> Pages:
+    """New memory of at least ``length`` bytes: zeros, page aligned, with nothing else on its pages.
+
+    With ``huge_pages`` on such pages, if enough of them are free; if not, that is logged as a
+    warning, and the kernel is asked to merge ordinary ones (madvise(2), MADV_HUGEPAGE).
+    """
+    if not huge_pages:
+        return Pages(_pin(mmap.mmap(-1, length, flags=_PRIVATE)), mmap.PAGESIZE)
+    info = _meminfo()
+    size = info.get("Hugepagesize", 0)
+    if size:
+        whole = -(-length // size) * size  # munmap(2) wants whole pages
+        try:
+            mapping = mmap.mmap(-1, whole, flags=_PRIVATE | _MAP_HUGETLB)
+        except OSError:  # ENOMEM: not enough are free
+            pass
+        else:
+            return Pages(_pin(mapping), size)
+    logger.warning(
+        "%d bytes on ordinary pages: too few huge pages of %d bytes are free (%d of them);"
+        " reserve some with /proc/sys/vm/nr_hugepages",
+        length,
+        size,
+        info.get("HugePages_Free", 0),
+    )
+    mapping = mmap.mmap(-1, length, flags=_PRIVATE)
+    with suppress(OSError):  # EINVAL: a kernel without transparent huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return Pages(_pin(mapping), mmap.PAGESIZE)
+
+
+def _pin(mapping: mmap.mmap) -> h.Characters:
+    return ffi.from_buffer(mapping, require_writable=True)
+
+
+def _meminfo() -> dict[str, int]:
+    """``/proc/meminfo``: sizes in bytes, numbers as they are (proc(5))."""
+    found = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, value, *unit = line.replace(":", " ").split()
+        found[name] = int(value) * (1024 if unit == ["kB"] else 1)
+    return found

@@ -1,0 +1,89 @@
+"""What a device lacks is refused by UnsupportedError, which names the device and the capability."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import failure, ffi
+from aiordma.errors import UnsupportedError
+from aiordma.verbs import AccessFlags, Advice, ScatterGatherElement
+
+Use = Callable[[verbs.Context, verbs.ProtectionDomain], object]
+
+# What is tried, the call that the device would refuse, and what the text must name.
+USES: list[tuple[str, Use, str]] = [
+    ("ibv_alloc_dm", lambda context, _: context.alloc_dm(64), "device memory"),
+    ("ibv_alloc_td", lambda context, _: context.alloc_td(), "thread domains"),
+    (
+        "ibv_alloc_parent_domain",
+        lambda context, pd: context.alloc_parent_domain(pd),
+        "parent domains",
+    ),
+    ("ibv_alloc_null_mr", lambda _, pd: pd.alloc_null_mr(), "null memory regions"),
+    ("ibv_reg_dmabuf_mr", lambda _, pd: pd.reg_dmabuf_mr(0, 4096), "dma-buf"),
+    ("ibv_reg_mr", lambda _, pd: pd.reg_implicit(), "on demand"),
+    ("ibv_reg_mr", lambda _, pd: pd.reg_mr(64, AccessFlags.ON_DEMAND), "on demand"),
+    ("ibv_reg_mr", lambda _, pd: pd.reg_mr(64, AccessFlags.MW_BIND), "MW_BIND"),
+    (
+        "ibv_advise_mr",
+        lambda _, pd: pd.advise_mr(Advice.PREFETCH, [ScatterGatherElement(0, 8, 7)]),
+        "advice",
+    ),
+    ("ibv_create_cq_ex", lambda context, _: context.create_cq(16, extended=True), "extended"),
+    ("ibv_query_rt_values_ex", lambda context, _: context.query_rt_values_ex(), "clock"),
+]
+
+
+@pytest.fixture
+def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Takes a call, and every capability that can be asked for, away from the device."""
+    empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
+    monkeypatch.setattr(context, "query_device_ex", lambda: empty)
+
+    def take(call: str) -> None:
+        def refuse(*arguments: object) -> NoReturn:
+            raise failure(call, errno.EOPNOTSUPP)
+
+        monkeypatch.setattr(context.library.calls, call, refuse)
+
+    return take
+
+
+@pytest.mark.parametrize(("call", "use", "capability"), USES)
+def test_it_is_named(
+    context: verbs.Context,
+    pd: verbs.ProtectionDomain,
+    lacking: Callable[[str], None],
+    call: str,
+    use: Use,
+    capability: str,
+) -> None:
+    lacking(call)
+    with pytest.raises(UnsupportedError, match=capability) as caught:
+        use(context, pd)
+    assert caught.value.device == context.name
+    assert caught.value.verb == call
+    assert f"device '{context.name}' does not offer" in str(caught.value)
+
+
+def test_prefetching_on_a_device_that_takes_no_advice(
+    pd: verbs.ProtectionDomain, lacking: Callable[[str], None]
+) -> None:
+    lacking("ibv_advise_mr")
+    with pd.reg_mr(4096) as mr, pytest.raises(UnsupportedError, match="advice"):
+        mr.prefetch()
+
+
+def test_resizing_on_a_device_that_cannot(
+    cq: verbs.CompletionQueue, lacking: Callable[[str], None]
+) -> None:
+    lacking("ibv_resize_cq")
+    before = cq.cqe
+    with pytest.raises(UnsupportedError, match="resizing completion queues"):
+        cq.resize(1000)
+    assert cq.cqe == before

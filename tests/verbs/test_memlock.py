@@ -1,0 +1,98 @@
+"""ENOMEM of a registration: the limit on locked memory is named where it is the reason."""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import failure
+from aiordma.verbs import memlock
+
+# Drops CAP_IPC_LOCK for good, which takes effect with the next exec (capabilities(7)), then runs
+# the rest with 1 MiB that may be locked.
+CHILD = """
+import ctypes, os, resource, sys
+
+PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+if sys.argv[1] == "drop":
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))
+    if os.geteuid() == 0:  # who is not root does not have it
+        assert ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-2], "go", sys.argv[2]])
+
+from aiordma import verbs
+
+with verbs.open_device(sys.argv[2]) as context, context.alloc_pd() as pd:
+    with pd.reg_mr(64 << 10):
+        try:
+            with pd.reg_mr(8 << 20):
+                print("registered")
+        except OSError as error:
+            print(error.errno, error)
+"""
+
+
+def test_a_small_limit(device: verbs.Device) -> None:
+    """rdma_rxe pins pages as a card does; the embedded device pins none, and no limit binds it."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, "drop", device.name],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    if device.library.name == "embedded":
+        assert done.stdout == "registered\n"
+        return
+    code, _, text = done.stdout.partition(" ")
+    assert int(code) == errno.ENOMEM, done
+    for part in (
+        "ibv_reg_mr: ",
+        "registering 8388608 bytes",
+        "limit on locked memory (RLIMIT_MEMLOCK) of this process is 1048576 bytes",
+        "ulimit -l",
+        "limits.conf",
+        "LimitMEMLOCK=",
+    ):
+        assert part in text
+    assert re.search(r"\d+ kB are pinned already", text)
+
+
+@pytest.mark.parametrize(
+    ("soft", "capabilities", "reason"),
+    [
+        (1 << 20, 0, "of this process is 1048576 bytes (hard limit: 1048576 bytes), and 12 kB are"),
+        (1 << 20, 1 << 14, "this process has CAP_IPC_LOCK"),
+        (-1, 0, "is unlimited: memory itself"),
+    ],
+)
+def test_reasons(
+    monkeypatch: pytest.MonkeyPatch, soft: int, capabilities: int, reason: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
+    status = {"CapEff": f"{capabilities:016x}", "VmPin": "12 kB"}
+    monkeypatch.setattr(memlock, "_status", lambda: status)
+    error = memlock.explained(failure("ibv_reg_mr", errno.ENOMEM), "registering 7 bytes")
+    assert error.errno == errno.ENOMEM
+    assert error.verb == "ibv_reg_mr"
+    assert "registering 7 bytes" in str(error)
+    assert reason in str(error)
+
+
+def test_another_failure_is_not_blamed_on_the_limit() -> None:
+    error = memlock.explained(failure("ibv_reg_mr", errno.EFAULT), "registering 7 bytes")
+    assert error.errno == errno.EFAULT
+    assert "RLIMIT_MEMLOCK" not in str(error)
+    assert "registering 7 bytes" in str(error)
+
+
+def test_what_the_kernel_says_of_this_process() -> None:
+    status = memlock._status()
+    assert int(status["CapEff"], 16) >= 0
+    assert status["VmPin"].endswith(" kB")

@@ -1,0 +1,75 @@
+"""The library's own memory on huge pages, where there are any, and said where there are not."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiordma import verbs
+from aiordma.verbs import pages
+
+POOL = Path("/proc/sys/vm/nr_hugepages")
+
+
+@pytest.fixture
+def free_huge_pages() -> Iterator[int]:
+    """As many as this machine lets us have, 4 at most."""
+    before = POOL.read_text()
+    try:
+        POOL.write_text("4")
+    except OSError:  # not root, or a container's read-only /proc
+        yield pages._meminfo().get("HugePages_Free", 0)
+        return
+    yield pages._meminfo()["HugePages_Free"]
+    POOL.write_text(before)
+
+
+def test_huge_pages_where_there_are_any(
+    pd: verbs.ProtectionDomain, free_huge_pages: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = pages._meminfo().get("Hugepagesize", 0)
+    with caplog.at_level(logging.WARNING), pd.reg_mr(size + 5 or 5, huge_pages=True) as mr:
+        assert mr.length == len(mr.buf) == size + 5
+        mr.buf[-1] = 7
+        assert not any(mr.buf[:64])
+        if free_huge_pages >= 2:
+            assert mr.page_size == size
+            assert mr.addr % size == 0
+            assert not caplog.records
+            assert pages._meminfo()["HugePages_Free"] == free_huge_pages - 2
+        else:
+            assert mr.page_size == mmap.PAGESIZE
+            (record,) = caplog.records
+            text = record.getMessage()
+            assert f"{size + 5} bytes on ordinary pages" in text
+            assert "/proc/sys/vm/nr_hugepages" in text
+    assert pages._meminfo().get("HugePages_Free", 0) == free_huge_pages
+
+
+def test_a_kernel_without_huge_pages(
+    pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pages, "_meminfo", dict)
+    with pd.reg_mr(10000, huge_pages=True) as mr:
+        assert mr.page_size == mmap.PAGESIZE
+        assert mr.length == 10000
+    assert "ordinary pages" in caplog.text
+
+
+def test_ordinary_pages_say_nothing(
+    pd: verbs.ProtectionDomain, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pd.reg_mr(10000) as mr:
+        assert mr.page_size == mmap.PAGESIZE
+    with pd.reg_mr(bytearray(64)) as mr:
+        assert mr.page_size == 0
+    assert not caplog.records
+
+
+def test_huge_pages_are_not_for_memory_that_is_there(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises(ValueError, match="give a number of bytes"):
+        pd.reg_mr(bytearray(64), huge_pages=True)
