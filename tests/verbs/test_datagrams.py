@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -178,6 +180,29 @@ def test_the_way_back_from_a_completion(
         answered = one.completion()
         assert (answered.wr_id, one.payload(answered)) == (2, b"answer")
         assert two.completion().ok
+
+
+def test_another_process_answers(peers: tuple[Peer, Peer], device_name: str) -> None:
+    one, _ = peers
+    one.receive(1)
+    one.mr.buf[:5] = b"hello"
+    words = [sys.executable, "-W", "error", "-m", "tests.verbs.answering", device_name]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        there = Endpoint.unpack(bytes.fromhex(child.stdout.readline().decode()))
+        destination = one.qp.destination(one.endpoint, there)
+        with destination.ah, one.qp.batch() as batch:
+            batch.send([one.piece(5)], to=destination, wr_id=2, imm=one.endpoint.qkey)
+        received = next(wc for wc in one.completions(2) if wc.wr_id == 1)
+        assert one.payload(received) == b"olleh"
+        assert received.src_qp == there.qp_num
+        assert received.slid == there.lid
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_a_wrong_qkey_is_dropped(peers: tuple[Peer, Peer], way: Destination) -> None:
