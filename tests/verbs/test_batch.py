@@ -10,12 +10,17 @@ import pytest
 from aiordma import verbs
 from aiordma.errors import BufferStateError, QueueFullError
 from aiordma.verbs import (
+    AccessFlags,
+    BindInfo,
+    MWType,
     QPCapabilities,
     ScatterGatherElement,
     SendOps,
     WCFlags,
     WCOpcode,
+    WCStatus,
     WROpcode,
+    inc_rkey,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +81,43 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert int.from_bytes(here[520:528], "little") == 40
     assert int.from_bytes(here[528:536], "little") == 42
     assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
+
+
+WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV
+
+
+def test_windows(connected_pair: ConnectedPair, pd: verbs.ProtectionDomain) -> None:
+    """Bound and told in one batch; used and ended by the peer in one batch; bound again."""
+    ops = connected_pair.keywords["send_ops"]  # type: ignore[attr-defined]
+    owner, peer = connected_pair(send_ops=ops | WINDOWS if ops else ops)
+    rights = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+    with pd.reg_mr(4096, rights) as mr, pd.alloc_mw(MWType.TYPE_2) as mw:
+        first, second = inc_rkey(mw.rkey), inc_rkey(inc_rkey(mw.rkey))
+        peer.mr.buf[:8] = b"12345678"
+        peer.qp.post_recv_one(1, 0, 0, 0)
+        owner.qp.post_recv_one(2, 0, 0, 0)
+        with owner.qp.batch() as batch:
+            info = BindInfo(mw, mr, first, mr.addr + 64, 64, AccessFlags.REMOTE_WRITE)
+            batch.bind(info, wr_id=3)
+            batch.send(imm=first, wr_id=4)
+        assert [wc.opcode for wc in owner.completions(2)] == [WCOpcode.BIND_MW, WCOpcode.SEND]
+        assert peer.completion().imm_data == first
+        with peer.qp.batch() as batch:
+            batch.write([sge(peer, 0, 8)], mr.addr + 64, first, wr_id=5, signaled=False)
+            batch.send(invalidate=first, wr_id=6)
+        assert peer.completion().wr_id == 6
+        ended = owner.completion()
+        assert ended.wc_flags & WCFlags.WITH_INV
+        assert ended.invalidated_rkey == first  # as it is, not turned
+        assert bytes(mr.buf[64:72]) == b"12345678"
+        with owner.qp.batch() as batch:
+            batch.bind(info._replace(rkey=second), wr_id=7)
+            batch.invalidate(second, wr_id=8)
+        assert [wc.opcode for wc in owner.completions(2)] == [WCOpcode.BIND_MW, WCOpcode.LOCAL_INV]
+        with peer.qp.batch() as batch:
+            batch.write([sge(peer, 0, 8)], mr.addr + 64, second, wr_id=9)
+        assert peer.completion().status is WCStatus.REM_ACCESS_ERR
+        owner.qp.close()
 
 
 def test_an_exception_drops_all(pair: tuple[End, End]) -> None:
