@@ -95,6 +95,7 @@ CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
         "rdma_resolve_addr": Convention.MINUS_ONE,
         "rdma_resolve_route": Convention.MINUS_ONE,
         "rdma_create_qp": Convention.MINUS_ONE,
+        "rdma_create_qp_ex": Convention.MINUS_ONE,
         "rdma_destroy_qp": Convention.PLAIN,
         "rdma_connect": Convention.MINUS_ONE,
         "rdma_establish": Convention.MINUS_ONE,
@@ -317,6 +318,7 @@ class Calls:
     rdma_resolve_addr: Callable[[h.IdPointer, h.SocketAddress | h.Null, h.SocketAddress, int], None]
     rdma_resolve_route: Callable[[h.IdPointer, int], None]
     rdma_create_qp: Callable[[h.IdPointer, h.PDPointer, h.QPInitAttr], None]
+    rdma_create_qp_ex: Callable[[h.IdPointer, h.QPInitAttrEx], None]
     rdma_destroy_qp: Callable[[h.IdPointer], None]
     rdma_connect: Callable[[h.IdPointer, h.ConnParam], None]
     rdma_establish: Callable[[h.IdPointer], None]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import math
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
-from aiordma.verbs.enums import QPType
-from aiordma.verbs.qp_attributes import init_attr
-from aiordma.verbs.resource import Node
+from aiordma.verbs.enums import QPCreateFlags, QPType
+from aiordma.verbs.qp_creation import Maker, QPOptions, create_qp
+from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage
 from .multicast import Multicast
@@ -33,6 +35,34 @@ _DEFAULT_PARAMETERS = ConnectionParameters()
 
 def _key(library: Library, pointer: h.IdPointer) -> tuple[str, int]:
     return library.name, int(ffi.cast("uintptr_t", pointer))
+
+
+class _ById(Maker):
+    """Makes the queue pair of an id."""
+
+    def __init__(self, id: ConnectionId) -> None:
+        self._calls = id.library.calls
+        self._pointer = id.pointer
+        self._node = id.node
+        self._leave_groups = id.leaving()
+
+    def create(self, pd: ProtectionDomain, attr: h.QPInitAttr) -> h.QPPointer:
+        self._calls.rdma_create_qp(self._pointer, pd.pointer, attr)
+        return self._pointer.qp
+
+    def create_ex(self, pd: ProtectionDomain, attr: h.QPInitAttrEx) -> h.QPPointer:
+        self._calls.rdma_create_qp_ex(self._pointer, attr)
+        return self._pointer.qp
+
+    def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
+        def destroy(_: h.QPPointer) -> None:
+            self._leave_groups()  # it cannot go while it is attached: ibv_destroy_qp(3)
+            self._calls.rdma_destroy_qp(self._pointer)
+
+        return destroy
+
+    def parents(self) -> list[Node[Any]]:
+        return [self._node]
 
 
 class ConnectionId(Multicast):
@@ -139,37 +169,35 @@ class ConnectionId(Multicast):
         *,
         qp_type: QPType | None = None,
         sq_sig_all: bool = False,
-        reserved: bool = False,
+        send_ops: SendOps = SendOps.NONE,
+        create_flags: QPCreateFlags = QPCreateFlags.NONE,
+        max_tso_header: int = 0,
         srq: SharedReceiveQueue | None = None,
+        reserved: bool = False,
     ) -> QueuePair:
         """Make the id's queue pair, whose states the connection manager then drives.
 
         The protection domain must be of this id's :attr:`context`. ``qp_type`` is RC, or UD in
         the port spaces of datagrams, unless it is given; such a queue pair can send at once, with
         the Q_Key that the port space has. Receives may be posted at once.
-        As :meth:`ProtectionDomain.create_qp` otherwise.
+        As :meth:`ProtectionDomain.create_qp` otherwise: rdma_create_qp(3), rdma_create_qp_ex(3).
         """
-        if qp_type is None:
-            qp_type = QPType.UD if self.port_space.datagrams else QPType.RC
         if pd.context is not self.context:
             raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
-        recv_cq = recv_cq or send_cq
-        wanted = capabilities or QPCapabilities()
-        attr = init_attr(send_cq, recv_cq, wanted, qp_type, sq_sig_all, srq)
-        calls, pointer = self.library.calls, self.pointer
-        calls.rdma_create_qp(pointer, pd.pointer, attr)
-        parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, self.node]
-        if srq is not None:
-            parents.append(srq.node)
-
-        leave_groups = self.leaving()
-
-        def destroy(_: h.QPPointer) -> None:
-            leave_groups()  # a queue pair cannot go while it is attached: ibv_destroy_qp(3)
-            calls.rdma_destroy_qp(pointer)
-
-        node = Node("QueuePair", pointer.qp, destroy, parents)
-        self.qp = QueuePair(node, pd, send_cq, recv_cq, attr, srq=srq, reserved=reserved)
+        if qp_type is None:
+            qp_type = QPType.UD if self.port_space.datagrams else QPType.RC
+        self.qp = create_qp(
+            pd,
+            send_cq,
+            recv_cq or send_cq,
+            capabilities or QPCapabilities(),
+            qp_type,
+            sq_sig_all,
+            srq,
+            QPOptions(send_ops=send_ops, create_flags=create_flags, max_tso_header=max_tso_header),
+            reserved,
+            _ById(self),
+        )
         return self.qp
 
     def destroy_qp(self) -> None:

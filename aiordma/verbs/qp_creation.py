@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -85,6 +86,29 @@ class QPKeywords(TypedDict, total=False):
     max_tso_header: int
 
 
+class Maker:
+    """Which calls make a queue pair and destroy it: here the verbs, of an id the CM's."""
+
+    def create(self, pd: ProtectionDomain, attr: h.QPInitAttr) -> h.QPPointer:
+        """By the simple call."""
+        return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
+
+    def create_ex(self, pd: ProtectionDomain, attr: h.QPInitAttrEx) -> h.QPPointer:
+        """By the extended one."""
+        return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
+
+    def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
+        """What destroys it again."""
+        return pd.context.library.calls.ibv_destroy_qp
+
+    def parents(self) -> list[Node[Any]]:
+        """What else must not go before it."""
+        return []
+
+
+_VERBS = Maker()
+
+
 def create_qp(
     pd: ProtectionDomain,
     send_cq: CompletionQueue,
@@ -95,11 +119,11 @@ def create_qp(
     srq: Resource[h.SRQPointer] | None,
     options: QPOptions,
     reserved: bool,
+    maker: Maker = _VERBS,
 ) -> QueuePair:
-    """As :meth:`ProtectionDomain.create_qp`."""
+    """As :meth:`ProtectionDomain.create_qp`, and by an id as :meth:`ConnectionId.create_qp`."""
     context = pd.context
     _require(context, qp_type)
-    calls = context.library.calls
     attr: h.QPInitAttr | h.QPInitAttrEx
     try:
         if options:
@@ -111,18 +135,18 @@ def create_qp(
             attr.comp_mask, attr.pd = _PD, pd.pointer
             capabilities.write(attr)
             options.write(attr)
-            pointer = calls.ibv_create_qp_ex(context.pointer, attr)
+            pointer = maker.create_ex(pd, attr)
         else:
             attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all, srq)
-            pointer = calls.ibv_create_qp(pd.pointer, attr)
+            pointer = maker.create(pd, attr)
     except OverflowError as error:
         raise ValueError(f"a queue pair with {capabilities}{options}: {error}") from None
     except VerbsError as error:
         raise _refused(error, context, qp_type, capabilities, options) from None
-    parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node]
+    parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
     if srq is not None:
         parents.append(srq.node)
-    node = Node("QueuePair", pointer, calls.ibv_destroy_qp, parents)
+    node = Node("QueuePair", pointer, maker.destroy(pd), parents)
     return QueuePair(
         node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
     )
