@@ -135,6 +135,7 @@ def device(device_name: str) -> verbs.Device:
 DEVIATIONS: dict[str, frozenset[str]] = {
     "rxe": frozenset(
         {
+            "only bonding tells of another address",
             "a receive posted in ERR is not flushed",
             "a message too long for the receive is an operational error",
             "an unknown lkey is a queue pair error",

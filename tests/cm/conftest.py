@@ -73,7 +73,11 @@ class Connected:
     """Both ends of a connection on one channel, each with a queue pair and memory."""
 
     def __init__(
-        self, events: cm.EventChannel, address: cm.Address, ack_timeout: float | None = None
+        self,
+        events: cm.EventChannel,
+        address: cm.Address,
+        ack_timeout: float | None = None,
+        send_ops: verbs.SendOps = verbs.SendOps.NONE,
     ) -> None:
         self.active = events.create_id()
         self.active.resolve_addr(address)
@@ -85,13 +89,13 @@ class Connected:
         self.context = context
         self.pd = context.alloc_pd()
         self.cq = context.create_cq(64)
-        self.active.create_qp(self.pd, self.cq)
+        self.active.create_qp(self.pd, self.cq, send_ops=send_ops)
         if ack_timeout is not None:
             self.active.set_ack_timeout(ack_timeout)
         self.active.connect(ConnectionParameters(b"question"))
         self.request = expect(events, EventType.CONNECT_REQUEST)
         self.passive = self.request.id
-        self.passive.create_qp(self.pd, self.cq)
+        self.passive.create_qp(self.pd, self.cq, send_ops=send_ops)
         self.passive.accept(ConnectionParameters(b"answer"))
         self.established = [expect(events, EventType.ESTABLISHED) for _ in range(2)]
 

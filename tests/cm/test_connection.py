@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import math
 import os
+import select
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from aiordma import cm, verbs
-from aiordma.cm import ConnectionId, EventType, Option
+from aiordma.cm import ConnectionId, ConnectionParameters, EventType, Option
 from aiordma.errors import (
     AddressError,
     BufferStateError,
@@ -18,6 +21,17 @@ from aiordma.errors import (
 )
 from aiordma.verbs import QPState, SendFlags, WROpcode
 from tests.cm.conftest import Connected, address_of, expect, expect_all, next_event
+
+
+@contextmanager
+def resolved(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
+    """An id that may ask for a connection."""
+    with events.create_id() as id:
+        id.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        yield id
 
 
 def test_channel_does_not_block(events: cm.EventChannel) -> None:
@@ -77,6 +91,19 @@ def test_disconnect(events: cm.EventChannel, connected: Connected) -> None:
     for id in (connected.active, connected.passive):
         assert id.qp is not None
         assert id.qp.query().qp_state is QPState.ERR
+
+
+def test_the_end_of_a_connection(events: cm.EventChannel, connected: Connected) -> None:
+    """DISCONNECTED, then TIMEWAIT_EXIT: from then on the queue pair may be used again."""
+    connected.active.disconnect()
+    connected.passive.disconnect()
+    seen: dict[ConnectionId, list[EventType]] = {connected.active: [], connected.passive: []}
+    while not all(EventType.TIMEWAIT_EXIT in kinds for kinds in seen.values()):
+        event = next_event(events)
+        assert event.error() is None
+        seen[event.id].append(event.type)
+    for kinds in seen.values():
+        assert kinds == [EventType.DISCONNECTED, EventType.TIMEWAIT_EXIT]
 
 
 def test_closing_one_end_disconnects_the_other(
@@ -181,6 +208,57 @@ def test_ipv6(events: cm.EventChannel, context: verbs.Context) -> None:
         connected = Connected(events, address_of(id))
         assert connected.active.peer_address == id.local_address
         connected.close()
+
+
+def test_several_listeners_on_one_channel(events: cm.EventChannel, context: verbs.Context) -> None:
+    """Each request says which listener it came to, whatever its family."""
+    hosts = {str(entry.gid.ip) for entry in context.query_gid_table()}
+    hosts = {host for host in hosts if not host.startswith("fe80")}
+    assert {":" in host for host in hosts} == {True, False}
+    listeners = [events.create_id() for _ in range(2) for _ in hosts]
+    for id, host in zip(listeners, [*hosts, *hosts], strict=True):
+        id.bind_addr((host, 0))
+        id.listen()
+    for id in listeners:
+        connected = Connected(events, address_of(id))
+        assert connected.request.listen_id is id
+        assert connected.passive.local_address == id.local_address
+        connected.close()
+    for id in listeners:
+        id.close()
+
+
+def test_afonly_leaves_the_other_family(events: cm.EventChannel) -> None:
+    with events.create_id() as six, events.create_id() as four:
+        six.set_afonly(True)
+        six.bind_addr(("::", 0))
+        six.listen()
+        four.bind_addr(("0.0.0.0", address_of(six)[1]))
+        four.listen()
+
+
+def test_backlog(device: verbs.Device, events: cm.EventChannel, host: str) -> None:
+    """What there is no room for waits, or is refused; nobody is left without an answer."""
+    with ExitStack() as stack:
+        door = stack.enter_context(cm.EventChannel(device.library))
+        listener = stack.enter_context(door.create_id())
+        listener.bind_addr((host, 0))
+        listener.listen(1)
+        asking = {stack.enter_context(resolved(events, address_of(listener))) for _ in range(3)}
+        for id in asking:
+            id.connect(ConnectionParameters(qp_num=1))
+        refused: set[ConnectionId] = set()
+        requests = 0
+        while refused != asking:
+            select.select([door.fd, events.fd], [], [], 30)
+            while request := door.get_event():
+                requests += 1
+                request.id.reject()
+                request.id.close()
+            while answer := events.get_event():
+                assert answer.type is EventType.REJECTED
+                refused.add(answer.id)
+        assert 1 <= requests <= 3
 
 
 def test_options(events: cm.EventChannel, host: str) -> None:

@@ -234,7 +234,8 @@ static void shared_receives(void)
 	CHECK(side.id->srq);
 	CHECK_EQUAL(rdma->ibv_query_srq(side.id->srq, &got), 0);
 	CHECK(got.max_wr >= 8);
-	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &attr), EINVAL);
+	if (!on_system) /* it forgets the first */
+		CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &attr), EINVAL);
 	CHECK_EQUAL(rdma->rdma_create_qp(side.id, NULL, &queues), 0);
 	CHECK(side.id->qp->srq == side.id->srq);
 	rdma->rdma_destroy_qp(side.id);

@@ -1,0 +1,165 @@
+"""The queue pair of an id, and what travels between two of them: connections, datagrams, groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from aiordma import cm, verbs
+from aiordma.cm import ConnectionId, EventType, PortSpace
+from aiordma.errors import VerbsError
+from aiordma.verbs import (
+    QPCapabilities,
+    QPType,
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    SendOps,
+    SendWorkRequest,
+    WROpcode,
+)
+from tests.cm.conftest import Connected, address_of, expect
+
+GROUP = ("239.17.4.3", 0)
+ROOM = 256
+
+
+def one(cq: verbs.CompletionQueue, timeout: float = 30) -> verbs.WorkCompletion:
+    """The next completion."""
+    deadline = time.monotonic() + timeout
+    while not (found := cq.poll(1)):
+        if time.monotonic() > deadline:
+            pytest.fail(f"no completion within {timeout} s")
+    return found[0]
+
+
+class Side:
+    """An id of datagrams with its queue pair, memory, and one receive posted."""
+
+    def __init__(self, id: ConnectionId, stack: ExitStack) -> None:
+        self.id = id
+        assert id.context is not None
+        self.pd = stack.enter_context(id.context.alloc_pd())
+        self.cq = stack.enter_context(id.context.create_cq(16))
+        self.mr = stack.enter_context(self.pd.reg_mr(2 * ROOM))
+        stack.callback(id.destroy_qp)
+        self.qp = id.create_qp(self.pd, self.cq)
+        place = ScatterGatherElement(self.mr.addr + ROOM, ROOM, self.mr.lkey)
+        self.qp.post_recv([ReceiveWorkRequest(2, (place,))])
+
+    def send(self, text: bytes, there: cm.DatagramParameters) -> None:
+        """Send to where the event has said."""
+        assert there.vector is not None
+        self.mr.buf[: len(text)] = text
+        with self.pd.create_ah(there.vector) as ah:
+            piece = ScatterGatherElement(self.mr.addr, len(text), self.mr.lkey)
+            wr = SendWorkRequest(
+                1,
+                WROpcode.SEND,
+                (piece,),
+                ah=ah,
+                remote_qpn=there.qp_num,
+                remote_qkey=there.qkey,
+            )
+            self.qp.post_send([wr])
+            assert one(self.cq).ok
+
+    def received(self) -> bytes:
+        """What has come, without the header of 40 bytes."""
+        wc = one(self.cq)
+        assert wc.ok
+        assert wc.wr_id == 2
+        return bytes(self.mr.buf[ROOM + 40 : ROOM + wc.byte_len])
+
+
+@contextmanager
+def bound(events: cm.EventChannel, host: str) -> Iterator[Side]:
+    with ExitStack() as stack:
+        id = stack.enter_context(events.create_id(PortSpace.UDP))
+        id.bind_addr((host, 0))
+        yield Side(id, stack)
+
+
+def test_a_datagram_to_a_service(events: cm.EventChannel, host: str) -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(events.create_id(PortSpace.UDP))
+        listener.bind_addr((host, 0))
+        listener.listen()
+        id = stack.enter_context(events.create_id(PortSpace.UDP))
+        id.resolve_addr(address_of(listener))
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        asking = Side(id, stack)
+        id.connect()
+        request = stack.enter_context(expect(events, EventType.CONNECT_REQUEST).id)
+        serving = Side(request, stack)
+        request.accept()
+        there = expect(events, EventType.ESTABLISHED).datagrams
+        assert there is not None
+        asking.send(b"to the service", there)
+        assert serving.received() == b"to the service"
+
+
+def test_a_datagram_to_a_group(events: cm.EventChannel, host: str) -> None:
+    with bound(events, host) as member, bound(events, host) as sender:
+        member.id.join_multicast(GROUP)
+        assert expect(events, EventType.MULTICAST_JOIN).id is member.id
+        sender.id.join_multicast(GROUP, send_only=True)
+        event = expect(events, EventType.MULTICAST_JOIN)
+        assert event.datagrams is not None
+        sender.send(b"to everybody", event.datagrams)
+        assert member.received() == b"to everybody"
+        assert sender.cq.poll() == []  # it only sends
+
+
+def test_capabilities_are_granted(events: cm.EventChannel, listener: ConnectionId) -> None:
+    wanted = QPCapabilities(20, 30, 3, 4, 48)
+    context = listener.context
+    assert context is not None
+    with context.alloc_pd() as pd, context.create_cq(64) as cq, context.create_cq(64) as other:
+        qp = listener.create_qp(pd, cq, other, wanted, sq_sig_all=True)
+        assert qp.sq_sig_all
+        assert (qp.send_cq, qp.recv_cq) == (cq, other)
+        for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge"):
+            assert getattr(qp.capabilities, name) >= getattr(wanted, name)
+        assert qp.capabilities.max_inline_data >= 48
+        listener.destroy_qp()
+
+
+def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
+    """rdma_create_qp_ex(3): posting by ibv_wr_post(3)."""
+    connected = Connected(events, address_of(listener), send_ops=SendOps.SEND)
+    assert connected.active.qp is not None
+    assert connected.passive.qp is not None
+    assert connected.active.qp.send_ops is SendOps.SEND
+    with connected.pd.reg_mr(64) as mr:
+        mr.buf[:5] = b"built"
+        connected.passive.qp.post_recv_one(1, mr.addr + 32, 32, mr.lkey)
+        connected.active.qp.post_send_one(2, WROpcode.SEND, 2, mr.addr, 5, mr.lkey)
+        assert {one(connected.cq).wr_id, one(connected.cq).wr_id} == {1, 2}
+        assert bytes(mr.buf[32:37]) == b"built"
+    connected.close()
+
+
+def test_a_type_that_the_port_space_does_not_have(
+    events: cm.EventChannel, host: str, listener: ConnectionId
+) -> None:
+    context = listener.context
+    assert context is not None
+    with context.alloc_pd() as pd, context.create_cq(16) as cq:
+        with pytest.raises(VerbsError, match="UD queue pair"):
+            listener.create_qp(pd, cq, qp_type=QPType.UD)
+        assert listener.qp is None
+
+
+def test_too_large_a_queue_pair(listener: ConnectionId) -> None:
+    context = listener.context
+    assert context is not None
+    most = context.query_device().max_qp_wr
+    with context.alloc_pd() as pd, context.create_cq(16) as cq:
+        with pytest.raises(VerbsError, match=f"max_send_wr is {most} at most") as caught:
+            listener.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
+        assert caught.value.verb == "rdma_create_qp"
