@@ -13,7 +13,7 @@ from aiordma.errors import AddressError, RouteError, VerbsError
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs.enums import QPCreateFlags, QPType
 from aiordma.verbs.qp_creation import Maker, QPOptions, create_qp
-from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs.resource import Node
 from aiordma.verbs.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage

@@ -144,6 +144,23 @@ def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
     connected.close()
 
 
+def test_shared_receives(events: cm.EventChannel, listener: ConnectionId) -> None:
+    """The queue pair of an id takes its receives from a shared queue."""
+    context = listener.context
+    assert context is not None
+    with (
+        context.alloc_pd() as pd,
+        context.create_cq(16) as cq,
+        pd.create_srq(4) as srq,
+        ExitStack() as stack,
+    ):
+        stack.callback(listener.destroy_qp)
+        qp = listener.create_qp(pd, cq, srq=srq)
+        assert qp.srq is srq
+        with pytest.raises(ValueError, match="shared"):
+            qp.post_recv([ReceiveWorkRequest(1)])
+
+
 def test_a_type_that_the_port_space_does_not_have(
     events: cm.EventChannel, host: str, listener: ConnectionId
 ) -> None:
