@@ -175,6 +175,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.sys_image_guid = soft_ibv_get_device_guid(context->device),
 		.max_mr_size = UINT64_MAX,
 		.page_size_cap = ~(uint64_t)4095, /* every size from 4 KiB up */
+		.vendor_id = 0xffffff, /* no IEEE OUI, as the kernel's software device has it */
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |

@@ -13,6 +13,7 @@
 enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 			IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
+	ACCEPTED = WINDOW_RIGHTS | IBV_ACCESS_LOCAL_WRITE, /* programs pass on what they register with */
 	TAG_MASK = 0xff, /* of a key: what a bind may change */
 };
 
@@ -88,7 +89,7 @@ int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr)
 	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
 
 	if (!wr->bind_mw.mw || (info->length && !info->mr) ||
-	    info->mw_access_flags & ~(unsigned)WINDOW_RIGHTS)
+	    info->mw_access_flags & ~(unsigned)ACCEPTED)
 		return EINVAL;
 	send->rkey = wr->bind_mw.rkey;
 	send->bind = (struct soft_bind){
@@ -96,7 +97,7 @@ int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr)
 		.region = info->length ? info->mr->lkey : 0,
 		.address = info->addr,
 		.length = info->length,
-		.access = info->mw_access_flags,
+		.access = info->mw_access_flags & WINDOW_RIGHTS,
 	};
 	return 0;
 }

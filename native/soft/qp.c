@@ -363,9 +363,12 @@ static int check_address(const struct ibv_ah_attr *ah)
 
 static int check_values(const struct ibv_qp_attr *attr, int mask)
 {
+	/* Those of regions as well, which mean nothing here: programs pass on what they register with. */
 	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-				IBV_ACCESS_MW_BIND;
+				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
+				IBV_ACCESS_RELAXED_ORDERING;
 
 	/* Automatic path migration needs a second path, which a stream does not have. */
 	if (mask & IBV_QP_ALT_PATH ||
