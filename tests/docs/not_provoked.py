@@ -1,6 +1,7 @@
 """Promised errors that no test provokes, each with the reason."""
 
 _OF_THE_PEER = "the peer's operation ends with it, not this call: tests/transport/test_sharing.py"
+_BOTH_HAVE = "both devices have it"
 _NO_XRC = "neither device has XRC, to which this belongs; the refusal to make one is tested"
 
 NOT_PROVOKED: dict[tuple[str, str], str] = {
@@ -16,5 +17,8 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("verbs.device.Device.open", "VerbsError"): (
         "the tests of the kernel's device run as root, who may open everything"
     ),
+    ("verbs.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
+    ("verbs.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,
     ("verbs.queue_pair.QueuePair.pd", "ValueError"): _NO_XRC,
+    ("verbs.shared_receive_queue.SharedReceiveQueue.modify", "UnsupportedError"): _BOTH_HAVE,
 }
