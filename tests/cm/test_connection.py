@@ -405,3 +405,33 @@ def test_a_tcp_port_of_somebody_else(events: cm.EventChannel, host: str) -> None
             assert event.type in (EventType.REJECTED, EventType.UNREACHABLE)
             assert event.error() is not None
             id.destroy_qp()
+
+
+def test_receives_from_a_shared_queue(
+    events: cm.EventChannel, listener: ConnectionId, connected: Connected
+) -> None:
+    with ExitStack() as stack:
+        srq = stack.enter_context(connected.pd.create_srq(4))
+        mr = stack.enter_context(connected.pd.reg_mr(256))
+        active = stack.enter_context(events.create_id())
+        active.resolve_addr(address_of(listener))
+        expect(events, EventType.ADDR_RESOLVED)
+        active.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        active.create_qp(connected.pd, connected.cq)
+        active.connect()
+        passive = stack.enter_context(expect(events, EventType.CONNECT_REQUEST).id)
+        qp = passive.create_qp(connected.pd, connected.cq, srq=srq)
+        assert qp.srq is srq
+        srq.post_recv_one(1, mr.addr + 128, 128, mr.lkey)
+        passive.accept()
+        for _ in range(2):
+            expect(events, EventType.ESTABLISHED)
+        assert active.qp is not None
+        mr.buf[:6] = b"shared"
+        active.qp.post_send_one(2, WROpcode.SEND, SendFlags.SIGNALED, mr.addr, 6, mr.lkey)
+        found: dict[int, verbs.WorkCompletion] = {}
+        while len(found) < 2:
+            found |= {wc.wr_id: wc for wc in connected.cq.poll()}
+        assert (found[1].qp_num, found[1].byte_len) == (qp.qp_num, 6)
+        assert bytes(mr.buf[128:134]) == b"shared"

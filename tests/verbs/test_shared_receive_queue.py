@@ -347,6 +347,9 @@ def test_receives_survive_a_queue_pair(
 ) -> None:
     """IBTA volume 1, clause 10.2.9: what no message has taken is not flushed."""
     hub, ends = star(2)
+    hub.post(7)
+    send(ends[0], b"connected")
+    assert (hub.completion().wr_id, ends[0].completion().ok) == (7, True)
     hub.post(0, 1)
     hub.qps[0].modify(qp_state=QPState.ERR)
     if "QP_LAST_WQE_REACHED never comes" in deviations:
