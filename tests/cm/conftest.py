@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import select
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -67,6 +68,17 @@ def address_of(listener: ConnectionId) -> cm.Address:
     address = listener.local_address
     assert address is not None
     return address
+
+
+@contextmanager
+def resolved(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
+    """An id that may ask for a connection."""
+    with events.create_id() as id:
+        id.resolve_addr(address)
+        expect(events, EventType.ADDR_RESOLVED)
+        id.resolve_route()
+        expect(events, EventType.ROUTE_RESOLVED)
+        yield id
 
 
 class Connected:

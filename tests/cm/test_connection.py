@@ -7,8 +7,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,18 +19,7 @@ from aiordma.errors import (
     VerbsError,
 )
 from aiordma.verbs import QPState, SendFlags, WROpcode
-from tests.cm.conftest import Connected, address_of, expect, expect_all, next_event
-
-
-@contextmanager
-def resolved(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
-    """An id that may ask for a connection."""
-    with events.create_id() as id:
-        id.resolve_addr(address)
-        expect(events, EventType.ADDR_RESOLVED)
-        id.resolve_route()
-        expect(events, EventType.ROUTE_RESOLVED)
-        yield id
+from tests.cm.conftest import Connected, address_of, expect, expect_all, next_event, resolved
 
 
 def test_channel_does_not_block(events: cm.EventChannel) -> None:

@@ -20,7 +20,7 @@ from aiordma.verbs import (
     SendWorkRequest,
     WROpcode,
 )
-from tests.cm.conftest import Connected, address_of, expect
+from tests.cm.conftest import Connected, address_of, expect, resolved
 
 GROUP = ("239.17.4.3", 0)
 ROOM = 256
@@ -115,18 +115,25 @@ def test_a_datagram_to_a_group(events: cm.EventChannel, host: str) -> None:
         assert sender.cq.poll() == []  # it only sends
 
 
-def test_capabilities_are_granted(events: cm.EventChannel, listener: ConnectionId) -> None:
+@pytest.fixture
+def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
+    """An id that may have a queue pair, and ask the listener."""
+    with resolved(events, address_of(listener)) as id:
+        yield id
+
+
+def test_capabilities_are_granted(ready: ConnectionId) -> None:
     wanted = QPCapabilities(20, 30, 3, 4, 48)
-    context = listener.context
+    context = ready.context
     assert context is not None
     with context.alloc_pd() as pd, context.create_cq(64) as cq, context.create_cq(64) as other:
-        qp = listener.create_qp(pd, cq, other, wanted, sq_sig_all=True)
+        qp = ready.create_qp(pd, cq, other, wanted, sq_sig_all=True)
         assert qp.sq_sig_all
         assert (qp.send_cq, qp.recv_cq) == (cq, other)
         for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge"):
             assert getattr(qp.capabilities, name) >= getattr(wanted, name)
         assert qp.capabilities.max_inline_data >= 48
-        listener.destroy_qp()
+        ready.destroy_qp()
 
 
 def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
@@ -144,9 +151,9 @@ def test_builders(events: cm.EventChannel, listener: ConnectionId) -> None:
     connected.close()
 
 
-def test_shared_receives(events: cm.EventChannel, listener: ConnectionId) -> None:
+def test_shared_receives(ready: ConnectionId) -> None:
     """The queue pair of an id takes its receives from a shared queue."""
-    context = listener.context
+    context = ready.context
     assert context is not None
     with (
         context.alloc_pd() as pd,
@@ -154,29 +161,27 @@ def test_shared_receives(events: cm.EventChannel, listener: ConnectionId) -> Non
         pd.create_srq(4) as srq,
         ExitStack() as stack,
     ):
-        stack.callback(listener.destroy_qp)
-        qp = listener.create_qp(pd, cq, srq=srq)
+        stack.callback(ready.destroy_qp)
+        qp = ready.create_qp(pd, cq, srq=srq)
         assert qp.srq is srq
         with pytest.raises(ValueError, match="post them there"):
             qp.post_recv([ReceiveWorkRequest(1)])
 
 
-def test_a_type_that_the_port_space_does_not_have(
-    events: cm.EventChannel, host: str, listener: ConnectionId
-) -> None:
-    context = listener.context
+def test_a_type_that_the_port_space_does_not_have(ready: ConnectionId) -> None:
+    context = ready.context
     assert context is not None
     with context.alloc_pd() as pd, context.create_cq(16) as cq:
         with pytest.raises(VerbsError, match="UD queue pair"):
-            listener.create_qp(pd, cq, qp_type=QPType.UD)
-        assert listener.qp is None
+            ready.create_qp(pd, cq, qp_type=QPType.UD)
+        assert ready.qp is None
 
 
-def test_too_large_a_queue_pair(listener: ConnectionId) -> None:
-    context = listener.context
+def test_too_large_a_queue_pair(ready: ConnectionId) -> None:
+    context = ready.context
     assert context is not None
     most = context.query_device().max_qp_wr
     with context.alloc_pd() as pd, context.create_cq(16) as cq:
         with pytest.raises(VerbsError, match=f"max_send_wr is {most} at most") as caught:
-            listener.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
+            ready.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
         assert caught.value.verb == "rdma_create_qp"

@@ -223,9 +223,18 @@ static void wrong_uses(void)
 
 /* ---- what an id makes ---------------------------------------------------------------------- */
 
+/* An id that knows its device, and could ask a listener. */
+static struct side resolved(struct side *listener)
+{
+	struct side side = side_with_id();
+
+	resolve_to(&side, host, port_of(listener->id));
+	return side;
+}
+
 static void shared_receives(void)
 {
-	struct side side = listen_at(host, 0);
+	struct side listener = listen_at(host, 0), side = resolved(&listener);
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
 	struct ibv_qp_init_attr queues = small_queues();
 	struct ibv_srq_attr got;
@@ -242,11 +251,13 @@ static void shared_receives(void)
 	rdma->rdma_destroy_srq(side.id);
 	CHECK(!side.id->srq);
 	side_close(&side);
+	side_close(&listener);
 }
 
 static void extended_queue_pair(void)
 {
-	struct side side = listen_at(host, 0), other = listen_at(host, 0);
+	struct side listener = listen_at(host, 0);
+	struct side side = resolved(&listener), other = resolved(&listener);
 	struct ibv_qp_init_attr_ex attr = {
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
@@ -273,6 +284,7 @@ static void extended_queue_pair(void)
 	CHECK_EQUAL(rdma->ibv_dealloc_pd(attr.pd), 0);
 	side_close(&other);
 	side_close(&side);
+	side_close(&listener);
 }
 
 int main(void)
