@@ -408,7 +408,7 @@ struct soft_qp {
 		struct ibv_qp ibv;
 		struct ibv_qp_ex ex;
 	};
-	struct soft_batch *batch; /* qp_ex.c: of the wr_* calls; NULL if they are not wanted */
+	struct soft_batch *batch; /* wr.c: of the wr_* calls; NULL if they are not wanted */
 	struct soft_node of_context;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;

@@ -1,0 +1,390 @@
+/* Posting by building: ibv_wr_post(3).
+ *
+ * What comes between wr_start and wr_complete is collected in memory of its own, not in the send
+ * queue: the device and other threads know nothing of it until wr_complete posts all of it, or,
+ * when anything in it is wrong, nothing.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extended.h"
+
+struct soft_batch {
+	pthread_mutex_t mutex; /* from wr_start to wr_complete or wr_abort */
+	bool open;
+	int error; /* the first one since wr_start */
+	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
+	bool setters;     /* the last request takes any */
+	uint32_t count;
+	uint32_t room;
+	/* for `room` requests: */
+	struct ibv_send_wr *wrs;
+	struct ibv_sge *sges;
+	uint8_t *inline_data;
+};
+
+static struct soft_qp *qp_of(struct ibv_qp_ex *ex)
+{
+	return soft_container(ex, struct soft_qp, ex);
+}
+
+static void fail(struct soft_batch *batch, int error)
+{
+	if (!batch->error)
+		batch->error = error;
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* An inline request has one SGE, its copy. */
+static size_t sges_each(const struct soft_qp *qp)
+{
+	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
+}
+
+static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
+{
+	return qp->batch->sges + index * sges_each(qp);
+}
+
+static uint8_t *inline_at(const struct soft_qp *qp, uint32_t index)
+{
+	return qp->batch->inline_data + (size_t)index * qp->cap.max_inline_data;
+}
+
+static bool grown(void **memory, size_t size)
+{
+	void *bigger = realloc(*memory, size ? size : 1);
+
+	if (bigger)
+		*memory = bigger;
+	return bigger;
+}
+
+static bool make_room(struct soft_qp *qp)
+{
+	struct soft_batch *batch = qp->batch;
+	size_t room = batch->room ? (size_t)batch->room * 2 : 4;
+
+	if (batch->count < batch->room)
+		return true;
+	if (!grown((void **)&batch->wrs, room * sizeof(*batch->wrs)) ||
+	    !grown((void **)&batch->sges, room * sges_each(qp) * sizeof(*batch->sges)) ||
+	    !grown((void **)&batch->inline_data, room * qp->cap.max_inline_data))
+		return false;
+	batch->room = (uint32_t)room;
+	return true;
+}
+
+/* ---- start, complete, abort ---------------------------------------------------------------- */
+
+static void wr_start(struct ibv_qp_ex *ex)
+{
+	struct soft_batch *batch = qp_of(ex)->batch;
+	int rc = pthread_mutex_lock(&batch->mutex);
+
+	if (rc) { /* EDEADLK: this thread is between start and complete already */
+		fail(batch, rc);
+		return;
+	}
+	batch->open = true;
+	batch->error = 0;
+	batch->count = 0;
+}
+
+static void end(struct soft_batch *batch)
+{
+	batch->open = false;
+	pthread_mutex_unlock(&batch->mutex);
+}
+
+/* The lists grew while the requests were built: the pointers between them are set now. */
+static void chain(const struct soft_qp *qp)
+{
+	struct soft_batch *batch = qp->batch;
+
+	for (uint32_t i = 0; i < batch->count; i++) {
+		struct ibv_send_wr *wr = &batch->wrs[i];
+
+		wr->next = i + 1 < batch->count ? wr + 1 : NULL;
+		wr->sg_list = sges_at(qp, i);
+		if (wr->send_flags & IBV_SEND_INLINE)
+			wr->sg_list->addr = (uintptr_t)inline_at(qp, i);
+	}
+}
+
+static int wr_complete(struct ibv_qp_ex *ex)
+{
+	struct soft_qp *qp = qp_of(ex);
+	struct soft_batch *batch = qp->batch;
+
+	if (!batch->open)
+		return EINVAL;
+	int rc = batch->error;
+
+	if (!rc && batch->count) {
+		chain(qp);
+		rc = soft_post_batch(qp, batch->wrs);
+	}
+	end(batch);
+	return rc;
+}
+
+static void wr_abort(struct ibv_qp_ex *ex)
+{
+	struct soft_batch *batch = qp_of(ex)->batch;
+
+	if (batch->open)
+		end(batch);
+}
+
+/* ---- builders ------------------------------------------------------------------------------ */
+
+static void build(struct ibv_qp_ex *ex, uint64_t operation, struct ibv_send_wr wr)
+{
+	struct soft_qp *qp = qp_of(ex);
+	struct soft_batch *batch = qp->batch;
+
+	if (!batch->open)
+		return; /* what wr_complete says then */
+	if (!(batch->allowed & operation))
+		fail(batch, EOPNOTSUPP); /* not among the send_ops_flags of this queue pair */
+	else if (batch->count == qp->cap.max_send_wr || !make_room(qp))
+		fail(batch, ENOMEM);
+	if (batch->error)
+		return;
+	wr.wr_id = ex->wr_id;
+	/* Data is made inline by its setter, not by a flag. */
+	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
+	batch->wrs[batch->count++] = wr;
+	batch->setters = operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW);
+}
+
+static void wr_send(struct ibv_qp_ex *ex)
+{
+	build(ex, IBV_QP_EX_WITH_SEND, (struct ibv_send_wr){.opcode = IBV_WR_SEND});
+}
+
+static void wr_send_imm(struct ibv_qp_ex *ex, uint32_t imm_data)
+{
+	build(ex, IBV_QP_EX_WITH_SEND_WITH_IMM,
+	      (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_IMM, .imm_data = imm_data});
+}
+
+static void wr_send_inv(struct ibv_qp_ex *ex, uint32_t invalidate_rkey)
+{
+	build(ex, IBV_QP_EX_WITH_SEND_WITH_INV,
+	      (struct ibv_send_wr){.opcode = IBV_WR_SEND_WITH_INV,
+				   .invalidate_rkey = invalidate_rkey});
+}
+
+static void wr_rdma_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr)
+{
+	build(ex, IBV_QP_EX_WITH_RDMA_WRITE,
+	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE, .wr.rdma = {remote_addr, rkey}});
+}
+
+static void wr_rdma_write_imm(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
+			      uint32_t imm_data)
+{
+	build(ex, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+				   .imm_data = imm_data,
+				   .wr.rdma = {remote_addr, rkey}});
+}
+
+static void wr_rdma_read(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr)
+{
+	build(ex, IBV_QP_EX_WITH_RDMA_READ,
+	      (struct ibv_send_wr){.opcode = IBV_WR_RDMA_READ, .wr.rdma = {remote_addr, rkey}});
+}
+
+static void wr_atomic_cmp_swp(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
+			      uint64_t compare, uint64_t swap)
+{
+	build(ex, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+				   .wr.atomic = {remote_addr, compare, swap, rkey}});
+}
+
+static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
+				uint64_t add)
+{
+	build(ex, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				   .wr.atomic = {remote_addr, add, 0, rkey}});
+}
+
+static void wr_local_inv(struct ibv_qp_ex *ex, uint32_t invalidate_rkey)
+{
+	build(ex, IBV_QP_EX_WITH_LOCAL_INV,
+	      (struct ibv_send_wr){.opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = invalidate_rkey});
+}
+
+static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
+		       const struct ibv_mw_bind_info *bind_info)
+{
+	build(ex, IBV_QP_EX_WITH_BIND_MW,
+	      (struct ibv_send_wr){.opcode = IBV_WR_BIND_MW, .bind_mw = {mw, rkey, *bind_info}});
+}
+
+/* No device of ours cuts segments or writes atomically: such queue pairs are not made. */
+static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16_t mss)
+{
+	build(ex, IBV_QP_EX_WITH_TSO,
+	      (struct ibv_send_wr){.opcode = IBV_WR_TSO, .tso = {hdr, hdr_sz, mss}});
+}
+
+static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
+			    const void *atomic_wr)
+{
+	(void)atomic_wr;
+	build(ex, IBV_QP_EX_WITH_ATOMIC_WRITE,
+	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_WRITE, .wr.rdma = {remote_addr, rkey}});
+}
+
+/* ---- setters ------------------------------------------------------------------------------- */
+
+/* The request that a setter is for, or NULL if the batch is spoilt. */
+static struct ibv_send_wr *last(struct ibv_qp_ex *ex)
+{
+	struct soft_batch *batch = qp_of(ex)->batch;
+
+	if (!batch->open)
+		return NULL;
+	if (!batch->count || !batch->setters)
+		fail(batch, EINVAL);
+	return batch->error ? NULL : &batch->wrs[batch->count - 1];
+}
+
+static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)
+{
+	struct soft_qp *qp = qp_of(ex);
+	struct ibv_send_wr *wr = last(ex);
+
+	if (!wr)
+		return;
+	if (num_sge > qp->cap.max_send_sge) {
+		fail(qp->batch, EINVAL);
+		return;
+	}
+	wr->send_flags &= ~(unsigned)IBV_SEND_INLINE;
+	wr->num_sge = (int)num_sge;
+	if (num_sge)
+		memcpy(sges_at(qp, qp->batch->count - 1), sg_list, num_sge * sizeof(*sg_list));
+}
+
+static void wr_set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t addr, uint32_t length)
+{
+	const struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+
+	wr_set_sge_list(ex, 1, &sge);
+}
+
+static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf,
+				    const struct ibv_data_buf *buf_list)
+{
+	struct soft_qp *qp = qp_of(ex);
+	struct ibv_send_wr *wr = last(ex);
+	size_t length = 0;
+
+	if (!wr)
+		return;
+	for (size_t i = 0; i < num_buf; i++) {
+		if (buf_list[i].length > qp->cap.max_inline_data - length) {
+			fail(qp->batch, EINVAL);
+			return;
+		}
+		if (buf_list[i].length)
+			memcpy(inline_at(qp, qp->batch->count - 1) + length, buf_list[i].addr,
+			       buf_list[i].length);
+		length += buf_list[i].length;
+	}
+	wr->send_flags |= IBV_SEND_INLINE;
+	wr->num_sge = length ? 1 : 0;
+	*sges_at(qp, qp->batch->count - 1) = (struct ibv_sge){.length = (uint32_t)length};
+}
+
+static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
+{
+	const struct ibv_data_buf buffer = {.addr = addr, .length = length};
+
+	wr_set_inline_data_list(ex, 1, &buffer);
+}
+
+static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn,
+			   uint32_t remote_qkey)
+{
+	struct ibv_send_wr *wr = last(ex);
+
+	if (!wr)
+		return;
+	if (ex->qp_base.qp_type != IBV_QPT_UD) {
+		fail(qp_of(ex)->batch, EINVAL);
+		return;
+	}
+	wr->wr.ud.ah = ah;
+	wr->wr.ud.remote_qpn = remote_qpn;
+	wr->wr.ud.remote_qkey = remote_qkey;
+}
+
+static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
+{
+	(void)remote_srqn;
+	if (last(ex))
+		fail(qp_of(ex)->batch, EINVAL); /* there are no XRC queue pairs */
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+void soft_batch_calls(struct ibv_qp_ex *ex)
+{
+	ex->wr_start = wr_start;
+	ex->wr_complete = wr_complete;
+	ex->wr_abort = wr_abort;
+	ex->wr_send = wr_send;
+	ex->wr_send_imm = wr_send_imm;
+	ex->wr_send_inv = wr_send_inv;
+	ex->wr_send_tso = wr_send_tso;
+	ex->wr_rdma_write = wr_rdma_write;
+	ex->wr_rdma_write_imm = wr_rdma_write_imm;
+	ex->wr_rdma_read = wr_rdma_read;
+	ex->wr_atomic_cmp_swp = wr_atomic_cmp_swp;
+	ex->wr_atomic_fetch_add = wr_atomic_fetch_add;
+	ex->wr_atomic_write = wr_atomic_write;
+	ex->wr_local_inv = wr_local_inv;
+	ex->wr_bind_mw = wr_bind_mw;
+	ex->wr_set_sge = wr_set_sge;
+	ex->wr_set_sge_list = wr_set_sge_list;
+	ex->wr_set_inline_data = wr_set_inline_data;
+	ex->wr_set_inline_data_list = wr_set_inline_data_list;
+	ex->wr_set_ud_addr = wr_set_ud_addr;
+	ex->wr_set_xrc_srqn = wr_set_xrc_srqn;
+}
+
+struct soft_batch *soft_batch_create(uint64_t operations)
+{
+	struct soft_batch *batch = calloc(1, sizeof(*batch));
+	pthread_mutexattr_t attr;
+
+	if (!batch)
+		return NULL;
+	batch->allowed = operations;
+	pthread_mutexattr_init(&attr);
+	pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+	pthread_mutex_init(&batch->mutex, &attr);
+	pthread_mutexattr_destroy(&attr);
+	return batch;
+}
+
+void soft_batch_destroy(struct soft_batch *batch)
+{
+	if (!batch)
+		return;
+	pthread_mutex_destroy(&batch->mutex);
+	free(batch->wrs);
+	free(batch->sges);
+	free(batch->inline_data);
+	free(batch);
+}
