@@ -4,6 +4,9 @@
 
 #include "extended.h"
 
+/* Of newer libraries' device_cap_flags_ex (enum ib_uverbs_device_cap_flags of the kernel). */
+#define ATOMIC_WRITE (UINT64_C(1) << 40)
+
 /* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
 enum { CLOCK_KHZ = 1000 * 1000 };
 
@@ -43,7 +46,7 @@ static int query_device_ex(struct ibv_context *context,
 		return rc;
 	if (soft_pages_can_fault())
 		full.odp_caps = on_demand;
-	full.device_cap_flags_ex = full.orig_attr.device_cap_flags;
+	full.device_cap_flags_ex = full.orig_attr.device_cap_flags | ATOMIC_WRITE;
 	memset(attr, 0, attr_size);
 	memcpy(attr, &full, attr_size < sizeof(full) ? attr_size : sizeof(full));
 	return 0;

@@ -57,6 +57,7 @@ enum {
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
 	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */
+	SOFT_ATOMIC_WORD = 8,       /* payload of an atomic write */
 };
 
 enum soft_opcode {
@@ -66,6 +67,7 @@ enum soft_opcode {
 	SOFT_READ,
 	SOFT_COMPARE_SWAP,
 	SOFT_FETCH_ADD,
+	SOFT_ATOMIC_WRITE,
 	/* responses */
 	SOFT_ACK = 16,
 	SOFT_NAK,
@@ -118,6 +120,12 @@ struct soft_greeting {
 	uint32_t send_psn;
 	uint32_t flags;
 };
+
+/* Is the request answered with data, and not only acknowledged? */
+static inline bool soft_is_read(uint8_t opcode)
+{
+	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
+}
 
 static inline void soft_put32(uint8_t *at, uint32_t value)
 {

@@ -196,7 +196,7 @@ static void plan_after(struct soft_plan *plan, const struct soft_outgoing *out)
 		   frame->offset == plan->next_offset) {
 		plan->next_offset = out->last ? 0 : plan->next_offset + frame->length;
 		plan->next += out->last;
-		plan->reads += out->last && frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE;
+		plan->reads += out->last && soft_is_read(frame->opcode);
 	}
 }
 

@@ -31,8 +31,9 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 		 * ibv_post_send(3). */
 		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL :
 											   0;
-	case IBV_WR_TSO:
 	case IBV_WR_ATOMIC_WRITE:
+		return qp->ibv.qp_type == IBV_QPT_RC ? 0 : EINVAL;
+	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
 		return EOPNOTSUPP;
 	}
@@ -57,6 +58,12 @@ static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr 
 		       EINVAL;
 }
 
+/* The word of an atomic write has its place, whatever the queue pair was made for. */
+static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
+{
+	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
+}
+
 static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
@@ -77,7 +84,7 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	uint64_t length = length_of(wr->sg_list, num_sge);
 	struct soft_send *send = soft_send_at(qp, qp->sq.tail);
 
-	if (wr->send_flags & IBV_SEND_INLINE && length > qp->cap.max_inline_data)
+	if (wr->send_flags & IBV_SEND_INLINE && length > inline_room(qp, wr->opcode))
 		return EINVAL;
 	*send = (struct soft_send){
 		.wr_id = wr->wr_id,
@@ -98,6 +105,12 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
 		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
 		if (length != SOFT_ATOMIC_RESULT)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		break;
+	case IBV_WR_ATOMIC_WRITE:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		if (length != SOFT_ATOMIC_WORD)
 			send->status = IBV_WC_LOC_LEN_ERR;
 		break;
 	case IBV_WR_RDMA_WRITE:
@@ -127,7 +140,9 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	if (wr->send_flags & IBV_SEND_INLINE) {
-		uint8_t *to = soft_send_inline(qp, qp->sq.tail);
+		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ?
+				      send->arguments :
+				      soft_send_inline(qp, qp->sq.tail);
 
 		for (int i = 0; i < num_sge; i++) {
 			if (wr->sg_list[i].length)

@@ -16,7 +16,7 @@ static uint64_t operations_of(enum ibv_qp_type type)
 
 	switch (type) {
 	case IBV_QPT_RC:
-		return send | write | windows | reads;
+		return send | write | windows | reads | IBV_QP_EX_WITH_ATOMIC_WRITE;
 	case IBV_QPT_UC:
 		return send | write | windows;
 	case IBV_QPT_UD:

@@ -27,15 +27,13 @@ static uint8_t wire_opcode(uint8_t opcode)
 		return SOFT_COMPARE_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		return SOFT_FETCH_ADD;
+	case IBV_WR_ATOMIC_WRITE:
+		return SOFT_ATOMIC_WRITE;
 	default:
 		return SOFT_SEND;
 	}
 }
 
-static bool is_read(uint8_t wire)
-{
-	return wire == SOFT_READ || wire == SOFT_COMPARE_SWAP || wire == SOFT_FETCH_ADD;
-}
 
 /* Every SGE, before anything is transmitted: a message should not fail half way if that can be
  * known (IBTA 10.7.2.2, local protection error). */
@@ -93,7 +91,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 	}
 	struct soft_send *send = soft_send_at(qp, plan->next);
 	uint8_t opcode = wire_opcode(send->opcode);
-	bool read = is_read(opcode);
+	bool read = soft_is_read(opcode);
 	uint32_t length = send->length - plan->next_offset;
 
 	if (plan->next == qp->sq.tail || qp->rnr_waiting || send->status)
@@ -149,7 +147,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 	if (out->last) {
 		sq->next++;
 		sq->next_offset = 0;
-		sq->reads += is_read(out->frame.opcode);
+		sq->reads += soft_is_read(out->frame.opcode);
 		if (soft_qp_is_uc(qp)) /* sent is done: IBTA 9.8.2 */
 			soft_complete_send(qp, IBV_WC_SUCCESS);
 	} else {
@@ -162,7 +160,8 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 {
 	struct soft_send *send = soft_send_at(qp, out->index);
 
-	if (is_read(out->frame.opcode)) {
+	if (soft_is_read(out->frame.opcode) ||
+	    (send->flags & IBV_SEND_INLINE && out->frame.opcode == SOFT_ATOMIC_WRITE)) {
 		*iov = (struct iovec){.iov_base = send->arguments + from, .iov_len = length};
 		return 1;
 	}

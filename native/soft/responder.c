@@ -150,16 +150,24 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	return SOFT_SINK_NONE;
 }
 
+/* To write is the right of an atomic write, which does not tell what was there (IBTA annex A19). */
+static unsigned atomic_right(const struct soft_frame *frame)
+{
+	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE :
+						    IBV_ACCESS_REMOTE_ATOMIC;
+}
+
 /* The word that an atomic works on, or NULL. */
 static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_remote_memory(qp, frame->rkey, frame->address, sizeof(uint64_t),
-				  IBV_ACCESS_REMOTE_ATOMIC);
+				  atomic_right(frame));
 }
 
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC) || !has_room_for_response(qp) ||
+	if (!(qp->attr.qp_access_flags & atomic_right(frame)) ||
+	    (soft_is_read(frame->opcode) && !has_room_for_response(qp)) ||
 	    frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 	uint64_t *at = word(qp, frame);
@@ -185,6 +193,9 @@ static bool well_formed(const struct soft_frame *frame)
 		       (frame->length > 0 || frame->total == 0);
 	case SOFT_READ:
 		return frame->length == 0 && frame->offset == 0;
+	case SOFT_ATOMIC_WRITE:
+		return frame->length == SOFT_ATOMIC_WORD && frame->total == SOFT_ATOMIC_WORD &&
+		       frame->offset == 0 && !(frame->flags & SOFT_FRAME_INVALIDATE);
 	default:
 		return frame->length == SOFT_ATOMIC_ARGUMENTS && frame->offset == 0;
 	}
@@ -298,6 +309,13 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 	if (!at)
 		return false;
+	if (frame->opcode == SOFT_ATOMIC_WRITE) {
+		uint64_t value; /* bytes, not a number: in the order in which they were */
+
+		memcpy(&value, arguments, sizeof(value));
+		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
+		return true;
+	}
 	if (frame->opcode == SOFT_FETCH_ADD)
 		before = __atomic_fetch_add(at, first, __ATOMIC_SEQ_CST);
 	else

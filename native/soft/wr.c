@@ -48,14 +48,21 @@ static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
 	return qp->batch->sges + index * sges_each(qp);
 }
 
+/* The word of an atomic write is always inline. */
+static size_t inline_each(const struct soft_qp *qp)
+{
+	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD :
+							    qp->cap.max_inline_data;
+}
+
 static uint8_t *inline_at(const struct soft_qp *qp, uint32_t index)
 {
-	return qp->batch->inline_data + (size_t)index * qp->cap.max_inline_data;
+	return qp->batch->inline_data + index * inline_each(qp);
 }
 
 static bool grown(void **memory, size_t size)
 {
-	void *bigger = realloc(*memory, size ? size : 1);
+	void *bigger = realloc(*memory, size);
 
 	if (bigger)
 		*memory = bigger;
@@ -71,7 +78,7 @@ static bool make_room(struct soft_qp *qp)
 		return true;
 	if (!grown((void **)&batch->wrs, room * sizeof(*batch->wrs)) ||
 	    !grown((void **)&batch->sges, room * sges_each(qp) * sizeof(*batch->sges)) ||
-	    !grown((void **)&batch->inline_data, room * qp->cap.max_inline_data))
+	    !grown((void **)&batch->inline_data, room * inline_each(qp)))
 		return false;
 	batch->room = (uint32_t)room;
 	return true;
@@ -158,7 +165,8 @@ static void build(struct ibv_qp_ex *ex, uint64_t operation, struct ibv_send_wr w
 	/* Data is made inline by its setter, not by a flag. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
-	batch->setters = operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW);
+	batch->setters = operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW |
+						 IBV_QP_EX_WITH_ATOMIC_WRITE);
 }
 
 static void wr_send(struct ibv_qp_ex *ex)
@@ -229,7 +237,7 @@ static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
 	      (struct ibv_send_wr){.opcode = IBV_WR_BIND_MW, .bind_mw = {mw, rkey, *bind_info}});
 }
 
-/* No device of ours cuts segments or writes atomically: such queue pairs are not made. */
+/* The device does not cut segments: such queue pairs are not made. */
 static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16_t mss)
 {
 	build(ex, IBV_QP_EX_WITH_TSO,
@@ -239,9 +247,18 @@ static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16
 static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr,
 			    const void *atomic_wr)
 {
-	(void)atomic_wr;
+	const struct soft_qp *qp = qp_of(ex);
+
 	build(ex, IBV_QP_EX_WITH_ATOMIC_WRITE,
 	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_WRITE, .wr.rdma = {remote_addr, rkey}});
+	if (!qp->batch->open || qp->batch->error)
+		return;
+	uint32_t index = qp->batch->count - 1;
+
+	qp->batch->wrs[index].send_flags |= IBV_SEND_INLINE;
+	qp->batch->wrs[index].num_sge = 1;
+	*sges_at(qp, index) = (struct ibv_sge){.length = SOFT_ATOMIC_WORD};
+	memcpy(inline_at(qp, index), atomic_wr, SOFT_ATOMIC_WORD);
 }
 
 /* ---- setters ------------------------------------------------------------------------------- */

@@ -27,8 +27,7 @@ static void creating(void)
 	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
 
 	/* Operations that a queue pair of this type does not have: ibv_wr_post(3), "USAGE". */
-	static const uint64_t refused[] = {IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_ATOMIC_WRITE,
-					   UINT64_C(1) << 40};
+	static const uint64_t refused[] = {IBV_QP_EX_WITH_TSO, UINT64_C(1) << 40};
 
 	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
 		try_qp(&a, qp_attr_ex(&a, (struct extras){.operations = refused[i]}), EOPNOTSUPP);
@@ -67,6 +66,7 @@ static void creating(void)
 		{IBV_QPT_UC, IBV_QP_EX_WITH_RDMA_READ},
 		{IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP},
 		{IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD},
+		{IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_WRITE},
 		{IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_WRITE},
 		{IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_READ},
 		{IBV_QPT_UD, IBV_QP_EX_WITH_BIND_MW},
@@ -161,6 +161,80 @@ static void operations(void)
 	CHECK_EQUAL(number, 42);
 	memcpy(&number, b.memory + 8192, 8);
 	CHECK_EQUAL(number, 99);
+	close_pair(&a, &b);
+}
+
+/* IBTA annex A19: eight bytes at once, with the right to write. */
+static void atomic_write(void)
+{
+	const uint64_t word = 0x0102030405060708;
+	struct ibv_device_attr_ex device;
+	struct side a, b;
+	uint64_t seen;
+
+	/* No room for inline data was asked for: the word is something else. */
+	open_extended_side(&a, (struct options){0},
+			   (struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_SEND,
+					   .inline_data = 1});
+	open_side(&b, (struct options){0});
+	connect_pair(&a, &b);
+	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &device, sizeof(device)), 0);
+	CHECK(device.device_cap_flags_ex & UINT64_C(1) << 40);
+	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	qp->wr_start(qp);
+	for (unsigned i = 0; i < 6; i++) { /* more than the first room of a batch */
+		seen = word + i;
+		qp->wr_id = i;
+		qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory + 8 * i, &seen);
+	}
+	seen = 0;
+	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	for (unsigned i = 0; i < 6; i++)
+		CHECK_EQUAL(expect_wc(&a, i, IBV_WC_SUCCESS).opcode, IBV_WC_ATOMIC_WRITE);
+	for (unsigned i = 0; i < 6; i++) {
+		memcpy(&seen, b.memory + 8 * i, 8);
+		CHECK_EQUAL(seen, word + i);
+	}
+	/* By ibv_post_send, from memory. */
+	struct request request = {.opcode = IBV_WR_ATOMIC_WRITE, .wr_id = 9, .length = 8,
+				  .remote = (uintptr_t)b.memory + 64, .rkey = b.mr->rkey};
+
+	memcpy(a.memory, &word, 8);
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 9, IBV_WC_SUCCESS);
+	CHECK(!memcmp(b.memory + 64, &word, 8));
+	/* A setter for what takes none. */
+	qp->wr_start(qp);
+	qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory, &word);
+	sge(qp, &a, 0, 8);
+	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
+	/* What it must be: inline no more than a word, eight bytes, aligned, allowed. */
+	request.flags = IBV_SEND_INLINE;
+	request.length = 16;
+	CHECK_EQUAL(post(&a, request), EINVAL);
+	request.flags = 0;
+	static const enum ibv_wc_status expected[] = {
+		IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR,
+		IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+	};
+	struct ibv_mr *readable = verbs->ibv_reg_mr(b.pd, b.memory, 4096, IBV_ACCESS_REMOTE_READ);
+
+	for (int i = 0; i < 5; i++) {
+		request.length = i == 0 ? 4 : 8;
+		request.remote = (uintptr_t)b.memory + (i == 1 ? 4 : i == 2 ? 65536 : 0);
+		request.rkey = i == 3 ? readable->rkey : b.mr->rkey;
+		if (i == 4)
+			b.options.rights = ALL_RIGHTS & ~IBV_ACCESS_REMOTE_WRITE;
+		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+		CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
+		connect_pair(&a, &b);
+		CHECK_EQUAL(post(&a, request), 0);
+		expect_wc(&a, 9, expected[i]);
+	}
+	memcpy(&seen, b.memory, 8);
+	CHECK_EQUAL(seen, word);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(readable), 0);
 	close_pair(&a, &b);
 }
 
@@ -586,6 +660,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(creating());
 	STEP(operations());
+	STEP(atomic_write());
 	STEP(unreliable());
 	STEP(datagrams());
 	STEP(no_echo());
