@@ -160,6 +160,7 @@ LACKS: dict[str, frozenset[str]] = {
     "embedded": NOT_OF_SOFTWARE,
     "rxe": NOT_OF_SOFTWARE
     | {
+        "ATOMIC_WRITE",
         "IPv6 multicast",
         "SRQ numbers",
         "device memory",

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 # enum ibv_qp_init_attr_mask
 _PD, _XRCD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
 
+# IB_UVERBS_DEVICE_ATOMIC_WRITE of the kernel's rdma/ib_user_ioctl_verbs.h: a provider's library may
+# know the operation where the device does not (rdma-core 44 on Linux 6.1).
+_ATOMIC_WRITE = 1 << 40
+
 XRC = "extended reliable connections (XRC)"
 
 # Which limit of the device bounds which capability; ibv_query_device(3).
@@ -123,7 +127,7 @@ def create_qp(
 ) -> QueuePair:
     """As :meth:`ProtectionDomain.create_qp`, and by an id as :meth:`ConnectionId.create_qp`."""
     context = pd.context
-    _require(context, qp_type)
+    _require(context, qp_type, options.send_ops)
     attr: h.QPInitAttr | h.QPInitAttrEx
     try:
         if options:
@@ -167,11 +171,15 @@ def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context) -> QueueP
     return QueuePair(node, None, None, None, attr, context=context)
 
 
-def _require(context: Context, qp_type: QPType) -> None:
+def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
         raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
+    if send_ops & SendOps.ATOMIC_WRITE:
+        offered = context.query_device_ex().device_cap_flags_ex
+        if not offered & _ATOMIC_WRITE:
+            raise UnsupportedError("atomic writes", device=context.name, verb="ibv_create_qp_ex")
 
 
 def require_xrc(context: Context, verb: str) -> None:

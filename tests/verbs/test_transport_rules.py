@@ -15,6 +15,7 @@ from aiordma.verbs import (
     SendFlags,
     SendOps,
     SendWorkRequest,
+    WCOpcode,
     WROpcode,
 )
 from aiordma.verbs.transport_rules import LOOKED_AT, OPERATIONS, flags_of, has, send_ops_of
@@ -163,6 +164,24 @@ def test_atomic_writes_need_the_builders(pair: tuple[End, End]) -> None:
     one, two = pair
     with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair made without"):
         one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
+
+
+@pytest.mark.needs("ATOMIC_WRITE")
+def test_an_atomic_write(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(), send_ops=SendOps.ATOMIC_WRITE)
+    one.mr.buf[:8] = b"at once!"
+    one.qp.post_send_one(
+        1,
+        WROpcode.ATOMIC_WRITE,
+        SIGNALED,
+        one.mr.addr,
+        8,
+        one.mr.lkey,
+        two.mr.addr + 64,
+        two.mr.rkey,
+    )
+    assert one.completion().opcode is WCOpcode.ATOMIC_WRITE
+    assert bytes(two.mr.buf[64:72]) == b"at once!"
 
 
 def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
