@@ -56,7 +56,7 @@ test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	@mkdir -p $(LOGS)
 	$(BIN)/python -m pytest --ignore tests/programs $(ARGS) | tee $(LOGS)/embedded0
 
-programs: .venv/.test $(MODULE) ## unmodified verbs programs (ibverbs-utils, rdmacm-utils, perftest) on the embedded device
+programs: .venv/.test $(MODULE) ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
 
 examples: .venv/.test $(MODULE) ## run every example

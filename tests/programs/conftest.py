@@ -1,8 +1,9 @@
 """Running one program, or two that find each other, under `aiordma run`.
 
 On the embedded device whatever ``--device`` says: elsewhere these programs prove nothing about
-aiordma. They come from Debian's packages ibverbs-utils, rdmacm-utils and perftest; where one is
-missing its tests fail and say so, which is why `make test` leaves this folder to `make programs`.
+aiordma. They come from Debian's packages ibverbs-utils, rdmacm-utils, perftest and python3-pyverbs;
+where one is missing its tests fail and say so, which is why `make test` leaves this folder to
+`make programs`.
 """
 
 from __future__ import annotations

@@ -216,6 +216,9 @@ static void transitions(void)
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), EINVAL);
 	CHECK_EQUAL(state_of(&a), IBV_QPS_RESET);
 	CHECK_EQUAL(to_init(&a), 0);
+	/* Flags of regions mean nothing to a queue pair and harm nothing. */
+	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, init_mask), 0);
 	CHECK_EQUAL(to_rts(&a), EINVAL);
 
 	struct ibv_qp_attr rtr = {
