@@ -105,6 +105,47 @@ static void between_processes(const char *ip)
 	join(&process);
 }
 
+/* From one address of the host to each of the others that it can reach: what the receiver learns is
+ * the one that the sender chose, not the one that the kernel would have. */
+static void from_any_to_any(void)
+{
+	struct process process = split();
+	struct side side;
+	union ibv_gid from, to;
+
+	limit_seconds(60);
+	ud_open(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
+	meet(&process);
+	for (int i = 0; verbs->ibv_query_gid(side.context, 1, i, &from) == 0; i++)
+		for (int k = 0; verbs->ibv_query_gid(side.context, 1, k, &to) == 0; k++) {
+			bool ipv4 = from.raw[10] == 0xff;
+
+			if (ipv4 != (to.raw[10] == 0xff))
+				continue;
+			peer.gid = to;
+			if (process.child) {
+				struct ibv_ah *ah = ud_path(&side, &peer, i);
+
+				CHECK_EQUAL(ud_post(&side, (struct ud_request){
+								   .ah = ah, .qpn = peer.qpn,
+								   .qkey = QKEY, .wr_id = 2}), 0);
+				expect_wc(&side, 2, IBV_WC_SUCCESS);
+				CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+			} else {
+				expect_wc(&side, 1, IBV_WC_SUCCESS);
+				CHECK(!memcmp(side.memory + 4096 + (ipv4 ? 32 : 8),
+					      ipv4 ? &from.raw[12] : from.raw, ipv4 ? 4 : 16));
+				CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
+			}
+			meet(&process);
+		}
+	close_side(&side);
+	join(&process);
+}
+
 /* Many of the longest at once, as many as every system's limit of a socket's buffer (rmem_max) has
  * room for: UDP may lose them, but not needlessly. */
 static void burst(void)
@@ -262,12 +303,24 @@ static void deaf(void)
 	close_side(&rc);
 }
 
+/* As another process would. */
+static void send_raw(int fd, struct address address)
+{
+	const struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(address.lid),
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	uint8_t bytes[SOFT_DATAGRAM_HEADER];
+
+	soft_datagram_encode(bytes, &(struct soft_datagram){
+					    .source = address.gid, .destination = address.gid,
+					    .to = address.qpn, .from = 5, .qkey = QKEY});
+	CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (const struct sockaddr *)&to, sizeof(to)),
+		    sizeof(bytes));
+}
+
 /* While the port is down, what is sent is lost; at another LID the old address is nobody's. */
 static void port_changes(void)
 {
 	struct side a, b;
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	uint8_t bytes[SOFT_DATAGRAM_HEADER];
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	open_two(&a, &b);
@@ -276,6 +329,10 @@ static void port_changes(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
 	send_with(&a, ah, &b, QKEY);
+	send_raw(fd, address_of_side(&b));
+	while (queued_at("/proc/net/udp", address_of_side(&b).lid) +
+	       queued_at("/proc/net/udp6", address_of_side(&b).lid))
+		nothing(&b);
 	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
 	nothing(&b);
 	send_with(&a, ah, &b, QKEY);
@@ -290,12 +347,7 @@ static void port_changes(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
 	send_with(&a, ah, &b, QKEY);
 	nothing(&b);
-	soft_datagram_encode(bytes, &(struct soft_datagram){
-					    .source = after.gid, .destination = after.gid,
-					    .to = after.qpn, .from = 5, .qkey = QKEY});
-	to.sin_port = htons(after.lid);
-	CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&to, sizeof(to)),
-		    sizeof(bytes));
+	send_raw(fd, after);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close(fd);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
@@ -322,6 +374,7 @@ int main(void)
 		STEP(between_processes("::1"));
 	else
 		fprintf(stderr, "this host has no ::1: IPv4 only\n");
+	STEP(from_any_to_any());
 	STEP(burst());
 	STEP(hostile());
 	STEP(deaf());
