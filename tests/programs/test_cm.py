@@ -53,6 +53,29 @@ def test_rdma_server_and_client(port: int) -> None:
     assert client.expect() == "rdma_client: start\nrdma_client: end 0\n"
 
 
+MULTICAST_PORT = 14791  # where the embedded device's groups are (native/soft/multicast.c)
+
+
+def test_mckey() -> None:
+    """Datagrams to a group: the receiver has joined when the sender begins."""
+    words = ["mckey", "-m", "239.71.4.9", "-b", "127.0.0.1", "-C", "20", "-S", "1000"]
+    receiver, sender = run_pair(words, [*words, "-s"], MULTICAST_PORT)
+    for done in (receiver, sender):
+        assert done.expect().splitlines()[-1] == "return status 0"
+        assert "data transfers complete" in done.text
+
+
+def test_rdma_xserver_and_xclient(port: int) -> None:
+    """A queue pair with a shared receive queue that the id has made: rdma_xserver(1)."""
+    server, client = run_pair(
+        ["rdma_xserver", "-c", "r", "-p", str(port)],
+        ["rdma_xclient", "-c", "r", "-s", "127.0.0.1", "-p", str(port)],
+        port,
+    )
+    assert server.expect() == "rdma_xserver: start\nrdma_xserver: end 0\n"
+    assert client.expect() == "rdma_xclient: start\nrdma_xclient: end 0\n"
+
+
 def test_rsockets_say_that_they_are_not_there() -> None:
     done = run_program("rstream", "-s", "127.0.0.1")
     assert done.status != 0

@@ -1,0 +1,165 @@
+/* Multicast groups of an id: joined, attached, left, and what cannot be joined. */
+#include "cm_side.h"
+
+#include "soft/cm.h"
+
+static struct side datagram_side(bool bound)
+{
+	union address address = address_of("127.0.0.1", 0);
+	struct side side = side_open();
+
+	CHECK_EQUAL(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_UDP), 0);
+	if (bound)
+		CHECK_EQUAL(rdma->rdma_bind_addr(side.id, &address.any), 0);
+	return side;
+}
+
+static void add_queue_pair(struct side *side)
+{
+	struct ibv_qp_init_attr attr;
+
+	side_memory(side);
+	attr = side_attributes(side);
+	attr.qp_type = IBV_QPT_UD;
+	CHECK_EQUAL(rdma->rdma_create_qp(side->id, side->pd, &attr), 0);
+}
+
+static struct rdma_cm_join_mc_attr_ex wish(union address *group, uint32_t flags)
+{
+	return (struct rdma_cm_join_mc_attr_ex){
+		.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+		.join_flags = flags,
+		.addr = &group->any,
+	};
+}
+
+/* The event's group; the queue pair is attached by then. */
+static union ibv_gid joined(struct side *side, void *context)
+{
+	struct rdma_cm_event *event =
+		expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);
+	union ibv_gid gid = event->param.ud.ah_attr.grh.dgid;
+
+	CHECK_EQUAL(event->status, 0);
+	CHECK(event->param.ud.private_data == context);
+	CHECK_EQUAL(event->param.ud.private_data_len, 0);
+	CHECK_EQUAL(event->param.ud.qp_num, 0xffffff);
+	CHECK_EQUAL(event->param.ud.qkey, RDMA_UDP_QKEY);
+	CHECK_EQUAL(event->param.ud.ah_attr.is_global, 1);
+	acknowledge(event);
+	return gid;
+}
+
+static void attached_while_joined(const char *text)
+{
+	struct side side = datagram_side(true);
+	union address group = address_of(text, 0);
+	union ibv_gid gid;
+
+	add_queue_pair(&side);
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, &side), 0);
+	gid = joined(&side, &side);
+	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* it is attached */
+	CHECK_EQUAL(rdma->rdma_leave_multicast(side.id, &group.any), 0);
+	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* it is not */
+	CHECK_FAILS(rdma->rdma_leave_multicast(side.id, &group.any), EADDRNOTAVAIL);
+	side_close(&side);
+}
+
+static void only_sending(void)
+{
+	struct side side = datagram_side(true);
+	union address group = address_of("239.1.2.3", 0);
+	struct rdma_cm_join_mc_attr_ex attr = wish(&group, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER);
+	union ibv_gid gid;
+
+	add_queue_pair(&side);
+	CHECK_EQUAL(rdma->rdma_join_multicast_ex(side.id, &attr, NULL), 0);
+	gid = joined(&side, NULL);
+	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* never attached */
+	side_close(&side);
+}
+
+/* Joined twice and left once: still in it. */
+static void twice(void)
+{
+	struct side side = datagram_side(true);
+	union address group = address_of("239.1.2.3", 0);
+
+	add_queue_pair(&side);
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
+	(void)joined(&side, NULL);
+	(void)joined(&side, NULL);
+	CHECK_EQUAL(rdma->rdma_leave_multicast(side.id, &group.any), 0);
+	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY);
+	CHECK_EQUAL(rdma->rdma_leave_multicast(side.id, &group.any), 0);
+	side_close(&side);
+}
+
+/* What is left before its event has been taken is not told any more. */
+static void left_before_it_is_told(void)
+{
+	struct side side = datagram_side(true);
+	union address group = address_of("239.1.2.3", 0), other = address_of("239.1.2.4", 0);
+
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &other.any, &other), 0);
+	CHECK_EQUAL(rdma->rdma_leave_multicast(side.id, &group.any), 0);
+	(void)joined(&side, &other);
+	expect_nothing(side.channel);
+	side_close(&side); /* in the other group */
+}
+
+/* A queue pair goes with its id's groups; one that cannot be attached is an error of the join. */
+static void ends(void)
+{
+	struct side side = datagram_side(true);
+	union address group = address_of("239.1.2.3", 0);
+
+	add_queue_pair(&side);
+	CHECK_EQUAL(rdma->rdma_join_multicast(side.id, &group.any, NULL), 0);
+	(void)joined(&side, NULL);
+	rdma->rdma_destroy_qp(side.id);
+	CHECK_EQUAL(rdma->ibv_destroy_cq(side.cq), 0); /* so the queue pair is gone */
+	side.cq = NULL;
+	side_close(&side);
+}
+
+static void wrong_uses(void)
+{
+	struct side unbound = datagram_side(false), side = datagram_side(true);
+	struct side connection = listen_at(host, 0);
+	union address group = address_of("239.1.2.3", 0), nobody = address_of("10.1.2.3", 0);
+	struct rdma_cm_join_mc_attr_ex attr = wish(&group, RDMA_MC_JOIN_FLAG_FULLMEMBER);
+
+	CHECK_FAILS(rdma->rdma_join_multicast(unbound.id, &group.any, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_join_multicast(connection.id, &group.any, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_join_multicast(side.id, &nobody.any, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_join_multicast(side.id, NULL, NULL), EINVAL);
+	attr.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS;
+	CHECK_FAILS(rdma->rdma_join_multicast_ex(side.id, &attr, NULL), EINVAL);
+	attr = wish(&group, 7);
+	CHECK_FAILS(rdma->rdma_join_multicast_ex(side.id, &attr, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_leave_multicast(side.id, NULL), EINVAL);
+	side_close(&connection);
+	side_close(&unbound);
+	side_close(&side);
+}
+
+int main(void)
+{
+	int before;
+
+	cm_begin(60);
+	STEP(wrong_uses());
+	before = resources();
+	STEP(attached_while_joined("239.1.2.3"));
+	STEP(attached_while_joined("ff05::17"));
+	STEP(only_sending());
+	STEP(twice());
+	STEP(left_before_it_is_told());
+	STEP(ends());
+	CHECK_EQUAL(resources(), before);
+	return 0;
+}
