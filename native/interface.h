@@ -246,3 +246,16 @@ int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bi
  *    nothing that could change with them; only told.
  * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
 int aiordma_embedded_raise(enum ibv_event_type event);
+
+/* The calls of single providers' libraries (provider_calls.h) for contexts of that table: NULL each
+ * that is not installed, and all for the embedded device. Thread-safe. */
+const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);
+
+/* One work request to a peer that it names itself: by wr_set_dc_addr with `dc`, else by
+ * wr_set_ud_addr.  Sends, RDMA writes (both with immediate data, in host order here, and without) and
+ * reads; 0 or an errno value. */
+int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc, uint64_t wr_id,
+			   uint32_t opcode, uint32_t send_flags, uint32_t imm_data,
+			   uint64_t remote_addr, uint32_t rkey, const struct ibv_sge *sges,
+			   uint32_t num_sge, struct ibv_ah *ah, uint32_t remote_number,
+			   uint64_t remote_key);

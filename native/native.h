@@ -10,6 +10,13 @@ struct aiordma_calls {
 #undef CALL
 };
 
+/* As many of them as there are: see interface.h. */
+struct aiordma_provider_calls {
+#define OPTIONAL(library, result, name, arguments) result(*name) arguments;
+#include "provider_calls.h"
+#undef OPTIONAL
+};
+
 /* abi_compat of a context that is part of a struct verbs_context. */
 #define AIORDMA_ABI_EXTENDED ((void *)UINTPTR_MAX)
 

@@ -157,6 +157,17 @@ def test_nobody_overtakes_who_needs_more_room(run: Run, pd: verbs.ProtectionDoma
     run(main())
 
 
+def test_a_full_receive_queue(run: Run, pd: verbs.ProtectionDomain) -> None:
+    async def main() -> None:
+        async with connected(pd) as (one, _):
+            posted = [one.queue.recv_nowait() for _ in range(one.queue.qp.capabilities.max_recv_wr)]
+            with pytest.raises(QueueFullError):
+                for _ in range(256):  # a device may have more room than it says
+                    posted.append(one.queue.recv_nowait())
+
+    run(main())
+
+
 def test_nowait_says_that_it_is_full(run: Run, pd: verbs.ProtectionDomain) -> None:
     async def main() -> None:
         async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, _):

@@ -8,6 +8,7 @@ above is `ffi` for memory and `lib` for the data path.
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
 from .library import Library, embedded, system
+from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
     COMPLETION,
     MORE,
@@ -26,6 +27,7 @@ __all__ = [
     "CONVENTIONS",
     "EXTENDED",
     "MORE",
+    "PROVIDER_CONVENTIONS",
     "RECV",
     "SEND",
     "SGE",
@@ -35,6 +37,7 @@ __all__ = [
     "Library",
     "More",
     "MoreArray",
+    "ProviderCalls",
     "Record",
     "RequestArray",
     "embedded",

@@ -510,6 +510,29 @@ class ConnectionEvent:
 # --- the C part's own ------------------------------------------------------------------------
 
 class Calls: ...
+class ProviderCalls: ...
+class Mlx5QPEx: ...
+
+class EFADeviceAttr:
+    max_sq_wr: int
+    max_rq_wr: int
+    max_sq_sge: int
+    max_rq_sge: int
+    inline_buf_size: int
+    device_caps: int
+    max_rdma_size: int
+
+class EFAQPInitAttr:
+    driver_qp_type: int
+
+class Mlx5DCInitAttr:
+    dc_type: int
+    dct_access_key: int
+
+class Mlx5QPInitAttr:
+    comp_mask: int
+    @property
+    def dc_init_attr(self) -> Mlx5DCInitAttr: ...
 
 class Drain:
     calls: Calls
@@ -592,6 +615,12 @@ class FFI:
     def new(self, cdecl: Literal["struct ibv_qp_init_attr_ex *"]) -> QPInitAttrEx: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_qp_open_attr *"]) -> QPOpenAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct efadv_device_attr *"]) -> EFADeviceAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct efadv_qp_init_attr *"]) -> EFAQPInitAttr: ...
+    @overload
+    def new(self, cdecl: Literal["struct mlx5dv_qp_init_attr *"]) -> Mlx5QPInitAttr: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_qp_rate_limit_attr *"]) -> QPRateLimitAttr: ...
     @overload
@@ -745,6 +774,23 @@ class Lib:
     ) -> int: ...
     def aiordma_drain_forget(self, drain: Drain, cq: CompletionQueue) -> None: ...
     def aiordma_embedded_raise(self, event: int) -> int: ...
+    def aiordma_provider_calls(self, calls: Calls) -> ProviderCalls: ...
+    def aiordma_post_addressed(
+        self,
+        qp: QueuePairEx,
+        dc: Mlx5QPEx | Null,
+        wr_id: int,
+        opcode: int,
+        send_flags: int,
+        imm_data: int,
+        remote_addr: int,
+        rkey: int,
+        sges: Sge,
+        num_sge: int,
+        ah: AddressHandle,
+        remote_number: int,
+        remote_key: int,
+    ) -> int: ...
     def aiordma_set_nonblocking(self, fd: int) -> int: ...
     def aiordma_query_port(self, context: Context, port_num: int, attr: PortAttr) -> int: ...
 

@@ -32,22 +32,24 @@ CALL = re.compile(
 )
 
 
-def calls_struct(header: str) -> str:
-    """`struct aiordma_calls` as cffi must see it, from the lines of calls.h."""
+def calls_struct(name: str, header: str) -> str:
+    """A table of calls as cffi must see it, from the lines of calls.h or provider_calls.h."""
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
     if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
-        raise ValueError("native/calls.h: a line that the build cannot read")
+        raise ValueError(f"struct {name}: a line that the build cannot read")
     lines = (f"\t{m['result']}(*{m['name']}) {m['arguments']};" for m in members)
-    return "struct aiordma_calls {\n" + "\n".join(lines) + "\n};\n"
+    return f"struct {name} {{\n" + "\n".join(lines) + "\n};\n"
 
 
 def declarations() -> str:
-    read = {name: (NATIVE / name).read_text() for name in ("calls.h", "interface.h")}
-    abi = "".join((NATIVE / "abi" / name).read_text() for name in ("verbs.h", "rdma_cma.h"))
-    return PRELUDE + abi + calls_struct(read["calls.h"]) + read["interface.h"]
+    abi = "".join((NATIVE / "abi" / name).read_text() for name in ABI)
+    calls = calls_struct("aiordma_calls", (NATIVE / "calls.h").read_text())
+    provided = calls_struct("aiordma_provider_calls", (NATIVE / "provider_calls.h").read_text())
+    return PRELUDE + abi + calls + provided + (NATIVE / "interface.h").read_text()
 
 
-PARTS = ("batch.c", "completion.c", "extended.c", "post_send.c", "system.c")
+ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
+PARTS = ("batch.c", "completion.c", "extended.c", "post_send.c", "providers.c", "system.c")
 SOURCES = [*(NATIVE / part for part in PARTS), *sorted((NATIVE / "soft").glob("*.c"))]
 
 ffibuilder = FFI()

@@ -165,7 +165,9 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
     return VerbsError(code, verb, detail)
 
 
-def _checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
+def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
+    """A C function as a call that raises, by its convention."""
+
     # errno is cleared first: a call that fails without setting it must not show an older one.
     def errno_value(*arguments: object) -> None:
         ffi.errno = 0
@@ -350,7 +352,7 @@ class Calls:
     def __init__(self, table: h.CallsPointer) -> None:
         for verb, convention in CONVENTIONS.items():
             call = getattr(table, verb)
-            setattr(self, verb, _checked(verb, call, convention) if call else _missing(verb))
+            setattr(self, verb, checked(verb, call, convention) if call else _missing(verb))
         for verb, convention in EXTENDED.items():
             call = getattr(lib, verb.replace("ibv_", "aiordma_", 1))
-            setattr(self, verb, _checked(verb, call, convention))
+            setattr(self, verb, checked(verb, call, convention))

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
         DeviceAttrEx,
         DeviceList,
         Ece,
+        EFADeviceAttr,
+        EFAQPInitAttr,
         Gid,
         GidEntries,
         GidEntry,
         Grh,
         IntegerPointer,
         JoinAttr,
+        Mlx5QPInitAttr,
         ModifyCQAttr,
         MWBind,
         Null,
@@ -69,7 +72,9 @@ if TYPE_CHECKING:
     from ._lib import EventChannel as EventChannelPointer
     from ._lib import MemoryRegion as MRPointer
     from ._lib import MemoryWindow as MWPointer
+    from ._lib import Mlx5QPEx as Mlx5QPExPointer
     from ._lib import ProtectionDomain as PDPointer
+    from ._lib import ProviderCalls as ProviderCallsPointer
     from ._lib import QueuePair as QPPointer
     from ._lib import QueuePairEx as QPExPointer
     from ._lib import SharedReceiveQueue as SRQPointer
@@ -100,6 +105,8 @@ __all__ = [
     "DeviceList",
     "DevicePointer",
     "DrainPointer",
+    "EFADeviceAttr",
+    "EFAQPInitAttr",
     "Ece",
     "EventChannelPointer",
     "EventPointer",
@@ -113,12 +120,15 @@ __all__ = [
     "MRPointer",
     "MWBind",
     "MWPointer",
+    "Mlx5QPExPointer",
+    "Mlx5QPInitAttr",
     "ModifyCQAttr",
     "Null",
     "PDPointer",
     "ParentDomainInitAttr",
     "Pointer",
     "PortAttr",
+    "ProviderCallsPointer",
     "QPAttr",
     "QPExPointer",
     "QPInitAttr",

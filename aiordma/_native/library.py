@@ -10,6 +10,7 @@ from aiordma.errors import InternalError, LibraryNotFoundError, VerbsError
 
 from ._lib import ffi, lib
 from .calls import Calls
+from .provider_calls import ProviderCalls
 
 if TYPE_CHECKING:
     from .handles import CallsPointer
@@ -22,12 +23,20 @@ class Library:
     any thread.
     """
 
-    __slots__ = ("calls", "name", "table")
+    __slots__ = ("_providers", "calls", "name", "table")
 
     def __init__(self, name: str, table: CallsPointer) -> None:
         self.name = name
         self.table = table
         self.calls = Calls(table)
+        self._providers: ProviderCalls | None = None
+
+    @property
+    def providers(self) -> ProviderCalls:
+        """The calls of single providers' own libraries, looked for at the first use."""
+        if self._providers is None:
+            self._providers = ProviderCalls(lib.aiordma_provider_calls(self.table))
+        return self._providers
 
     def missing_calls(self) -> tuple[str, ...]:
         """The calls that a newer version of the library would have, by name."""

@@ -14,4 +14,7 @@
 
 #include "rdma_cma.h"
 
+#include "efadv.h"
+#include "mlx5dv.h"
+
 #endif

@@ -2,9 +2,9 @@
 
 Our header (native/abi/) is written by hand so that building needs no RDMA package.  Here the same
 program, which prints every size, offset and constant that our header names, is compiled against
-ours and against <infiniband/verbs.h> and <rdma/rdma_cma.h>; the two outputs must be the same.
-Every call of native/calls.h is declared again after the distribution's headers, which the compiler
-refuses unless the types agree, and looked up in the real libraries.
+ours and against those of the distribution; the two outputs must be the same.
+Every call of native/calls.h and native/provider_calls.h is declared again after the distribution's
+headers, which the compiler refuses unless the types agree, and looked up in the real libraries.
 
 What only the distribution has is not an error: our header is a part of the ABI.  But a field left
 out shows up as a shifted offset or a different size.
@@ -20,6 +20,7 @@ from .abi_layout import CompileError, build, program, run
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 
+HEADERS = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
 OURS = '#include "abi/abi.h"\n'
 
 # The kernel's big-endian types are unsigned long long where uint64_t is unsigned long: the same
@@ -31,6 +32,8 @@ DISTRIBUTION = """
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
+#include <infiniband/efadv.h>
+#include <infiniband/mlx5dv.h>
 """
 
 # The parentheses keep function-like macros of the same name from being expanded.
@@ -40,6 +43,8 @@ CALLS = """
 
 #define CALL(library, result, name, arguments) result(name) arguments;
 #include "calls.h"
+#define OPTIONAL CALL
+#include "provider_calls.h"
 #undef CALL
 
 static void lookup(const char *soname, const char *name)
@@ -54,8 +59,12 @@ int main(void)
 {
 #define verbs "libibverbs.so.1"
 #define cm "librdmacm.so.1"
+#define efa "libefa.so.1"
+#define mlx5 "libmlx5.so.1"
 #define CALL(library, result, name, arguments) lookup(library, #name);
 #include "calls.h"
+#define OPTIONAL CALL
+#include "provider_calls.h"
 	return 0;
 }
 """
@@ -71,7 +80,7 @@ class Report:
 
 def compare_layout(native: Path, reference: str, folder: Path) -> Report:
     """Compare the ABI header under `native` with the declarations that `reference` includes."""
-    source = program([native / "abi" / "verbs.h", native / "abi" / "rdma_cma.h"])
+    source = program([native / "abi" / name for name in HEADERS])
     ours = run(build(OURS + source, folder / "ours", [f"-I{native}"]))
     try:
         theirs = run(build(reference + source, folder / "theirs", []))
@@ -83,7 +92,8 @@ def compare_layout(native: Path, reference: str, folder: Path) -> Report:
 
 def compare_calls(native: Path, reference: str, folder: Path) -> Report:
     """Check the prototypes of calls.h against `reference` and the names against the libraries."""
-    lines = (native / "calls.h").read_text().splitlines()
+    lists = ("calls.h", "provider_calls.h")
+    lines = [line for name in lists for line in (native / name).read_text().splitlines()]
     calls = sum(line.startswith(("CALL(", "OPTIONAL(")) for line in lines)
     try:
         found = build(reference + CALLS, folder / "calls", [f"-I{native}", "-ldl"])

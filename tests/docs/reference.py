@@ -62,12 +62,12 @@ class _Reference:
     def index(self, rooms: Mapping[str, list[Name]]) -> str:
         lines = [HEAD, "# Reference\n\nEvery public name, by where it is imported from.\n"]
         for room, names in sorted(rooms.items()):
-            first = own_doc(importlib.import_module(room)).splitlines()[0]
+            first = self.text(own_doc(importlib.import_module(room)).splitlines()[0], room)
             lines.append(f"\n## [{room}]({_page(room)})\n\n{first}\n\n")
             links = (
                 f"[`{n.name}`]({self.links[room][n.name]})" for n in sorted(names, key=_by_name)
             )
-            lines.append(", ".join(links) + "\n")
+            lines.append(",\n".join(links) + "\n")
         return "".join(lines)
 
     def page(self, room: str, names: list[Name]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aiordma._native import CONVENTIONS, EXTENDED, Calls, Convention, failure, ffi, lib
-from aiordma._native.calls import _checked
+from aiordma._native.calls import checked
 from aiordma.errors import UnsupportedError, VerbsError
 
 
@@ -59,7 +59,7 @@ def _call(convention: Convention, result: object, code: int = 0) -> Any:
             ffi.errno = code
         return result
 
-    return _checked("ibv_test", function, convention)()
+    return checked("ibv_test", function, convention)()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_event_is_tried_again_after_a_signal() -> None:
         ffi.errno = codes.pop(0)
         return -1
 
-    assert _checked("ibv_test", interrupted, Convention.EVENT)() is False
+    assert checked("ibv_test", interrupted, Convention.EVENT)() is False
     assert not codes
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import UnsupportedError, VerbsError
-from aiordma.verbs import AccessFlags, AddressVector, Endpoint
+from aiordma.errors import PostError, UnsupportedError, VerbsError
+from aiordma.verbs import AccessFlags, AddressVector, Endpoint, QPType
 
 
 @pytest.mark.parametrize("header", [b"", bytes(39), bytes(40)])
@@ -62,3 +62,27 @@ def test_what_no_software_device_has(
 ) -> None:
     with pd.create_qp(cq) as qp, pytest.raises(UnsupportedError, match=pd.context.name):
         use(qp)
+
+
+def test_binding_where_nothing_can_be_posted(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    rights = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+    with (
+        pd.reg_mr(64, rights) as mr,
+        pd.alloc_mw() as window,
+        pd.create_qp(cq) as qp,
+        pytest.raises(PostError),
+    ):
+        window.bind(qp, mr, AccessFlags.REMOTE_READ)
+
+
+def test_datagrams_bind_nothing(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
+    rights = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND
+    with (
+        pd.reg_mr(64, rights) as mr,
+        pd.alloc_mw() as window,
+        pd.create_qp(cq, qp_type=QPType.UD) as qp,
+        pytest.raises(UnsupportedError, match="UD"),
+    ):
+        window.bind(qp, mr, AccessFlags.REMOTE_READ)
