@@ -14,9 +14,6 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("transport.start_server", "ConnectionError"): (
         "the user's handler raises it, and it is logged: tests/transport/test_server.py"
     ),
-    ("verbs.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
-    ("verbs.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,
-    ("verbs.shared_receive_queue.SharedReceiveQueue.modify", "UnsupportedError"): _BOTH_HAVE,
     ("verbs.device.Device.open", "VerbsError"): (
         "the tests of the kernel's device run as root, who may open everything"
     ),
