@@ -160,7 +160,7 @@ def test_nobody_overtakes_who_needs_more_room(run: Run, pd: verbs.ProtectionDoma
 def test_a_full_receive_queue(run: Run, pd: verbs.ProtectionDomain) -> None:
     async def main() -> None:
         async with connected(pd) as (one, _):
-            posted = []
+            posted: list[object] = []
 
             def fill() -> None:
                 while len(posted) < 4096:  # a device may have more room than it says
