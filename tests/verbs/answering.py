@@ -7,7 +7,6 @@ standard input.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from aiordma import verbs
@@ -22,17 +21,18 @@ from aiordma.verbs import (
 
 
 def completion(cq: verbs.CompletionQueue) -> WorkCompletion:
-    while not (found := cq.poll(1)):
-        os.sched_yield()
-    assert found[0].ok, found[0].error()
-    return found[0]
+    # Bounded: whoever asks may have been killed.
+    (found,) = cq.wait(1, timeout=120)
+    assert found.ok, found.error()
+    return found
 
 
 def answer(device: str) -> None:
     with (
         verbs.find_device(device).open() as context,
         context.alloc_pd() as pd,
-        context.create_cq(4) as cq,
+        context.create_comp_channel() as channel,
+        context.create_cq(4, channel) as cq,
         pd.reg_mr(4096) as mr,
         pd.create_qp(cq, capabilities=QPCapabilities(), qp_type=QPType.UD) as qp,
     ):
