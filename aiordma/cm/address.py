@@ -31,7 +31,9 @@ def to_storage(address: Address) -> h.SocketStorage:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        raise ValueError(f"{host!r} is not a numeric IP address; resolve names first") from None
+        raise ValueError(
+            f"{host!r} is not a numeric IP address; resolve names first: loop.getaddrinfo()"
+        ) from None
     storage = ffi.new("struct sockaddr_storage *")
     if isinstance(ip, ipaddress.IPv4Address):
         packed = _IPV4.pack(port, ip.packed)

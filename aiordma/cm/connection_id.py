@@ -246,7 +246,12 @@ class ConnectionId(Multicast):
         call(self.pointer, data, len(private_data))
 
     def listen(self, backlog: int = 128) -> None:
-        """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own."""
+        """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own.
+
+        ``backlog`` requests may wait for their event to be taken, 0 for as many as the system
+        allows; those beyond it wait longer, or are refused. Without an address it binds to any
+        IPv4 address and a free port. AddressError (EADDRINUSE) when somebody else listens there.
+        """
         try:
             self.library.calls.rdma_listen(self.pointer, backlog)
         except VerbsError as error:

@@ -120,6 +120,16 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	return 0;
 }
 
+/* rdma_get_request(3): an id that waits refers to the event of its request until it is accepted or
+ * rejected. */
+static void forget_request(struct soft_cm_id *id)
+{
+	if (!id->synchronous || !id->id.event)
+		return;
+	soft_rdma_ack_cm_event(id->id.event);
+	id->id.event = NULL;
+}
+
 int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)
 {
 	struct soft_cm_id *id;
@@ -136,12 +146,7 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return soft_cm_fail(error);
 	if (!soft_cm_datagrams(id))
 		return soft_cm_complete(id);
-	/* Nothing follows for who has told where its service is.  rdma_get_request(3): until here
-	 * the id refers to the request. */
-	if (id->synchronous && id->id.event) {
-		soft_rdma_ack_cm_event(id->id.event);
-		id->id.event = NULL;
-	}
+	forget_request(id); /* nothing follows for who has told where its service is */
 	return 0;
 }
 
@@ -177,6 +182,8 @@ int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *
 			soft_cm_service_reject(id, private_data, private_data_len) :
 			reject(id, reason, private_data, private_data_len);
 	soft_unlock();
+	if (!error)
+		forget_request(id);
 	return error;
 }
 
