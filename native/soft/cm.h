@@ -37,6 +37,8 @@ struct soft_cm_limits {
 
 extern struct soft_cm_limits soft_cm_limits;
 
+#define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port where nobody listens */
+
 struct soft_cm_id;
 struct soft_cm_link;
 struct soft_cm_listener;

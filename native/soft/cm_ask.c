@@ -2,8 +2,9 @@
  *
  * The same times as for connections: the other side's connection manager must say a first word
  * within soft_cm_limits.response_ms, its application has soft_cm_limits.service_ms from then on.
- * A port where no service is is refused by the host itself (ICMP), and reported as the status with
- * which an InfiniBand host says so (rdma_get_cm_event(3), RDMA_CM_EVENT_UNREACHABLE).
+ * A port where no service is is refused by the host itself (ICMP).  When that has been so for
+ * soft_cm_limits.refused_ms, it is reported as the status with which an InfiniBand host says so
+ * (rdma_get_cm_event(3), RDMA_CM_EVENT_UNREACHABLE).
  */
 #include "cm_sidr.h"
 
@@ -115,6 +116,11 @@ static void ready(struct soft_source *source, uint32_t events)
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;
+		if (got < 0 && errno == ECONNREFUSED && soft_now() < question->insists_until) {
+			question->pause_ns = FIRST_PAUSE_NS;
+			soft_timer_start(&question->again, soft_now() + SOFT_CM_AGAIN_NS);
+			continue;
+		}
 		if (got < 0 && errno == ECONNREFUSED) {
 			unanswered(question->id, SOFT_SIDR_NO_SERVICE, nothing);
 			return;
@@ -148,6 +154,7 @@ static int ask(struct soft_cm_id *id, struct soft_cm_question *question)
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
 	question->deadline = soft_now() + soft_cm_limits.response_ms * UINT64_C(1000000);
+	question->insists_until = soft_now() + soft_cm_limits.refused_ms * UINT64_C(1000000);
 	question->pause_ns = FIRST_PAUSE_NS;
 	say(question);
 	return 0;

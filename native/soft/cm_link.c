@@ -15,8 +15,6 @@
 
 static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
 
-#define AGAIN_NS 1000000u /* between two tries at a port where nobody listens */
-
 /* Messages at the front of the input.  False: read no more, the link may be gone. */
 static bool take_messages(struct soft_cm_link *link)
 {
@@ -84,7 +82,7 @@ static bool insist(struct soft_cm_link *link, int error)
 	if ((error != ECONNREFUSED && error != ECONNRESET) || soft_now() >= link->insists_until)
 		return false;
 	soft_unwatch(&link->source);
-	soft_timer_start(&link->again, soft_now() + AGAIN_NS);
+	soft_timer_start(&link->again, soft_now() + SOFT_CM_AGAIN_NS);
 	return true;
 }
 

@@ -23,7 +23,7 @@ OPERATIONS = [
     ("send", "-c RC"), ("write", "-c RC"), ("read", "-c RC"), ("atomic", ""),
     ("send", "-R"), ("write", "-R"), ("read", "-R"), ("atomic", "-R"),
     ("send", "-e"), ("read", "-e"), ("atomic", "-e"),
-    ("send", "-c UC"), ("write", "-c UC"), ("send", "-c UD"),
+    ("send", "-c UC"), ("write", "-c UC"), ("send", "-c UD"), ("send", "-c UD -R"),
 ]  # fmt: skip
 
 

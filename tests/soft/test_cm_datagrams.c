@@ -113,6 +113,26 @@ static void refused(void)
 	side_close(&asker);
 }
 
+/* Between two services of a server nobody is there for a moment: that alone is no refusal. */
+static void service_comes_late(void)
+{
+	struct side service = serve_at(host, 0, 0);
+	uint16_t port = port_of(service.id);
+
+	side_close(&service);
+	struct side asker = ask_for(host, port, "?", 1);
+
+	expect_nothing(asker.channel); /* which has seen that nobody is there */
+	service = serve_at(host, port, 0);
+	struct rdma_cm_id *request = take(&service, "?", 1);
+
+	answer(request, 5, "late", 4);
+	expect_found(&asker, 5, "late", 4);
+	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
+	side_close(&asker);
+	side_close(&service);
+}
+
 static void nobody(void)
 {
 	struct side service = serve_at(host, 0, 0);
@@ -368,6 +388,7 @@ int main(void)
 	STEP(found("::", "::1"));
 	STEP(found("::", "127.0.0.3"));
 	STEP(refused());
+	STEP(service_comes_late());
 	STEP(ends_in_any_order());
 	STEP(backlog());
 	STEP(said_again());
