@@ -31,7 +31,7 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 
 /* ---- create and destroy -------------------------------------------------------------------- */
 
-static int check_create(const struct ibv_qp_init_attr *attr)
+static int check_create(const struct ibv_pd *pd, const struct ibv_qp_init_attr *attr)
 {
 	const struct ibv_qp_cap *cap = &attr->cap;
 
@@ -49,10 +49,11 @@ static int check_create(const struct ibv_qp_init_attr *attr)
 		return EINVAL;
 	}
 	if (!attr->send_cq || !attr->recv_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
-	    cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_send_sge > SOFT_MAX_SGE ||
-	    cap->max_recv_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
+	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
 		return EINVAL;
-	return 0;
+	if (attr->srq) /* ibv_create_qp(3): the receives' own limits are ignored then */
+		return attr->srq->context == pd->context ? 0 : EINVAL;
+	return cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_recv_sge > SOFT_MAX_SGE ? EINVAL : 0;
 }
 
 static void rnr_expired(struct soft_timer *timer)
@@ -98,7 +99,7 @@ static uint32_t inline_room(const struct ibv_qp_cap *cap)
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct soft_qp *qp = NULL;
-	int rc = soft_context_of(pd->context)->fatal ? EIO : check_create(attr);
+	int rc = soft_context_of(pd->context)->fatal ? EIO : check_create(pd, attr);
 
 	if (!rc) {
 		qp = calloc(1, sizeof(*qp));
@@ -117,7 +118,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 			.state = IBV_QPS_RESET,
 			.qp_type = attr->qp_type,
 		};
-		if (attr->srq) /* ibv_create_qp(3): these two are ignored */
+		if (attr->srq)
 			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
 		rc = soft_queues_create(qp);
 	}
@@ -155,6 +156,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		errno = rc;
 		return NULL;
 	}
+	attr->cap = qp->cap; /* ibv_create_qp(3): what was granted */
 	return &qp->ibv;
 }
 

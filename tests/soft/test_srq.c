@@ -218,6 +218,33 @@ static void posting(void)
 	close_side(&side);
 }
 
+/* ibv_create_qp(3): the sizes of a receive queue are ignored; what counts is that the shared one is
+ * of the same device context. */
+static void creating(void)
+{
+	struct side a, b;
+	struct ibv_qp_init_attr init;
+
+	open_side(&a, (struct options){.shared = 1});
+	open_side(&b, (struct options){.shared = 1});
+	init = (struct ibv_qp_init_attr){
+		.send_cq = a.cq,
+		.recv_cq = a.cq,
+		.srq = a.srq,
+		.cap = {.max_send_wr = 1, .max_recv_wr = UINT32_MAX, .max_recv_sge = UINT32_MAX},
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp *qp = verbs->ibv_create_qp(a.pd, &init);
+
+	CHECK(qp);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+	init.srq = b.srq;
+	errno = 0;
+	CHECK(!verbs->ibv_create_qp(a.pd, &init));
+	CHECK_EQUAL(errno, EINVAL);
+	close_pair(&a, &b);
+}
+
 /* First posted, first taken, whichever queue pair takes it; a small ring goes round many times. */
 static void order(void)
 {
@@ -567,7 +594,8 @@ static void threads(void)
 	int got[MOST_QPS] = {0};
 	struct star star;
 
-	open_star(&star, MOST_QPS, (struct options){.shared = 7});
+	/* Posting does not wait for the one who polls: there is room for all completions. */
+	open_star(&star, MOST_QPS, (struct options){.shared = 7, .cqe = MOST_QPS * MESSAGES});
 	for (int i = 0; i < MOST_QPS; i++) {
 		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_many, &star.peers[i]), 0);
 		CHECK_EQUAL(pthread_create(&posters[i], NULL, post_many, &star.hub), 0);
@@ -597,6 +625,7 @@ int main(void)
 	STEP(objects());
 	STEP(extended());
 	STEP(posting());
+	STEP(creating());
 	STEP(order());
 	STEP(writes());
 	STEP(resize());
