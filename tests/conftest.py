@@ -287,7 +287,7 @@ class ConnectedPair(Protocol):
 @pytest.fixture
 def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
     """A factory; what it made is closed after the test."""
-    made: list[End] = []
+    made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion] = []
 
     def make(
         capabilities: verbs.QPCapabilities | None = None,
@@ -301,6 +301,7 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
         ends = []
         for _ in range(2):
             cq = context.create_cq(256, channel)
+            made.append(cq)
             qp = pd.create_qp(
                 cq,
                 capabilities=capabilities,
@@ -308,9 +309,10 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
                 send_ops=send_ops,
                 sq_sig_all=sq_sig_all,
             )
+            made.append(qp)
             mr = pd.reg_mr(1 << 16, AccessFlags.LOCAL_WRITE | ALL_REMOTE)
+            made.append(mr)
             ends.append(End(qp, cq, mr))
-        made.extend(ends)
         first, second = (end.qp.endpoint() for end in ends)
         connect.setdefault("access", ALL_REMOTE)
         ends[0].qp.connect(first, second, **connect)
@@ -318,9 +320,8 @@ def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterat
         return ends[0], ends[1]
 
     yield make
-    for end in made:
-        end.cq.close()  # and with it the queue pair
-        end.mr.close()
+    for it in made:  # a completion queue, and with it the queue pair, before its region
+        it.close()
 
 
 @pytest.fixture
