@@ -139,7 +139,6 @@ DEVIATIONS: dict[str, frozenset[str]] = {
             "a receive posted in ERR is not flushed",
             "a message too long for the receive is an operational error",
             "an unknown lkey is a queue pair error",
-            "WITH_INV is told as IP_CSUM_OK",
             "what waited in SQD begins with the next post",
             "a failed send of an unreliable queue pair is fatal",
             "QP_LAST_WQE_REACHED never comes",

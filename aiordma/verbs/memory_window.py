@@ -103,7 +103,6 @@ class MemoryWindow(Resource["h.MWPointer"]):
                 raise ValueError(f"{self!r}: {following:#x} differs in more than the lowest 8 bits")
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
-            self.pointer.rkey = following  # the device leaves that to us
         self._region = mr
         # Closing a domain ends the youngest first: a window must end before its region and its
         # queue pair.

@@ -255,6 +255,9 @@ class Posting(Resource["h.QPPointer"]):
             if posted is not None:
                 posted.withdraw_sends(len(requests) - done)
             raise self._post_error("ibv_post_send", code, done)
+        for wr in requests:
+            if wr.bind is not None:
+                wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order, in one crossing.

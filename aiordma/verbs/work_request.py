@@ -29,7 +29,8 @@ class BindInfo(NamedTuple):
     """What a memory window of type 2 shall cover: ``struct ibv_mw_bind_info``.
 
     ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3));
-    ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights.
+    ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights. Posting it makes
+    ``rkey`` the window's own; so a window is bound once in one call.
     """
 
     mw: Resource[h.MWPointer]

@@ -102,6 +102,7 @@ def test_windows(
             info = BindInfo(mw, mr, first, mr.addr + 64, 64, AccessFlags.REMOTE_WRITE)
             batch.bind(info, wr_id=3)
             batch.send(imm=first, wr_id=4)
+        assert mw.rkey == first
         assert [wc.opcode for wc in owner.completions(2)] == [WCOpcode.BIND_MW, WCOpcode.SEND]
         assert peer.completion().imm_data == first
         with peer.qp.batch() as batch:
