@@ -168,6 +168,18 @@ def test_address_in_use(events: cm.EventChannel, listener: ConnectionId) -> None
         assert isinstance(caught.value, OSError)
 
 
+def test_two_may_be_bound_but_one_may_listen(events: cm.EventChannel, host: str) -> None:
+    with events.create_id() as one, events.create_id() as two:
+        for id in (one, two):
+            id.set_reuseaddr(True)
+        one.bind_addr((host, 0))
+        two.bind_addr(address_of(one))
+        one.listen()
+        with pytest.raises(AddressError, match=f"cannot listen on {host} port") as caught:
+            two.listen()
+        assert caught.value.errno == errno.EADDRINUSE
+
+
 def test_an_address_of_another_machine(events: cm.EventChannel) -> None:
     with events.create_id() as id:
         with pytest.raises(AddressError, match=r"bind to 198\.51\.100\.7 port 0") as caught:
