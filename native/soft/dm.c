@@ -141,7 +141,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	int rc = soft_mr_access(&access, rights);
 
 	/* "the user must set the IBV_ACCESS_ZERO_BASED flag" */
-	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !length || !holds(dm, dm_offset, length) ||
+	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !holds(dm, dm_offset, length) ||
 		    pd->context != ibv->context))
 		rc = EINVAL;
 	if (rc) {

@@ -27,7 +27,6 @@ LEFT_OVERS = (
 # Tests that fail, and why that is as it should be, or known.
 KNOWN = {
     "test_create_ah_roce": "addresses without a GRH are those of this host",
-    "test_create_dm_mr": "it registers nothing: a length of 0",
     "test_dm_bad_access": RULE_OF_MLX5,
     "test_dm_write_bad_flow": RULE_OF_MLX5,
     "test_import_dm": NO_COMMAND_FD,

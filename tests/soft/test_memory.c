@@ -364,13 +364,19 @@ static void device_memory(void)
 
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 1, 4096, rights), EINVAL);
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 0, rights), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | REMOTE), EINVAL);
 	REFUSED(ex->reg_dm_mr(a.pd, dm, 0, 4096, rights), EINVAL); /* another context's */
 	struct ibv_mr *mr = ex->reg_dm_mr(b.pd, dm, 1000, 1000, rights);
 
 	CHECK(mr && mr->length == 1000 && !mr->addr);
+	/* Nothing of it can be registered as well, for what that is worth. */
+	struct ibv_mr *nothing = ex->reg_dm_mr(b.pd, dm, 4096, 0, rights);
+
+	CHECK(nothing && nothing->length == 0);
+	CHECK_EQUAL(write_to(&a, nothing, 0, 1), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(nothing), 0);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets in the region. */
 	memset(a.memory, 0, 300);
