@@ -55,6 +55,7 @@ test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	$(MAKE) --no-print-directory -C tests/soft check
 	@mkdir -p $(LOGS)
 	$(BIN)/python -m pytest --ignore tests/programs $(ARGS) | tee $(LOGS)/embedded0
+	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs).'
 
 programs: .venv/.test $(MODULE) ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
