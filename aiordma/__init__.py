@@ -7,6 +7,7 @@ from .errors import (
     ConnectionBrokenError,
     ConnectionClosedError,
     ConnectionManagerError,
+    DeviceEventError,
     MessageTooLongError,
     ProtocolError,
     RDMAError,
@@ -15,6 +16,7 @@ from .errors import (
     VerbsError,
     WorkCompletionError,
 )
+from .events import DeviceEvents, device_events
 from .mr_pool import Buffer, MemoryPool, Region
 from .transport import (
     Connection,
@@ -40,6 +42,8 @@ __all__ = [
     "ConnectionBrokenError",
     "ConnectionClosedError",
     "ConnectionManagerError",
+    "DeviceEventError",
+    "DeviceEvents",
     "Listener",
     "MemoryPool",
     "Message",
@@ -56,6 +60,7 @@ __all__ = [
     "VerbsError",
     "WorkCompletionError",
     "connect",
+    "device_events",
     "listen",
     "start_server",
 ]

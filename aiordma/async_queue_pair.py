@@ -31,8 +31,8 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, Unpack
 
 from . import verbs
-from .driver import Watch
-from .errors import BufferStateError, QueueFullError, work_completion_error
+from .driver import ContextEvents, Watch, event_error
+from .errors import BufferStateError, DeviceEventError, QueueFullError, work_completion_error
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
@@ -41,6 +41,15 @@ P = ParamSpec("P")
 # Completions taken per turn of the loop, so that others have theirs. A judgement.
 _TAKEN = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
+# Asynchronous events of a queue pair, or of its completion queue, after which nothing works.
+_FATAL = frozenset(
+    {
+        verbs.EventType.QP_FATAL,
+        verbs.EventType.QP_REQ_ERR,
+        verbs.EventType.QP_ACCESS_ERR,
+        verbs.EventType.CQ_ERR,
+    }
+)
 
 
 def _awaitable(
@@ -91,7 +100,10 @@ class AsyncQueuePair:
         self._receives: dict[int, Completed] = {}
         self._turns: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._promised = 0
+        self._event: DeviceEventError | None = None
         self._watch = Watch(self._channel.fd, self._on_completions)
+        self._events = ContextEvents.for_context(pd.context)
+        self._token = self._events.subscribe(self._on_event)
 
     # ---- sending -------------------------------------------------------------------------
 
@@ -209,6 +221,8 @@ class AsyncQueuePair:
         while self._channel.get_event() is not None:
             self._cq.req_notify()
         found = self._cq.poll(_TAKEN)
+        if self._event is None and any(wc.status is verbs.WCStatus.WR_FLUSH_ERR for wc in found):
+            self._events.take()  # what put the queue pair into this state
         for wc in found:
             future = self._sends.pop(wc.wr_id, None) or self._receives.pop(wc.wr_id, None)
             if future is not None and not future.done():
@@ -222,6 +236,13 @@ class AsyncQueuePair:
             self._fail(self._flushed)
         else:
             self._give_turns()
+
+    def _on_event(self, event: verbs.AsyncEvent) -> None:
+        """The device says that nothing more will be done."""
+        about = event.element in (self.qp, self._cq) and event.type in _FATAL
+        if self._event is None and (about or event.type is verbs.EventType.DEVICE_FATAL):
+            self._event = event_error(event, self.qp.context)
+            self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
         """Nothing more will be done: let every waiter go. Completions may never come."""
@@ -242,7 +263,7 @@ class AsyncQueuePair:
             verbs.WCStatus.WR_FLUSH_ERR,
             operation=operation,
             qp_num=self.qp.qp_num,
-            cause=self.qp.first_failure,
+            cause=self._event or self.qp.first_failure,
         )
 
     # ---- the end -------------------------------------------------------------------------
@@ -250,7 +271,7 @@ class AsyncQueuePair:
     def _check(self) -> None:
         if self._channel.closed:
             raise BufferStateError(f"{self!r} is closed")
-        if self.qp.first_failure is not None:
+        if self._event is not None or self.qp.first_failure is not None:
             raise self._flushed("work request")
 
     def close(self) -> None:
@@ -258,6 +279,8 @@ class AsyncQueuePair:
         if self._channel.closed:
             return
         self._watch.close()
+        self._events.unsubscribe(self._token)
+        self._events.release()
         text = f"{self!r} was closed"
         self._fail(lambda _: BufferStateError(text))
         self._channel.close()  # and with it the completion queue and the queue pair

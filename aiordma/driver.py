@@ -15,9 +15,9 @@ Some facts, and what they mean here:
   sleeps: once the tasks that they woke have had their turn, since a look before that would only
   delay what they post.  Looks that find nothing make the following ones rarer, so a peer that is
   slow, or shares this core, costs next to nothing, and an idle process nothing at all.
-- An asynchronous event is delivered once per device context, and a context that the connection
-  manager opened is shared by every loop of the process; so events are handed on to the loop
-  whose queue pair they concern.
+- An asynchronous event is delivered once per device context, which several loops may share:
+  `event_router` hands it on.  The event often says why completions fail, and is there by then;
+  so who sees a flush looks for events first (`look_for_events`).
 
 This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
 and runs in its thread.
@@ -33,7 +33,8 @@ from typing import ClassVar, Protocol, Self, cast
 
 from . import cm, verbs
 from ._core.operations import OperationSlot, OperationTable
-from .errors import InternalError
+from .errors import DeviceEventError, InternalError
+from .event_router import EventRouter
 from .mr_pool import MemoryPool
 
 logger = logging.getLogger("aiordma.driver")
@@ -102,8 +103,14 @@ class _Shared:
         """Gives back what `acquire` gave; the last one closes the object."""
         self._users -= 1
         if self._users == 0:
-            del self._instances[self.loop][self._key]
+            self._withdraw()
             self._close()
+
+    def _withdraw(self) -> None:
+        """Whoever acquires from now on gets another one."""
+        here = self._instances.get(self.loop, {})
+        if here.get(self._key) is self:
+            del here[self._key]
 
     def _close(self) -> None:
         raise NotImplementedError
@@ -114,9 +121,6 @@ class Driver(_Shared):
 
     Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
     """
-
-    # Queue pairs by (context, number), for events that another loop's driver happened to take.
-    _by_number: ClassVar[dict[tuple[int, int], tuple[Driver, CompletionSink]]] = {}
 
     def __init__(
         self,
@@ -131,7 +135,7 @@ class Driver(_Shared):
         self.channel = context.create_comp_channel()
         self.pool = MemoryPool(self.pd, limit=pool_limit)
         self.operations = OperationTable()
-        self._sinks: dict[int, CompletionSink] = {}  # by queue pair number
+        self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain
@@ -140,7 +144,8 @@ class Driver(_Shared):
         self._skip = 0  # wake-ups to go without one
         self._misses = 0  # grows with looks that found nothing
         loop.add_reader(self.channel.fd, self._on_completions)
-        loop.add_reader(context.async_fd, self._on_async_event)
+        self._events = ContextEvents.for_context(context)
+        self._token = self._events.subscribe(self._on_async_event)
 
     @classmethod
     def for_context(cls, context: verbs.Context, pool_limit: int) -> Driver:
@@ -190,13 +195,15 @@ class Driver(_Shared):
     def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
         """`sink` posts to `qp` with slots of `operations`, of which it is the owner."""
         qp.untrack()  # those slots are the account
-        self._sinks[qp.qp_num] = sink
-        self._by_number[(id(self.context), qp.qp_num)] = (self, sink)
+        self._sinks[qp] = sink
 
-    def detach(self, qp_num: int) -> None:
+    def detach(self, qp: verbs.QueuePair) -> None:
         """The queue pair is being destroyed; its slots have been given back."""
-        del self._sinks[qp_num]
-        del self._by_number[(id(self.context), qp_num)]
+        del self._sinks[qp]
+
+    def look_for_events(self) -> None:
+        """Take the device's asynchronous events that are there by now."""
+        self._events.take()
 
     def poll(self) -> None:
         """Handles what has completed by now, without waiting for the loop to say so."""
@@ -269,21 +276,27 @@ class Driver(_Shared):
         internal.__cause__ = error
         sink.fail(internal)
 
-    def _on_async_event(self) -> None:
-        for event in self.context.async_events():
-            if isinstance(event.element, verbs.QueuePair):
-                found = self._by_number.get((id(self.context), event.element.qp_num))
-                if found is None:
-                    continue
-                driver, sink = found
-                if driver is self:
-                    sink.device_event(event)
-                else:
-                    driver.loop.call_soon_threadsafe(sink.device_event, event)
-            elif event.type is verbs.EventType.DEVICE_FATAL:
-                self._fail(OSError(f"device {self.context.name} failed (IBV_EVENT_DEVICE_FATAL)"))
-            else:
-                logger.info("device %s: %s", self.context.name, event.type.name)
+    def _on_async_event(self, event: verbs.AsyncEvent) -> None:
+        """To the queue pairs that it concerns: its own, those of its queue, or all."""
+        element = event.element
+        if event.type is verbs.EventType.DEVICE_FATAL:
+            # Who comes now gets another driver, and with it the device opened anew.
+            self._withdraw()
+            concerned = list(self._sinks.values())
+        elif element is None:
+            concerned = []
+        else:
+            concerned = [
+                sink
+                for qp, sink in self._sinks.items()
+                if element is qp
+                or element is qp.srq
+                or (event.type is verbs.EventType.CQ_ERR and element in (qp.send_cq, qp.recv_cq))
+            ]
+        for sink in concerned:
+            sink.device_event(event)
+        if not concerned and event.port_num is not None:
+            logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
 
     def _fail(self, error: Exception) -> None:
         for sink in list(self._sinks.values()):
@@ -291,7 +304,8 @@ class Driver(_Shared):
 
     def _close(self) -> None:
         self.loop.remove_reader(self.channel.fd)
-        self.loop.remove_reader(self.context.async_fd)
+        self._events.unsubscribe(self._token)
+        self._events.release()
         for cq in self._cqs:
             cq.close()
         self.channel.close()
@@ -299,6 +313,42 @@ class Driver(_Shared):
         self.pd.close()
         if not self.context.borrowed:
             self.context.close()
+
+
+class ContextEvents(_Shared):
+    """One event loop's ear for the asynchronous events of a context: its only reader there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
+        super().__init__(loop, context)
+        self._router = EventRouter.of(context)
+        # Kept: the connection manager may open its device anew, under the same pointer.
+        self._fd = context.async_fd
+        loop.add_reader(self._fd, self.take)
+
+    @classmethod
+    def for_context(cls, context: verbs.Context) -> ContextEvents:
+        return cls._acquire(context, lambda loop: cls(loop, context))
+
+    def take(self) -> None:
+        """Take the events that are there and tell every subscriber of every loop."""
+        if self._users:  # closed between the fd's readiness and now
+            self._router.take()
+
+    def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
+        """`listener` is told of every event in this loop; returns a token for `unsubscribe`."""
+        return self._router.subscribe(self.loop, listener)
+
+    def unsubscribe(self, token: object) -> None:
+        self._router.unsubscribe(token)
+
+    def _close(self) -> None:
+        self.loop.remove_reader(self._fd)
+
+
+def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
+    """What to fail with when an event says that nothing will work any more."""
+    about = repr(event.element) if event.element is not None else ""
+    return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
 class Watch:

@@ -12,6 +12,7 @@
     │   └── LibraryNotFoundError         .library, .symbol that is not there
     ├── WorkCompletionError              posted work failed: .status .operation .qp_num .wr_id
     │   └── ...                          one class per status, see WORK_COMPLETION_ERRORS
+    ├── DeviceEventError                 the device says that it, or a part of it, has failed
     ├── ConnectionManagerError           no connection came about: .event .status
     │   ├── AddressError (OSError)       the address does not resolve to a device
     │   ├── RouteError (OSError)         the address is known, the way to it is not
@@ -373,6 +374,36 @@ def work_completion_error(
     )
     error.__cause__ = cause
     return error
+
+
+# --- asynchronous events -------------------------------------------------------------------------
+
+# ibv_get_async_event(3): what can be done about those after which nothing works any more.
+_EVENT_ADVICE = {
+    "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
+    "QP_FATAL": "the device could not go on with the queue pair; the kernel's log may say why",
+    "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
+    "QP_ACCESS_ERR": "the peer reached for memory that it has no right to; it is the peer's fault",
+    "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",
+    "DEVICE_FATAL": "the device failed; close everything on it and open it again",
+}
+
+
+class DeviceEventError(RDMAError):
+    """The device reported by an asynchronous event that nothing more can be done.
+
+    ``event`` is its name (``IBV_EVENT_`` left out), ``device`` the device, ``element`` what it is
+    about, empty when it is about the device itself.
+    """
+
+    def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
+        about = f" about {element}" if element else ""
+        text = f"device {device!r} reports IBV_EVENT_{event}{about}"
+        advice = _EVENT_ADVICE.get(event)
+        super().__init__(f"{text}: {advice}" if advice else text)
+        self.event = event
+        self.device = device
+        self.element = element
 
 
 # --- connections ---------------------------------------------------------------------------------

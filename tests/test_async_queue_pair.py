@@ -13,12 +13,15 @@ from aiordma import verbs
 from aiordma.async_queue_pair import AsyncQueuePair
 from aiordma.errors import (
     BufferStateError,
+    DeviceEventError,
     QueueFullError,
     RemoteAccessError,
     UnsupportedError,
     WorkRequestFlushedError,
 )
+from aiordma.event_router import EventRouter
 from aiordma.verbs import (
+    EventType,
     QPCapabilities,
     QPState,
     QPType,
@@ -341,5 +344,36 @@ def test_a_queue_pair_that_cannot_be_made_leaves_nothing(
     async def main() -> None:
         with pytest.raises(UnsupportedError):
             AsyncQueuePair(pd, max_tso_header=64)
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
+def test_the_device_reports_a_failure(
+    run: Run, context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
+) -> None:
+    """Nothing may complete any more: every waiter is told, with the report as the cause."""
+
+    async def main() -> None:
+        async with AsyncQueuePair(pd) as one, AsyncQueuePair(pd) as two:
+            here, there = one.qp.endpoint(), two.qp.endpoint()
+            one.qp.connect(here, there)
+            two.qp.connect(there, here)
+            waiting = [queue.recv_nowait([]) for queue in (one, one, two)]
+            event = {
+                EventType.QP_FATAL: verbs.AsyncEvent(kind, one.qp),
+                EventType.CQ_ERR: verbs.AsyncEvent(kind, one.qp.recv_cq),
+                EventType.DEVICE_FATAL: verbs.AsyncEvent(kind),
+            }[kind]
+            EventRouter.of(context).tell(event)
+            for future in waiting[: 3 if kind is EventType.DEVICE_FATAL else 2]:
+                with pytest.raises(WorkRequestFlushedError) as caught:
+                    await future
+                cause = caught.value.__cause__
+                assert isinstance(cause, DeviceEventError)
+                assert cause.event == kind.name
+            with pytest.raises(WorkRequestFlushedError):
+                await one.send([])
+            assert waiting[2].done() is (kind is EventType.DEVICE_FATAL)
 
     run(main())

@@ -91,7 +91,7 @@ class End:
         )
 
     def close(self) -> None:
-        self.driver.detach(self.qp.qp_num)
+        self.driver.detach(self.qp)
         self.qp.close()
         self.block.release()
 
@@ -345,10 +345,28 @@ def test_events_reach_the_sink_of_their_queue_pair(
         async with the_driver(device) as driver, two_ends(driver) as (first, second):
             event = verbs.AsyncEvent(verbs.EventType.QP_ACCESS_ERR, first.qp)
             of_a_port = verbs.AsyncEvent(verbs.EventType.PORT_ACTIVE, None, 1)
-            monkeypatch.setattr(driver.context, "async_events", lambda: [of_a_port, event])
-            driver._on_async_event()
+            of_the_gone = verbs.AsyncEvent(verbs.EventType.QP_FATAL, None)
+            events = [of_a_port, of_the_gone, event]
+            monkeypatch.setattr(driver.context, "async_events", lambda: events)
+            driver.look_for_events()
             assert first.sink.events == [event]
             assert not second.sink.events
+            monkeypatch.undo()
+
+    run(main())
+
+
+def test_an_event_of_a_queue_concerns_every_queue_pair_on_it(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            event = verbs.AsyncEvent(verbs.EventType.CQ_ERR, first.qp.send_cq)
+            with driver.context.create_cq(16) as other:
+                of_another = verbs.AsyncEvent(verbs.EventType.CQ_ERR, other)
+                monkeypatch.setattr(driver.context, "async_events", lambda: [event, of_another])
+                driver.look_for_events()
+            assert first.sink.events == second.sink.events == [event]
             monkeypatch.undo()
 
     run(main())
@@ -357,15 +375,19 @@ def test_events_reach_the_sink_of_their_queue_pair(
 def test_fatal_event_of_the_device(
     run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Everybody hears of it, and who comes afterwards gets the device opened anew."""
+
     async def main() -> None:
         async with the_driver(device) as driver, two_ends(driver) as (first, second):
             event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
             monkeypatch.setattr(driver.context, "async_events", lambda: [event])
-            driver._on_async_event()
-            for end in (first, second):
-                (error,) = end.sink.failures
-                assert "DEVICE_FATAL" in str(error)
+            driver.look_for_events()
             monkeypatch.undo()
+            assert first.sink.events == second.sink.events == [event]
+            again = Driver.for_device(device, LIMIT)
+            assert again is not driver
+            assert again.context is not driver.context
+            again.release()
 
     run(main())
 
@@ -384,21 +406,25 @@ def test_event_taken_by_another_loop(
     async def theirs(event: verbs.AsyncEvent) -> None:
         driver = Driver.for_context(context, LIMIT)
         monkeypatch.setattr(context, "async_events", lambda: [event])
-        driver._on_async_event()
+        driver.look_for_events()
         monkeypatch.undo()
         driver.release()
 
     async def main() -> None:
         driver = Driver.for_context(context, LIMIT)
-        async with two_ends(driver) as (first, _):
+        async with two_ends(driver) as (first, second):
             event = verbs.AsyncEvent(verbs.EventType.QP_FATAL, first.qp)
             await asyncio.to_thread(asyncio.run, theirs(event))
+            fatal = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
+            await asyncio.to_thread(asyncio.run, theirs(fatal))
             await asyncio.sleep(0)
             seen.extend(first.sink.events)
+            assert second.sink.events == [fatal]  # which is everybody's
         driver.release()
 
     run(main())
-    assert [event.type for event in seen] == [verbs.EventType.QP_FATAL]
+    kinds = [verbs.EventType.QP_FATAL, verbs.EventType.DEVICE_FATAL]
+    assert [event.type for event in seen] == kinds
     events.close()
 
 

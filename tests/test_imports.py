@@ -18,7 +18,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "aiordma"
 
 CORE = {"_core", "errors"}
-PUBLIC = {"async_queue_pair", "cm", "config", "errors", "mr_pool", "transport", "verbs"}
+PUBLIC = {
+    "async_queue_pair",
+    "cm",
+    "events",
+    "config",
+    "errors",
+    "mr_pool",
+    "transport",
+    "verbs",
+}
 
 # Room -> rooms (or modules of rooms) that it may import, besides itself.
 ROOMS: dict[str, set[str]] = {
@@ -29,7 +38,9 @@ ROOMS: dict[str, set[str]] = {
     "verbs": {"_native", "_core.qp_states", "_core.handshake", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "mr_pool": {"verbs"} | CORE,
-    "driver": {"verbs", "cm", "mr_pool"} | CORE,
+    "event_router": {"verbs"},
+    "driver": {"verbs", "cm", "mr_pool", "event_router"} | CORE,
+    "events": {"verbs", "driver", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "cm", "verbs", "config"} | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config"} | CORE,

@@ -18,7 +18,7 @@ from typing import Protocol, cast
 from .. import verbs
 from .._core.operations import OperationKind, OperationSlot
 from .._core.send_queue import SendQueue
-from ..driver import Driver
+from ..driver import Driver, event_error
 from ..errors import BufferStateError, RDMAError, VerbsError, work_completion_error
 
 SIGNALED = int(verbs.SendFlags.SIGNALED)
@@ -196,6 +196,8 @@ class WorkQueue:
         wc_flags: int,
         vendor_err: int,
     ) -> None:
+        if status == verbs.WCStatus.WR_FLUSH_ERR and self.error is None:
+            self._driver.look_for_events()  # what put the queue pair into this state
         if slot.kind is OperationKind.RECV:
             del self._receives[slot.wr_id]
             receive = cast(ReceiveWork, slot.memory)
@@ -240,7 +242,7 @@ class WorkQueue:
 
     def device_event(self, event: verbs.AsyncEvent) -> None:
         if event.type in FATAL_EVENTS:
-            self.fail(RDMAError(f"the device reports {event.type.name} for {self.qp!r}"))
+            self.fail(event_error(event, self.qp.context))
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ class WorkQueue:
     def close(self) -> None:
         """Destroys the queue pair; after this the device touches none of its memory any more."""
         self.fail(BufferStateError("the queue pair was closed"))
-        self._driver.detach(self.qp.qp_num)
+        self._driver.detach(self.qp)
         self.qp.close()
         for slot in (*self._sends.clear(), *self._receives.values()):
             owned = slot.memory
@@ -285,6 +287,8 @@ FATAL_EVENTS = frozenset(
         verbs.EventType.QP_FATAL,
         verbs.EventType.QP_REQ_ERR,
         verbs.EventType.QP_ACCESS_ERR,
+        verbs.EventType.CQ_ERR,
+        verbs.EventType.SRQ_ERR,
         verbs.EventType.DEVICE_FATAL,
     }
 )

@@ -58,7 +58,8 @@ class Registration(Resource["h.PDPointer"]):
 
         With ``huge_pages`` memory of the region's own is on huge pages where enough are free;
         where not, a warning is logged, and ``page_size`` tells. ``iova`` is the address that work
-        requests and peers use instead of the memory's own; with the right ZERO_BASED it is 0.
+        requests and peers use instead of the memory's own, at the same place within a page; with
+        the right ZERO_BASED it is 0.
         With ON_DEMAND nothing is pinned in memory, pages come when they are needed.
 
         ValueError for rights that the memory cannot have, TypeError for an object without a

@@ -176,6 +176,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_mr_size = UINT64_MAX,
 		.page_size_cap = ~(uint64_t)4095, /* every size from 4 KiB up */
 		.vendor_id = 0xffffff, /* no IEEE OUI, as the kernel's software device has it */
+		.vendor_part_id = 1,   /* which that one has not */
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
