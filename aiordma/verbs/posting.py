@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .completion import CompletionQueue
     from .context import Context
     from .qp_attributes import QPCapabilities
+    from .shared_receive_queue import SharedReceiveQueue
 
 _post_send_one = lib.aiordma_post_send_one
 _post_recv_one = lib.aiordma_post_recv_one
@@ -62,7 +63,7 @@ class Posting(Resource["h.QPPointer"]):
     capabilities: QPCapabilities
     send_ops: SendOps
 
-    srq: Resource[h.SRQPointer] | None
+    srq: SharedReceiveQueue | None
 
     def _begin_posting(
         self, extended: h.QPExPointer | h.Null, *cqs: CompletionQueue | None

@@ -12,7 +12,7 @@ from .qp_attributes import QPCapabilities
 from .qp_creation import QPOptions, create_qp
 from .queue_pair import QueuePair
 from .registration import Registration
-from .resource import Node, Resource
+from .resource import Node
 from .shared_receive_queue import SharedReceiveQueue, create_srq
 from .transport_rules import SendOps
 
@@ -93,7 +93,7 @@ class ProtectionDomain(Registration):
         *,
         qp_type: QPType = QPType.RC,
         sq_sig_all: bool = False,
-        srq: Resource[h.SRQPointer] | None = None,
+        srq: SharedReceiveQueue | None = None,
         send_ops: SendOps = SendOps.NONE,
         create_flags: QPCreateFlags = QPCreateFlags.NONE,
         source_qpn: int | None = None,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .completion import CompletionQueue
     from .context import Context
     from .protection_domain import ProtectionDomain
+    from .shared_receive_queue import SharedReceiveQueue
 
 # enum ibv_qp_init_attr_mask
 _PD, _XRCD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
@@ -83,7 +84,7 @@ class QPKeywords(TypedDict, total=False):
 
     qp_type: QPType
     sq_sig_all: bool
-    srq: Resource[h.SRQPointer] | None
+    srq: SharedReceiveQueue | None
     send_ops: SendOps
     create_flags: QPCreateFlags
     source_qpn: int | None
@@ -120,7 +121,7 @@ def create_qp(
     capabilities: QPCapabilities,
     qp_type: QPType,
     sq_sig_all: bool,
-    srq: Resource[h.SRQPointer] | None,
+    srq: SharedReceiveQueue | None,
     options: QPOptions,
     reserved: bool,
     maker: Maker = _VERBS,

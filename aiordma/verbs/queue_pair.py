@@ -16,7 +16,7 @@ from .multicast import MulticastAttachment, attach
 from .posting import Posting
 from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
 from .qp_options import ECE, RateLimit
-from .resource import Node, Resource
+from .resource import Node
 from .routes import explain
 from .transport_rules import SendOps
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .completion import CompletionQueue
     from .context import Context
     from .protection_domain import ProtectionDomain
+    from .shared_receive_queue import SharedReceiveQueue
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class QueuePair(BringUp, Posting):
         recv_cq: CompletionQueue | None,
         attr: h.QPInitAttr | h.QPInitAttrEx,
         *,
-        srq: Resource[h.SRQPointer] | None = None,
+        srq: SharedReceiveQueue | None = None,
         send_ops: SendOps = SendOps.NONE,
         context: Context | None = None,
         reserved: bool = False,
@@ -72,6 +73,12 @@ class QueuePair(BringUp, Posting):
         if not reserved:
             receives = 0 if srq is not None else self.capabilities.max_recv_wr
             hold_room(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
+            if srq is not None and recv_cq is not None:
+                try:
+                    srq.complete_at(recv_cq)
+                except BaseException:
+                    node.close()
+                    raise
         extended = context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
         self._begin_posting(extended, send_cq, recv_cq)
         context.route_events(int(ffi.cast("uintptr_t", pointer)), self)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,11 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         self.max_wr = self.query().max_wr
         self._room: RequestArray | None = None
         self._room_size = (0, 0)
+        # Every receive may complete at any of these, so each has entries set aside for all.
+        self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        node.at_end = _given_back(self._completing_at)
         self.context.route_events(int(ffi.cast("uintptr_t", self.pointer)), self)
 
     # --- attributes ------------------------------------------------------------------------
@@ -82,9 +88,10 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         With ``srq_limit`` above 0 the event SRQ_LIMIT_REACHED comes once, when the number of
         posted receives drops below it (``context.async_events()``); 0 calls it off.
 
-        UnsupportedError for resizing on a device that cannot; VerbsError when the device refuses,
-        as it must when more than ``max_wr`` receives are posted, or when the limit is above
-        ``max_wr``: nothing is changed then.
+        UnsupportedError for resizing on a device that cannot; BusyError when a completion queue
+        of its queue pairs cannot have entries for so many receives; VerbsError when the device
+        refuses, as it must when more than ``max_wr`` receives are posted, or when the limit is
+        above ``max_wr``: nothing is changed then.
         """
         attr = ffi.new("struct ibv_srq_attr *")
         wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
@@ -104,12 +111,36 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
             raise UnsupportedError(
                 "resizing shared receive queues", device=context.name, verb="ibv_modify_srq"
             )
+        more = {
+            cq: max_wr - held
+            for cq, held in self._completing_at.items()
+            if max_wr is not None and max_wr > held
+        }
+        made: list[CompletionQueue] = []
         try:
+            for cq, entries in more.items():
+                cq.make_room(entries)
+                made.append(cq)
             context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
-        except VerbsError as error:
-            raise failure(error.verb, error.errno or 0, f"{self!r}: {wanted}") from None
+        except BaseException as error:
+            for cq in made:
+                cq.release(more[cq])
+            if isinstance(error, VerbsError):
+                raise failure(error.verb, error.errno or 0, f"{self!r}: {wanted}") from None
+            raise
+        for cq in made:
+            self._completing_at[cq] += more[cq]
         if max_wr is not None:
             self.max_wr = self.query().max_wr
+
+    def complete_at(self, cq: CompletionQueue) -> None:
+        """A queue pair's receives complete there: set entries aside; for this package.
+
+        They are given back when this is closed. BusyError when the queue cannot have so many.
+        """
+        if cq not in self._completing_at:
+            cq.make_room(self.max_wr)
+            self._completing_at[cq] = self.max_wr
 
     @property
     def srq_num(self) -> int:
@@ -160,6 +191,15 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
 
     def _details(self) -> str:
         return f"of {self.max_wr} receives with {self.max_sge} pieces"
+
+
+def _given_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> Callable[[], None]:
+    # Not a method: what the node keeps must not keep the object, which warns when it is dropped.
+    def give_back() -> None:
+        for cq, entries in held.items():
+            cq.release_when_empty(entries)
+
+    return give_back
 
 
 def create_srq(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import BufferStateError, PostError, QueueFullError, VerbsError
+from aiordma.errors import BufferStateError, BusyError, PostError, QueueFullError, VerbsError
 from aiordma.verbs import (
     GRH_SIZE,
     AsyncEvent,
@@ -309,7 +309,7 @@ def test_unreliable_queue_pairs(
     """Two of a type at one shared queue, each sending to the other."""
     header = GRH_SIZE if qp_type is QPType.UD else 0
     with ExitStack() as stack:
-        cq = stack.enter_context(context.create_cq(32))
+        cq = stack.enter_context(context.create_cq(128))
         srq = stack.enter_context(pd.create_srq(4))
         mr = stack.enter_context(pd.reg_mr(1024))
         qps = [stack.enter_context(pd.create_qp(cq, qp_type=qp_type, srq=srq)) for _ in range(2)]
@@ -381,3 +381,39 @@ def test_a_message_too_long_ends_its_queue_pair_alone(
     send(ends[1], b"fits")
     assert hub.completion().wr_id == 1
     assert ends[1].completion().ok
+
+
+# --- room for completions ----------------------------------------------------------------------
+
+
+def test_completion_queues_have_room_for_all(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    """A completion queue is never too small for what is posted: entries are set aside once."""
+    sends = verbs.QPCapabilities(max_send_wr=4, max_recv_wr=0, max_recv_sge=0)
+    with context.create_cq(8) as cq:
+        with pd.create_srq(200) as srq:
+            qps = [pd.create_qp(cq, capabilities=sends, srq=srq) for _ in range(2)]
+            of_sends = sum(qp.capabilities.max_send_wr for qp in qps)
+            assert cq.reserved == of_sends + srq.max_wr
+            assert cq.cqe >= cq.reserved
+            before = cq.reserved - srq.max_wr
+            srq.modify(max_wr=600)
+            assert cq.reserved >= before + 600
+            with pytest.raises(VerbsError, match="srq_limit"):
+                srq.modify(max_wr=900, srq_limit=1 << 31)
+            assert cq.reserved < before + 900
+        assert cq.in_use == 0
+
+
+def test_a_completion_queue_that_cannot_grow(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    with context.create_cq(8) as cq, pd.create_srq(8) as srq, pd.create_qp(cq, srq=srq):
+        cq.make_room(context.query_device().max_cqe - cq.reserved)
+        before = srq.query()
+        with pytest.raises(BusyError, match="cannot grow"):
+            srq.modify(max_wr=srq.max_wr + 1)
+        assert srq.query() == before
+        with pd.create_srq(8) as other, pytest.raises(BusyError, match="cannot grow"):
+            pd.create_qp(cq, srq=other)
