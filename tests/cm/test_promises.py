@@ -8,9 +8,9 @@ import pytest
 
 from aiordma import cm
 from aiordma.cm import PortSpace
-from aiordma.errors import AddressError, UnsupportedError
+from aiordma.errors import UnsupportedError
 
-from .conftest import address_of, refused
+from .conftest import refused
 
 GROUP = ("239.7.7.7", 0)
 
@@ -47,16 +47,3 @@ def test_port_spaces(events: cm.EventChannel) -> None:
                 events.create_id(space)
         else:
             events.create_id(space).close()
-
-
-def test_one_listener_for_an_address(events: cm.EventChannel, host: str) -> None:
-    """Two ids may share an address that neither listens on; then the first one has it."""
-    with events.create_id() as one, events.create_id() as two:
-        for id in (one, two):
-            id.set_reuseaddr(True)
-        one.bind_addr((host, 0))
-        two.bind_addr(address_of(one))
-        one.listen()
-        with pytest.raises(AddressError, match="cannot listen on") as caught:
-            two.listen()
-        assert caught.value.errno == errno.EADDRINUSE
