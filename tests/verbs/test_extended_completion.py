@@ -182,7 +182,7 @@ def test_one_drain_for_both_kinds(
     mr = pd.reg_mr(64)
     sent = set()
     pairs = []
-    queues = [context.create_cq(64, channel, extended=extended) for extended in (False, True)]
+    queues = [context.create_cq(64, channel, extended=extended) for extended in (True, False)]
     for wr_id, cq in enumerate(queues):
         cq.req_notify()
         qp = pd.create_qp(cq)
