@@ -138,7 +138,6 @@ enum aiordma_wc_field {
 
 /* Completions of an extended CQ one by one: ibv_start_poll and its kin (ibv_create_cq_ex(3)). */
 int aiordma_start_poll(struct ibv_cq_ex *cq);
-int aiordma_next_poll(struct ibv_cq_ex *cq);
 void aiordma_end_poll(struct ibv_cq_ex *cq);
 /* Of the completion that it has come to; EOPNOTSUPP for what the CQ was not made to tell. */
 int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value);

@@ -67,14 +67,12 @@ class CompletionCursor:
             self._wc = found[0] if found else None
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
-        code = (
-            lib.aiordma_next_poll(self._ex) if self._started else lib.aiordma_start_poll(self._ex)
-        )
+        self._end()  # and not next_poll, for the reason in native/completion.c
+        code = lib.aiordma_start_poll(self._ex)
         if code == 0:
             self._started = True
             self.failure = self._cq.accounts.settle(self._record())
             return True
-        self._end()
         if code != errno.ENOENT:
             raise failure("ibv_start_poll", abs(code), f"the completion queue {self._cq!r}")
         self._cq.entries.seen_empty()
