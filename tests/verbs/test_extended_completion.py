@@ -179,10 +179,10 @@ def test_only_what_was_asked_for(
 def test_one_drain_for_both_kinds(
     context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
 ) -> None:
-    mr = pd.reg_mr(64)
     sent = set()
     pairs = []
     queues = [context.create_cq(64, channel, extended=extended) for extended in (True, False)]
+    mr = pd.reg_mr(64)
     for wr_id, cq in enumerate(queues):
         cq.req_notify()
         qp = pd.create_qp(cq)
