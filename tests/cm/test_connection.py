@@ -84,12 +84,13 @@ def test_disconnect(events: cm.EventChannel, connected: Connected) -> None:
 def test_the_end_of_a_connection(events: cm.EventChannel, connected: Connected) -> None:
     """DISCONNECTED, then TIMEWAIT_EXIT: from then on the queue pair may be used again."""
     connected.active.disconnect()
-    connected.passive.disconnect()
     seen: dict[ConnectionId, list[EventType]] = {connected.active: [], connected.passive: []}
     while not all(EventType.TIMEWAIT_EXIT in kinds for kinds in seen.values()):
         event = next_event(events)
         assert event.error() is None
         seen[event.id].append(event.type)
+        if (event.id, event.type) == (connected.passive, EventType.DISCONNECTED):
+            connected.passive.disconnect()  # the answer, without which the other waits for long
     for kinds in seen.values():
         assert kinds == [EventType.DISCONNECTED, EventType.TIMEWAIT_EXIT]
 
@@ -168,13 +169,16 @@ def test_address_in_use(events: cm.EventChannel, listener: ConnectionId) -> None
         assert isinstance(caught.value, OSError)
 
 
-def test_two_may_be_bound_but_one_may_listen(events: cm.EventChannel, host: str) -> None:
+def test_two_may_be_bound_but_one_may_listen(
+    events: cm.EventChannel, host: str, deviations: frozenset[str]
+) -> None:
     with events.create_id() as one, events.create_id() as two:
         for id in (one, two):
             id.set_reuseaddr(True)
         one.bind_addr((host, 0))
         two.bind_addr(address_of(one))
-        one.listen()
+        if "who is bound beside a listener is in its way" not in deviations:
+            one.listen()
         with pytest.raises(AddressError, match=f"cannot listen on {host} port") as caught:
             two.listen()
         assert caught.value.errno == errno.EADDRINUSE
