@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from typing import Self
 from . import verbs
 from .driver import ContextEvents
 from .errors import BufferStateError
+from .waiting import Waiters
 
 logger = logging.getLogger("aiordma.driver")
 
@@ -40,7 +40,7 @@ class DeviceEvents:
         self._source = ContextEvents.for_context(context)
         self._token = self._source.subscribe(self._hear)
         self._events: deque[verbs.AsyncEvent] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._closed = False
 
     def _hear(self, event: verbs.AsyncEvent) -> None:
@@ -49,14 +49,7 @@ class DeviceEvents:
             logger.warning("nobody has looked at %d events of %r: %s is dropped",
                            KEPT, self.context, lost.type.name)  # fmt: skip
         self._events.append(event)
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake()
 
     async def get(self) -> verbs.AsyncEvent:
         """The next event, waited for. Cancelling loses none.
@@ -66,14 +59,7 @@ class DeviceEvents:
         while not self._events:
             if self._closed:
                 raise BufferStateError(f"{self!r} is closed")
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()  # it was this one's turn: the next one's, then
-                raise
+            await self._waiters.wait()
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
@@ -98,9 +84,7 @@ class DeviceEvents:
         self._source.release()
         if self._owned:
             self.context.close()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake_all()
 
     async def __aenter__(self) -> Self:
         return self

@@ -32,6 +32,7 @@ from ._transport.message import Message
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
+from .waiting import Waiters
 
 __all__ = [
     "Address",
@@ -132,7 +133,7 @@ class Listener:
         self.device = device
         self._acceptor: by_cm.CMAcceptor | by_tcp.TCPAcceptor | None = None
         self._ready: deque[Connection] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -160,30 +161,14 @@ class Listener:
             connection.abort()
             return
         self._ready.append(connection)
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake()
 
     async def accept(self) -> Connection:
         """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`."""
         while not self._ready:
             if self._closed:
                 raise ConnectionClosedError("the listener is closed")
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                elif self._ready:
-                    self._wake()
-                raise
+            await self._waiters.wait()
         return self._ready.popleft()
 
     async def __aiter__(self) -> AsyncIterator[Connection]:
@@ -202,8 +187,7 @@ class Listener:
         self._closed = True
         assert self._acceptor is not None
         await self._acceptor.close()
-        while self._waiters:
-            self._wake()
+        self._waiters.wake_all()
         left = list(self._ready)
         self._ready.clear()
         for connection in left:

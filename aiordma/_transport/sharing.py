@@ -26,6 +26,7 @@ from .._core.region import RegionToken, RemoteRange, Rights
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
+from ..waiting import Waiters
 
 if TYPE_CHECKING:
     from .messages import Messages
@@ -249,7 +250,7 @@ class Sharing:
         self._lent_bytes = 0
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
         self._arrived: deque[RemoteRegion | HandedOver] = deque()
-        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._receivers = Waiters()
         self._ended: BaseException | None = None
 
     # ---- this side's memory --------------------------------------------------------------
@@ -345,26 +346,9 @@ class Sharing:
         while not self._arrived:
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
-            receiver = self._loop.create_future()
-            self._receivers.append(receiver)
-            try:
-                await receiver
-            except BaseException:
-                if not receiver.cancelled():
-                    self._wake()
-                raise
-            finally:
-                if receiver in self._receivers:
-                    self._receivers.remove(receiver)
+            await self._receivers.wait()
         arrived = self._arrived.popleft()
         return arrived.take() if isinstance(arrived, HandedOver) else arrived
-
-    def _wake(self) -> None:
-        while self._receivers:
-            receiver = self._receivers.popleft()
-            if not receiver.done():
-                receiver.set_result(None)
-                return
 
     async def tell(self, message: protocol.Message) -> None:
         """Sends a control message and waits until the peer's device has it."""
@@ -420,7 +404,7 @@ class Sharing:
                 f"before one was received"
             )
         self._arrived.append(region)
-        self._wake()
+        self._receivers.wake()
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -435,8 +419,7 @@ class Sharing:
             if not future.done():
                 future.set_exception(self._waiter_error(error))
         self._requests.clear()
-        while self._receivers:
-            self._wake()
+        self._receivers.wake_all()
 
     @property
     def shared(self) -> int:

@@ -496,13 +496,13 @@ async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
     async with await place.listen() as listener:
         first, second = (asyncio.create_task(listener.accept()) for _ in range(2))
         await turns(2)
-        wake = listener._wake
+        wake = listener._waiters.wake
 
         def wake_and_cancel() -> None:
             wake()
             first.cancel()
 
-        monkeypatch.setattr(listener, "_wake", wake_and_cancel)
+        monkeypatch.setattr(listener._waiters, "wake", wake_and_cancel)
         client = await place.connect(listener.port)
         async with place.within(2):
             server = await second

@@ -1,0 +1,59 @@
+"""A line of waiting tasks: order, turns passed on, nobody left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiordma.waiting import Waiters
+from tests.conftest import Run
+
+
+async def line_up(waiters: Waiters, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:
+    woken: list[int] = []
+
+    async def one(number: int) -> None:
+        await waiters.wait()
+        woken.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(count)]
+    await asyncio.sleep(0)
+    return tasks, woken
+
+
+def test_first_come_first_served(run: Run) -> None:
+    async def main() -> None:
+        waiters = Waiters()
+        tasks, woken = await line_up(waiters, 3)
+        waiters.wake()
+        await tasks[0]
+        assert woken == [0]
+        waiters.wake_all()
+        await asyncio.gather(*tasks)
+        assert woken == [0, 1, 2]
+
+    run(main())
+
+
+def test_who_is_cancelled_leaves_nothing_behind(run: Run) -> None:
+    async def main() -> None:
+        waiters = Waiters()
+        tasks, _ = await line_up(waiters, 3)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not waiters._line
+
+    run(main())
+
+
+def test_a_turn_that_is_not_taken_goes_to_the_next(run: Run) -> None:
+    async def main() -> None:
+        waiters = Waiters()
+        tasks, woken = await line_up(waiters, 2)
+        waiters.wake()
+        tasks[0].cancel()
+        await tasks[1]
+        assert woken == [1]
+        assert tasks[0].cancelled()
+
+    run(main())
