@@ -11,7 +11,7 @@
  *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is owed.
  * In the last two cases the application did not answer: then nothing is owed for a good while.
  */
-#include "objects.h"
+#include "link.h"
 
 enum {
 	TRUST = 4,      /* answers seen before an acknowledgement is owed */

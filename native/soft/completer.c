@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "objects.h"
+#include "link.h"
 
 static bool is_read(const struct soft_send *send)
 {

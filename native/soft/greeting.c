@@ -16,7 +16,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "objects.h"
+#include "link.h"
 
 enum {
 	SECOND_ROUND = 7, /* attempts: the delay has reached its most */

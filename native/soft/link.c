@@ -6,13 +6,11 @@
  * its last words into a reset.  Broken: everything else, a process that was killed above all.
  */
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
-#include "objects.h"
+#include "link.h"
 
 #define LINGER_NS 2000000000u
 
@@ -33,19 +31,13 @@ static void output(struct soft_deferred *deferred)
 		soft_link_write(link);
 }
 
-static void in_ready(struct soft_source *source, uint32_t events);
-static void out_ready(struct soft_source *source, uint32_t events);
-
 struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 {
 	struct soft_link *link = calloc(1, sizeof(*link));
 
 	if (!link)
 		return NULL;
-	link->in.fd = link->out.fd = fd;
-	link->in.ready = in_ready;
-	link->out.ready = out_ready; /* used when it is an fd of its own */
-	link->in.of_port = link->out.of_port = true;
+	soft_link_over_socket(link, fd);
 	link->state = state;
 	soft_list_init(&link->owed);
 	soft_list_init(&link->output.node);
@@ -54,46 +46,12 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 	return link;
 }
 
-/* Both ends have the same address: nothing between them can get lost. */
-static bool is_same_host(int fd)
-{
-	struct sockaddr_storage own = {0}, peer = {0};
-	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
-
-	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
-	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
-		return false;
-	if (own.ss_family == AF_INET6)
-		return !memcmp(&((struct sockaddr_in6 *)&own)->sin6_addr,
-			       &((struct sockaddr_in6 *)&peer)->sin6_addr, 16);
-	return ((struct sockaddr_in *)&own)->sin_addr.s_addr ==
-	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
-}
-
-/* Another machine may vanish without a word: ask after ten quiet seconds, and do not wait longer
- * than twenty for what is under way.  On this machine a peer that says nothing is a process that
- * has been stopped, and its end would be told. */
-static void watch_over(int fd)
-{
-	const int on = 1, idle = 10, interval = 2, count = 5, unanswered_ms = 20000;
-
-	/* Not a TCP socket (a pair, in tests): nothing to be set. */
-	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) || is_same_host(fd))
-		return;
-	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
-}
-
 int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 {
-	int rc = soft_watch(&link->in, EPOLLIN);
+	int rc = link->wire->up(link);
 
 	if (rc)
 		return rc;
-	watch_over(link->in.fd);
 	soft_timer_stop(&link->timer);
 	link->timer.expired = lingered;
 	link->state = SOFT_LINK_UP;
@@ -137,13 +95,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_deferred_cancel(&link->output);
 	soft_ack_settled(link);
 	soft_list_remove(&link->node);
-	soft_unwatch(&link->in);
-	soft_unwatch(&link->out);
-	if (link->out.fd != link->in.fd && link->out.fd >= 0)
-		close(link->out.fd);
-	if (link->in.fd >= 0)
-		close(link->in.fd);
-	link->in.fd = link->out.fd = -1;
+	link->wire->close(link);
 	if (qp) {
 		link->qp = NULL;
 		qp->link = NULL;
@@ -195,34 +147,10 @@ void soft_link_output(struct soft_link *link)
 		soft_defer(&link->output);
 }
 
-static void writable(struct soft_link *link)
+void soft_link_writable(struct soft_link *link)
 {
 	link->blocked = false;
-	if (link->out.fd == link->in.fd)
-		soft_watch(&link->in, EPOLLIN);
-	else
-		soft_unwatch(&link->out);
 	soft_defer(&link->output);
-}
-
-static void out_ready(struct soft_source *source, uint32_t events)
-{
-	(void)events;
-	writable(soft_container(source, struct soft_link, out));
-}
-
-static void in_ready(struct soft_source *source, uint32_t events)
-{
-	struct soft_link *link = soft_container(source, struct soft_link, in);
-
-	if (link->state != SOFT_LINK_UP && link->state != SOFT_LINK_CLOSING) {
-		soft_greeting_ready(link, events);
-		return;
-	}
-	if (events & EPOLLOUT)
-		writable(link);
-	if (events & ~(uint32_t)EPOLLOUT)
-		soft_link_read(link); /* which also finds out about errors */
 }
 
 void soft_links_resume(void)

@@ -1,24 +1,23 @@
-/* Sending: frames are gathered and written with one system call.
+/* Sending: frames are gathered and given to the wire together.
  *
  * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if no
  * other frame carries it.  Headers and small payloads are put one behind the other into scratch
  * memory; long payloads are sent from the application's memory.  The batch is built on a plan (a
- * copy of the positions); only what the kernel has taken moves the positions themselves.  A frame
+ * copy of the positions); only what the wire has taken moves the positions themselves.  A frame
  * that it has taken in part is continued before anything else.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
-#include "objects.h"
+#include "link.h"
 
 enum {
 	FRAMES = 128,
 	IOVECS = 256,
 	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
+	LEAST = SOFT_FRAME_HEADER + COPY_MAX, /* room without which no frame is begun */
 };
 
 struct batch {
@@ -28,6 +27,7 @@ struct batch {
 	int iov_count;
 	size_t used;  /* of the scratch memory */
 	size_t bytes; /* in all */
+	size_t room;  /* of the wire */
 	bool closed;  /* to requests: the next one cannot be sent */
 	struct soft_outgoing frames[FRAMES];
 	struct iovec iov[IOVECS];
@@ -51,7 +51,7 @@ static int gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t 
 static bool has_room(const struct batch *batch)
 {
 	return batch->frame_count < FRAMES && batch->bytes < SOFT_STEP_BYTES &&
-	       batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
+	       batch->room - batch->bytes >= LEAST && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
@@ -207,6 +207,7 @@ static bool build(struct batch *batch, struct soft_link *link)
 	bool answered, requested;
 
 	batch->link = link;
+	batch->room = link->wire->room(link, LEAST);
 	batch->frame_count = batch->iov_count = 0;
 	batch->used = batch->bytes = 0;
 	batch->closed = false;
@@ -217,6 +218,7 @@ static bool build(struct batch *batch, struct soft_link *link)
 		.response = qp->responder.response_head,
 		.response_offset = qp->responder.response_offset,
 		.acked = qp->responder.acked,
+		.most = link->wire->frame_most,
 	};
 	if (link->partial) {
 		if (!add(batch, &link->outgoing, link->sent))
@@ -284,31 +286,16 @@ static void account(struct soft_link *link, const struct batch *batch, size_t se
 	}
 }
 
-/* ---- the socket ---------------------------------------------------------------------------- */
+/* ---- the wire ------------------------------------------------------------------------------ */
 
-/* Come back when the socket takes more: which may be at once, if only the step is over. */
+/* Come back when the wire takes more: which may be at once, if only the step is over. */
 static void block(struct soft_link *link)
 {
-	int rc = link->out.fd == link->in.fd ? soft_watch(&link->in, EPOLLIN | EPOLLOUT) :
-					       soft_watch(&link->out, EPOLLOUT);
+	int rc = link->wire->wait(link);
 
 	link->blocked = true;
 	if (rc)
 		soft_link_finish(link, rc);
-}
-
-/* Bytes taken by the socket, or a negative errno value. */
-static ssize_t send_some(struct soft_link *link, struct iovec *iov, int count)
-{
-	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
-	ssize_t n;
-
-	do
-		n = sendmsg(link->out.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-	while (n < 0 && errno == EINTR);
-	if (n < 0)
-		return errno == EAGAIN ? 0 : -errno;
-	return n;
 }
 
 static bool has_more(const struct soft_qp *qp)
@@ -335,7 +322,7 @@ void soft_link_write(struct soft_link *link)
 		}
 		if (batch.bytes == 0)
 			break;
-		ssize_t n = send_some(link, batch.iov, batch.iov_count);
+		ssize_t n = link->wire->send(link, batch.iov, batch.iov_count);
 
 		if (n < 0) {
 			soft_link_finish(link, (int)-n);
@@ -381,7 +368,7 @@ void soft_link_write_end(struct soft_link *link)
 		.iov_base = link->header + link->sent,
 		.iov_len = SOFT_FRAME_HEADER - link->sent,
 	};
-	ssize_t n = send_some(link, &rest, 1);
+	ssize_t n = link->wire->send(link, &rest, 1);
 
 	if (n < 0) {
 		soft_link_finish(link, 0);
@@ -393,5 +380,5 @@ void soft_link_write_end(struct soft_link *link)
 		return;
 	}
 	link->ended = true;
-	shutdown(link->out.fd, SHUT_WR);
+	link->wire->end(link);
 }

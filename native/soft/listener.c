@@ -13,7 +13,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "objects.h"
+#include "link.h"
 
 enum {
 	ADDRESSES = 32,

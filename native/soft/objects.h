@@ -572,6 +572,7 @@ struct soft_plan {
 	uint32_t next, next_offset, reads;
 	uint32_t response, response_offset;
 	uint32_t acked;
+	uint32_t most; /* bytes of payload that the next frame may have */
 };
 
 /* requester.c.  next: false when nothing may be sent now. */
@@ -630,97 +631,8 @@ int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint
 int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
 		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
 
-/* ---- streams ------------------------------------------------------------------------------- */
+/* ---- listener.c ---------------------------------------------------------------------------- */
 
-enum soft_link_state {
-	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
-	SOFT_LINK_GREETING,   /* HELLO or WELCOME is awaited */
-	SOFT_LINK_HELD,       /* a HELLO whose queue pair is not in RTR yet */
-	SOFT_LINK_UP,
-	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
-	SOFT_LINK_DEAD,
-};
-
-struct soft_link {
-	struct soft_source in;
-	struct soft_source out; /* the same fd, but for a queue pair that talks to itself */
-	enum soft_link_state state;
-	bool busy;          /* its input is being served: it must not be freed */
-	struct soft_qp *qp; /* NULL: not known yet, or left behind */
-	struct soft_node node;
-	struct soft_deferred output;
-	struct soft_timer timer; /* retry, patience, lingering */
-	unsigned attempts;
-	bool greeted;
-	struct soft_greeting greeting; /* of the other side */
-
-	/* input */
-	uint8_t header[SOFT_GREETING]; /* the beginning of a header or greeting */
-	uint32_t header_have;
-	struct soft_frame frame; /* the frame whose payload is being taken in */
-	uint32_t taken;          /* of the payload */
-	uint32_t left;           /* of the payload */
-	enum soft_sink sink;
-	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
-	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
-
-	/* acknowledgements that wait for company (acks.c) */
-	struct soft_node owed;
-	uint64_t owed_since;
-	int replies;
-	bool reply_hoped;
-
-	/* output */
-	bool blocked; /* waits for EPOLLOUT */
-	bool partial; /* `outgoing` has been sent in part */
-	bool ended;   /* shut down for writing */
-	uint32_t sent; /* bytes of `outgoing`, with its header */
-	struct soft_outgoing outgoing;
-	/* at most one NAK is ever waiting: the responder takes nothing in after it */
-	uint8_t nak_opcode; /* 0: none */
-	uint8_t nak_syndrome;
-	uint32_t nak_psn;
-};
-
-/* link.c */
-struct soft_link *soft_link_create(int fd, enum soft_link_state state);
-int soft_link_up(struct soft_link *link, struct soft_qp *qp);
-/* A queue pair that talks to itself: `out_fd` is the other end of what is read from. */
-int soft_link_up_to_self(struct soft_qp *qp);
-/* Close the fd now, tell the queue pair, free (or leave that to who is busy with it). */
-void soft_link_finish(struct soft_link *link, int error);
-/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
-void soft_link_close(struct soft_link *link);
-/* The queue pair goes without its link; that closes orderly. */
-void soft_link_leave(struct soft_link *link);
-/* The port is up again: what has waited may go. */
-void soft_links_resume(void);
-/* There may be something to send. */
-void soft_link_output(struct soft_link *link);
-
-/* acks.c */
-void soft_ack_later(struct soft_link *link);   /* a receive has completed */
-void soft_ack_settled(struct soft_link *link); /* nothing is owed any more */
-void soft_ack_replied(struct soft_link *link); /* a request goes out */
-
-/* link_input.c */
-void soft_link_read(struct soft_link *link);
-void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
-
-/* link_output.c */
-void soft_link_write(struct soft_link *link);
-void soft_link_write_end(struct soft_link *link);
-
-/* greeting.c: streams without the CM */
-void soft_greeting_begin(struct soft_qp *qp);
-void soft_greeting_again(struct soft_qp *qp); /* UC: the stream is gone */
-void soft_greeting_accepted(int fd);
-void soft_greeting_forget(void); /* all strangers are gone */
-void soft_greeting_ready(struct soft_link *link, uint32_t events);
-/* RTS: now both PSNs are known. */
-void soft_greeting_check(struct soft_qp *qp);
-
-/* listener.c */
 /* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
  * none to be had. */
 uint16_t soft_listener_port(void);

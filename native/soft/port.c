@@ -5,7 +5,7 @@
  */
 #include <errno.h>
 
-#include "objects.h"
+#include "link.h"
 
 static struct soft_node contexts = {&contexts, &contexts};
 static bool down;

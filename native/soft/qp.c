@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "extended.h"
+#include "link.h"
 #include "qp_states.h"
 
 static struct soft_table numbers;

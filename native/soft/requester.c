@@ -102,8 +102,8 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 		length = 0;
 	else if (read)
 		length = SOFT_ATOMIC_ARGUMENTS;
-	else if (length > SOFT_FRAME_MAX)
-		length = SOFT_FRAME_MAX;
+	else if (length > plan->most)
+		length = plan->most;
 
 	*out = (struct soft_outgoing){
 		.index = plan->next,
@@ -188,7 +188,11 @@ void soft_requester_lose(struct soft_qp *qp)
 	struct soft_outgoing out;
 
 	for (;;) {
-		struct soft_plan plan = {.next = qp->sq.next, .next_offset = qp->sq.next_offset};
+		struct soft_plan plan = {
+			.next = qp->sq.next,
+			.next_offset = qp->sq.next_offset,
+			.most = SOFT_FRAME_MAX,
+		};
 
 		if (!soft_requester_next(qp, &plan, &out))
 			break;

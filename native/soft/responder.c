@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "objects.h"
+#include "link.h"
 
 /* When a queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
@@ -392,8 +392,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 	const struct soft_response *response = response_at(qp, plan->response);
 	uint32_t length = response->total - plan->response_offset;
 
-	if (length > SOFT_FRAME_MAX)
-		length = SOFT_FRAME_MAX;
+	if (length > plan->most)
+		length = plan->most;
 	*out = (struct soft_outgoing){
 		.index = plan->response,
 		.last = plan->response_offset + length == response->total,

@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 #include <signal.h>
 
-#include "objects.h"
+#include "link.h"
 
 #define SECOND 1000000000ull
 

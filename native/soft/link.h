@@ -1,0 +1,134 @@
+/* The streams of queue pairs, and what carries them.
+ *
+ * A link is a queue pair's stream of frames.  Below the frames is a wire: link_socket.c.  A wire
+ * knows nothing of frames; a link (link.c, link_input.c, link_output.c) asks nothing about its wire.
+ */
+#ifndef AIORDMA_SOFT_LINK_H
+#define AIORDMA_SOFT_LINK_H
+
+#include <sys/types.h>
+
+#include "objects.h"
+
+struct soft_link;
+
+/* Each is called for a link that has the wire; those without a remark cannot fail. */
+struct soft_wire {
+	/* Take in from now on; 0 or an errno value. */
+	int (*up)(struct soft_link *link);
+	/* Bytes that the next `send` can take; 0: less than `least`, then `wait`. */
+	size_t (*room)(struct soft_link *link, size_t least);
+	/* Bytes taken, or a negative errno value. */
+	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
+	/* Call soft_link_writable when there is room; 0 or an errno value. */
+	int (*wait)(struct soft_link *link);
+	/* Everything has been sent.  The link is finished when the other side says the same. */
+	void (*end)(struct soft_link *link);
+	/* Be gone; safe to repeat. */
+	void (*close)(struct soft_link *link);
+	uint32_t frame_most; /* bytes of payload in one frame */
+};
+
+enum soft_link_state {
+	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
+	SOFT_LINK_GREETING,   /* HELLO or WELCOME is awaited */
+	SOFT_LINK_HELD,       /* a HELLO whose queue pair is not in RTR yet */
+	SOFT_LINK_UP,
+	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
+	SOFT_LINK_DEAD,
+};
+
+struct soft_link {
+	const struct soft_wire *wire;
+	/* of link_socket.c */
+	struct soft_source in;
+	struct soft_source out; /* the same fd, but for a queue pair that talks to itself */
+	enum soft_link_state state;
+	bool busy;          /* its input is being served: it must not be freed */
+	struct soft_qp *qp; /* NULL: not known yet, or left behind */
+	struct soft_node node;
+	struct soft_deferred output;
+	struct soft_timer timer; /* retry, patience, lingering */
+	unsigned attempts;
+	bool greeted;
+	struct soft_greeting greeting; /* of the other side */
+
+	/* input */
+	uint8_t header[SOFT_GREETING]; /* the beginning of a header or greeting */
+	uint32_t header_have;
+	struct soft_frame frame; /* the frame whose payload is being taken in */
+	uint32_t taken;          /* of the payload */
+	uint32_t left;           /* of the payload */
+	enum soft_sink sink;
+	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
+	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
+
+	/* acknowledgements that wait for company (acks.c) */
+	struct soft_node owed;
+	uint64_t owed_since;
+	int replies;
+	bool reply_hoped;
+
+	/* output */
+	bool blocked; /* waits for room on the wire */
+	bool partial; /* `outgoing` has been sent in part */
+	bool ended;   /* there is nothing more to say */
+	uint32_t sent; /* bytes of `outgoing`, with its header */
+	struct soft_outgoing outgoing;
+	/* at most one NAK is ever waiting: the responder takes nothing in after it */
+	uint8_t nak_opcode; /* 0: none */
+	uint8_t nak_syndrome;
+	uint32_t nak_psn;
+};
+
+/* link.c */
+struct soft_link *soft_link_create(int fd, enum soft_link_state state);
+int soft_link_up(struct soft_link *link, struct soft_qp *qp);
+/* A queue pair that talks to itself: `out_fd` is the other end of what is read from. */
+int soft_link_up_to_self(struct soft_qp *qp);
+/* Close the wire now, tell the queue pair, free (or leave that to who is busy with it). */
+void soft_link_finish(struct soft_link *link, int error);
+/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
+void soft_link_close(struct soft_link *link);
+/* The queue pair goes without its link; that closes orderly. */
+void soft_link_leave(struct soft_link *link);
+/* The port is up again: what has waited may go. */
+void soft_links_resume(void);
+/* There may be something to send. */
+void soft_link_output(struct soft_link *link);
+/* The wire has room again. */
+void soft_link_writable(struct soft_link *link);
+
+/* acks.c */
+void soft_ack_later(struct soft_link *link);   /* a receive has completed */
+void soft_ack_settled(struct soft_link *link); /* nothing is owed any more */
+void soft_ack_replied(struct soft_link *link); /* a request goes out */
+
+/* link_input.c */
+/* Bytes of the stream, however they are cut.  The link may be finished, and is then freed. */
+void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
+/* For a wire that brings payload to its place itself.  Who does that sets `busy` before and
+ * releases the link after.  place: where the next of the payload under way belongs, at most
+ * `length` bytes, as iovecs; their number, or 0.  placed: so many bytes are there now. */
+int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
+void soft_link_placed(struct soft_link *link, uint32_t length);
+void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
+void soft_link_release(struct soft_link *link);
+
+/* link_output.c */
+void soft_link_write(struct soft_link *link);
+void soft_link_write_end(struct soft_link *link);
+
+/* link_socket.c */
+void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
+
+/* greeting.c: streams without the CM */
+void soft_greeting_begin(struct soft_qp *qp);
+void soft_greeting_again(struct soft_qp *qp); /* UC: the stream is gone */
+void soft_greeting_accepted(int fd);
+void soft_greeting_forget(void); /* all strangers are gone */
+void soft_greeting_ready(struct soft_link *link, uint32_t events);
+/* RTS: now both PSNs are known. */
+void soft_greeting_check(struct soft_qp *qp);
+
+#endif

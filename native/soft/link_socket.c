@@ -1,0 +1,232 @@
+/* The wire that is a socket: TCP, or a pair in tests.
+ *
+ * One recv reads many small frames into the engine's scratch memory, from where their payload is
+ * copied.  A long payload is received straight into its target: one readv whose first parts are the
+ * application's memory and whose last part is scratch for what follows.  While long payloads are
+ * coming, only a header's worth is read beyond each, so that the next payload needs no copy either.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "link.h"
+
+enum { DIRECT_MIN = 4096 }; /* less than this is copied: an iovec costs as much */
+
+/* ---- taking in ----------------------------------------------------------------------------- */
+
+/* What the next read may fill.  Returns the number of iovecs, and how many of their bytes are
+ * payload on its way to its target. */
+static int targets(struct soft_link *link, size_t budget, struct iovec *iov, size_t *direct,
+		   size_t *room)
+{
+	int count = 0;
+	size_t tail = SOFT_STAGING_SIZE;
+
+	*direct = 0;
+	if (link->left >= DIRECT_MIN) {
+		uint32_t want = link->left < budget ? link->left : (uint32_t)budget;
+
+		count = soft_link_place(link, want, iov, SOFT_MAX_SGE);
+		for (int i = 0; i < count; i++)
+			*direct += iov[i].iov_len;
+	}
+	if (*direct && *direct < link->left)
+		tail = 0; /* more payload of this frame follows */
+	else if (link->bulk && (link->left == 0 || *direct))
+		tail = SOFT_FRAME_HEADER - link->header_have;
+	if (tail)
+		iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
+	*room = *direct + tail;
+	return count;
+}
+
+static void take_in(struct soft_link *link)
+{
+	size_t budget = soft_step_share();
+
+	link->busy = true;
+	while (budget && link->state == SOFT_LINK_UP) {
+		struct iovec iov[SOFT_MAX_SGE + 1];
+		size_t direct, room;
+		int count = targets(link, budget, iov, &direct, &room);
+
+		if (link->state != SOFT_LINK_UP)
+			break;
+		ssize_t n = readv(link->in.fd, iov, count);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			break;
+		if (n <= 0) {
+			/* An end without DISCONNECT is a process that died. */
+			soft_link_finish(link, n ? errno : ECONNRESET);
+			break;
+		}
+		budget -= (size_t)n < budget ? (size_t)n : budget;
+		size_t placed = (size_t)n < direct ? (size_t)n : direct;
+
+		if (placed)
+			soft_link_placed(link, (uint32_t)placed);
+		soft_link_parse(link, soft_scratch()->input, (size_t)n - placed);
+		if ((size_t)n < room)
+			break; /* that was all; if more comes, epoll tells */
+	}
+	soft_link_release(link);
+}
+
+/* Closing: the other side's last frames mean nothing any more, only its end does. */
+static void discard(struct soft_link *link)
+{
+	size_t budget = soft_step_share();
+
+	while (budget) {
+		ssize_t n = recv(link->in.fd, soft_scratch()->input, SOFT_STAGING_SIZE, 0);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n <= 0) {
+			soft_link_finish(link, 0);
+			return;
+		}
+		budget -= (size_t)n < budget ? (size_t)n : budget;
+	}
+}
+
+static void out_ready(struct soft_source *source, uint32_t events)
+{
+	(void)events;
+	soft_unwatch(source);
+	soft_link_writable(soft_container(source, struct soft_link, out));
+}
+
+static void in_ready(struct soft_source *source, uint32_t events)
+{
+	struct soft_link *link = soft_container(source, struct soft_link, in);
+
+	if (link->state != SOFT_LINK_UP && link->state != SOFT_LINK_CLOSING) {
+		soft_greeting_ready(link, events);
+		return;
+	}
+	if (events & EPOLLOUT) {
+		soft_watch(source, EPOLLIN);
+		soft_link_writable(link);
+	}
+	if (!(events & ~(uint32_t)EPOLLOUT))
+		return;
+	if (link->state == SOFT_LINK_CLOSING)
+		discard(link);
+	else
+		take_in(link); /* which also finds out about errors */
+}
+
+/* ---- the wire ------------------------------------------------------------------------------ */
+
+/* Both ends have the same address: nothing between them can get lost. */
+static bool is_same_host(int fd)
+{
+	struct sockaddr_storage own = {0}, peer = {0};
+	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
+
+	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
+	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
+		return false;
+	if (own.ss_family == AF_INET6)
+		return !memcmp(&((struct sockaddr_in6 *)&own)->sin6_addr,
+			       &((struct sockaddr_in6 *)&peer)->sin6_addr, 16);
+	return ((struct sockaddr_in *)&own)->sin_addr.s_addr ==
+	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
+}
+
+/* Another machine may vanish without a word: ask after ten quiet seconds, and do not wait longer
+ * than twenty for what is under way.  On this machine a peer that says nothing is a process that
+ * has been stopped, and its end would be told. */
+static void watch_over(int fd)
+{
+	const int on = 1, idle = 10, interval = 2, count = 5, unanswered_ms = 20000;
+
+	/* Not a TCP socket (a pair, in tests): nothing to be set. */
+	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) || is_same_host(fd))
+		return;
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
+}
+
+static int up(struct soft_link *link)
+{
+	int rc = soft_watch(&link->in, EPOLLIN);
+
+	if (!rc)
+		watch_over(link->in.fd);
+	return rc;
+}
+
+static size_t room(struct soft_link *link, size_t least)
+{
+	(void)link;
+	(void)least;
+	return SIZE_MAX; /* it takes what it takes */
+}
+
+static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
+{
+	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
+	ssize_t n;
+
+	do
+		n = sendmsg(link->out.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return errno == EAGAIN ? 0 : -errno;
+	return n;
+}
+
+static int wait_for_room(struct soft_link *link)
+{
+	return link->out.fd == link->in.fd ? soft_watch(&link->in, EPOLLIN | EPOLLOUT) :
+					     soft_watch(&link->out, EPOLLOUT);
+}
+
+static void end(struct soft_link *link)
+{
+	shutdown(link->out.fd, SHUT_WR);
+}
+
+static void close_socket(struct soft_link *link)
+{
+	soft_unwatch(&link->in);
+	soft_unwatch(&link->out);
+	if (link->out.fd != link->in.fd && link->out.fd >= 0)
+		close(link->out.fd);
+	if (link->in.fd >= 0)
+		close(link->in.fd);
+	link->in.fd = link->out.fd = -1;
+}
+
+void soft_link_over_socket(struct soft_link *link, int fd)
+{
+	static const struct soft_wire wire = {
+		.up = up,
+		.room = room,
+		.send = give,
+		.wait = wait_for_room,
+		.end = end,
+		.close = close_socket,
+		.frame_most = SOFT_FRAME_MAX,
+	};
+
+	link->wire = &wire;
+	link->in = link->out = (struct soft_source){.fd = fd, .of_port = true};
+	link->in.ready = in_ready;
+	link->out.ready = out_ready; /* used when it is an fd of its own */
+}
