@@ -96,6 +96,15 @@ abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, l
 	$(BIN)/python -m tests.abi.abi_check
 	$(BIN)/python -m pytest --quiet tests/abi
 
+# ---- coverage -------------------------------------------------------------------------------
+
+.PHONY: coverage
+coverage: .venv/.dev ## which lines of the embedded device the C tests run; fails below 95 %
+	rm -rf build/soft/coverage
+	$(MAKE) --no-print-directory -C tests/soft check COVERAGE=yes
+	$(BIN)/gcovr --root . --filter native/soft/ --sort uncovered-number --fail-under-line 95 \
+		build/soft/coverage
+
 # ---- sanitizers -----------------------------------------------------------------------------
 
 # A copy of the tree, so that the instrumented module never takes the place of the plain one.

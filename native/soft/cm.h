@@ -78,10 +78,10 @@ struct soft_cm_event {
 };
 
 /* Puts an event into the id's queue and wakes the application.  `message`: the handshake message
- * whose parameters and private data the event carries, or NULL.  An event for which there is no
- * memory is lost; the id's state is changed all the same. */
-void soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
-		    const struct soft_cm_message *message);
+ * whose parameters and private data the event carries, or NULL.  0, or ENOMEM: then the event is
+ * lost, and the call that it would have answered fails, if there is one. */
+int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		   const struct soft_cm_message *message);
 
 /* The same for a CONNECT_REQUEST: the event belongs to the listener.  0 or ENOMEM. */
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,

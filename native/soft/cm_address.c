@@ -290,9 +290,10 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	if (!id->bound)
 		soft_cm_device_bind(id);
 	fill_gids(id);
-	id->state = SOFT_CM_ADDR_RESOLVED;
-	soft_cm_report(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0, NULL);
-	return 0;
+	error = soft_cm_report(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0, NULL);
+	if (!error)
+		id->state = SOFT_CM_ADDR_RESOLVED;
+	return error;
 }
 
 /* No route, or no such source address: an error of the call, as the kernel's rdma_cm reports what
@@ -327,10 +328,10 @@ int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 	id = soft_cm_id_of(application);
 	soft_lock();
 	error = soft_cm_allowed(id->state, SOFT_CM_CALL_RESOLVE_ROUTE);
-	if (!error) {
+	if (!error)
+		error = soft_cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
+	if (!error)
 		id->state = SOFT_CM_ROUTE_RESOLVED;
-		soft_cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
-	}
 	soft_unlock();
 	return error ? soft_cm_fail(error) : soft_cm_complete(id);
 }

@@ -200,16 +200,22 @@ int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
 	return 0;
 }
 
-void soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
-		    const struct soft_cm_message *message)
+int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		   const struct soft_cm_message *message)
 {
-	(void)report(id, id, type, status, message);
+	return report(id, id, type, status, message);
 }
 
 int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
 			   const struct soft_cm_message *message)
 {
 	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
+}
+
+static bool is_join(const struct soft_cm_event *event, const union ibv_gid *group)
+{
+	return event->event.event == RDMA_CM_EVENT_MULTICAST_JOIN &&
+	       !memcmp(&event->event.param.ud.ah_attr.grh.dgid, group, sizeof(*group));
 }
 
 bool soft_cm_has_event(const struct soft_cm_id *id)
@@ -223,7 +229,9 @@ bool soft_cm_has_event(const struct soft_cm_id *id)
 	return false;
 }
 
-void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
+/* Forget the id's events that have not been taken: those about joining `group`, or all.  The ids of
+ * requests that nobody will hear of become orphans. */
+static void drop(struct soft_cm_id *id, const union ibv_gid *group, struct soft_node *orphans)
 {
 	struct soft_cm_channel *channel;
 	struct soft_node *node;
@@ -236,7 +244,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
 		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
 
 		node = node->next;
-		if (event->owner != id)
+		if (event->owner != id || (group && !is_join(event, group)))
 			continue;
 		soft_list_remove(&event->node);
 		if (event->event.listen_id) {
@@ -251,27 +259,14 @@ void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
 		soft_channel_consume(&channel->wake);
 }
 
+void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
+{
+	drop(id, NULL, orphans);
+}
+
 void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group)
 {
-	struct soft_cm_channel *channel;
-	struct soft_node *node;
-
-	if (!id->id.channel)
-		return;
-	channel = soft_cm_channel_of(id->id.channel);
-	node = channel->events.next;
-	while (node != &channel->events) {
-		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
-
-		node = node->next;
-		if (event->owner != id || event->event.event != RDMA_CM_EVENT_MULTICAST_JOIN ||
-		    memcmp(&event->event.param.ud.ah_attr.grh.dgid, group, sizeof(*group)))
-			continue;
-		soft_list_remove(&event->node);
-		free(event);
-	}
-	if (soft_list_empty(&channel->events))
-		soft_channel_consume(&channel->wake);
+	drop(id, group, NULL); /* a request is never a join */
 }
 
 /* ---- taking and acknowledging -------------------------------------------------------------- */

@@ -27,11 +27,12 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 {
 	size_t name = found->ai_canonname ? strlen(found->ai_canonname) + 1 : 0;
 	struct answer *answer = calloc(1, sizeof(*answer) + name);
-	struct rdma_addrinfo *info = &answer->info;
+	struct rdma_addrinfo *info;
 	bool datagram = is_datagram(hints);
 
 	if (!answer)
 		return NULL;
+	info = &answer->info;
 	memcpy(&answer->address, found->ai_addr, found->ai_addrlen);
 	if (name)
 		memcpy(answer->name, found->ai_canonname, name);

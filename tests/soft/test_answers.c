@@ -44,6 +44,30 @@ static void texts(void)
 	CHECK(!strcmp(verbs->ibv_port_state_str(IBV_PORT_ACTIVE_DEFER), "active defer"));
 	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)6), "unknown"));
 	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)-1), "unknown"));
+	CHECK(!strcmp(verbs->ibv_wc_status_str(IBV_WC_SUCCESS), "success"));
+	CHECK(!strcmp(verbs->ibv_wc_status_str(IBV_WC_TM_RNDV_INCOMPLETE),
+		      "tag matching rendezvous incomplete"));
+	CHECK(!strcmp(verbs->ibv_wc_status_str((enum ibv_wc_status)24), "unknown status"));
+	CHECK(!strcmp(verbs->ibv_event_type_str(IBV_EVENT_CQ_ERR), "completion queue error"));
+	CHECK(!strcmp(verbs->ibv_event_type_str(IBV_EVENT_WQ_FATAL), "fatal work queue error"));
+	CHECK(!strcmp(verbs->ibv_event_type_str((enum ibv_event_type)20), "unknown event"));
+
+	/* rdma_event_str(3): the names of the enum. */
+	static const char *const events[] = {
+		"ADDR_RESOLVED", "ADDR_ERROR", "ROUTE_RESOLVED", "ROUTE_ERROR", "CONNECT_REQUEST",
+		"CONNECT_RESPONSE", "CONNECT_ERROR", "UNREACHABLE", "REJECTED", "ESTABLISHED",
+		"DISCONNECTED", "DEVICE_REMOVAL", "MULTICAST_JOIN", "MULTICAST_ERROR", "ADDR_CHANGE",
+		"TIMEWAIT_EXIT",
+	};
+	static const char prefix[] = "RDMA_CM_EVENT_";
+
+	for (int i = RDMA_CM_EVENT_ADDR_RESOLVED; i <= RDMA_CM_EVENT_TIMEWAIT_EXIT; i++) {
+		const char *name = verbs->rdma_event_str((enum rdma_cm_event_type)i);
+
+		CHECK(!strncmp(name, prefix, strlen(prefix)));
+		CHECK(!strcmp(name + strlen(prefix), events[i]));
+	}
+	CHECK(!strcmp(verbs->rdma_event_str((enum rdma_cm_event_type)16), "UNKNOWN EVENT"));
 }
 
 static void of_a_device(void)
@@ -61,8 +85,18 @@ static void of_a_device(void)
 	CHECK_EQUAL(verbs->ibv_query_ece(a.qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
 	CHECK_EQUAL(verbs->ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
+	/* Nothing can be shared by a file descriptor of the device, as there is none. */
 	errno = 0;
 	CHECK(!verbs->ibv_import_device(0) && errno == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!verbs->ibv_import_pd(a.context, a.pd->handle) && errno == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!verbs->ibv_import_mr(a.pd, a.mr->handle) && errno == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!verbs->ibv_import_dm(a.context, 1) && errno == EOPNOTSUPP);
+	verbs->ibv_unimport_mr(a.mr);
+	verbs->ibv_unimport_pd(a.pd);
+	verbs->ibv_unimport_dm(NULL);
 	close_side(&a);
 }
 

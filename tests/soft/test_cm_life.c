@@ -603,6 +603,42 @@ static void wrong_arguments(void)
 	CHECK_FAILS(rdma->rdma_create_id(side.channel, &id, NULL, RDMA_PS_IPOIB), EPROTONOSUPPORT);
 	CHECK_FAILS(rdma->rdma_destroy_id(NULL), EINVAL);
 	rdma->rdma_destroy_event_channel(NULL);
+
+	/* No id, and no more than one of what an id has. */
+	struct rdma_conn_param parameters = { 0 };
+	struct ibv_qp_init_attr qp = { 0 };
+	struct ibv_srq_init_attr srq = { 0 };
+	union address address = address_of(host, 0);
+	struct rdma_cm_event *event;
+
+	CHECK_FAILS(rdma->rdma_get_cm_event(NULL, &event), EINVAL);
+	CHECK_FAILS(rdma->rdma_get_cm_event(side.channel, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_ack_cm_event(NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_bind_addr(NULL, &address.any), EINVAL);
+	CHECK_FAILS(rdma->rdma_resolve_addr(NULL, NULL, &address.any, 1), EINVAL);
+	CHECK_FAILS(rdma->rdma_resolve_route(NULL, 1), EINVAL);
+	CHECK_FAILS(rdma->rdma_listen(NULL, 1), EINVAL);
+	CHECK_FAILS(rdma->rdma_connect(NULL, &parameters), EINVAL);
+	CHECK_FAILS(rdma->rdma_accept(NULL, &parameters), EINVAL);
+	CHECK_FAILS(rdma->rdma_reject(NULL, NULL, 0), EINVAL);
+	CHECK_FAILS(rdma->rdma_establish(NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_notify(NULL, IBV_EVENT_COMM_EST), EINVAL);
+	CHECK_FAILS(rdma->rdma_disconnect(NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_migrate_id(NULL, side.channel), EINVAL);
+	CHECK_FAILS(rdma->rdma_set_option(NULL, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, "", 1), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_ep(NULL, NULL, NULL, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_get_request(NULL, &id), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_qp(NULL, NULL, &qp), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_qp(side.id, NULL, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_qp(side.id, NULL, &qp), EINVAL); /* no device yet */
+	CHECK_FAILS(rdma->rdma_create_srq(NULL, NULL, &srq), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &srq), EINVAL);
+	rdma->rdma_destroy_ep(NULL);
+	rdma->rdma_destroy_qp(NULL);
+	rdma->rdma_destroy_srq(NULL);
+	rdma->rdma_free_devices(NULL);
+	rdma->rdma_freeaddrinfo(NULL);
 	CHECK(!strcmp(rdma->rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED"));
 	CHECK(!strcmp(rdma->rdma_event_str((enum rdma_cm_event_type)99), "UNKNOWN EVENT"));
 	side_close(&side);

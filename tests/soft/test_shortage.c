@@ -1,0 +1,483 @@
+/* Nothing is left: memory, descriptors, threads, ports.  Each call that makes something is tried
+ * with the first thing that it asks for refused, then with the second, and so on until it asks for
+ * nothing more.  It then either says why it failed, and has left nothing behind (the address
+ * sanitizer looks for memory), or it has done without; and done again, it succeeds. */
+#define _GNU_SOURCE /* memfd_create */
+#include "extended_side.h"
+#include "shortage.h"
+
+#include <dirent.h>
+
+static struct side own; /* what the calls need to be there */
+
+/* Makes a thing, or NULL and errno; and its end. */
+struct attempt {
+	const char *name;
+	void *(*make)(void);
+	void (*end)(void *made);
+};
+
+/* File descriptors and threads. */
+static int resources(void)
+{
+	static const char *const folders[2] = {"/proc/self/fd", "/proc/self/task"};
+	int count = 0;
+
+	for (int i = 0; i < 2; i++) {
+		DIR *folder = opendir(folders[i]);
+
+		CHECK(folder);
+		while (readdir(folder))
+			count += i ? 1000 : 1;
+		closedir(folder);
+	}
+	return count;
+}
+
+static void try_with_shortages(const struct attempt *attempt)
+{
+	enum { MOST = 100 };
+	int refused = 0, failures = 0;
+	unsigned nth = 0;
+
+	current_step = attempt->name;
+	attempt->end(attempt->make()); /* what is made once and kept is there now */
+	do {
+		int before = resources();
+
+		errno = 0;
+		shortage_begin(++nth);
+		void *made = attempt->make();
+		int error = errno;
+
+		refused = shortage_end();
+		if (made) {
+			attempt->end(made);
+		} else {
+			CHECK(refused);
+			CHECK_EQUAL(error, refused);
+			failures++;
+		}
+		CHECK_EQUAL(resources(), before);
+		made = attempt->make();
+		CHECK(made);
+		attempt->end(made);
+	} while (refused && nth < MOST);
+	CHECK(nth < MOST);
+	CHECK(failures > 0);
+}
+
+/* For a call that returns 0 or an errno value. */
+static void *done(int rc)
+{
+	errno = rc;
+	return rc ? NULL : &own;
+}
+
+static void nothing(void *made)
+{
+	CHECK(made);
+}
+
+/* ---- verbs --------------------------------------------------------------------------------- */
+
+static void *device_list(void)
+{
+	return verbs->ibv_get_device_list(NULL);
+}
+
+static void free_list(void *list)
+{
+	verbs->ibv_free_device_list(list);
+}
+
+static void *context(void)
+{
+	struct ibv_device **list = device_list();
+	struct ibv_context *made = list ? verbs->ibv_open_device(list[0]) : NULL;
+	int error = errno;
+
+	free_list(list);
+	errno = error;
+	return made;
+}
+
+static void close_context(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_close_device(made), 0);
+}
+
+static void *domain(void)
+{
+	return verbs->ibv_alloc_pd(own.context);
+}
+
+static void *parent_domain(void)
+{
+	struct ibv_parent_domain_init_attr attr = {.pd = own.pd};
+
+	return extended(own.context)->alloc_parent_domain(own.context, &attr);
+}
+
+static void free_domain(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_dealloc_pd(made), 0);
+}
+
+static void *thread_domain(void)
+{
+	struct ibv_td_init_attr attr = {0};
+
+	return extended(own.context)->alloc_td(own.context, &attr);
+}
+
+static void free_thread_domain(void *made)
+{
+	CHECK_EQUAL(extended(own.context)->dealloc_td(made), 0);
+}
+
+static void *region(void)
+{
+	return verbs->ibv_reg_mr(own.pd, own.memory, 4096, ALL_RIGHTS);
+}
+
+static void *null_region(void)
+{
+	return extended(own.context)->alloc_null_mr(own.pd);
+}
+
+static void *file_region(void)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC);
+	void *made = NULL;
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(ftruncate(fd, 4096), 0);
+	made = verbs->ibv_reg_dmabuf_mr(own.pd, 0, 4096, 0, fd, IBV_ACCESS_LOCAL_WRITE);
+	int error = errno;
+
+	close(fd);
+	errno = error;
+	return made;
+}
+
+static void end_region(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_dereg_mr(made), 0);
+}
+
+static void *window(void)
+{
+	return own.context->ops.alloc_mw(own.pd, IBV_MW_TYPE_2);
+}
+
+static void end_window(void *made)
+{
+	CHECK_EQUAL(own.context->ops.dealloc_mw(made), 0);
+}
+
+static struct ibv_dm *kept_memory;
+
+static void *device_memory(void)
+{
+	struct ibv_alloc_dm_attr attr = {.length = 4096};
+
+	return extended(own.context)->alloc_dm(own.context, &attr);
+}
+
+static void free_device_memory(void *made)
+{
+	CHECK_EQUAL(extended(own.context)->free_dm(made), 0);
+}
+
+static void *device_region(void)
+{
+	return extended(own.context)->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED);
+}
+
+static void *channel(void)
+{
+	return verbs->ibv_create_comp_channel(own.context);
+}
+
+static void end_channel(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(made), 0);
+}
+
+static void *completions(void)
+{
+	return verbs->ibv_create_cq(own.context, 16, NULL, own.channel, 0);
+}
+
+static void *stamped_completions(void)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 16, .wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+	};
+
+	return extended(own.context)->create_cq_ex(own.context, &attr);
+}
+
+static void end_completions(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_cq(made), 0);
+}
+
+static void *resized(void)
+{
+	return done(verbs->ibv_resize_cq(own.cq, 300));
+}
+
+static void *pair(enum ibv_qp_type type, uint64_t operations)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = own.cq, .recv_cq = own.cq, .qp_type = type, .pd = own.pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD |
+			     (operations ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0u),
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+		.send_ops_flags = operations,
+	};
+
+	return extended(own.context)->create_qp_ex(own.context, &attr);
+}
+
+static void *reliable_pair(void)
+{
+	return pair(IBV_QPT_RC, 0);
+}
+
+static void *built_pair(void)
+{
+	return pair(IBV_QPT_RC, IBV_QP_EX_WITH_SEND);
+}
+
+static void *datagram_pair(void)
+{
+	return pair(IBV_QPT_UD, 0);
+}
+
+static void end_pair(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_qp(made), 0);
+}
+
+static void *shared_queue(void)
+{
+	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 4, .max_sge = 1}};
+
+	return verbs->ibv_create_srq(own.pd, &attr);
+}
+
+static void end_shared_queue(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_srq(made), 0);
+}
+
+static void *handle(void)
+{
+	struct ibv_ah_attr attr = {.dlid = 1, .port_num = 1};
+
+	return verbs->ibv_create_ah(own.pd, &attr);
+}
+
+static void end_handle(void *made)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_ah(made), 0);
+}
+
+/* A chain of requests, which needs memory while it is built: nothing of it is posted then. */
+static void *batch(void)
+{
+	unsigned nth = shortage_in;
+
+	shortage_in = 0;
+	own.qp = built_pair();
+	CHECK(own.qp);
+	CHECK_EQUAL(to_init(&own), 0);
+	struct address self = address_of_side(&own);
+
+	CHECK_EQUAL(to_rtr(&own, &self), 0);
+	CHECK_EQUAL(to_rts(&own), 0);
+	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(own.qp);
+
+	shortage_in = nth;
+	ex->wr_start(ex);
+	ex->wr_send(ex);
+	int rc = ex->wr_complete(ex);
+
+	shortage_in = 0;
+	CHECK_EQUAL(to_state(&own, IBV_QPS_ERR), 0);
+	if (!rc)
+		expect_wc(&own, 0, IBV_WC_WR_FLUSH_ERR);
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(poll_cq(&own, 1, &wc), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
+	own.qp = NULL;
+	return done(rc);
+}
+
+/* Ready to receive: what the answers need is refused, and the queue pair stays in INIT; or its
+ * stream is, and will be made later. */
+static void *ready(void)
+{
+	own.qp = reliable_pair();
+	if (!own.qp)
+		return NULL;
+	CHECK_EQUAL(to_init(&own), 0);
+	struct address self = address_of_side(&own);
+	int rc = to_rtr(&own, &self);
+
+	CHECK_EQUAL(state_of(&own), rc ? IBV_QPS_INIT : IBV_QPS_RTR);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
+	own.qp = NULL;
+	return done(rc);
+}
+
+/* ---- connection manager -------------------------------------------------------------------- */
+
+static void *event_channel(void)
+{
+	return verbs->rdma_create_event_channel();
+}
+
+static void end_event_channel(void *made)
+{
+	verbs->rdma_destroy_event_channel(made);
+}
+
+static void *identifier(void)
+{
+	struct rdma_cm_id *id;
+
+	return verbs->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) ? NULL : id;
+}
+
+static void end_identifier(void *made)
+{
+	CHECK_EQUAL(verbs->rdma_destroy_id(made), 0);
+}
+
+static void *devices(void)
+{
+	return verbs->rdma_get_devices(NULL);
+}
+
+static void free_devices(void *made)
+{
+	verbs->rdma_free_devices(made);
+}
+
+static void *names(void)
+{
+	struct rdma_addrinfo *found;
+
+	return verbs->rdma_getaddrinfo("127.0.0.1", "7", NULL, &found) ? NULL : found;
+}
+
+static void free_names(void *made)
+{
+	verbs->rdma_freeaddrinfo(made);
+}
+
+/* A listening endpoint with a queue pair to come. */
+static void *endpoint(void)
+{
+	struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
+	struct ibv_qp_init_attr attr = {
+		.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
+	};
+	struct rdma_addrinfo *found;
+	struct rdma_cm_id *id = NULL;
+	int error;
+
+	if (verbs->rdma_getaddrinfo("127.0.0.1", "0", &hints, &found))
+		return NULL;
+	if (!verbs->rdma_create_ep(&id, found, NULL, &attr) && verbs->rdma_listen(id, 1)) {
+		error = errno;
+		verbs->rdma_destroy_ep(id);
+		id = NULL;
+		errno = error;
+	}
+	error = errno;
+	verbs->rdma_freeaddrinfo(found);
+	errno = error;
+	return id;
+}
+
+static void end_endpoint(void *made)
+{
+	verbs->rdma_destroy_ep(made);
+}
+
+/* One that has found its way, with a queue pair and the completion queues that come with it. */
+static void *active_endpoint(void)
+{
+	struct ibv_qp_init_attr attr = {
+		.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
+	};
+	struct rdma_addrinfo *found;
+	struct rdma_cm_id *id = NULL;
+
+	if (verbs->rdma_getaddrinfo("127.0.0.1", "7", NULL, &found))
+		return NULL;
+	if (verbs->rdma_create_ep(&id, found, NULL, &attr))
+		id = NULL;
+	int error = errno;
+
+	verbs->rdma_freeaddrinfo(found);
+	errno = error;
+	return id;
+}
+
+int main(void)
+{
+	static const struct attempt without_device[] = {
+		{"device_list", device_list, free_list},
+		{"context", context, close_context}, /* starts and stops the engine */
+		{"event_channel", event_channel, end_event_channel},
+		{"identifier", identifier, end_identifier},
+		{"devices", devices, free_devices},
+		{"names", names, free_names},
+		{"endpoint", endpoint, end_endpoint},
+		{"active_endpoint", active_endpoint, end_endpoint},
+	};
+	static const struct attempt with_device[] = {
+		{"context", context, close_context},
+		{"domain", domain, free_domain},
+		{"parent_domain", parent_domain, free_domain},
+		{"thread_domain", thread_domain, free_thread_domain},
+		{"region", region, end_region},
+		{"null_region", null_region, end_region},
+		{"file_region", file_region, end_region},
+		{"window", window, end_window},
+		{"device_memory", device_memory, free_device_memory},
+		{"device_region", device_region, end_region},
+		{"channel", channel, end_channel},
+		{"completions", completions, end_completions},
+		{"stamped_completions", stamped_completions, end_completions},
+		{"resized", resized, nothing},
+		{"reliable_pair", reliable_pair, end_pair},
+		{"built_pair", built_pair, end_pair},
+		{"datagram_pair", datagram_pair, end_pair},
+		{"shared_queue", shared_queue, end_shared_queue},
+		{"handle", handle, end_handle},
+		{"batch", batch, nothing},
+		{"ready", ready, nothing},
+	};
+
+	limit_seconds(60);
+	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
+		try_with_shortages(&without_device[i]);
+	open_side(&own, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(own.qp), 0);
+	own.qp = NULL;
+	kept_memory = device_memory();
+	CHECK(kept_memory);
+	for (size_t i = 0; i < sizeof(with_device) / sizeof(with_device[0]); i++)
+		try_with_shortages(&with_device[i]);
+	free_device_memory(kept_memory);
+	close_side(&own);
+	return 0;
+}
