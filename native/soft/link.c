@@ -58,6 +58,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	link->qp = qp;
 	qp->link = link;
 	qp->unheard = false;
+	soft_path_watch(link);
 	soft_timer_stop(&qp->reach_timer);
 	soft_qp_kick(qp);
 	return 0;

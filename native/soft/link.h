@@ -43,6 +43,11 @@ struct soft_link {
 	/* of link_socket.c */
 	struct soft_source in;
 	struct soft_source out; /* the same fd, but for a queue pair that talks to itself */
+	/* of path.c */
+	struct soft_timer path_timer;
+	uint64_t path_patience; /* ns; 0: there is no path to be watched */
+	uint64_t path_since;    /* something has been under way */
+
 	enum soft_link_state state;
 	bool busy;          /* its input is being served: it must not be freed */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
@@ -121,6 +126,14 @@ void soft_link_write_end(struct soft_link *link);
 
 /* link_socket.c */
 void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
+
+/* path.c: a socket to another machine */
+/* How long a path may be silent, in ns. */
+uint64_t soft_path_patience(void);
+/* The link is up, or its queue pair has got another timeout. */
+void soft_path_watch(struct soft_link *link);
+/* The link has sent something. */
+void soft_path_sent(struct soft_link *link);
 
 /* greeting.c: streams without the CM */
 void soft_greeting_begin(struct soft_qp *qp);

@@ -6,8 +6,6 @@
  * coming, only a header's worth is read beyond each, so that the next payload needs no copy either.
  */
 #include <errno.h>
-#include <netinet/tcp.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -129,46 +127,9 @@ static void in_ready(struct soft_source *source, uint32_t events)
 
 /* ---- the wire ------------------------------------------------------------------------------ */
 
-/* Both ends have the same address: nothing between them can get lost. */
-static bool is_same_host(int fd)
-{
-	struct sockaddr_storage own = {0}, peer = {0};
-	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
-
-	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
-	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
-		return false;
-	if (own.ss_family == AF_INET6)
-		return !memcmp(&((struct sockaddr_in6 *)&own)->sin6_addr,
-			       &((struct sockaddr_in6 *)&peer)->sin6_addr, 16);
-	return ((struct sockaddr_in *)&own)->sin_addr.s_addr ==
-	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
-}
-
-/* Another machine may vanish without a word: ask after ten quiet seconds, and do not wait longer
- * than twenty for what is under way.  On this machine a peer that says nothing is a process that
- * has been stopped, and its end would be told. */
-static void watch_over(int fd)
-{
-	const int on = 1, idle = 10, interval = 2, count = 5, unanswered_ms = 20000;
-
-	/* Not a TCP socket (a pair, in tests): nothing to be set. */
-	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) || is_same_host(fd))
-		return;
-	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
-}
-
 static int up(struct soft_link *link)
 {
-	int rc = soft_watch(&link->in, EPOLLIN);
-
-	if (!rc)
-		watch_over(link->in.fd);
-	return rc;
+	return soft_watch(&link->in, EPOLLIN);
 }
 
 static size_t room(struct soft_link *link, size_t least)
@@ -188,6 +149,7 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return errno == EAGAIN ? 0 : -errno;
+	soft_path_sent(link);
 	return n;
 }
 
@@ -204,6 +166,7 @@ static void end(struct soft_link *link)
 
 static void close_socket(struct soft_link *link)
 {
+	soft_timer_stop(&link->path_timer);
 	soft_unwatch(&link->in);
 	soft_unwatch(&link->out);
 	if (link->out.fd != link->in.fd && link->out.fd >= 0)

@@ -542,6 +542,8 @@ void soft_qp_stall(struct soft_qp *qp);
 /* The stream of a queue pair is gone. */
 void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
+/* How long it waits for an answer, all retries counted, in ns: IBTA 9.7.6.1.3. */
+uint64_t soft_qp_patience(const struct soft_qp *qp);
 
 /* post.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);

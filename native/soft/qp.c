@@ -256,14 +256,32 @@ void soft_qp_check_drained(struct soft_qp *qp)
 		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
 }
 
-#define CONNECTING_NS 500000000u /* what a connection may take to be made */
+/* What a connection may take to be made: on this host, and elsewhere, where the first packets may get
+ * lost and TCP says them again after 1, 3 and 7 s. */
+#define CONNECTING_NS 500000000u
+#define CONNECTING_ELSEWHERE_NS 5000000000u
+
+uint64_t soft_qp_patience(const struct soft_qp *qp)
+{
+	return ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
+}
+
+static uint64_t connecting_time(const struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+
+	if (!ah->is_global || soft_gid_is_local(&ah->grh.dgid))
+		return CONNECTING_NS;
+	return soft_path_patience() < CONNECTING_ELSEWHERE_NS ? soft_path_patience() :
+								CONNECTING_ELSEWHERE_NS;
+}
 
 /* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
  * `least_ns`, and at most a minute.  0 is "for ever"; UC has no timeout. */
 static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
-	uint64_t time = ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
+	uint64_t time = soft_qp_patience(qp);
 
 	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
 		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns :
@@ -293,7 +311,7 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
 		soft_requester_lose(qp);
 	else
-		give_up_later(qp, qp->stream_lost ? 0 : CONNECTING_NS);
+		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
 void soft_qp_stall(struct soft_qp *qp)
@@ -482,6 +500,8 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 		qp->draining = false;
 		if (from == IBV_QPS_RTR)
 			soft_greeting_check(qp);
+		if (qp->link && qp->link->state == SOFT_LINK_UP)
+			soft_path_watch(qp->link); /* now it has a timeout */
 		soft_qp_kick(qp);
 		return 0;
 	default:
