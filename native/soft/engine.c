@@ -59,6 +59,7 @@ static struct {
 
 	int epoll_fd;
 	struct soft_source wake;  /* eventfd that ends the thread's sleep when the engine stops */
+	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
 	struct soft_source alarm; /* timerfd of timer.c */
 	pthread_t thread;
 
@@ -430,6 +431,23 @@ static void alarm_ready(struct soft_source *source, uint32_t events)
 		soft_timers_run();
 }
 
+static void nudge_ready(struct soft_source *source, uint32_t events)
+{
+	uint64_t count;
+
+	(void)events;
+	if (read(source->fd, &count, sizeof(count)) == sizeof(count))
+		soft_neighbours_resume();
+}
+
+void soft_engine_nudge(void)
+{
+	const uint64_t one = 1;
+
+	/* It cannot be full, and were it, it would be readable. */
+	(void)!write(engine.nudge.fd, &one, sizeof(one));
+}
+
 void soft_engine_alarm(uint64_t deadline_ns)
 {
 	struct itimerspec when = {
@@ -450,8 +468,10 @@ static void close_fd(int *fd)
 static void close_all(void)
 {
 	soft_unwatch(&engine.wake);
+	soft_unwatch(&engine.nudge);
 	soft_unwatch(&engine.alarm);
 	close_fd(&engine.wake.fd);
+	close_fd(&engine.nudge.fd);
 	close_fd(&engine.alarm.fd);
 	close_fd(&engine.epoll_fd);
 	free(engine.scratch);
@@ -489,6 +509,7 @@ static void after_fork_in_child(void)
 	engine.scratch = NULL;
 	soft_timers_forget();
 	soft_links_forget();
+	soft_neighbours_forget();
 	soft_listener_shutdown();
 	soft_multicast_forget();
 	soft_list_init(&engine.deferred);
@@ -522,19 +543,24 @@ static int start(void)
 	}
 	soft_timers_forget();
 	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
+	engine.nudge = (struct soft_source){.fd = -1, .ready = nudge_ready};
 	engine.alarm = (struct soft_source){.fd = -1, .ready = alarm_ready};
 	engine.scratch = malloc(sizeof(*engine.scratch));
 	if (!engine.scratch)
 		return ENOMEM;
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.wake.fd < 0 || engine.alarm.fd < 0) {
+	if (engine.epoll_fd < 0 || engine.wake.fd < 0 || engine.nudge.fd < 0 ||
+	    engine.alarm.fd < 0) {
 		rc = errno;
 		close_all();
 		return rc;
 	}
 	rc = soft_watch(&engine.wake, EPOLLIN);
+	if (!rc)
+		rc = soft_watch(&engine.nudge, EPOLLIN);
 	if (!rc)
 		rc = soft_watch(&engine.alarm, EPOLLIN);
 	if (!rc) {
@@ -583,6 +609,7 @@ void soft_engine_put(void)
 		soft_lock();
 		soft_listener_shutdown();
 		soft_links_shutdown();
+		soft_neighbours_shutdown();
 		soft_port_reset();
 		soft_timers_forget();
 		engine.running = engine.silent = false;

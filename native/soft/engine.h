@@ -51,6 +51,12 @@ void soft_acks_step(void);
 void soft_acks_tick(void);
 void soft_acks_send(void);
 
+/* neighbour.c.  Look into all rings again: the port is up, or something was left. */
+void soft_neighbours_resume(void);
+
+/* Somebody should do a step soon.  Under the lock. */
+void soft_engine_nudge(void);
+
 /* Is the engine's thread looking around every half millisecond? */
 bool soft_engine_ticks(void);
 
@@ -69,11 +75,13 @@ unsigned soft_engine_incarnation(void);
 
 /* Called when the engine stops (under its lock, no user left): close what is left open. */
 void soft_links_shutdown(void);
+void soft_neighbours_shutdown(void);
 void soft_listener_shutdown(void);
 /* The same, and in the child of a fork: the port is up, and no context is open. */
 void soft_port_reset(void);
 /* In the child of a fork, where all sockets are closed already. */
 void soft_links_forget(void);
+void soft_neighbours_forget(void);
 void soft_multicast_forget(void);
 
 #endif

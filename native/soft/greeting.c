@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "link.h"
+#include "neighbour.h"
 
 enum {
 	SECOND_ROUND = 7, /* attempts: the delay has reached its most */
@@ -394,4 +395,21 @@ void soft_greeting_again(struct soft_qp *qp)
 		return;
 	link->attempts = SECOND_ROUND;
 	later(link);
+}
+
+/* ---- ways ---------------------------------------------------------------------------------- */
+
+/* No link goes through shared memory yet: who asks for that finds the TCP port. */
+void soft_greeting_called(struct soft_neighbour *neighbour, uint32_t peer,
+			  const uint8_t greeting[SOFT_GREETING])
+{
+	(void)greeting;
+	soft_neighbour_refuse(neighbour, peer);
+}
+
+void soft_greeting_uncalled(struct soft_neighbour *neighbour, uint32_t peer)
+{
+	/* All were refused at once: none is held. */
+	(void)neighbour;
+	(void)peer;
 }

@@ -93,6 +93,7 @@ static void go_up(void)
 	down = false;
 	soft_sources_silence(false);
 	soft_links_resume();
+	soft_neighbours_resume();
 	tell(IBV_EVENT_PORT_ACTIVE);
 }
 
