@@ -176,15 +176,39 @@ class Connection:
         has no room.  Cancelled before it was posted, the message is not sent; after that it is.
         Raises MessageTooLongError before anything is sent.
         """
+        length, future = self._send(data, imm)
+        await future
+        self._statistics.messages_sent += 1
+        self._statistics.bytes_sent += length
+
+    def send_nowait(
+        self, data: Message | BufferLike, *, imm: int | None = None
+    ) -> asyncio.Future[None]:
+        """As `send`, for code that cannot await: the message has its place in the order now.
+
+        The future ends as `send` would; until then the buffer must not change.  Cancelling it is
+        cancelling `send`.  There is no backpressure but the future: bound what you have under way.
+        """
+        length, future = self._send(data, imm)
+
+        def count(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self._statistics.messages_sent += 1
+                self._statistics.bytes_sent += length
+
+        future.add_done_callback(count)
+        return future
+
+    def _send(
+        self, data: Message | BufferLike, imm: int | None
+    ) -> tuple[int, asyncio.Future[None]]:
         self._check()
         view = data.data if isinstance(data, Message) else buffer_view(data)
         if len(view) > self.max_message:
             raise MessageTooLongError(len(view), self.max_message)
         if imm is not None and not 0 <= imm < 1 << 32:
             raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
-        await self._messages.send(view, imm)
-        self._statistics.messages_sent += 1
-        self._statistics.bytes_sent += len(view)
+        return len(view), self._messages.send(view, imm)
 
     async def recv(self) -> Message:
         """The next message, as a leased view of the memory it arrived in; see `Message`.

@@ -1,0 +1,409 @@
+"""A connection as asyncio's byte-stream transport: what TCP protocols write to and hear from.
+
+On the connection a stream is messages: one or more bytes are data, an empty message is the end of
+that direction (`write_eof`).  A goodbye without one ends both.
+
+Some facts, and what they mean here:
+
+- A message costs about the same whether it carries ten bytes or ten thousand.  So while a few
+  messages are under way, what is written meanwhile is joined into one.
+- `write` never waits, so what the peer has no room for must be kept.  What the connection has not
+  been given yet counts for the water marks; what it has been given is bounded by `WINDOW`.
+- After `pause_reading` nothing may be delivered.  Messages then stay with the connection, which
+  gives no credit back for them: that is how a paused reader slows its peer.
+- The bytes of a message lie in memory that goes back to the pool: `data_received` gets a copy, and
+  a BufferedProtocol's own buffer is filled straight from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .errors import ConnectionClosedError
+from .transport import Connection
+
+logger = logging.getLogger("aiordma.streams")
+
+# The longest message of a stream, unless the peer takes less: long enough that its cost as a
+# message is nothing beside its bytes, short enough that the reader begins soon.
+PIECE = 256 << 10
+# What the connection is given at a time.
+WINDOW = 1 << 20
+# Messages under way before what is written is joined.
+EAGER_WRITES = 4
+# As asyncio's own transports have it.
+HIGH_WATER = 64 << 10
+
+
+class _Outbox:
+    """Bytes that have been written and not yet been given to the connection."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[memoryview] = deque()
+        self.size = 0
+
+    def append(self, data: bytes | memoryview) -> None:
+        self._chunks.append(memoryview(data))
+        self.size += len(data)
+
+    def take(self, most: int) -> memoryview:
+        """The first bytes, at most `most` and at least one, without a copy if they lie together."""
+        first = self._chunks.popleft()
+        if len(first) < most and self._chunks:
+            joined = bytearray(first)
+            while self._chunks and len(joined) + len(self._chunks[0]) <= most:
+                joined += self._chunks.popleft()
+            first = memoryview(joined)
+        elif len(first) > most:
+            self._chunks.appendleft(first[most:])
+            first = first[:most]
+        self.size -= len(first)
+        return first
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self.size = 0
+
+
+class StreamTransport(asyncio.Transport):
+    """`asyncio.Transport` over a connection.  Made by `create_connection` and `create_server`.
+
+    All that the asyncio documentation says of a transport holds here: buffering and water marks,
+    pausing on both sides, half-closing, `abort`, protocols that are a BufferedProtocol.
+    `get_extra_info` knows `peername`, `sockname`, and `connection`, the `Connection` itself; there
+    is no `socket`.
+    """
+
+    # asyncio.loop.start_tls asks for this.
+    _start_tls_compatible = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        protocol: asyncio.BaseProtocol,
+        on_lost: Callable[[StreamTransport], None] | None = None,
+    ) -> None:
+        super().__init__(
+            {
+                "peername": connection.peer_address,
+                "sockname": connection.local_address,
+                "connection": connection,
+            }
+        )
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._on_lost = on_lost
+        self._piece = max(1, min(PIECE, connection.max_message))
+        self._outbox = _Outbox()
+        self._sends = 0  # messages under way
+        self._sent_bytes = 0  # in them
+        self._low, self._high = HIGH_WATER // 4, HIGH_WATER
+        self._writer_paused = False
+        self._eof_written = False
+        self._eof_owed = False  # written, and not yet given to the connection
+        self._eof_received = False
+        self._resumed: asyncio.Future[None] | None = None  # while reading is paused
+        self._closing = False
+        self._lost = False
+        self._end: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None  # while closing
+        self._idle: asyncio.Future[None] | None = None  # somebody waits until all has been sent
+        self.set_protocol(protocol)
+        self._loop.call_soon(protocol.connection_made, self)
+        self._reader: asyncio.Task[None] | None = None
+        self._loop.call_soon(self._start_reading)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lost else "closing" if self._closing else "open"
+        return f"<StreamTransport over {self._connection!r}, {state}>"
+
+    # ---- protocol ------------------------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Whom the transport tells from now on."""
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Whom the transport tells."""
+        return self._protocol
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def _start_reading(self) -> None:
+        if not self._closing:
+            self._reader = self._loop.create_task(self._read())
+
+    async def _read(self) -> None:
+        connection = self._connection
+        try:
+            while True:
+                message = await connection.recv()
+                with message:
+                    while self._resumed is not None:
+                        await self._resumed
+                    if self._closing:
+                        return
+                    if not len(message):
+                        self._take_eof()
+                    elif self._eof_received:
+                        raise ConnectionResetError("the peer wrote after its end of the stream")
+                    else:
+                        self._deliver(message.data)
+        except ConnectionClosedError:
+            # In order.  What this side had still to say gets nowhere.
+            unsaid = self._outbox.size or self._sent_bytes
+            self._take_eof()
+            self._force_close(
+                ConnectionResetError("the peer closed before it had read all") if unsaid else None
+            )
+        except ConnectionError as error:
+            self._force_close(error)
+
+    def _deliver(self, data: memoryview) -> None:
+        try:
+            self._hand_over(data)
+        except Exception as error:
+            self._fatal(error, "the protocol failed when it was given data")
+
+    def _hand_over(self, data: memoryview) -> None:
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            while data and not self._lost:
+                buffer = memoryview(protocol.get_buffer(len(data))).cast("B")
+                count = min(len(buffer), len(data))
+                if not count:
+                    raise RuntimeError("get_buffer() returned an empty buffer")
+                buffer[:count] = data[:count]
+                buffer.release()
+                protocol.buffer_updated(count)
+                data = data[count:]
+        else:
+            assert isinstance(protocol, asyncio.Protocol)
+            protocol.data_received(bytes(data))
+
+    def _take_eof(self) -> None:
+        if self._eof_received or self._closing:
+            return
+        self._eof_received = True
+        protocol = self._protocol
+        assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+        if not protocol.eof_received():
+            self.close()
+
+    def is_reading(self) -> bool:
+        """Whether data is delivered as it comes."""
+        return self._resumed is None and not self._closing
+
+    def pause_reading(self) -> None:
+        """Delivers nothing until `resume_reading`; the peer is slowed down."""
+        if self._resumed is None and not self._closing:
+            self._resumed = self._loop.create_future()
+
+    def resume_reading(self) -> None:
+        """Delivers again."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not resumed.done():
+            resumed.set_result(None)
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Sends some bytes after those before them; never waits.  They may be reused at once."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data)!r}")
+        if self._eof_written:
+            raise RuntimeError("cannot write after write_eof()")
+        if not data:
+            return
+        if self._lost or self._closing:
+            logger.warning("%r: written after close", self)
+            return
+        self._outbox.append(bytes(data))
+        if self._sends < EAGER_WRITES:
+            self._flush()
+        self._consider_pausing()
+
+    async def write_from(self, data: memoryview) -> None:
+        """Sends bytes straight from where they are, after those that were written before.
+
+        Returns when this transport has nothing under way any more: until then they must not
+        change.  Raises ConnectionError when the connection has ended before that.
+        """
+        if self._eof_written or self._closing:
+            raise ConnectionResetError("the stream has been closed for writing")
+        if len(data):
+            self._outbox.append(data)
+            self._flush()
+        while self._outbox.size or self._sends:
+            self._idle = self._idle or self._loop.create_future()
+            await asyncio.shield(self._idle)
+
+    def _no_longer_busy(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is None:
+            return
+        if self._lost:
+            idle.set_exception(ConnectionResetError("the connection ended before all was sent"))
+            idle.exception()  # seen, also if nobody waits any more
+        else:
+            idle.set_result(None)
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
+        """Sends several pieces as if they were one."""
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """Always True."""
+        return True
+
+    def write_eof(self) -> None:
+        """Ends this direction when all that was written has been sent; the other one goes on."""
+        if self._eof_written or self._closing:
+            return
+        self._eof_written = self._eof_owed = True
+        self._flush()
+
+    def _flush(self) -> None:
+        """Gives the connection what it may have now."""
+        while self._outbox.size and self._sent_bytes < WINDOW and not self._lost:
+            self._send(self._outbox.take(self._piece))
+        if self._eof_owed and not self._outbox.size and not self._lost:
+            self._eof_owed = False
+            self._send(memoryview(b""))
+
+    def _send(self, piece: memoryview) -> None:
+        size = len(piece)
+        try:
+            future = self._connection.send_nowait(piece)
+        except ConnectionError:
+            self._outbox.clear()  # the reader tells why
+            self._eof_owed = False
+            return
+        self._sends += 1
+        self._sent_bytes += size
+
+        def sent(future: asyncio.Future[None]) -> None:
+            self._sends -= 1
+            self._sent_bytes -= size
+            error = None if future.cancelled() else future.exception()
+            if isinstance(error, ConnectionError):
+                if self._resumed is not None:
+                    self._force_close(error)  # else the reader tells, after what arrived before
+                return
+            if error is not None:
+                self._fatal(error, "what was written could not be sent")
+                return
+            self._flush()
+            self._consider_resuming()
+            if not self._sends:
+                self._no_longer_busy()
+            if self._closing:
+                self._finish_if_flushed()
+
+        future.add_done_callback(sent)
+
+    # ---- water marks ---------------------------------------------------------------------
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes written that the connection has not been given yet."""
+        return self._outbox.size
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """The low and the high water mark, in bytes."""
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """`pause_writing` above `high` bytes (64 KiB), `resume_writing` at `low` (a quarter)."""
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not 0 <= low <= high:
+            raise ValueError(f"high ({high}) must be >= low ({low}) must be >= 0")
+        self._low, self._high = low, high
+        self._consider_pausing()
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            self._fatal(error, f"{what.__qualname__} failed")
+
+    def _consider_pausing(self) -> None:
+        if not self._writer_paused and self._outbox.size > self._high:
+            self._writer_paused = True
+            self._tell(self._protocol.pause_writing)
+
+    def _consider_resuming(self) -> None:
+        if self._writer_paused and self._outbox.size <= self._low:
+            self._writer_paused = False
+            self._tell(self._protocol.resume_writing)
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be when all has been sent."""
+        return self._closing
+
+    def close(self) -> None:
+        """Reads no more, sends what was written, then closes; `connection_lost(None)` follows."""
+        if self._closing:
+            return
+        self._closing = True
+        self.resume_reading()
+        reader = self._reader
+        if reader is not None and reader is not asyncio.current_task(self._loop):
+            reader.cancel()
+        self._watch = self._loop.create_task(self._until_broken())
+        self._finish_if_flushed()
+
+    async def _until_broken(self) -> None:
+        """While closing: nothing is read any more, but the end must be noticed."""
+        await self._connection.wait_closed()
+        if self._end is None:
+            self._force_close(ConnectionResetError("the peer was gone before it had read all"))
+
+    def _finish_if_flushed(self) -> None:
+        if not self._outbox.size and not self._eof_owed and not self._sends and self._end is None:
+            self._end = self._loop.create_task(self._connection.close())
+            self._end.add_done_callback(lambda _: self._force_close(None))
+
+    def abort(self) -> None:
+        """Closes at once; what was written and not sent is lost."""
+        self._force_close(None)
+
+    def _fatal(self, error: BaseException, message: str) -> None:
+        self._loop.call_exception_handler(
+            {
+                "message": message,
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
+        self._force_close(error)
+
+    def _force_close(self, error: BaseException | None) -> None:
+        if self._lost:
+            return
+        self._lost = self._closing = True
+        self._outbox.clear()
+        self._eof_owed = False
+        self.resume_reading()
+        for task in (self._reader, self._watch):
+            if task is not None and task is not asyncio.current_task(self._loop):
+                task.cancel()
+        self._no_longer_busy()
+        self._connection.abort()
+        self._loop.call_soon(self._tell_lost, error)
+
+    def _tell_lost(self, error: BaseException | None) -> None:
+        try:
+            self._protocol.connection_lost(error if isinstance(error, Exception) else None)
+        finally:
+            if self._on_lost is not None:
+                self._on_lost(self)

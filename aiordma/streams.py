@@ -1,0 +1,301 @@
+"""Sockets that are RDMA: asyncio's streams, protocols and servers over connections.
+
+    reader, writer = await aiordma.open_connection(host, port)
+    transport, protocol = await aiordma.create_connection(Protocol, host, port)
+    server = await aiordma.create_server(Protocol, host, port)
+    server = await aiordma.start_stream_server(handler, host, port)
+
+They are what the functions of the same names (`asyncio.start_server` for the last) are over TCP,
+with the arguments of `aiordma.connect` and `aiordma.listen` after the address.  Both ends must be
+streams: on the connection they are messages with a meaning of their own (`stream_transport`).
+Source: the asyncio documentation, "Transports and Protocols" and "Streams".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import IO, TypeVar
+
+from .config import DEFAULT, Config
+from .stream_transport import StreamTransport
+from .transport import Address, Connection, Listener, Via, connect, listen
+
+__all__ = [
+    "StreamServer",
+    "StreamTransport",
+    "create_connection",
+    "create_server",
+    "open_connection",
+    "sendfile",
+    "start_stream_server",
+]
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+# As asyncio.open_connection has it.
+LIMIT = 64 << 10
+
+
+async def create_connection(
+    protocol_factory: Callable[[], P],
+    host: str,
+    port: int,
+    *,
+    device: str | None = None,
+    via: Via = "cm",
+    source: Address | None = None,
+    config: Config = DEFAULT,
+) -> tuple[StreamTransport, P]:
+    """Connects, and lets a protocol speak over it: `loop.create_connection` over RDMA.
+
+    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.
+    """
+    connection = await connect(host, port, device=device, via=via, source=source, config=config)
+    return await _attach(connection, protocol_factory)
+
+
+async def _attach(
+    connection: Connection, protocol_factory: Callable[[], P]
+) -> tuple[StreamTransport, P]:
+    try:
+        protocol = protocol_factory()
+        transport = StreamTransport(connection, protocol)
+    except BaseException:
+        connection.abort()
+        raise
+    made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(made.set_result, None)
+    try:
+        await made
+    except BaseException:
+        transport.abort()
+        raise
+    return transport, protocol
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    limit: int = LIMIT,
+    device: str | None = None,
+    via: Via = "cm",
+    source: Address | None = None,
+    config: Config = DEFAULT,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    transport, protocol = await create_connection(
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
+        host,
+        port,
+        device=device,
+        via=via,
+        source=source,
+        config=config,
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+class ListeningSocket:
+    """What `StreamServer.sockets` holds: where it listens, as a socket would tell it."""
+
+    type = socket.SOCK_STREAM
+
+    def __init__(self, address: Address) -> None:
+        self.family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._address = address
+
+    def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]:
+        """As of a socket of that family: (host, port), or (host, port, flow, scope) for IPv6."""
+        return (*self._address, 0, 0) if self.family == socket.AF_INET6 else self._address
+
+
+class StreamServer(asyncio.AbstractServer):
+    """Listens, and lets a protocol speak over every connection.  Made by `create_server`.
+
+    As an `asyncio.Server`: an async context manager, `close` listens no more, connections go on.
+    """
+
+    def __init__(
+        self, listener: Listener, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._factory = protocol_factory
+        self._transports: set[StreamTransport] = set()
+        self._all_lost = asyncio.Event()
+        self._all_lost.set()
+        self._closing: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._serving_forever: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<StreamServer with {len(self._transports)} connections of {self._listener!r}>"
+
+    @property
+    def address(self) -> Address:
+        """(host, port) where it listens; the port is the real one when 0 was asked for."""
+        return self._listener.address
+
+    @property
+    def sockets(self) -> tuple[ListeningSocket, ...]:
+        """Where it listens, in the form that `asyncio.Server` has; empty once closed."""
+        return () if self._closing else (ListeningSocket(self.address),)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether it accepts connections."""
+        return self._accepting is not None and self._closing is None
+
+    async def start_serving(self) -> None:
+        """Accepts from now on, if it does not yet."""
+        if self._closing is not None:
+            raise RuntimeError(f"{self!r} is closed")
+        if self._accepting is None:
+            self._accepting = self._loop.create_task(self._accept())
+
+    async def serve_forever(self) -> None:
+        """Serves until cancelled or closed; cancelled, it closes the server."""
+        if self._serving_forever is not None:
+            raise RuntimeError(f"{self!r} is already being served")
+        await self.start_serving()
+        assert self._accepting is not None
+        self._serving_forever = asyncio.shield(self._accepting)
+        try:
+            await self._serving_forever
+        except asyncio.CancelledError:
+            self.close()
+            await self.wait_closed()
+            raise
+        finally:
+            self._serving_forever = None
+
+    async def _accept(self) -> None:
+        async for connection in self._listener:
+            try:
+                transport = StreamTransport(connection, self._factory(), self._lost)
+            except Exception as error:
+                connection.abort()
+                self._loop.call_exception_handler(
+                    {"message": "the protocol factory of a server failed", "exception": error}
+                )
+                continue
+            self._transports.add(transport)
+            self._all_lost.clear()
+
+    def _lost(self, transport: StreamTransport) -> None:
+        self._transports.discard(transport)
+        if not self._transports:
+            self._all_lost.set()
+
+    def close(self) -> None:
+        """Listens no more.  Connections go on; those that nobody has taken are closed."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._listener.close())
+
+    def close_clients(self) -> None:
+        """Closes every connection, after what was written to it has been sent."""
+        for transport in list(self._transports):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Ends every connection at once."""
+        for transport in list(self._transports):
+            transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Waits until it is closed and every connection has ended (as of Python 3.12)."""
+        if self._closing is None:
+            return
+        await asyncio.shield(self._closing)
+        if self._accepting is not None:
+            await asyncio.shield(self._accepting)
+        await self._all_lost.wait()
+
+
+async def create_server(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    host: str | None = None,
+    port: int = 0,
+    *,
+    device: str | None = None,
+    via: Via = "cm",
+    backlog: int = 128,
+    config: Config = DEFAULT,
+    start_serving: bool = True,
+) -> StreamServer:
+    """Listens, and lets a protocol speak over every connection: `loop.create_server` over RDMA.
+
+    `host` None or "" is every address.  Raises what `aiordma.listen` raises.
+    """
+    listener = await listen(
+        host or "", port, device=device, via=via, backlog=backlog, config=config
+    )
+    server = StreamServer(listener, protocol_factory)
+    if start_serving:
+        await server.start_serving()
+    return server
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+
+
+async def start_stream_server(
+    client_connected_cb: Handler,
+    host: str | None = None,
+    port: int = 0,
+    *,
+    limit: int = LIMIT,
+    device: str | None = None,
+    via: Via = "cm",
+    backlog: int = 128,
+    config: Config = DEFAULT,
+    start_serving: bool = True,
+) -> StreamServer:
+    """Runs a handler with a reader and a writer for every connection: `asyncio.start_server`."""
+    loop = asyncio.get_running_loop()
+
+    def factory() -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
+
+    return await create_server(
+        factory,
+        host,
+        port,
+        device=device,
+        via=via,
+        backlog=backlog,
+        config=config,
+        start_serving=start_serving,
+    )
+
+
+async def sendfile(
+    transport: StreamTransport, file: IO[bytes], offset: int = 0, count: int | None = None
+) -> int:
+    """Sends a part of a regular file, straight from the page cache; returns how many bytes.
+
+    `count` None is all from `offset` on.  What was written before goes first; returns when
+    nothing is under way any more.  As `loop.sendfile`, the file's position is then behind what
+    was sent.  The file must not be truncated meanwhile.  Raises ConnectionError.
+    """
+    if offset < 0 or (count is not None and count <= 0):
+        raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
+    size = os.fstat(file.fileno()).st_size
+    end = size if count is None else min(size, offset + count)
+    if end <= offset:
+        return 0
+    mapped = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+    await transport.write_from(memoryview(mapped)[offset:])
+    file.seek(end)
+    return end - offset

@@ -1,0 +1,568 @@
+"""Byte streams over connections, as asyncio's documentation has transports and protocols."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from aiordma import ConnectionBrokenError, streams
+from aiordma.errors import RejectedError
+from aiordma.stream_transport import HIGH_WATER, PIECE, WINDOW
+from aiordma.streams import StreamServer, StreamTransport
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, ends, pattern, turns
+
+# More than both sides keep for a reader that is paused, with the limits of SMALL.
+TOO_MUCH = 8 << 20
+
+
+class Recorder(asyncio.Protocol):
+    """Keeps what it is told.  `eof_result` is what it answers to the peer's end."""
+
+    def __init__(self, eof_result: bool = False) -> None:
+        self.events: list[str] = []
+        self.data = bytearray()
+        self.eof_result = eof_result
+        self.transport: StreamTransport | None = None
+        self.error: Exception | None = None
+        self.made = asyncio.Event()
+        self.eof = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.grown = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(StreamTransport, transport)
+        self.events.append("made")
+        self.made.set()
+
+    def data_received(self, data: bytes) -> None:
+        assert isinstance(data, bytes)
+        if self.events[-1] != "data":
+            self.events.append("data")
+        self.data += data
+        self.grown.set()
+
+    def eof_received(self) -> bool:
+        self.events.append("eof")
+        self.eof.set()
+        return self.eof_result
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.events.append("lost")
+        self.error = exc
+        self.lost.set()
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+        self.paused.set()
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+        self.resumed.set()
+
+    async def until(self, size: int) -> None:
+        while len(self.data) < size:
+            self.grown.clear()
+            await self.grown.wait()
+
+
+class Buffered(asyncio.BufferedProtocol):
+    """Takes its bytes through a buffer of `size`."""
+
+    def __init__(self, size: int) -> None:
+        self.buffer = bytearray(size)
+        self.data = bytearray()
+        self.eof = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        assert sizehint > 0
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+
+    def eof_received(self) -> None:
+        self.eof.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+@asynccontextmanager
+async def serving(
+    place: Place, factory: Callable[[], asyncio.BaseProtocol]
+) -> AsyncIterator[StreamServer]:
+    server = await streams.create_server(
+        factory, place.host, device=place.device, via=place.via, config=SMALL
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+        server.abort_clients()
+        await server.wait_closed()
+
+
+async def dial(
+    place: Place, server: StreamServer, factory: Callable[[], Any]
+) -> tuple[StreamTransport, Any]:
+    return await streams.create_connection(
+        factory,
+        place.host,
+        server.address[1],
+        device=place.device,
+        via=place.via,
+        config=SMALL,
+    )
+
+
+@asynccontextmanager
+async def pair(
+    place: Place,
+    client: Callable[[], Any] = Recorder,
+    server: Callable[[], Any] = Recorder,
+) -> AsyncIterator[tuple[Any, Any]]:
+    """The protocols of the two ends of one stream: client, server."""
+    made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def factory() -> Any:
+        protocol = server()
+        made.set_result(protocol)
+        return protocol
+
+    async with serving(place, factory) as listening:
+        transport, protocol = await dial(place, listening, client)
+        try:
+            yield protocol, await made
+        finally:
+            transport.abort()
+            if isinstance(protocol, Recorder):
+                await protocol.lost.wait()
+
+
+async def made(protocol: Recorder) -> StreamTransport:
+    await protocol.made.wait()
+    assert protocol.transport is not None
+    return protocol.transport
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(100_000):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_streams_echo_what_was_written(place: Place) -> None:
+    server = await streams.start_stream_server(echo, place.host, device=place.device, via=place.via)
+    async with server:
+        reader, writer = await streams.open_connection(
+            place.host, server.address[1], device=place.device, via=place.via
+        )
+        for size in (1, 100, HIGH_WATER, PIECE, PIECE + 1, WINDOW + PIECE + 1):
+            data = pattern(size)
+            writer.write(data)
+            received, _ = await asyncio.gather(reader.readexactly(size), writer.drain())
+            assert received == data
+        writer.write(b"the end")
+        writer.write_eof()
+        assert await reader.read() == b"the end"
+        writer.close()
+        await writer.wait_closed()
+
+
+@one_loop
+async def test_a_refused_address_is_as_with_connect(place: Place) -> None:
+    async with serving(place, Recorder) as server:
+        port = server.address[1]
+    error = await ends(
+        streams.open_connection(place.host, port, device=place.device, via=place.via),
+        RejectedError,
+    )
+    assert isinstance(error, ConnectionRefusedError)
+
+
+# ---- transports: order, sizes, buffers -----------------------------------------------------------
+
+
+async def test_many_small_writes_arrive_as_one_stream(place: Place) -> None:
+    async with pair(place) as (client, server):
+        pieces = [pattern(size, seed=size) for size in range(1, 400)]
+        transport = await made(client)
+        for piece in pieces:
+            transport.write(piece)
+        whole = b"".join(pieces)
+        await server.until(len(whole))
+        assert server.data == whole
+
+
+@one_loop
+async def test_written_memory_may_be_reused_at_once(place: Place) -> None:
+    async with pair(place) as (client, server):
+        transport = await made(client)
+        memory = bytearray(pattern(PIECE))
+        transport.write(memory)
+        transport.write(memoryview(memory)[:100])
+        transport.writelines([b"ab", bytearray(b"c"), memoryview(b"d")])
+        expected = bytes(memory) + bytes(memory[:100]) + b"abcd"
+        memory[:] = bytes(PIECE)
+        await server.until(len(expected))
+        assert server.data == expected
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+async def test_a_buffered_protocol_gets_every_byte(place: Place, size: int) -> None:
+    data = pattern(300_000 if size > 1 else 3000)
+    async with pair(place, server=lambda: Buffered(size)) as (client, server):
+        transport = await made(client)
+        transport.write(data)
+        transport.write_eof()
+        await server.eof.wait()
+        assert server.data == data
+
+
+@one_loop
+async def test_what_cannot_be_written_is_refused(place: Place) -> None:
+    async with pair(place) as (client, server):
+        transport = await made(client)
+        with pytest.raises(TypeError, match="bytes"):
+            transport.write(cast(bytes, "text"))
+        transport.write(b"")
+        transport.write(b"x")
+        transport.write_eof()
+        transport.write_eof()
+        with pytest.raises(RuntimeError, match="write_eof"):
+            transport.write(b"y")
+        await server.eof.wait()
+        assert server.data == b"x"
+
+
+@one_loop
+async def test_extra_info(place: Place) -> None:
+    async with pair(place) as (client, server):
+        here, there = await made(client), await made(server)
+        assert here.get_extra_info("peername")[0] == place.host
+        assert here.get_extra_info("sockname") == there.get_extra_info("peername")
+        assert here.get_extra_info("connection").device == place.device
+        assert here.get_extra_info("socket") is None
+        assert here.get_extra_info("nothing", "else") == "else"
+        assert "open" in repr(here)
+        assert here.get_protocol() is client
+        assert here.can_write_eof()
+
+
+@one_loop
+async def test_a_transport_changes_its_protocol(place: Place) -> None:
+    async with pair(place) as (client, server):
+        there = await made(server)
+        (await made(client)).write(b"one")
+        await server.until(3)
+        second = Recorder()
+        second.connection_made(there)
+        there.set_protocol(second)
+        (await made(client)).write(b"two")
+        await second.until(3)
+        assert server.data == b"one"
+        assert second.data == b"two"
+
+
+# ---- backpressure --------------------------------------------------------------------------------
+
+
+async def test_a_paused_reader_stops_its_writer(place: Place) -> None:
+    async with pair(place) as (client, server):
+        there, here = await made(server), await made(client)
+        there.pause_reading()
+        assert not there.is_reading()
+        data = pattern(TOO_MUCH)
+        here.write(data)
+        assert client.paused.is_set()
+        await turns(50)
+        assert here.get_write_buffer_size() > TOO_MUCH // 2
+        assert not server.data
+        there.resume_reading()
+        assert there.is_reading()
+        await client.resumed.wait()
+        await server.until(TOO_MUCH)
+        assert server.data == data
+        assert here.get_write_buffer_size() == 0
+
+
+@one_loop
+async def test_water_marks(place: Place) -> None:
+    async with pair(place) as (client, server):
+        here = await made(client)
+        assert here.get_write_buffer_limits() == (HIGH_WATER // 4, HIGH_WATER)
+        here.set_write_buffer_limits(high=1000)
+        assert here.get_write_buffer_limits() == (250, 1000)
+        here.set_write_buffer_limits(low=500)
+        assert here.get_write_buffer_limits() == (500, 2000)
+        with pytest.raises(ValueError, match="low"):
+            here.set_write_buffer_limits(high=1, low=2)
+        here.set_write_buffer_limits(high=0)
+        (await made(server)).pause_reading()
+        here.write(bytes(TOO_MUCH))
+        (await made(server)).resume_reading()
+        await client.resumed.wait()
+
+
+@one_loop
+async def test_pausing_twice_and_resuming_twice_is_allowed(place: Place) -> None:
+    async with pair(place) as (client, server):
+        there = await made(server)
+        for _ in range(2):
+            there.pause_reading()
+        for _ in range(2):
+            there.resume_reading()
+        (await made(client)).write(b"here")
+        await server.until(4)
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+async def test_half_closing_leaves_the_other_direction(place: Place) -> None:
+    async with pair(place, server=lambda: Recorder(eof_result=True)) as (client, server):
+        here, there = await made(client), await made(server)
+        here.write(b"question")
+        here.write_eof()
+        await server.eof.wait()
+        assert server.data == b"question"
+        there.write(pattern(PIECE * 3))
+        await client.until(PIECE * 3)
+        there.close()
+        await client.lost.wait()
+        await server.lost.wait()
+        assert client.error is None
+        assert server.error is None
+        assert client.events == ["made", "data", "eof", "lost"]
+        assert server.events == ["made", "data", "eof", "lost"]
+
+
+async def test_close_sends_what_was_written(place: Place) -> None:
+    data = pattern(8 << 20)
+    async with pair(place) as (client, server):
+        here = await made(client)
+        here.write(data)
+        here.close()
+        here.close()
+        assert here.is_closing()
+        assert not here.is_reading()
+        await client.lost.wait()
+        await server.lost.wait()
+        assert server.data == data
+        assert (client.error, server.error) == (None, None)
+        assert server.events[-2:] == ["eof", "lost"]
+        assert "closed" in repr(here)
+
+
+async def test_abort_is_a_broken_connection_at_the_peer(place: Place) -> None:
+    async with pair(place) as (client, server):
+        (await made(client)).abort()
+        await server.lost.wait()
+        await client.lost.wait()
+        assert client.error is None
+        assert isinstance(server.error, ConnectionBrokenError)
+        assert "eof" not in server.events
+
+
+@one_loop
+async def test_a_peer_that_closes_before_it_has_read_resets(place: Place) -> None:
+    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, server):
+        there, here = await made(server), await made(client)
+        there.pause_reading()
+        here.write(bytes(TOO_MUCH))
+        there.close()
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionResetError)
+
+
+@one_loop
+async def test_closing_ends_when_the_peer_is_gone(place: Place) -> None:
+    async with pair(place) as (client, server):
+        there, here = await made(server), await made(client)
+        there.pause_reading()
+        here.write(bytes(TOO_MUCH))
+        here.close()
+        there.abort()
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionResetError)
+
+
+@one_loop
+async def test_writes_after_close_are_dropped(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(place) as (client, server):
+        here = await made(client)
+        here.write(b"before")
+        here.close()
+        here.write(b"after")
+        here.write_eof()
+        await server.lost.wait()
+        assert server.data == b"before"
+        assert "written after close" in caplog.text
+
+
+@one_loop
+@pytest.mark.parametrize("kind", [RuntimeError, ConnectionError])
+async def test_a_protocol_that_fails_ends_its_stream(place: Place, kind: type[Exception]) -> None:
+    class Failing(Recorder):
+        def data_received(self, data: bytes) -> None:
+            raise kind("the protocol's own fault")
+
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    async with pair(place, server=Failing) as (client, server):
+        (await made(client)).write(b"x")
+        await server.lost.wait()
+        await client.lost.wait()
+    assert isinstance(server.error, kind)
+    assert [type(context["exception"]) for context in reported] == [kind]
+
+
+@one_loop
+async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(place: Place) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with pair(place, server=lambda: Buffered(0)) as (client, server):
+        (await made(client)).write(b"x")
+        await server.lost.wait()
+    assert "empty buffer" in str(reported[0]["exception"])
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_sendfile(place: Place, tmp_path: Path) -> None:
+    data = pattern(PIECE * 5 + 123)
+    path = tmp_path / "data"
+    path.write_bytes(data)
+    async with pair(place) as (client, server):
+        here = await made(client)
+        here.write(b"before")
+        with path.open("rb") as file:
+            assert await streams.sendfile(here, file) == len(data)
+            assert file.tell() == len(data)
+            assert await streams.sendfile(here, file, 5000, 100) == 100
+            assert file.tell() == 5100
+            assert await streams.sendfile(here, file, len(data)) == 0
+            here.write(b"after")
+            expected = b"before" + data + data[5000:5100] + b"after"
+            await server.until(len(expected))
+            assert server.data == expected
+            for offset, count in ((-1, None), (0, 0)):
+                error = await ends(streams.sendfile(here, file, offset, count), ValueError)
+                assert str(offset) in str(error)
+            here.close()
+            await ends(streams.sendfile(here, file), ConnectionError)
+
+
+@one_loop
+async def test_sendfile_to_a_peer_that_goes(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(16 << 20))
+    async with pair(place) as (client, server):
+        (await made(server)).pause_reading()
+        with path.open("rb") as file:
+            sending = asyncio.create_task(streams.sendfile(await made(client), file))
+            await turns(20)
+            (await made(server)).abort()
+            await ends(asyncio.wait_for(sending, 10), ConnectionError)
+
+
+# ---- servers -------------------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+async def test_a_server_serves_until_it_is_closed(place: Place) -> None:
+    server = await streams.create_server(
+        Recorder, place.host, device=place.device, via=place.via, start_serving=False
+    )
+    assert not server.is_serving()
+    assert server.get_loop() is asyncio.get_running_loop()
+    (socket,) = server.sockets
+    assert socket.getsockname()[:2] == server.address
+    await server.start_serving()
+    await server.start_serving()
+    assert server.is_serving()
+    transport, protocol = await dial(place, server, Recorder)
+    transport.write(b"x")
+    while "1 connections" not in repr(server):
+        await turns(1)
+    server.close()
+    assert not server.is_serving()
+    assert server.sockets == ()
+    waiting = asyncio.create_task(server.wait_closed())
+    await turns(20)
+    assert not waiting.done(), "a connection goes on"
+    with pytest.raises(RuntimeError, match="closed"):
+        await server.start_serving()
+    server.close_clients()
+    await waiting
+    await protocol.lost.wait()
+    assert protocol.error is None
+
+
+@one_loop
+@by_tcp
+async def test_serve_forever_ends_with_its_task(place: Place) -> None:
+    server = await streams.create_server(Recorder, place.host, device=place.device, via=place.via)
+    serving_forever = asyncio.create_task(server.serve_forever())
+    await turns(2)
+    with pytest.raises(RuntimeError, match="already"):
+        await server.serve_forever()
+    serving_forever.cancel()
+    await ends(asyncio.wait_for(serving_forever, 10), asyncio.CancelledError)
+    assert not server.is_serving()
+
+
+@one_loop
+@by_tcp
+async def test_a_factory_that_fails_costs_one_connection(place: Place) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    failing = True
+
+    def factory() -> Recorder:
+        if failing:
+            raise LookupError("no protocol today")
+        return Recorder()
+
+    async with serving(place, factory) as server:
+        _, first = await dial(place, server, Recorder)
+        await first.lost.wait()
+        failing = False
+        transport, second = await dial(place, server, Recorder)
+        await turns(20)
+        assert not second.lost.is_set()
+        transport.abort()
+        await second.lost.wait()
+    assert [type(context["exception"]) for context in reported] == [LookupError]
+
+
+@one_loop
+@by_tcp
+async def test_a_client_factory_that_fails_leaves_nothing(place: Place) -> None:
+    def factory() -> Recorder:
+        raise LookupError("no protocol today")
+
+    async with serving(place, Recorder) as server:
+        with pytest.raises(LookupError):
+            await dial(place, server, factory)
