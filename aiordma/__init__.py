@@ -18,6 +18,12 @@ from .errors import (
 )
 from .events import DeviceEvents, device_events
 from .mr_pool import Buffer, MemoryPool, Region
+from .streams import (
+    create_connection,
+    create_server,
+    open_connection,
+    start_stream_server,
+)
 from .transport import (
     Connection,
     Listener,
@@ -60,7 +66,11 @@ __all__ = [
     "VerbsError",
     "WorkCompletionError",
     "connect",
+    "create_connection",
+    "create_server",
     "device_events",
     "listen",
+    "open_connection",
     "start_server",
+    "start_stream_server",
 ]

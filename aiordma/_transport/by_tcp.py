@@ -151,10 +151,25 @@ def connect_qp(side: Side, connection: Connection, local: Endpoint, remote: Endp
     connection._post_receives()
 
 
+async def connected_socket(address: Address, source: Address | None) -> socket.socket:
+    """Not by the loop's `create_connection`, which may itself be over RDMA."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    connecting = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connecting.setblocking(False)
+        if source is not None:
+            connecting.bind(source)
+        await asyncio.get_running_loop().sock_connect(connecting, address)
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
 async def open_link(address: Address, source: Address | None) -> TCPLink:
     """The socket, or the exception of the connection manager that means the same."""
     try:
-        reader, writer = await asyncio.open_connection(*address, local_addr=source)
+        connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
         raise RejectedError(
             f"nobody listens on {address[0]} port {address[1]}",
@@ -165,7 +180,7 @@ async def open_link(address: Address, source: Address | None) -> TCPLink:
         raise UnreachableError(
             f"no way to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
         ) from error
-    return TCPLink(reader, writer)
+    return TCPLink(*await asyncio.open_connection(sock=connected))
 
 
 async def connect(

@@ -12,8 +12,8 @@ import pytest
 
 from aiordma import ConnectionBrokenError, streams
 from aiordma.errors import RejectedError
-from aiordma.stream_transport import HIGH_WATER, PIECE, WINDOW
 from aiordma.streams import StreamServer, StreamTransport
+from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
 
 from .marks import by_tcp, one_loop
 from .place import SMALL, Place, ends, pattern, turns

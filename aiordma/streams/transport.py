@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import ConnectionClosedError
-from .transport import Connection
+from ..errors import ConnectionClosedError
+from ..transport import Connection
 
 logger = logging.getLogger("aiordma.streams")
 

@@ -1,105 +1,15 @@
-"""Sockets that are RDMA: asyncio's streams, protocols and servers over connections.
-
-    reader, writer = await aiordma.open_connection(host, port)
-    transport, protocol = await aiordma.create_connection(Protocol, host, port)
-    server = await aiordma.create_server(Protocol, host, port)
-    server = await aiordma.start_stream_server(handler, host, port)
-
-They are what the functions of the same names (`asyncio.start_server` for the last) are over TCP,
-with the arguments of `aiordma.connect` and `aiordma.listen` after the address.  Both ends must be
-streams: on the connection they are messages with a meaning of their own (`stream_transport`).
-Source: the asyncio documentation, "Transports and Protocols" and "Streams".
-"""
+"""Listening: `create_server` and `asyncio.start_server` over RDMA."""
 
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import IO, TypeVar
 
-from .config import DEFAULT, Config
-from .stream_transport import StreamTransport
-from .transport import Address, Connection, Listener, Via, connect, listen
-
-__all__ = [
-    "StreamServer",
-    "StreamTransport",
-    "create_connection",
-    "create_server",
-    "open_connection",
-    "sendfile",
-    "start_stream_server",
-]
-
-P = TypeVar("P", bound=asyncio.BaseProtocol)
-
-# As asyncio.open_connection has it.
-LIMIT = 64 << 10
-
-
-async def create_connection(
-    protocol_factory: Callable[[], P],
-    host: str,
-    port: int,
-    *,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-) -> tuple[StreamTransport, P]:
-    """Connects, and lets a protocol speak over it: `loop.create_connection` over RDMA.
-
-    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.
-    """
-    connection = await connect(host, port, device=device, via=via, source=source, config=config)
-    return await _attach(connection, protocol_factory)
-
-
-async def _attach(
-    connection: Connection, protocol_factory: Callable[[], P]
-) -> tuple[StreamTransport, P]:
-    try:
-        protocol = protocol_factory()
-        transport = StreamTransport(connection, protocol)
-    except BaseException:
-        connection.abort()
-        raise
-    made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(made.set_result, None)
-    try:
-        await made
-    except BaseException:
-        transport.abort()
-        raise
-    return transport, protocol
-
-
-async def open_connection(
-    host: str,
-    port: int,
-    *,
-    limit: int = LIMIT,
-    device: str | None = None,
-    via: Via = "cm",
-    source: Address | None = None,
-    config: Config = DEFAULT,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=limit, loop=loop)
-    transport, protocol = await create_connection(
-        lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
-        host,
-        port,
-        device=device,
-        via=via,
-        source=source,
-        config=config,
-    )
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+from ..config import DEFAULT, Config
+from ..transport import Address, Listener, Via, listen
+from .client import LIMIT
+from .transport import StreamTransport
 
 
 class ListeningSocket:
@@ -278,24 +188,3 @@ async def start_stream_server(
         config=config,
         start_serving=start_serving,
     )
-
-
-async def sendfile(
-    transport: StreamTransport, file: IO[bytes], offset: int = 0, count: int | None = None
-) -> int:
-    """Sends a part of a regular file, straight from the page cache; returns how many bytes.
-
-    `count` None is all from `offset` on.  What was written before goes first; returns when
-    nothing is under way any more.  As `loop.sendfile`, the file's position is then behind what
-    was sent.  The file must not be truncated meanwhile.  Raises ConnectionError.
-    """
-    if offset < 0 or (count is not None and count <= 0):
-        raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
-    size = os.fstat(file.fileno()).st_size
-    end = size if count is None else min(size, offset + count)
-    if end <= offset:
-        return 0
-    mapped = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
-    await transport.write_from(memoryview(mapped)[offset:])
-    file.seek(end)
-    return end - offset

@@ -1,0 +1,30 @@
+"""Sockets that are RDMA: asyncio's streams, protocols and servers over connections.
+
+    reader, writer = await aiordma.open_connection(host, port)
+    transport, protocol = await aiordma.create_connection(Protocol, host, port)
+    server = await aiordma.create_server(Protocol, host, port)
+    server = await aiordma.start_stream_server(handler, host, port)
+
+They are what the functions of the same names (`asyncio.start_server` for the last) are over TCP,
+with the arguments of `aiordma.connect` and `aiordma.listen` after the address.  Both ends must be
+streams: on the connection they are messages with a meaning of their own (`StreamTransport`).
+`EventLoop` is for software that connects by its loop and cannot be told otherwise.
+Source: the asyncio documentation, "Transports and Protocols" and "Streams".
+"""
+
+from .client import create_connection, open_connection, sendfile
+from .loop import EventLoop, OverRDMA
+from .server import StreamServer, create_server, start_stream_server
+from .transport import StreamTransport
+
+__all__ = [
+    "EventLoop",
+    "OverRDMA",
+    "StreamServer",
+    "StreamTransport",
+    "create_connection",
+    "create_server",
+    "open_connection",
+    "sendfile",
+    "start_stream_server",
+]

@@ -1,0 +1,107 @@
+"""An event loop whose connections are RDMA, for software that cannot be told otherwise.
+
+    with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner:
+        runner.run(main())
+
+Whatever such a program connects or serves by host and port goes over a stream of `streams`; sockets
+that it made itself, Unix sockets, datagrams and pipes are as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ..config import DEFAULT, Config
+from ..transport import Via
+from . import client, server
+
+
+class OverRDMA:
+    """Put before a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
+
+    The attributes may be set on the class or on the loop: how to connect and listen, as in
+    `aiordma.connect`, and which addresses are meant (`applies`; all of them).  TLS by `ssl` is
+    refused: it is not carried over streams.
+    """
+
+    device: str | None = None
+    via: Via = "cm"
+    config: Config = DEFAULT
+
+    def applies(self, host: str | None, port: int) -> bool:
+        """Whether connections to, or a server at, this address go over RDMA."""
+        return True
+
+    async def create_connection(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        ssl: Any = None,
+        sock: Any = None,
+        local_addr: tuple[str, int] | None = None,
+        **others: Any,
+    ) -> Any:
+        """As `AbstractEventLoop.create_connection`."""
+        if sock is not None or host is None or port is None or not self.applies(host, port):
+            return await super().create_connection(  # type: ignore[misc]
+                protocol_factory, host, port, ssl=ssl, sock=sock, local_addr=local_addr, **others
+            )
+        refuse_ssl(ssl)
+        return await client.create_connection(
+            protocol_factory,
+            host,
+            port,
+            device=self.device,
+            via=self.via,
+            source=local_addr,
+            config=self.config,
+        )
+
+    async def create_server(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: Any = None,
+        port: int | None = None,
+        *,
+        ssl: Any = None,
+        sock: Any = None,
+        backlog: int = 128,
+        start_serving: bool = True,
+        **others: Any,
+    ) -> Any:
+        """As `AbstractEventLoop.create_server`, for one host."""
+        if sock is not None or port is None or not self.applies(host, port):
+            return await super().create_server(  # type: ignore[misc]
+                protocol_factory,
+                host,
+                port,
+                ssl=ssl,
+                sock=sock,
+                backlog=backlog,
+                start_serving=start_serving,
+                **others,
+            )
+        refuse_ssl(ssl)
+        return await server.create_server(
+            protocol_factory,
+            host,
+            port,
+            device=self.device,
+            via=self.via,
+            backlog=backlog,
+            config=self.config,
+            start_serving=start_serving,
+        )
+
+
+def refuse_ssl(ssl: Any) -> None:
+    if ssl:
+        raise ValueError("TLS is not carried over RDMA streams; connect without ssl")
+
+
+class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
+    """asyncio's own loop with connections over RDMA."""
