@@ -47,18 +47,22 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs examples bench softroce counts
+.PHONY: echo test programs software examples bench softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
 test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	$(MAKE) --no-print-directory -C tests/soft check
 	@mkdir -p $(LOGS)
-	$(BIN)/python -m pytest --ignore tests/programs $(ARGS) | tee $(LOGS)/embedded0
-	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs).'
+	$(BIN)/python -m pytest --ignore tests/programs --ignore tests/software $(ARGS) | tee $(LOGS)/embedded0
+	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs),' \
+		'and of software carried over RDMA (make software).'
 
 programs: .venv/.test $(MODULE) ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
+
+software: .venv/.software $(MODULE) ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
+	$(BIN)/python -m pytest tests/software $(ARGS)
 
 examples: .venv/.test $(MODULE) ## run every example
 	$(BIN)/python -m pytest tests/examples
@@ -68,11 +72,12 @@ bench: .venv/.test $(MODULE) ## the echo beside TCP echoes: how many times the s
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.
-softroce: .venv/.test $(MODULE) ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
+softroce: .venv/.test .venv/.software $(MODULE) ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 \
-			--ignore tests/abi --ignore tests/core --ignore tests/programs $(ARGS); \
+			--ignore tests/abi --ignore tests/core --ignore tests/programs \
+			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
 counts: test softroce ## write the numbers of passed tests on each device into README.md
@@ -129,7 +134,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 		../../$(BIN)/pip install --quiet --no-deps --target installed .
 	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
 	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
-		--ignore tests/programs $(ARGS)
+		--ignore tests/programs --ignore tests/software $(ARGS)
 
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread

@@ -29,6 +29,7 @@ ROOMS = (
     "aiordma.verbs.mlx5",
     "aiordma.cm",
     "aiordma.transport",
+    "aiordma.streams",
     "aiordma.mr_pool",
     "aiordma.config",
     "aiordma.errors",

@@ -76,7 +76,8 @@ def test_uploads_and_downloads(
                     received = await response.read()
                 source = random.Random(size)
                 expected = b"".join(
-                    source.randbytes(min(100_000, size - start)) for start in range(0, size, 100_000)
+                    source.randbytes(min(100_000, size - start))
+                    for start in range(0, size, 100_000)
                 )
                 assert received == expected
             async with session.get(f"{url}/nowhere") as response:

@@ -1,6 +1,6 @@
 """A Redis client against a Redis server, which knows nothing of RDMA: a small relay stands before it.
 
-    client -- RDMA --> relay -- TCP --> redis-server
+client -- RDMA --> relay -- TCP --> redis-server
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.write_eof()
 
 
-async def relay(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
-) -> None:
+async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
     """Both directions, until both have ended."""
     plain = socket.socket()
     plain.setblocking(False)

@@ -1,0 +1,77 @@
+"""A loop whose connections are RDMA: which ones, and what it does not carry."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from aiordma import streams
+from aiordma.streams import StreamTransport
+
+
+class Loop(streams.EventLoop):
+    def applies(self, host: str | None, port: int) -> bool:
+        return host != "localhost"
+
+
+class UVLoop(streams.OverRDMA, uvloop.Loop):
+    def applies(self, host: str | None, port: int) -> bool:
+        return host != "localhost"
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.readexactly(3))
+    writer.close()
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether it is RDMA."""
+    writer.write(b"abc")
+    assert await reader.read() == b"abc"
+    writer.close()
+    await writer.wait_closed()
+    return isinstance(writer.transport, StreamTransport)
+
+
+@pytest.mark.parametrize("kind", [Loop, UVLoop])
+def test_addresses_that_are_not_meant_stay_tcp(
+    kind: type[Loop | UVLoop], device_name: str, host: str, tmp_path: Path
+) -> None:
+    def make() -> asyncio.AbstractEventLoop:
+        loop = kind()
+        loop.device = device_name
+        return loop
+
+    async def main() -> None:
+        for address, expected in ((host, True), ("localhost", False)):
+            server = await asyncio.start_server(answer, address, 0)
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                assert await ask(*await asyncio.open_connection(address, port)) is expected
+        made_here = socket.create_server(("127.0.0.1", 0))
+        async with await asyncio.start_server(answer, sock=made_here):
+            port = made_here.getsockname()[1]
+            dialled = socket.create_connection(("127.0.0.1", port))
+            assert not await ask(*await asyncio.open_connection(sock=dialled))
+        path = str(tmp_path / "socket")
+        async with await asyncio.start_unix_server(answer, path):
+            assert not await ask(*await asyncio.open_unix_connection(path))
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(main())
+
+
+def test_tls_is_refused(device_name: str, host: str) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="TLS"):
+            await asyncio.start_server(answer, host, 0, ssl=ssl.create_default_context())
+        with pytest.raises(ValueError, match="TLS"):
+            await asyncio.open_connection(host, 1, ssl=True)
+
+    with asyncio.Runner(loop_factory=streams.EventLoop) as runner:
+        runner.run(main())
