@@ -11,9 +11,8 @@ import uvloop
 
 from aiordma import streams
 
-
-class UVLoop(streams.OverRDMA, uvloop.Loop):
-    """uvloop's loop, likewise."""
+# uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
+UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
 
 Carried = Callable[[Coroutine[Any, Any, None]], None]

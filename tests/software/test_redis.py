@@ -1,4 +1,4 @@
-"""A Redis client against a Redis server, which knows nothing of RDMA: a small relay stands before it.
+"""A Redis client against a Redis server, which knows nothing of RDMA: a relay stands before it.
 
 client -- RDMA --> relay -- TCP --> redis-server
 """
@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -86,10 +87,11 @@ def test_commands_pipelines_and_large_values(
             assert results[-1] == sum(range(500))
             with pytest.raises(ResponseError):
                 await client.incr("large")
-            connection = await client.connection_pool.get_connection()
+            pool: Any = client.connection_pool
+            connection = await pool.get_connection()
             carrier = connection._writer.transport.get_extra_info("connection")
             assert isinstance(carrier, aiordma.Connection)
-            await client.connection_pool.release(connection)
+            await pool.release(connection)
             await client.aclose()
 
     carried(main())
