@@ -21,7 +21,7 @@ from .conftest import Carried
 
 
 class RDMAConnector(BaseConnector):
-    async def _create_connection(self, req: Any, *_: Any) -> Any:
+    async def _create_connection(self, req: Any, *others: Any) -> Any:
         _, protocol = await aiordma.create_connection(
             self._factory, req.url.host, req.url.port, device=self.device
         )
