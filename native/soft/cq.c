@@ -144,12 +144,12 @@ static uint64_t wallclock(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
+bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 {
 	pthread_mutex_lock(&cq->lock);
 	if (cq->overrun) {
 		pthread_mutex_unlock(&cq->lock);
-		return;
+		return false;
 	}
 	if (cq->count == cq->capacity && !cq->ignore_overrun) {
 		cq->overrun = true;
@@ -158,7 +158,7 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 				 &(struct ibv_async_event){.element.cq = &cq->ibv,
 							   .event_type = IBV_EVENT_CQ_ERR});
 		soft_defer(&cq->overrun_work);
-		return;
+		return false;
 	}
 	if (cq->count == cq->capacity)
 		drop(cq, 1); /* ibv_create_cq_ex(3): always written to the next entry */
@@ -174,6 +174,7 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
 		deserves_event(cq);
 	pthread_mutex_unlock(&cq->lock);
+	return true;
 }
 
 static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
