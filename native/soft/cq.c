@@ -177,6 +177,30 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	return true;
 }
 
+/* Events that have been made for them stay: who wakes up and finds nothing has to cope with that
+ * anyway (ibv_get_cq_event(3)). */
+void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
+{
+	uint32_t kept = 0;
+
+	/* In the child of a fork a thread that is not there may have the lock. */
+	if (soft_context_of(cq->ibv.context)->incarnation != soft_engine_incarnation())
+		return;
+	pthread_mutex_lock(&cq->lock);
+	for (uint32_t i = 0; i < cq->count; i++) {
+		uint32_t from = (cq->first + i) % cq->capacity, to = (cq->first + kept) % cq->capacity;
+
+		if (cq->ring[from].qp_num == qp_num)
+			continue;
+		cq->ring[to] = cq->ring[from];
+		if (cq->stamps)
+			cq->stamps[to] = cq->stamps[from];
+		kept++;
+	}
+	__atomic_store_n(&cq->count, kept, __ATOMIC_RELAXED);
+	pthread_mutex_unlock(&cq->lock);
+}
+
 static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
 	int taken = 0;

@@ -288,6 +288,8 @@ int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Add a completion; false when it is lost, because the queue has overflowed.  `solicited` as in
  * ibv_req_notify_cq(3). */
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
+/* Take back what a queue pair has completed there and nobody has seen. */
+void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 

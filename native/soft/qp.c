@@ -225,6 +225,10 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	if (link)
 		soft_link_leave(link);
 	soft_queues_reset(qp);
+	/* What it has completed is taken back too, as cards do: the number may soon be another
+	 * queue pair's, or the same one's in a new life. */
+	soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
+	soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->unheard = false;
 	qp->communicated = qp->draining = false;
