@@ -139,6 +139,10 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread
 
+.PHONY: fuzz
+fuzz: ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
+	$(MAKE) --no-print-directory -C tests/fuzz run
+
 # ---- the rest -------------------------------------------------------------------------------
 
 .PHONY: clean

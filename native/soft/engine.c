@@ -32,7 +32,6 @@
 #include <unistd.h>
 
 #include "engine.h"
-#include "trace.h"
 
 enum {
 	TICK_NS = 500 * 1000,
@@ -91,15 +90,6 @@ void soft_lock(void)
 	__atomic_fetch_add(&engine.waiting, 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&engine.lock);
 	__atomic_fetch_sub(&engine.waiting, 1, __ATOMIC_RELAXED);
-}
-
-bool soft_lock_soon(void)
-{
-	struct timespec until;
-
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec++;
-	return pthread_mutex_timedlock(&engine.lock, &until) == 0;
 }
 
 void soft_unlock(void)
@@ -525,7 +515,6 @@ static void after_fork_in_child(void)
 	soft_list_init(&engine.deferred);
 	soft_list_init(&engine.channels);
 	soft_port_reset();
-	soft_trace_forget();
 	engine.running = engine.ticking = engine.silent = false;
 	engine.event_count = 0;
 	engine.incarnation++;
@@ -552,9 +541,6 @@ static int start(void)
 			return rc;
 		fork_handled = true;
 	}
-	rc = soft_trace_begin();
-	if (rc)
-		return rc;
 	soft_timers_forget();
 	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
 	engine.nudge = (struct soft_source){.fd = -1, .ready = nudge_ready};
@@ -626,7 +612,6 @@ void soft_engine_put(void)
 		soft_neighbours_shutdown();
 		soft_port_reset();
 		soft_timers_forget();
-		soft_trace_pause();
 		engine.running = engine.silent = false;
 		close_all();
 		soft_unlock();

@@ -1,0 +1,150 @@
+/* The application's memory while a stranger plays with its queue pairs: what was shared, with which
+ * rights, and between all of it what was not.
+ *
+ * All that is not to be read holds a secret word, over and over; all that is not to be written must
+ * be as it was.
+ */
+#ifndef AIORDMA_TESTS_FUZZ_ARENA_H
+#define AIORDMA_TESTS_FUZZ_ARENA_H
+
+#include "../soft/verbs_side.h"
+#include "fuzz.h"
+
+enum {
+	PAGE = 4096,
+	GAP = 64, /* between an area and the page's edges: also not shared */
+	OPEN_SIZE = 80 * PAGE, /* more than a frame can carry */
+};
+
+enum area_name {
+	AREA_OPEN,     /* every right; also what our own requests use */
+	AREA_READ,     /* for reading */
+	AREA_WRITE,    /* for writing */
+	AREA_ATOMIC,   /* for atomics */
+	AREA_LOCAL,    /* for our own receives */
+	AREA_FOREIGN,  /* every right, but of another protection domain */
+	AREA_WINDOWED, /* nothing but through windows */
+	AREA_STALE,    /* every right, but deregistered */
+	AREAS,
+};
+
+/* What a peer may do to an area's bytes. */
+static const struct area {
+	size_t start, length;
+	unsigned rights;
+	bool changes; /* somebody may write there */
+	bool secret;
+} areas[AREAS] = {
+	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS, true, false},
+	[AREA_READ] = {OPEN_SIZE + 3 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_REMOTE_READ, false, false},
+	[AREA_WRITE] = {OPEN_SIZE + 5 * PAGE + GAP, PAGE - 2 * GAP,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, true, true},
+	[AREA_ATOMIC] = {OPEN_SIZE + 7 * PAGE + GAP, PAGE - 2 * GAP,
+			 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, true, false},
+	[AREA_LOCAL] = {OPEN_SIZE + 9 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_LOCAL_WRITE, true, true},
+	[AREA_FOREIGN] = {OPEN_SIZE + 11 * PAGE + GAP, PAGE - 2 * GAP, ALL_RIGHTS, false, true},
+	[AREA_WINDOWED] = {OPEN_SIZE + 13 * PAGE + GAP, PAGE - 2 * GAP,
+			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, false, true},
+	[AREA_STALE] = {OPEN_SIZE + 15 * PAGE + GAP, PAGE - 2 * GAP, ALL_RIGHTS, false, true},
+};
+
+/* The two windows of AREA_WINDOWED, from its start. */
+enum { WINDOW_SIZE = 512, WINDOW_READ = 512, WINDOW_WRITE = 2048 };
+
+enum { ARENA_SIZE = OPEN_SIZE + 18 * PAGE };
+
+static struct arena {
+	uint8_t *memory;
+	uint8_t *before; /* the same, as it was */
+	uint64_t secret;
+	bool open_gone; /* AREA_OPEN is shared no more */
+} arena;
+
+static inline uint8_t *area_at(enum area_name name)
+{
+	return arena.memory + areas[name].start;
+}
+
+static inline void arena_fill(uint8_t *from, size_t length, bool secret)
+{
+	for (size_t i = 0; i < length; i++)
+		from[i] = secret ? ((const uint8_t *)&arena.secret)[(size_t)(from + i) % 8] :
+				   (uint8_t)(i % 251);
+}
+
+static inline void arena_prepare(uint64_t secret)
+{
+	if (!arena.memory) {
+		arena.memory = mmap(NULL, ARENA_SIZE, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(arena.memory != MAP_FAILED);
+		CHECK(arena.before = malloc(ARENA_SIZE));
+		arena_fill(area_at(AREA_OPEN), OPEN_SIZE, false);
+	} else {
+		memcpy(area_at(AREA_OPEN), arena.before + areas[AREA_OPEN].start, OPEN_SIZE);
+	}
+	arena.secret = secret;
+	arena.open_gone = false;
+	arena_fill(arena.memory, areas[AREA_OPEN].start, true);
+	arena_fill(area_at(AREA_OPEN) + OPEN_SIZE, ARENA_SIZE - OPEN_SIZE - areas[AREA_OPEN].start,
+		   true);
+	for (int i = AREA_OPEN + 1; i < AREAS; i++)
+		if (!areas[i].secret)
+			arena_fill(arena.memory + areas[i].start, areas[i].length, false);
+	arena_fill(area_at(AREA_WINDOWED) + WINDOW_READ, WINDOW_SIZE, false);
+	memcpy(arena.before, arena.memory, ARENA_SIZE);
+}
+
+/* From now on nobody may write there either, until it is shared again. */
+static inline void arena_close_open(void)
+{
+	memcpy(arena.before + areas[AREA_OPEN].start, area_at(AREA_OPEN), OPEN_SIZE);
+	arena.open_gone = true;
+}
+
+/* Nothing of what is not shared for writing has changed. */
+static inline void arena_unharmed(void)
+{
+	size_t from = 0;
+
+	for (int i = 0; i < AREAS; i++) {
+		size_t start = areas[i].start, length = areas[i].length;
+
+		if (i == AREA_WINDOWED) {
+			start += WINDOW_WRITE;
+			length = WINDOW_SIZE;
+		} else if (!areas[i].changes || (i == AREA_OPEN && arena.open_gone)) {
+			continue;
+		}
+		CHECK(!memcmp(arena.memory + from, arena.before + from, start - from));
+		from = start + length;
+	}
+	CHECK(!memcmp(arena.memory + from, arena.before + from, ARENA_SIZE - from));
+}
+
+/* Take what has come back, at most `most` bytes: no secret is in it.  False: there is no more, and
+ * will not be. */
+static inline bool arena_drain(int fd, size_t most)
+{
+	static uint8_t bytes[sizeof(uint64_t) - 1 + 65536];
+	size_t carried = 0; /* a secret may come in two pieces */
+
+	while (most) {
+		size_t room = sizeof(bytes) - carried;
+		ssize_t n = recv(fd, bytes + carried, room < most ? room : most, MSG_DONTWAIT);
+
+		if (n <= 0)
+			return n < 0 && errno == EAGAIN;
+		most -= (size_t)n;
+		carried += (size_t)n;
+		CHECK(!memmem(bytes, carried, &arena.secret, sizeof(arena.secret)));
+		if (carried > sizeof(uint64_t) - 1) {
+			memmove(bytes, bytes + carried - (sizeof(uint64_t) - 1),
+				sizeof(uint64_t) - 1);
+			carried = sizeof(uint64_t) - 1;
+		}
+	}
+	return true;
+}
+
+#endif

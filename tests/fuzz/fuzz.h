@@ -1,0 +1,166 @@
+/* What every fuzz target stands on: a device without a thread of its own, with a clock and random
+ * numbers that belong to the input, so that the same input does the same things every time.
+ *
+ * The device's objects are linked with three of its calls renamed to those below (Makefile here,
+ * and that of tests/soft for the replay).
+ *
+ * An input is a list of records of sixteen bytes, each of which is one thing that happens: a frame
+ * that comes in, a work request, time that passes.  Numbers that only a run can know (keys,
+ * addresses, sequence numbers) are named by selectors, so that an input stays good when the device
+ * changes.
+ */
+#ifndef AIORDMA_TESTS_FUZZ_H
+#define AIORDMA_TESTS_FUZZ_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "../soft/cm_check.h"
+
+enum { RECORD = 16 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+
+/* ---- in place of the C library, for the device ------------------------------------------------ */
+
+int fuzz_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+			void *argument);
+int fuzz_pthread_join(pthread_t thread, void **result);
+int fuzz_clock_gettime(clockid_t clock, struct timespec *now);
+ssize_t fuzz_getrandom(void *to, size_t length, unsigned flags);
+
+/* So late that the alarm, which the kernel keeps, never goes off by itself. */
+static uint64_t fuzz_now_ns = UINT64_C(1) << 60;
+static uint64_t fuzz_random = 1;
+
+int fuzz_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+			void *argument)
+{
+	(void)attr, (void)run, (void)argument;
+	*thread = pthread_self();
+	return 0;
+}
+
+int fuzz_pthread_join(pthread_t thread, void **result)
+{
+	(void)thread, (void)result;
+	return 0;
+}
+
+int fuzz_clock_gettime(clockid_t clock, struct timespec *now)
+{
+	(void)clock;
+	now->tv_sec = (time_t)(fuzz_now_ns / 1000000000u);
+	now->tv_nsec = (long)(fuzz_now_ns % 1000000000u);
+	return 0;
+}
+
+static inline uint64_t fuzz_next(uint64_t *state)
+{
+	uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
+
+	z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+	return z ^ z >> 31;
+}
+
+ssize_t fuzz_getrandom(void *to, size_t length, unsigned flags)
+{
+	uint8_t *at = to;
+
+	(void)flags;
+	for (size_t i = 0; i < length; i++)
+		at[i] = (uint8_t)fuzz_next(&fuzz_random);
+	return (ssize_t)length;
+}
+
+/* Everything that the device does by chance follows from the input; so do the secrets, which an
+ * input therefore cannot contain. */
+static inline uint64_t fuzz_seed(const uint8_t *data, size_t size)
+{
+	uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ size;
+
+	for (size_t i = 0; i < size; i++)
+		hash = (hash ^ data[i]) * UINT64_C(0x100000001b3);
+	fuzz_random = hash;
+	return fuzz_next(&hash) | 1;
+}
+
+void soft_lock(void);
+void soft_unlock(void);
+void soft_progress(void);
+void soft_timers_run(void);
+
+static inline void fuzz_pass_time(uint64_t ns)
+{
+	fuzz_now_ns += ns;
+	soft_lock();
+	soft_timers_run();
+	soft_unlock();
+}
+
+/* Until nothing is ready any more: a step serves eight sources. */
+static inline void fuzz_steps(int steps)
+{
+	while (steps--)
+		soft_progress();
+}
+
+/* ---- records ---------------------------------------------------------------------------------- */
+
+static inline uint16_t fuzz16(const uint8_t *at)
+{
+	return (uint16_t)(at[0] | at[1] << 8);
+}
+
+/* Whole records are moved about; what is in one is the library's to change. */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
+{
+	uint64_t state = seed;
+	size_t count = size / RECORD, room = max_size / RECORD;
+	size_t from, to;
+	uint8_t record[RECORD];
+
+	if (!count || !room)
+		return LLVMFuzzerMutate(data, size, max_size);
+	from = fuzz_next(&state) % count;
+	to = fuzz_next(&state) % count;
+	memcpy(record, data + from * RECORD, RECORD);
+	switch (fuzz_next(&state) % 8) {
+	case 0: /* once more, somewhere else */
+		if (count == room)
+			break;
+		memmove(data + (to + 1) * RECORD, data + to * RECORD, (count - to) * RECORD);
+		memcpy(data + to * RECORD, record, RECORD);
+		return (count + 1) * RECORD;
+	case 1:
+		if (count == 1)
+			break;
+		memmove(data + from * RECORD, data + (from + 1) * RECORD,
+			(count - from - 1) * RECORD);
+		return (count - 1) * RECORD;
+	case 2:
+		memcpy(data + from * RECORD, data + to * RECORD, RECORD);
+		memcpy(data + to * RECORD, record, RECORD);
+		return count * RECORD;
+	case 3:
+		return LLVMFuzzerMutate(data, size, max_size);
+	case 4: /* as one kind of thing into another */
+		data[from * RECORD] = (uint8_t)fuzz_next(&state);
+		return count * RECORD;
+	}
+	LLVMFuzzerMutate(data + to * RECORD, RECORD, RECORD);
+	return count * RECORD;
+}
+
+#ifdef FUZZ_CORPUS
+#include "replay.h"
+#endif
+
+#endif

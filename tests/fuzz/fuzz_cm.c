@@ -1,0 +1,455 @@
+/* The connection manager: strangers at a listener's door, servers that answer whatever they like, and
+ * datagrams that ask for a service; through real ids and sockets.
+ *
+ * The application does what an application may do at that moment, in any order.  Whatever happens,
+ * it ends with nothing left over, and the listener serves who knows how to ask.
+ */
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "../soft/cm_side.h"
+#include "fuzz.h"
+
+#include "frame.h"
+#include "soft/cm.h"
+#include "soft/cm_sidr_wire.h"
+
+enum { STRANGERS = 4, IDS = 6, PEER_PSN = 100 };
+
+static struct world {
+	struct rdma_event_channel *channel; /* of the listeners and what is asked of them */
+	struct rdma_event_channel *asking;  /* of those who ask */
+	struct rdma_cm_id *listener, *service;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct rdma_cm_id *ids[IDS];
+	int strangers[STRANGERS]; /* -1: none */
+	int server;               /* where the application may be sent */
+	int datagrams;
+	int sockets;
+} world;
+
+static uint16_t tcp_port(int fd)
+{
+	union address address;
+	socklen_t length = sizeof(address);
+
+	CHECK_EQUAL(getsockname(fd, &address.any, &length), 0);
+	return ntohs(address.v4.sin_port);
+}
+
+static struct rdma_cm_id *listening(enum rdma_port_space space)
+{
+	union address any = address_of(host, 0);
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(rdma->rdma_create_id(world.channel, &id, NULL, space), 0);
+	CHECK_EQUAL(rdma->rdma_bind_addr(id, &any.any), 0);
+	CHECK_EQUAL(rdma->rdma_listen(id, 4), 0);
+	return id;
+}
+
+static void open_world(void)
+{
+	union address any = address_of("127.0.0.1", 0);
+	struct ibv_port_attr port;
+
+	rdma = aiordma_embedded_calls();
+	CHECK(world.channel = rdma->rdma_create_event_channel());
+	CHECK(world.asking = rdma->rdma_create_event_channel());
+	CHECK_EQUAL(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(fcntl(world.asking->fd, F_SETFL, O_NONBLOCK), 0);
+	world.listener = listening(RDMA_PS_TCP);
+	world.service = listening(RDMA_PS_UDP);
+	CHECK(world.pd = rdma->ibv_alloc_pd(world.listener->verbs));
+	CHECK(world.cq = rdma->ibv_create_cq(world.listener->verbs, 256, NULL, NULL, 0));
+	/* The process gets its LID, and its sockets, when it is first asked for. */
+	CHECK_EQUAL(rdma->ibv_query_port(world.listener->verbs, 1,
+					 (struct _compat_ibv_port_attr *)&port), 0);
+	world.server = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(world.server, &any.any, sizeof(any.v4)), 0);
+	CHECK_EQUAL(listen(world.server, 16), 0);
+	world.datagrams = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(world.datagrams, &any.any, sizeof(any.v4)), 0);
+	for (int i = 0; i < STRANGERS; i++)
+		world.strangers[i] = -1;
+	world.sockets = 0;
+}
+
+/* The process's, but for the pipes and files that the fuzzer opens. */
+static int sockets(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	struct dirent *entry;
+	char what[64];
+	int count = 0;
+
+	CHECK(folder);
+	while ((entry = readdir(folder)))
+		if (readlinkat(dirfd(folder), entry->d_name, what, sizeof(what)) > 6)
+			count += !memcmp(what, "socket", 6) || !memcmp(what, "anon_i", 6);
+	closedir(folder);
+	return count;
+}
+
+/* ---- the application -------------------------------------------------------------------------- */
+
+static void make_queue_pair(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = world.cq,
+		.recv_cq = world.cq,
+		.qp_type = id->qp_type,
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+	};
+
+	if (!id->qp && id->verbs)
+		(void)rdma->rdma_create_qp(id, world.pd, &attr);
+}
+
+static void destroy(struct rdma_cm_id **id)
+{
+	if (!*id)
+		return;
+	if ((*id)->qp)
+		rdma->rdma_destroy_qp(*id);
+	CHECK_EQUAL(rdma->rdma_destroy_id(*id), 0);
+	*id = NULL;
+}
+
+static struct rdma_cm_id **place(void)
+{
+	for (int i = 0; i < IDS; i++)
+		if (!world.ids[i])
+			return &world.ids[i];
+	return NULL;
+}
+
+/* What an application may say to an id; whether it is the moment for it is for the device to know. */
+static void act(struct rdma_cm_id **id, const uint8_t *r)
+{
+	struct rdma_conn_param parameters = {.private_data = r,
+					     .private_data_len = r[1] & 8,
+					     .responder_resources = r[2] & 3,
+					     .initiator_depth = r[3] & 3,
+					     .retry_count = 7,
+					     .rnr_retry_count = 7};
+
+	if (!*id)
+		return;
+	switch (r[0] & 7) {
+	case 0: case 1:
+		make_queue_pair(*id);
+		(void)rdma->rdma_accept(*id, &parameters);
+		break;
+	case 2:
+		(void)rdma->rdma_reject(*id, r, r[1] & 8);
+		break;
+	case 3:
+		(void)rdma->rdma_disconnect(*id);
+		break;
+	case 4:
+		destroy(id);
+		break;
+	case 5:
+		(void)rdma->rdma_notify(*id, IBV_EVENT_COMM_EST);
+		break;
+	case 6:
+		make_queue_pair(*id);
+		(void)rdma->rdma_connect(*id, &parameters);
+		break;
+	case 7:
+		(void)rdma->rdma_establish(*id);
+		break;
+	}
+}
+
+/* False: there is none.  The id is the application's as soon as it has seen its request. */
+static bool take_event(const uint8_t *r)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id **id = NULL;
+
+	if (rdma->rdma_get_cm_event(world.channel, &event) &&
+	    rdma->rdma_get_cm_event(world.asking, &event)) {
+		CHECK_EQUAL(errno, EAGAIN);
+		return false;
+	}
+	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		struct rdma_cm_id *request = event->id;
+
+		CHECK(event->listen_id == world.listener || event->listen_id == world.service);
+		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		id = place();
+		if (!id) {
+			destroy(&request);
+			return true;
+		}
+		*id = request;
+	} else {
+		for (int i = 0; i < IDS; i++)
+			if (world.ids[i] == event->id)
+				id = &world.ids[i];
+		CHECK(id); /* nothing is told of an id that was destroyed */
+		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+	}
+	if (r)
+		act(id, r);
+	return true;
+}
+
+static bool waits_for(struct rdma_cm_id *id, enum rdma_cm_event_type type)
+{
+	for (int tries = 0; tries < 100; tries++) {
+		struct rdma_cm_event *event;
+		bool right;
+
+		fuzz_steps(1);
+		if (rdma->rdma_get_cm_event(id->channel, &event))
+			continue;
+		right = event->event == type && event->id == id;
+		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		return right;
+	}
+	return false;
+}
+
+static struct rdma_cm_id *resolved(enum rdma_port_space space, uint16_t port)
+{
+	union address address = address_of("127.0.0.1", port);
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(rdma->rdma_create_id(world.asking, &id, NULL, space), 0);
+	CHECK_EQUAL(rdma->rdma_resolve_addr(id, NULL, &address.any, 2000), 0);
+	if (!waits_for(id, RDMA_CM_EVENT_ADDR_RESOLVED) || rdma->rdma_resolve_route(id, 2000) ||
+	    !waits_for(id, RDMA_CM_EVENT_ROUTE_RESOLVED))
+		destroy(&id);
+	return id;
+}
+
+static void ask_elsewhere(const uint8_t *r)
+{
+	struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
+	bool datagrams = r[0] & 1;
+	struct rdma_cm_id **id = place();
+
+	if (!id)
+		return;
+	*id = resolved(datagrams ? RDMA_PS_UDP : RDMA_PS_TCP,
+		       tcp_port(datagrams ? world.datagrams : world.server));
+	if (!*id)
+		return;
+	if (!datagrams)
+		make_queue_pair(*id);
+	(void)rdma->rdma_connect(*id, &parameters);
+}
+
+/* ---- strangers -------------------------------------------------------------------------------- */
+
+static void hang_up(int *fd, bool politely)
+{
+	if (*fd < 0)
+		return;
+	if (!politely) /* a reset, and no TIME_WAIT */
+		(void)setsockopt(*fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
+				 sizeof(struct linger));
+	close(*fd);
+	*fd = -1;
+}
+
+static void dial(int *fd, bool accepted)
+{
+	union address address = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
+
+	hang_up(fd, false);
+	if (accepted) {
+		*fd = accept(world.server, NULL, NULL);
+		return;
+	}
+	*fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	(void)connect(*fd, &address.any, sizeof(address.v4));
+}
+
+static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
+{
+	uint8_t heard[4096];
+
+	if (fd < 0)
+		return;
+	if (first && first < length) {
+		(void)!send(fd, bytes, first, MSG_NOSIGNAL | MSG_DONTWAIT);
+		fuzz_steps(1);
+		bytes += first;
+		length -= first;
+	}
+	(void)!send(fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+	fuzz_steps(1);
+	while (recv(fd, heard, sizeof(heard), MSG_DONTWAIT) > 0)
+		;
+}
+
+/*  0 type  1-2 QP number  3 PSN  4 port space and queue pair type  5-8 resources, depth, retries
+ *  9-10 a byte that is wrong  11 said in two pieces */
+static void say_message(int fd, const uint8_t *r)
+{
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	struct soft_cm_message message = {
+		.type = (enum soft_cm_type)(1 + r[0] % 5),
+		.qpn = fuzz16(r + 1),
+		.psn = PEER_PSN + r[3],
+		.port_space = r[4] & 1 ? RDMA_PS_UDP : RDMA_PS_TCP,
+		.qp_type = r[4] & 2 ? r[4] : IBV_QPT_RC,
+		.responder_resources = r[5],
+		.initiator_depth = r[6],
+		.retry_count = r[7],
+		.rnr_retry_count = r[8],
+		.reason = r[3],
+	};
+	size_t length = soft_cm_encode(&message, bytes);
+
+	bytes[r[9] % length] ^= r[10];
+	say(fd, bytes, length, r[11]);
+}
+
+static void say_frame(int fd, const uint8_t *r)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
+	struct soft_frame frame = {
+		.opcode = r[0],
+		.flags = r[1],
+		.psn = PEER_PSN + r[2],
+		.length = r[3] & 63,
+		.total = r[3] & 63,
+		.ack = r[4],
+	};
+
+	soft_frame_encode(bytes, &frame);
+	say(fd, bytes, SOFT_FRAME_HEADER + frame.length, r[5]);
+}
+
+/*  0 type  1 number  2-3 QP number  4 status  5 LID  6-7 a byte that is wrong  8 cut off */
+static void say_sidr(const uint8_t *r)
+{
+	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));
+	uint8_t bytes[SOFT_SIDR_MAX];
+	socklen_t size = sizeof(to);
+	struct soft_sidr_message message = {
+		.type = (enum soft_sidr_type)(1 + r[0] % 3),
+		.number = r[1],
+		.qpn = fuzz16(r + 2),
+		.qkey = RDMA_UDP_QKEY,
+		.status = r[4] & 7,
+		.lid = r[5],
+	};
+	size_t length = soft_sidr_encode(&message, bytes);
+	uint8_t heard[SOFT_SIDR_MAX];
+
+	/* To who has asked, with the number of the question. */
+	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
+	    r[1] & 0x80) {
+		memcpy(&message.number, heard + 8, sizeof(message.number));
+		length = soft_sidr_encode(&message, bytes);
+	}
+	bytes[r[6] % length] ^= r[7];
+	(void)!sendto(world.datagrams, bytes, r[8] ? r[8] % length : length, MSG_DONTWAIT, &to.any,
+		      sizeof(to.v4));
+}
+
+static void one_thing(const uint8_t *r)
+{
+	int *fd = &world.strangers[r[1] % STRANGERS];
+
+	switch (r[0] & 15) {
+	case 0: case 1:
+		dial(fd, r[2] & 1);
+		break;
+	case 2: case 3: case 4:
+		say_message(*fd, r + 2);
+		break;
+	case 5:
+		say(*fd, r + 3, r[2] % (RECORD - 2u), 0);
+		break;
+	case 6:
+		say_frame(*fd, r + 2);
+		break;
+	case 7: case 8:
+		take_event(r + 2);
+		break;
+	case 9: case 10:
+		act(&world.ids[r[1] % IDS], r + 2);
+		break;
+	case 11:
+		ask_elsewhere(r + 2);
+		break;
+	case 12:
+		fuzz_pass_time(fuzz16(r + 2) * UINT64_C(2000000));
+		break;
+	case 13:
+		hang_up(fd, r[2] & 1);
+		break;
+	case 14: case 15:
+		say_sidr(r + 2);
+		break;
+	}
+	if (!(r[0] & 0x10))
+		fuzz_steps(2);
+}
+
+static void still_serves(void)
+{
+	struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
+	struct rdma_cm_id *client = resolved(RDMA_PS_TCP, ntohs(rdma->rdma_get_src_port(world.listener)));
+	bool there = false;
+
+	CHECK(client);
+	make_queue_pair(client);
+	CHECK_EQUAL(rdma->rdma_connect(client, &parameters), 0);
+	for (int tries = 0; tries < 100 && !there; tries++) {
+		fuzz_steps(1);
+		there = take_event(NULL);
+	}
+	CHECK(there && world.ids[0]);
+	make_queue_pair(world.ids[0]);
+	CHECK_EQUAL(rdma->rdma_accept(world.ids[0], &parameters), 0);
+	CHECK(waits_for(client, RDMA_CM_EVENT_ESTABLISHED));
+	CHECK(waits_for(world.ids[0], RDMA_CM_EVENT_ESTABLISHED));
+	destroy(&client);
+	fuzz_steps(2);
+	destroy(&world.ids[0]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	int heard;
+
+	fuzz_seed(data, size);
+	if (!world.channel)
+		open_world();
+	for (size_t at = 0; at + RECORD <= size; at += RECORD)
+		one_thing(data + at);
+	for (int i = 0; i < STRANGERS; i++)
+		hang_up(&world.strangers[i], false);
+	/* Whoever still waits for one of them has waited long enough. */
+	for (int i = 0; i < 3; i++) {
+		fuzz_steps(4);
+		fuzz_pass_time(UINT64_C(100000000000));
+	}
+	while (take_event(NULL) || (fuzz_steps(2), take_event(NULL)))
+		;
+	for (int i = 0; i < IDS; i++)
+		destroy(&world.ids[i]);
+	fuzz_pass_time(UINT64_C(100000000000));
+	while ((heard = accept(world.server, NULL, NULL)) >= 0)
+		hang_up(&heard, false);
+	while (recv(world.datagrams, &heard, 1, MSG_DONTWAIT) >= 0)
+		;
+	still_serves();
+	for (int i = 0; i < 2; i++) {
+		fuzz_steps(2);
+		fuzz_pass_time(UINT64_C(100000000000));
+	}
+	if (!world.sockets)
+		world.sockets = sockets();
+	CHECK_EQUAL(sockets(), world.sockets);
+	return 0;
+}

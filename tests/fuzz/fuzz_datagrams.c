@@ -1,0 +1,236 @@
+/* Datagrams into UD queue pairs: anybody who can reach the process's UDP port.
+ *
+ * Two queue pairs receive, one of them from a shared queue and in a multicast group.  Whatever comes:
+ * a receive is filled only by a message with the right queue pair number and Q_Key, from the address
+ * that it says it is from; nothing is answered; and the device's own queue pairs still hear each other.
+ */
+#define _GNU_SOURCE /* memmem */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "arena.h"
+
+#include "datagram.h"
+#include "objects.h"
+
+enum { VICTIMS = 2, QUEUE = 16, QKEY = 0x1234567, GRH = 40 };
+
+static struct world {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+	struct ibv_mr *mr;
+	struct ibv_ah *ah;
+	struct side victims[VICTIMS];
+	int stranger; /* a UDP socket at 127.0.0.1 */
+	struct sockaddr_in device;
+	union ibv_gid own, other;
+	uint64_t posted, right; /* receives; messages that may be taken */
+	uint64_t received;
+	uint8_t corrupt_at, corrupt_by;
+} world;
+
+static void bring_up_ud(struct side *side)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
+
+	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+								  IBV_QP_PORT | IBV_QP_QKEY), 0);
+	CHECK_EQUAL(to_state(side, IBV_QPS_RTR), 0);
+	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
+	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+}
+
+static void open_world(void)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct ibv_port_attr port;
+	struct ibv_ah_attr path = {.port_num = 1};
+
+	world.context = open_device();
+	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
+	CHECK(world.cq = verbs->ibv_create_cq(world.context, 256, NULL, NULL, 0));
+	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port), 0);
+	path.dlid = port.lid;
+	CHECK(world.ah = verbs->ibv_create_ah(world.pd, &path));
+	world.stranger = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	CHECK_EQUAL(bind(world.stranger, (struct sockaddr *)&any, sizeof(any)), 0);
+	world.device = any;
+	world.device.sin_port = htons(port.lid);
+	world.own = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
+	world.other = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = 10, [15] = 9}};
+}
+
+static void open_scene(void)
+{
+	world.posted = world.right = world.received = 0;
+	world.corrupt_by = 0;
+	CHECK(world.mr = verbs->ibv_reg_mr(world.pd, area_at(AREA_LOCAL), areas[AREA_LOCAL].length,
+					   IBV_ACCESS_LOCAL_WRITE));
+	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &(struct ibv_srq_init_attr){
+								  .attr = {.max_wr = QUEUE, .max_sge = 4}}));
+	for (int i = 0; i < VICTIMS; i++) {
+		world.victims[i] = (struct side){
+			.options = {.ud = true, .sends = QUEUE, .receives = QUEUE},
+			.context = world.context,
+			.pd = world.pd,
+			.cq = world.cq,
+			.srq = i ? world.srq : NULL,
+			.mr = world.mr,
+			.memory = area_at(AREA_LOCAL),
+		};
+		world.victims[i].qp = create_qp(&world.victims[i]);
+		bring_up_ud(&world.victims[i]);
+	}
+}
+
+static void take_completions(void)
+{
+	struct ibv_wc wc[16];
+	int n;
+
+	while ((n = world.context->ops.poll_cq(world.cq, 16, wc)) > 0)
+		for (int i = 0; i < n; i++) {
+			if (wc[i].wr_id)
+				continue; /* a send of our own */
+			world.received++;
+			CHECK_EQUAL(wc[i].status, IBV_WC_SUCCESS);
+			CHECK(wc[i].byte_len >= GRH && wc[i].byte_len <= 4 * 255);
+		}
+	CHECK_EQUAL(n, 0);
+	/* Nothing else has been let in. */
+	CHECK(world.received <= world.right);
+	CHECK(world.received <= world.posted);
+}
+
+static void post_receive(struct side *side, const uint8_t *r)
+{
+	struct ibv_sge sges[4];
+	struct ibv_recv_wr *bad, wr = {.sg_list = sges, .num_sge = r[1] & 3};
+
+	for (int i = 0; i < wr.num_sge; i++)
+		sges[i] = (struct ibv_sge){.addr = (uintptr_t)area_at(AREA_LOCAL) + r[2 + i] * 4u,
+					   .length = r[6 + i], .lkey = world.mr->lkey};
+	world.posted += !(side->srq ? world.context->ops.post_srq_recv(side->srq, &wr, &bad) :
+				      world.context->ops.post_recv(side->qp, &wr, &bad));
+}
+
+/* Between queue pairs of the process, which is a message like any other. */
+static void they_hear_each_other(void)
+{
+	struct side *from = &world.victims[0], *to = &world.victims[1];
+	static const uint8_t enough[RECORD] = {[1] = 1, [6] = 255};
+	uint64_t before = world.received;
+	struct ibv_sge sge = {.addr = (uintptr_t)area_at(AREA_LOCAL), .length = 8,
+			      .lkey = world.mr->lkey};
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.wr.ud = {.ah = world.ah, .remote_qpn = to->qp->qp_num, .remote_qkey = QKEY},
+	};
+
+	post_receive(to, enough);
+	world.right++;
+	CHECK_EQUAL(world.context->ops.post_send(from->qp, &wr, &bad), 0);
+	fuzz_steps(1);
+	take_completions();
+	/* A receive posted earlier may be too short for it; then it is dropped, and it stays. */
+	CHECK(world.received == before + 1 || world.posted > world.received);
+}
+
+static void close_scene(void)
+{
+	uint8_t byte;
+
+	fuzz_steps(4);
+	take_completions();
+	they_hear_each_other();
+	CHECK(recv(world.stranger, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	for (int i = 0; i < VICTIMS; i++)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(world.victims[i].qp), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(world.mr), 0);
+	while (world.context->ops.poll_cq(world.cq, 1, &(struct ibv_wc){0}) > 0)
+		;
+}
+
+/*  1 whom  2 Q_Key  3 flags  4 service level  5 hop limit  6-7 traffic class and flow label  8 from
+ *  9 addresses  10-11 length */
+static void say_datagram(const uint8_t *r)
+{
+	static uint8_t bytes[SOFT_DATAGRAM_HEADER + SOFT_DATAGRAM_MAX + 4096];
+	const struct side *to = &world.victims[r[1] & 1];
+	size_t length = fuzz16(r + 10);
+	bool wrong_number = r[1] & 0x80, wrong_key = r[2] != 0;
+	struct soft_datagram datagram = {
+		.to = to->qp->qp_num ^ (wrong_number ? 1u << (r[1] >> 1 & 31) : 0),
+		.from = (uint32_t)r[8] << 16,
+		.qkey = QKEY ^ (wrong_key ? 1u << (r[2] & 31) : 0),
+		.flags = r[3],
+		.sl = r[4] & 15,
+		.hop_limit = r[5],
+		.traffic_flow = (uint32_t)fuzz16(r + 6) << 12,
+		.source = r[9] & 1 ? world.other : world.own,
+		.destination = r[9] & 2 ? world.other : world.own,
+		.immediate = fuzz16(r + 6),
+	};
+
+	if (r[9] & 4) {
+		datagram.destination.raw[0] = 0xff; /* a group, of IPv6 or IPv4 */
+		datagram.destination.raw[12] = 224;
+	}
+	length = length & 0x8000 ? length & 0xfff : length & 0xff;
+	soft_datagram_encode(bytes, &datagram);
+	memset(bytes + SOFT_DATAGRAM_HEADER, r[12], length);
+	if (world.corrupt_by)
+		bytes[world.corrupt_at % SOFT_DATAGRAM_HEADER] ^= world.corrupt_by;
+	/* Should a corruption have made it right again, that is right too. */
+	world.right += world.corrupt_by || (!wrong_number && !wrong_key && !(r[9] & 3));
+	world.corrupt_by = 0;
+	length += SOFT_DATAGRAM_HEADER;
+	if (r[9] & 0x80)
+		length = r[13]; /* cut off */
+	(void)!sendto(world.stranger, bytes, length, MSG_DONTWAIT, (struct sockaddr *)&world.device,
+		      sizeof(world.device));
+}
+
+static void one_thing(const uint8_t *r)
+{
+	switch (r[0] & 7) {
+	case 0: case 1: case 2:
+		say_datagram(r);
+		break;
+	case 3:
+		post_receive(&world.victims[0], r);
+		break;
+	case 4:
+		post_receive(&world.victims[1], r);
+		break;
+	case 5:
+		world.corrupt_at = r[1];
+		world.corrupt_by = r[2];
+		break;
+	case 6:
+		(void)!sendto(world.stranger, r + 2, r[1] % (RECORD - 1u), MSG_DONTWAIT,
+			      (struct sockaddr *)&world.device, sizeof(world.device));
+		break;
+	case 7:
+		take_completions();
+		break;
+	}
+	if (!(r[0] & 8))
+		fuzz_steps(1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	arena_prepare(fuzz_seed(data, size));
+	if (!world.context)
+		open_world();
+	open_scene();
+	for (size_t at = 0; at + RECORD <= size; at += RECORD)
+		one_thing(data + at);
+	close_scene();
+	arena_unharmed();
+	return 0;
+}

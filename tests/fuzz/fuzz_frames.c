@@ -1,0 +1,523 @@
+/* The frame stream into real queue pairs: the peer of a connection, who may say anything.
+ *
+ * Four queue pairs of one domain are at the stranger's mercy: RC, RC with a shared receive queue,
+ * UC, and RC that is ready to receive only.  Whatever comes: what was not shared is neither changed
+ * nor told, every work request completes once and in order, a region that was deregistered is left
+ * alone, and two other queue pairs of the process go on as if nothing were.
+ */
+#define _GNU_SOURCE /* memmem */
+#include "arena.h"
+
+#include "objects.h"
+
+enum { VICTIMS = 4, QUEUE = 16, PEER_PSN = 100 };
+
+struct victim {
+	struct side side;
+	int fd; /* the stranger's end; -1 after it hung up */
+	uint32_t psn; /* of its next request */
+	struct {
+		uint64_t posted, completed;
+	} queues[2]; /* receives, sends */
+	uint32_t lengths[2 * QUEUE]; /* of the receives, by their number */
+};
+
+static struct world {
+	struct ibv_context *context;
+	struct ibv_pd *pd, *foreign;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+	struct ibv_mr *mrs[AREAS];
+	uint32_t rkeys[AREAS];
+	struct ibv_mw *windows[2]; /* for reading, for writing: both of the first victim alone */
+	struct side friends[2];
+	struct victim victims[VICTIMS];
+	struct victim *current;
+	uint8_t corrupt_at, corrupt_by; /* of the next frame's header */
+	size_t piece;                   /* so many bytes at a time; 0: all at once */
+} world;
+
+/* ---- the scene -------------------------------------------------------------------------------- */
+
+static void adopt(struct side *side, int fd)
+{
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fd, NULL, 0), 0);
+	soft_unlock();
+}
+
+static void socket_pair(int fds[2])
+{
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+}
+
+/* LID 0: the stream comes from elsewhere. */
+static const struct address elsewhere = {.psn = PEER_PSN, .qpn = 77};
+
+static void open_world(void)
+{
+	struct ibv_srq_init_attr shared = {.attr = {.max_wr = QUEUE, .max_sge = 4}};
+	int fds[2];
+
+	world.context = open_device();
+	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
+	CHECK(world.foreign = verbs->ibv_alloc_pd(world.context));
+	CHECK(world.cq = verbs->ibv_create_cq(world.context, 1024, NULL, NULL, 0));
+	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &shared));
+	socket_pair(fds);
+	for (int i = 0; i < 2; i++)
+		open_side(&world.friends[i], (struct options){.memory = 4096});
+	for (int i = 0; i < 2; i++) {
+		bring_up(&world.friends[i], &(struct address){.psn = world.friends[1 - i].psn});
+		adopt(&world.friends[i], fds[i]);
+	}
+}
+
+static void meet_victim(int i)
+{
+	struct victim *victim = &world.victims[i];
+	struct side *side = &victim->side;
+	int fds[2];
+
+	world.current = victim;
+	if (side->qp)
+		return;
+	victim->psn = PEER_PSN;
+	*side = (struct side){
+		.options = {.sends = QUEUE, .receives = QUEUE, .uc = i == 2},
+		.context = world.context,
+		.pd = world.pd,
+		.cq = world.cq,
+		.srq = i == 1 ? world.srq : NULL,
+		.memory = area_at(AREA_OPEN),
+		.mr = world.mrs[AREA_OPEN],
+		.psn = 0xfffffe, /* wraps */
+	};
+	side->qp = create_qp(side);
+	CHECK_EQUAL(to_init(side), 0);
+	CHECK_EQUAL(to_rtr(side, &elsewhere), 0);
+	if (i != 3)
+		CHECK_EQUAL(to_rts(side), 0);
+	socket_pair(fds);
+	adopt(side, fds[1]);
+	victim->fd = fds[0];
+}
+
+static void bind_window(int i, size_t start, unsigned access)
+{
+	struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_BIND_MW, .wr_id = 1 | (uint64_t)i << 1};
+	struct victim *first = &world.victims[0];
+
+	CHECK(world.windows[i] = world.context->ops.alloc_mw(world.pd, IBV_MW_TYPE_2));
+	wr.bind_mw.mw = world.windows[i];
+	wr.bind_mw.rkey = world.windows[i]->rkey ^ 1;
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
+		.mr = world.mrs[AREA_WINDOWED],
+		.addr = (uintptr_t)area_at(AREA_WINDOWED) + start,
+		.length = WINDOW_SIZE,
+		.mw_access_flags = access,
+	};
+	CHECK_EQUAL(world.context->ops.post_send(first->side.qp, &wr, &bad), 0);
+	first->queues[1].posted++;
+	world.windows[i]->rkey = wr.bind_mw.rkey;
+}
+
+static void share(enum area_name name)
+{
+	world.mrs[name] = verbs->ibv_reg_mr(name == AREA_FOREIGN ? world.foreign : world.pd,
+					    area_at(name), areas[name].length,
+					    (int)areas[name].rights);
+	CHECK(world.mrs[name]);
+	world.rkeys[name] = world.mrs[name]->rkey;
+}
+
+static void take_back(enum area_name name)
+{
+	if (world.mrs[name])
+		CHECK_EQUAL(verbs->ibv_dereg_mr(world.mrs[name]), 0);
+	world.mrs[name] = NULL;
+	if (name == AREA_OPEN)
+		arena_close_open();
+}
+
+static void open_scene(void)
+{
+	world.corrupt_by = 0;
+	world.piece = 0;
+	for (int i = 0; i < AREAS; i++)
+		share((enum area_name)i);
+	take_back(AREA_STALE);
+	meet_victim(0);
+	bind_window(0, WINDOW_READ, IBV_ACCESS_REMOTE_READ);
+	bind_window(1, WINDOW_WRITE, IBV_ACCESS_REMOTE_WRITE);
+}
+
+/* ---- what must hold --------------------------------------------------------------------------- */
+
+/* wr_id: the victim's number, which queue, how many were posted before. */
+static uint64_t next_id(struct victim *victim, int queue)
+{
+	return victim->queues[queue].posted++ << 1 | (unsigned)queue |
+	       (uint64_t)(victim - world.victims) << 32;
+}
+
+static void take_completions(void)
+{
+	struct ibv_wc wc[16];
+	int n;
+
+	while ((n = world.context->ops.poll_cq(world.cq, 16, wc)) > 0)
+		for (int i = 0; i < n; i++) {
+			struct victim *victim = &world.victims[wc[i].wr_id >> 32];
+			int queue = wc[i].wr_id & 1;
+
+			CHECK_EQUAL((uint32_t)wc[i].wr_id >> 1, victim->queues[queue].completed);
+			CHECK(victim->queues[queue].completed++ < victim->queues[queue].posted);
+			CHECK_EQUAL(wc[i].qp_num, victim->side.qp->qp_num);
+			if (!queue && wc[i].status == IBV_WC_SUCCESS && wc[i].opcode == IBV_WC_RECV)
+				CHECK(wc[i].byte_len <=
+				      victim->lengths[((uint32_t)wc[i].wr_id >> 1) % (2 * QUEUE)]);
+		}
+	CHECK_EQUAL(n, 0);
+}
+
+static void friends_are_well(void)
+{
+	struct side *a = &world.friends[0], *b = &world.friends[1];
+
+	a->memory[0]++;
+	CHECK_EQUAL(post_recv_at(b, 1, 8, 8), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3, .length = 8,
+					     .offset = 16, .remote = (uintptr_t)b->memory + 8,
+					     .rkey = b->mr->rkey}), 0);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	expect_wc(a, 3, IBV_WC_SUCCESS);
+	CHECK_EQUAL(a->memory[16], a->memory[0]);
+}
+
+static void hang_up(struct victim *victim)
+{
+	if (victim->fd >= 0)
+		close(victim->fd);
+	victim->fd = -1;
+}
+
+static void close_scene(void)
+{
+	fuzz_steps(8);
+	for (int i = 0; i < VICTIMS; i++) {
+		struct victim *victim = &world.victims[i];
+
+		if (!victim->side.qp)
+			continue;
+		if (victim->fd >= 0)
+			arena_drain(victim->fd, SIZE_MAX);
+		CHECK_EQUAL(to_state(&victim->side, IBV_QPS_ERR), 0);
+		fuzz_steps(2);
+		take_completions();
+		CHECK_EQUAL(victim->queues[1].completed, victim->queues[1].posted);
+		if (!victim->side.srq)
+			CHECK_EQUAL(victim->queues[0].completed, victim->queues[0].posted);
+		if (victim->fd >= 0)
+			arena_drain(victim->fd, SIZE_MAX);
+		hang_up(victim);
+		CHECK_EQUAL(verbs->ibv_destroy_qp(victim->side.qp), 0);
+	}
+	memset(world.victims, 0, sizeof(world.victims));
+	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
+	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &(struct ibv_srq_init_attr){
+								 .attr = {.max_wr = QUEUE, .max_sge = 4}}));
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(world.context->ops.dealloc_mw(world.windows[i]), 0);
+	for (int i = 0; i < AREAS; i++)
+		take_back((enum area_name)i);
+	fuzz_pass_time(UINT64_C(3000000000)); /* those who lingered are gone */
+	fuzz_steps(4);
+	friends_are_well();
+}
+
+/* ---- what happens ------------------------------------------------------------------------------ */
+
+static void stranger_says(const void *bytes, size_t length)
+{
+	struct victim *victim = world.current;
+	const uint8_t *at = bytes;
+
+	while (length && victim->fd >= 0) {
+		size_t part = world.piece && world.piece < length ? world.piece : length;
+		ssize_t n = send(victim->fd, at, part, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (n < 0 && errno != EAGAIN)
+			return;
+		if (n < 0) {
+			uint8_t byte;
+
+			/* It does not read while it has so much to say. */
+			if (!arena_drain(victim->fd, 65536) ||
+			    recv(victim->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+				return;
+			soft_progress();
+			continue;
+		}
+		at += n;
+		length -= (size_t)n;
+		if (world.piece)
+			soft_progress();
+	}
+}
+
+static uint32_t key_of(uint8_t selector)
+{
+	uint32_t key;
+
+	switch (selector & 15) {
+	case AREAS:
+	case AREAS + 1:
+		key = world.windows[(selector & 15) - AREAS]->rkey;
+		break;
+	default:
+		key = (selector & 15) < AREAS ? world.rkeys[selector & 15] : selector;
+	}
+	return selector & 0x80 ? key ^ 1u << (selector >> 4 & 7) : key;
+}
+
+/* Mostly near the edges of what is shared, where mistakes are. */
+static uint64_t address_of_record(const uint8_t *at)
+{
+	static const uint64_t edges[] = {0, UINT64_MAX, UINT64_MAX - 7, INT64_MAX};
+	unsigned area = at[0] & 15;
+	uint64_t offset = (uint64_t)(int64_t)(at[2] & 1 ? (int16_t)fuzz16(at + 1) : (int8_t)at[1]);
+	bool window = area == AREAS || area == AREAS + 1;
+
+	if (area == AREAS + 4)
+		return edges[at[0] >> 4 & 3] + offset;
+	if (at[0] & 0x80)
+		offset += window ? (size_t)WINDOW_SIZE : areas[area % AREAS].length;
+	if (window)
+		return (uintptr_t)area_at(AREA_WINDOWED) + offset +
+		       (area == AREAS ? WINDOW_READ : WINDOW_WRITE);
+	return (uintptr_t)area_at((enum area_name)(area % AREAS)) + offset;
+}
+
+static const uint8_t opcodes[] = {
+	SOFT_SEND, SOFT_WRITE, SOFT_READ, SOFT_COMPARE_SWAP, SOFT_FETCH_ADD, SOFT_ATOMIC_WRITE, SOFT_ACK,
+	SOFT_NAK, SOFT_RNR_NAK, SOFT_READ_DATA, SOFT_ATOMIC_DATA, SOFT_DISCONNECT, 0, 77,
+};
+
+/*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
+ *  7 how far they are off  8 key  9-11 address  12 acknowledged PSN, likewise  13 syndrome
+ *  14 so much of the payload is said */
+static void say_frame(const uint8_t *r)
+{
+	static uint8_t bytes[SOFT_FRAME_HEADER + SOFT_FRAME_MAX + 4096];
+	struct victim *victim = world.current;
+	const struct soft_qp *qp = soft_qp_of(victim->side.qp);
+	uint32_t length = fuzz16(r + 4);
+	uint32_t oldest = soft_send_psn(qp, qp->sq.oldest);
+	bool answer;
+
+	length = length & 0x8000 ? (length & 0x7fff) * 9 : length & 0x1fff;
+	if (length > sizeof(bytes) - SOFT_FRAME_HEADER)
+		length = sizeof(bytes) - SOFT_FRAME_HEADER;
+	struct soft_frame frame = {
+		.opcode = opcodes[r[1] % sizeof(opcodes)],
+		.flags = r[2],
+		.syndrome = r[13],
+		.length = length,
+		.address = address_of_record(r + 9),
+		.rkey = key_of(r[8]),
+		.immediate = fuzz16(r + 2),
+		.total = length,
+		.ack = soft_psn_add(oldest, (uint32_t)(int8_t)r[12]),
+	};
+
+	answer = frame.opcode >= SOFT_ACK;
+	frame.psn = soft_psn_add(answer ? oldest : victim->psn, (uint32_t)(int8_t)r[3]);
+	switch (r[6] & 7) {
+	case 1: /* the first frame of several */
+		frame.total = length + r[7] * 64u;
+		break;
+	case 2: /* the next one of those */
+		frame.offset = answer ? soft_send_at(qp, qp->sq.oldest)->received :
+					qp->responder.offset;
+		frame.total = answer ? soft_send_at(qp, qp->sq.oldest)->length :
+				       qp->responder.total;
+		break;
+	case 3:
+		frame.offset = r[7] * 64u;
+		frame.total = length + frame.offset;
+		break;
+	case 4: /* a request whose answer is long */
+		frame.length = 0;
+		break;
+	case 5:
+		frame.total = UINT32_MAX - r[7];
+		break;
+	case 6: /* what an atomic looks like */
+		frame.length = 8u << (r[7] & 1);
+		frame.total = SOFT_ATOMIC_WORD;
+		break;
+	}
+	soft_frame_encode(bytes, &frame);
+	if (world.corrupt_by)
+		bytes[world.corrupt_at % SOFT_FRAME_HEADER] ^= world.corrupt_by;
+	world.corrupt_by = 0;
+	for (uint32_t i = 0; i < length; i++)
+		bytes[SOFT_FRAME_HEADER + i] = (uint8_t)(r[14] + i);
+	if (!answer && frame.offset + frame.length >= frame.total && !r[3])
+		victim->psn = soft_psn_add(victim->psn, 1);
+	if (frame.length > length)
+		frame.length = length;
+	stranger_says(bytes, SOFT_FRAME_HEADER + frame.length);
+}
+
+static void post_receive(const uint8_t *r)
+{
+	struct victim *victim = world.current;
+	struct ibv_sge sges[4];
+	struct ibv_recv_wr *bad, wr = {.sg_list = sges, .num_sge = r[1] & 3};
+	struct ibv_context *context = world.context;
+	uint32_t *length = &victim->lengths[victim->queues[0].posted % (2 * QUEUE)];
+
+	*length = 0;
+	for (int i = 0; i < wr.num_sge; i++) {
+		bool open = r[2] >> i & 1;
+
+		sges[i] = (struct ibv_sge){
+			.addr = (uintptr_t)area_at(open ? AREA_OPEN : AREA_LOCAL) + r[3 + i] * 4u,
+			.length = open ? fuzz16(r + 8) : r[8 + i],
+			/* A receive may also name a key that is good for nothing. */
+			.lkey = r[12] & 1 ? world.rkeys[AREA_STALE] :
+				open      ? world.rkeys[AREA_OPEN] :
+					    world.rkeys[AREA_LOCAL],
+		};
+		*length += sges[i].length;
+	}
+	wr.wr_id = next_id(victim, 0);
+	if (victim->side.srq ? context->ops.post_srq_recv(victim->side.srq, &wr, &bad) :
+			       context->ops.post_recv(victim->side.qp, &wr, &bad))
+		victim->queues[0].posted--;
+}
+
+static const enum ibv_wr_opcode work[] = {
+	IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+	IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+	IBV_WR_ATOMIC_WRITE, IBV_WR_SEND_WITH_INV, IBV_WR_LOCAL_INV,
+};
+
+/* Our own request, which the stranger may answer. */
+static void post_request(const uint8_t *r)
+{
+	struct victim *victim = world.current;
+	enum ibv_wr_opcode opcode = work[r[1] % (sizeof(work) / sizeof(work[0]))];
+	uint32_t length = fuzz16(r + 2);
+	struct ibv_sge sges[2];
+	struct ibv_send_wr *bad, wr = {
+		.sg_list = sges,
+		.num_sge = 1 + (r[4] & 1),
+		.opcode = opcode,
+		.send_flags = r[5] & (IBV_SEND_FENCE | IBV_SEND_SOLICITED | IBV_SEND_INLINE),
+	};
+
+	length = length & 0x8000 ? (length & 0x7fff) * 9 : length & 0xfff;
+	if (length > OPEN_SIZE / 2)
+		length = OPEN_SIZE / 2;
+	if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ||
+	    opcode == IBV_WR_ATOMIC_WRITE)
+		length = 8u / (unsigned)wr.num_sge;
+	for (int i = 0; i < wr.num_sge; i++)
+		sges[i] = (struct ibv_sge){
+			.addr = (uintptr_t)area_at(AREA_OPEN) + (unsigned)i * (OPEN_SIZE / 2),
+			.length = length,
+			.lkey = world.rkeys[AREA_OPEN],
+		};
+	if (opcode == IBV_WR_SEND_WITH_INV || opcode == IBV_WR_LOCAL_INV)
+		wr.invalidate_rkey = key_of(r[6]);
+	else
+		wr.wr.rdma.rkey = r[6];
+	wr.wr_id = next_id(victim, 1);
+	if (world.context->ops.post_send(victim->side.qp, &wr, &bad))
+		victim->queues[1].posted--;
+}
+
+static void change_state(const uint8_t *r)
+{
+	static const enum ibv_qp_state states[] = {IBV_QPS_ERR, IBV_QPS_SQD, IBV_QPS_RTS};
+	enum ibv_qp_state to = states[r[1] % 3];
+	struct side *side = &world.current->side;
+
+	/* Which steps are allowed is not the question here. */
+	if (to == IBV_QPS_RTS && state_of(side) == IBV_QPS_RTR)
+		(void)to_rts(side);
+	else
+		(void)to_state(side, to);
+}
+
+static void one_thing(const uint8_t *r)
+{
+	struct victim *victim = world.current;
+
+	switch (r[0] & 15) {
+	case 0: case 1: case 2: case 3:
+		say_frame(r);
+		break;
+	case 4:
+		stranger_says(r + 2, r[1] % (RECORD - 1u));
+		break;
+	case 5:
+		world.corrupt_at = r[1];
+		world.corrupt_by = r[2];
+		break;
+	case 6:
+		world.piece = r[1];
+		break;
+	case 7:
+		post_receive(r);
+		break;
+	case 8:
+		post_request(r);
+		break;
+	case 9:
+		meet_victim(r[1] % VICTIMS);
+		break;
+	case 10:
+		if (victim->fd >= 0)
+			arena_drain(victim->fd, fuzz16(r + 1) * 16u);
+		break;
+	case 11:
+		fuzz_pass_time((uint64_t)fuzz16(r + 1) * 100000u);
+		break;
+	case 12:
+		change_state(r);
+		break;
+	case 13: /* what was shared is taken back, and perhaps shared again */
+		if (world.mrs[AREA_OPEN])
+			take_back(AREA_OPEN);
+		else
+			arena_unharmed(), arena.open_gone = false, share(AREA_OPEN);
+		break;
+	case 14:
+		hang_up(victim);
+		break;
+	case 15:
+		take_completions();
+		break;
+	}
+	if (!(r[0] & 0x10))
+		fuzz_steps(2);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	arena_prepare(fuzz_seed(data, size));
+	if (!world.context)
+		open_world();
+	open_scene();
+	for (size_t at = 0; at + RECORD <= size; at += RECORD)
+		one_thing(data + at);
+	close_scene();
+	arena_unharmed();
+	return 0;
+}
