@@ -246,6 +246,51 @@ int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bi
  * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
 int aiordma_embedded_raise(enum ibv_event_type event);
 
+/* For tests: faults of the embedded device, and of its connections, in this process from now on; NULL
+ * for none.  The plan is a list of name=value:
+ *
+ *  seed=N         which numbers chance draws: the same seed, the same faults (0)
+ *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
+ *  duplicate=WHEN what comes in comes twice
+ *  frames=WHICH   that loss and duplicate are about: requests, answers or all (all)
+ *  delay=TIME     what comes in is late by so much: 10us, 2ms, 1s
+ *  jitter=TIME    and by up to so much more; what belongs together keeps its order
+ *  rate=BYTES     the device takes in no more than this in a second: 10MB
+ *  cut=WHEN       a connection breaks: those that there are are counted first, then new ones
+ *  cut_after=BYTES  when so much has come in by it (0)
+ *  rnr=WHEN       a request that needs a receive is told that there is none
+ *  overrun=WHEN   a completion finds its queue full
+ *  register=WHEN  a registration of memory fails with ENOMEM
+ *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
+ *  cq=HANDLE      completions of this queue alone
+ *
+ * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later ones),
+ * or both (0.5@3-).  Frames, and requests that need a receive, are counted for each connection.
+ *
+ * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
+ * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if timeout
+ * is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD queue pairs
+ * lose is lost.
+ *
+ * Returns 0, or EINVAL and in `error` what is wrong with the plan, which is then as it was before.
+ * The variable AIORDMA_EMBEDDED_FAULTS is a plan from the start; a wrong one is said on stderr, and
+ * the device cannot be opened (EINVAL). */
+int aiordma_embedded_faults(const char *plan, char *error, size_t room);
+
+/* What has been injected in this process so far. */
+struct aiordma_fault_counts {
+	uint64_t lost;
+	uint64_t duplicated;
+	uint64_t delayed;
+	uint64_t cut;
+	uint64_t not_ready;
+	uint64_t overruns;
+	uint64_t registrations;
+	uint64_t retried; /* and what followed: how often a requester went back */
+};
+
+void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
+
 /* The calls of single providers' libraries (provider_calls.h) for contexts of that table: NULL each
  * that is not installed, and all for the embedded device. Thread-safe. */
 const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);

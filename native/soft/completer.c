@@ -9,22 +9,26 @@
 
 #include "link.h"
 
-static bool is_read(const struct soft_send *send)
-{
-	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
 /* What a completion sets free: a fence, a place among the READs, the end of draining. */
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
 	soft_requester_settle(qp);
+	soft_requester_progress(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return;
 	soft_qp_check_drained(qp);
 	if (qp->sq.next != qp->sq.tail)
 		soft_link_output(qp->link);
+}
+
+/* Of requests that were transmitted, however long ago on a lossy link; else since the last time. */
+static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
+{
+	const struct soft_send_queue *sq = &qp->sq;
+	bool further = qp->link->lossy && (int32_t)(sq->begun - sq->next) > 0;
+
+	return (soft_send_psn(qp, further ? sq->begun : sq->next) - first) & SOFT_PSN_MASK;
 }
 
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
@@ -36,15 +40,22 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		return false; /* nothing there is acknowledged */
 	if (count == 0)
 		return true;
-	if (count > ((soft_send_psn(qp, qp->sq.next) - first) & SOFT_PSN_MASK))
-		return false; /* never transmitted, or acknowledged before */
-	while (count--) {
+	/* Never transmitted, or acknowledged before: on a lossy link that is said again. */
+	if (count > unanswered(qp, first))
+		return qp->link->lossy;
+	for (; count; count--) {
 		soft_requester_pass(qp);
-		if (is_read(soft_send_at(qp, qp->sq.oldest)))
-			return false; /* answered with data, not with an acknowledgement */
+		if (soft_send_is_read(soft_send_at(qp, qp->sq.oldest)))
+			break;
+		soft_requester_done(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
+	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
+	if (count && !qp->link->lossy)
+		return false;
 	after_completion(qp);
+	if (count && qp->ibv.state != IBV_QPS_ERR)
+		soft_requester_missed(qp);
 	return true;
 }
 
@@ -56,7 +67,7 @@ static bool concerns_oldest(struct soft_qp *qp, uint32_t psn)
 	    qp->ibv.state == IBV_QPS_ERR)
 		return false;
 	return soft_send_psn(qp, qp->sq.oldest) == psn && qp->sq.oldest != qp->sq.tail &&
-	       (qp->sq.oldest != qp->sq.next || qp->sq.next_offset > 0);
+	       soft_oldest_has_begun(qp);
 }
 
 /* ---- NAKs ---------------------------------------------------------------------------------- */
@@ -75,6 +86,8 @@ static uint64_t rnr_delay_ns(uint8_t code)
 
 static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	if (qp->rnr_waiting)
+		return SOFT_SINK_NONE; /* said twice */
 	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
@@ -84,17 +97,36 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 		qp->rnr_left--;
 	}
 	/* Go back: the responder forgets everything from this message on. */
-	qp->sq.next = qp->sq.oldest;
-	qp->sq.next_offset = 0;
-	qp->sq.reads = 0;
+	soft_requester_go_back(qp, 0);
 	qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
+	return SOFT_SINK_NONE;
+}
+
+/* IBTA 9.7.5.2.3: the responder has nothing of the oldest request, or nothing from that byte on. */
+static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+
+	if (!qp->link->lossy ||
+	    (frame->offset && (soft_send_is_read(send) || frame->offset >= send->length)))
+		return SOFT_SINK_BROKEN;
+	if (qp->rnr_waiting ||
+	    (qp->sq.next == qp->sq.oldest && qp->sq.next_offset == frame->offset))
+		return SOFT_SINK_NONE; /* said twice */
+	if (frame->offset > qp->sq.resumed) {
+		qp->sq.resumed = frame->offset;
+		soft_requester_progress(qp);
+	}
+	soft_requester_retry(qp, frame->offset);
 	return SOFT_SINK_NONE;
 }
 
 static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	switch (frame->syndrome) {
+	case SOFT_NAK_SEQUENCE:
+		return gap(qp, frame);
 	case SOFT_NAK_INVALID_REQUEST:
 		soft_requester_fail(qp, IBV_WC_REM_INV_REQ_ERR);
 		return SOFT_SINK_DISCARD;
@@ -114,10 +146,18 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	uint32_t left = send->length - send->received;
+	uint32_t from = frame->total - frame->offset; /* counted from the end */
 
-	if (send->opcode != IBV_WR_RDMA_READ || frame->total != send->length ||
-	    frame->offset != send->received || frame->length > frame->total - frame->offset ||
+	if (send->opcode != IBV_WR_RDMA_READ || frame->length > from ||
 	    (frame->length == 0 && frame->total > 0))
+		return SOFT_SINK_BROKEN;
+	if (qp->link->lossy && from != left) {
+		if (from - frame->length < left) /* not all of it has come before */
+			soft_requester_missed(qp);
+		return SOFT_SINK_DISCARD;
+	}
+	if (from != left || (!qp->link->lossy && frame->total != send->length))
 		return SOFT_SINK_BROKEN;
 	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;
 }
@@ -126,7 +166,7 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 {
 	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
 
-	if (!is_read(send) || send->opcode == IBV_WR_RDMA_READ ||
+	if (!soft_send_is_read(send) || send->opcode == IBV_WR_RDMA_READ ||
 	    frame->length != SOFT_ATOMIC_RESULT)
 		return SOFT_SINK_BROKEN;
 	return SOFT_SINK_SMALL;
@@ -141,7 +181,8 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 	if (frame->opcode == SOFT_ACK) /* its number was looked at with the frame's flags */
 		return SOFT_SINK_NONE;
 	if (!concerns_oldest(qp, frame->psn))
-		return qp->ibv.state == IBV_QPS_ERR ? SOFT_SINK_DISCARD : SOFT_SINK_BROKEN;
+		return qp->ibv.state == IBV_QPS_ERR || qp->link->lossy ? SOFT_SINK_DISCARD :
+									 SOFT_SINK_BROKEN;
 	switch (frame->opcode) {
 	case SOFT_READ_DATA:
 		return begin_read_data(qp, frame);
@@ -154,12 +195,12 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 	}
 }
 
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room)
+int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
+			int room)
 {
 	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
-				  (uint64_t)frame->offset + from, length, IBV_ACCESS_LOCAL_WRITE,
+				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
 				  iov, room);
 
 	if (count < 0)
@@ -169,7 +210,7 @@ int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint
 
 static void complete_read(struct soft_qp *qp)
 {
-	qp->sq.reads--;
+	soft_requester_done(qp);
 	soft_complete_send(qp, IBV_WC_SUCCESS);
 	after_completion(qp);
 }
@@ -204,5 +245,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 		send->received += frame->length;
 		if (send->received == send->length)
 			complete_read(qp);
+		else
+			soft_requester_progress(qp);
 	}
 }

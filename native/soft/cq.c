@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "extended.h"
+#include "fault.h"
 
 enum { POLLS_PER_YIELD = 64 };
 
@@ -151,7 +152,7 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return;
 	}
-	if (cq->count == cq->capacity && !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || soft_fault_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),

@@ -115,6 +115,9 @@ void soft_ud_output(struct soft_qp *qp);
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length);
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length);
+/* The same behind all faults. */
+void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
+		  uint32_t length);
 /* Messages that came with a wrong Q_Key: ibv_query_port(3). */
 uint32_t soft_ud_bad_qkeys(void);
 

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "fault.h"
 
 enum {
 	TICK_NS = 500 * 1000,
@@ -512,6 +513,7 @@ static void after_fork_in_child(void)
 	soft_neighbours_forget();
 	soft_listener_shutdown();
 	soft_multicast_forget();
+	soft_faults_forget();
 	soft_list_init(&engine.deferred);
 	soft_list_init(&engine.channels);
 	soft_port_reset();
@@ -541,6 +543,9 @@ static int start(void)
 			return rc;
 		fork_handled = true;
 	}
+	rc = soft_faults_of_environment();
+	if (rc)
+		return rc;
 	soft_timers_forget();
 	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
 	engine.nudge = (struct soft_source){.fd = -1, .ready = nudge_ready};
@@ -611,6 +616,7 @@ void soft_engine_put(void)
 		soft_links_shutdown();
 		soft_neighbours_shutdown();
 		soft_port_reset();
+		soft_faults_forget();
 		soft_timers_forget();
 		engine.running = engine.silent = false;
 		close_all();

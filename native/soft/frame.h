@@ -11,6 +11,11 @@
  *
  * Two UC queue pairs say SEND, WRITE and DISCONNECT only, and nothing is answered.
  *
+ * A stream loses nothing.  But a side that has been told to lose or double what comes in (fault.c)
+ * says LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
+ * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
+ * rest of the message; its answers are known by how much of it is still to come.
+ *
  * A stream that is not made by the connection manager begins with a greeting in each direction.
  *
  *   offset  header of a frame
@@ -25,7 +30,8 @@
  *       24  u32  rkey
  *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
  *       32  u32  total             length of the whole message
- *       36  u32  offset            of this frame's payload in the message
+ *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
+ *                                  first byte that is missing
  *
  *   offset  greeting (48 bytes)
  *        0  u8[8] "aiordma" and a zero
@@ -76,6 +82,7 @@ enum soft_opcode {
 	SOFT_ATOMIC_DATA,
 	/* of the stream itself */
 	SOFT_DISCONNECT = 32,
+	SOFT_LOSSY,
 };
 
 enum soft_frame_flag {
@@ -87,6 +94,7 @@ enum soft_frame_flag {
 
 /* IBTA vol 1, 9.7.5.2.2, table 46. */
 enum soft_nak {
+	SOFT_NAK_SEQUENCE = 0,
 	SOFT_NAK_INVALID_REQUEST = 1,
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fault.h"
 #include "link.h"
 
 #define LINGER_NS 2000000000u
@@ -60,6 +61,8 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	qp->unheard = false;
 	soft_path_watch(link);
 	soft_timer_stop(&qp->reach_timer);
+	if (soft_faults_set)
+		soft_fault_attach(link);
 	soft_qp_kick(qp);
 	return 0;
 }
@@ -84,6 +87,22 @@ int soft_link_up_to_self(struct soft_qp *qp)
 	return rc;
 }
 
+void soft_links_plan(void)
+{
+	for (struct soft_node *node = links.next; node != &links; node = node->next) {
+		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
+
+		if (link->state == SOFT_LINK_UP)
+			soft_fault_attach(link);
+	}
+}
+
+void soft_link_lost(struct soft_link *link, int error)
+{
+	if (!soft_fault_outlives(link, error))
+		soft_link_finish(link, error);
+}
+
 void soft_link_finish(struct soft_link *link, int error)
 {
 	struct soft_qp *qp = link->qp;
@@ -96,6 +115,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_deferred_cancel(&link->output);
 	soft_ack_settled(link);
 	soft_list_remove(&link->node);
+	soft_fault_detach(link);
 	link->wire->close(link);
 	if (qp) {
 		link->qp = NULL;
@@ -113,7 +133,9 @@ void soft_link_close(struct soft_link *link)
 		return;
 	/* A frame that has been sent in part cannot be finished once its memory is the
 	 * application's again, and nothing can be said in the middle of it. */
-	if (link->state != SOFT_LINK_UP || link->partial || link->out.fd != link->in.fd) {
+	bool over = soft_fault_detach(link); /* what is under way means nothing any more */
+
+	if (link->state != SOFT_LINK_UP || link->partial || over || link->out.fd != link->in.fd) {
 		soft_link_finish(link, 0);
 		return;
 	}

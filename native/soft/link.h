@@ -50,6 +50,8 @@ struct soft_link {
 
 	enum soft_link_state state;
 	bool busy;          /* its input is being served: it must not be freed */
+	bool lossy;         /* frames get lost or doubled, here or there */
+	struct soft_fault_line *line; /* fault_line.c: NULL unless there is a plan of faults */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
 	struct soft_deferred output;
@@ -77,13 +79,16 @@ struct soft_link {
 	/* output */
 	bool blocked; /* waits for room on the wire */
 	bool partial; /* `outgoing` has been sent in part */
+	bool hollow;  /* `outgoing` is not needed any more: what is left of it are zeros */
 	bool ended;   /* there is nothing more to say */
+	bool warns;   /* LOSSY is to be said */
 	uint32_t sent; /* bytes of `outgoing`, with its header */
 	struct soft_outgoing outgoing;
 	/* at most one NAK is ever waiting: the responder takes nothing in after it */
 	uint8_t nak_opcode; /* 0: none */
 	uint8_t nak_syndrome;
 	uint32_t nak_psn;
+	uint32_t nak_offset;
 };
 
 /* link.c */
@@ -91,6 +96,10 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* A queue pair that talks to itself: `out_fd` is the other end of what is read from. */
 int soft_link_up_to_self(struct soft_qp *qp);
+/* The plan of faults is another one. */
+void soft_links_plan(void);
+/* The wire has come to its end without a word.  The link is finished when all is taken in. */
+void soft_link_lost(struct soft_link *link, int error);
 /* Close the wire now, tell the queue pair, free (or leave that to who is busy with it). */
 void soft_link_finish(struct soft_link *link, int error);
 /* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
@@ -118,6 +127,8 @@ void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
 void soft_link_placed(struct soft_link *link, uint32_t length);
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
+/* The same behind all faults. */
+void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
 void soft_link_release(struct soft_link *link);
 
 /* link_output.c */

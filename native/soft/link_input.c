@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "fault.h"
 #include "link.h"
 
 enum { BULK_PAYLOAD = 16 * 1024 }; /* frames like this one are expected to be followed by more */
@@ -13,7 +14,7 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 	if (link->sink == SOFT_SINK_DISCARD)
 		return 0;
 	int count = link->sink == SOFT_SINK_READ ?
-			    soft_answer_scatter(link->qp, &link->frame, link->taken, length, iov, room) :
+			    soft_answer_scatter(link->qp, link->taken, length, iov, room) :
 			    soft_request_scatter(link->qp, &link->frame, link->taken, length, iov, room);
 
 	if (count >= 0)
@@ -61,6 +62,11 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	if (frame->opcode == SOFT_DISCONNECT) {
 		soft_link_finish(link, 0);
 		return true;
+	}
+	if (frame->opcode == SOFT_LOSSY) {
+		link->lossy = true;
+		soft_requester_await(link->qp);
+		return frame->length == 0;
 	}
 	switch (frame->opcode) {
 	case SOFT_SEND:
@@ -126,6 +132,14 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 }
 
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
+{
+	if (link->line)
+		soft_fault_input(link, data, length);
+	else
+		soft_link_frames(link, data, length);
+}
+
+void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
 	while (length && link->state == SOFT_LINK_UP) {
 		const uint8_t *header = data;

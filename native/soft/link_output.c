@@ -69,6 +69,15 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
+/* Payload that nobody wants any more, of a frame that must have its length. */
+static int hollow(uint32_t length, struct iovec *iov)
+{
+	static const uint8_t zeros[SOFT_FRAME_MAX];
+
+	*iov = (struct iovec){.iov_base = (void *)(uintptr_t)zeros, .iov_len = length};
+	return length ? 1 : 0;
+}
+
 /* The frame from its byte `from` on (header included).  False: its memory may not be read. */
 static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t from)
 {
@@ -76,7 +85,9 @@ static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t f
 	uint32_t skip = from > SOFT_FRAME_HEADER ? from - SOFT_FRAME_HEADER : 0;
 	uint32_t length = out->frame.length - skip;
 	struct iovec payload[SOFT_MAX_SGE];
-	int count = gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
+	int count = from && batch->link->hollow ?
+			    hollow(length, payload) :
+			    gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
 	size_t copied = 0;
 
 	if (count < 0)
@@ -155,6 +166,15 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
+/* Before anything that would be nonsense on another link. */
+static void add_warning(struct batch *batch)
+{
+	const struct soft_outgoing out = {.last = true, .frame.opcode = SOFT_LOSSY};
+
+	if (batch->link->warns && has_room(batch))
+		add(batch, &out, 0);
+}
+
 /* What is neither request nor answer: after the answers to all that came before. */
 static void add_control(struct batch *batch)
 {
@@ -169,6 +189,7 @@ static void add_control(struct batch *batch)
 		out.frame.opcode = link->nak_opcode;
 		out.frame.syndrome = link->nak_syndrome;
 		out.frame.psn = link->nak_psn;
+		out.frame.total = out.frame.offset = link->nak_offset;
 	} else if (done != batch->plan.acked) {
 		out.frame.opcode = SOFT_ACK;
 	} else {
@@ -225,6 +246,7 @@ static bool build(struct batch *batch, struct soft_link *link)
 			return false;
 		plan_after(&batch->plan, &link->outgoing);
 	}
+	add_warning(batch);
 	do {
 		answered = has_room(batch) && add_answer(batch);
 		requested = has_room(batch) && add_request(batch);
@@ -249,11 +271,16 @@ static void commit(struct soft_link *link, const struct soft_outgoing *out)
 		soft_responder_commit(qp, out);
 		break;
 	case SOFT_RNR_NAK:
-		link->nak_opcode = 0;
-		break;
 	case SOFT_NAK:
-		link->nak_opcode = 0;
-		soft_qp_error(qp);
+		/* While it was going out, another one may have taken its place. */
+		if (link->nak_opcode == out->frame.opcode &&
+		    link->nak_syndrome == out->frame.syndrome)
+			link->nak_opcode = 0;
+		if (out->frame.opcode == SOFT_NAK && out->frame.syndrome != SOFT_NAK_SEQUENCE)
+			soft_qp_error(qp);
+		break;
+	case SOFT_LOSSY:
+		link->warns = false;
 		break;
 	case SOFT_ACK:
 		break;
@@ -275,11 +302,13 @@ static void account(struct soft_link *link, const struct batch *batch, size_t se
 				link->outgoing = *out;
 				link->sent = already + (uint32_t)sent;
 				link->partial = true;
+				if (out->frame.opcode < SOFT_ACK)
+					soft_requester_began(link->qp, out->index);
 			}
 			return;
 		}
 		sent -= left;
-		link->partial = false;
+		link->partial = link->hollow = false;
 		commit(link, out);
 		if (link->state != SOFT_LINK_UP)
 			return;

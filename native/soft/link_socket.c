@@ -35,7 +35,7 @@ static int targets(struct soft_link *link, size_t budget, struct iovec *iov, siz
 	}
 	if (*direct && *direct < link->left)
 		tail = 0; /* more payload of this frame follows */
-	else if (link->bulk && (link->left == 0 || *direct))
+	else if (link->bulk && !link->line && (link->left == 0 || *direct))
 		tail = SOFT_FRAME_HEADER - link->header_have;
 	if (tail)
 		iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
@@ -48,7 +48,7 @@ static void take_in(struct soft_link *link)
 	size_t budget = soft_step_share();
 
 	link->busy = true;
-	while (budget && link->state == SOFT_LINK_UP) {
+	while (budget && link->state == SOFT_LINK_UP && link->in.fd >= 0) {
 		struct iovec iov[SOFT_MAX_SGE + 1];
 		size_t direct, room;
 		int count = targets(link, budget, iov, &direct, &room);
@@ -63,7 +63,7 @@ static void take_in(struct soft_link *link)
 			break;
 		if (n <= 0) {
 			/* An end without DISCONNECT is a process that died. */
-			soft_link_finish(link, n ? errno : ECONNRESET);
+			soft_link_lost(link, n ? errno : ECONNRESET);
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;

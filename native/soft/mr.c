@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "extended.h"
+#include "fault.h"
 
 enum {
 	/* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
@@ -71,7 +72,7 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 		mr->ibv.length = mr->range.length;
 		mr->range.pd = soft_pd_root(pd);
 		soft_lock();
-		rc = soft_range_add(&mr->range);
+		rc = soft_fault_registration() ? ENOMEM : soft_range_add(&mr->range);
 		if (!rc) {
 			mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
 			soft_container(pd, struct soft_pd, ibv)->users++;

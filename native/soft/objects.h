@@ -345,8 +345,10 @@ struct soft_send_queue {
 	uint32_t oldest;       /* not completed */
 	uint32_t next;         /* to be transmitted... */
 	uint32_t next_offset;  /* ...from here on */
+	uint32_t begun;        /* nothing of this one and those after it was ever transmitted */
 	uint32_t tail;         /* free */
 	uint32_t reads;        /* READs and atomics transmitted and not answered */
+	uint32_t resumed;      /* of the oldest: the farthest gap that the responder has told of */
 	uint32_t sequence;     /* messages posted */
 };
 
@@ -378,10 +380,16 @@ struct soft_response {
 	uint8_t result[SOFT_ATOMIC_RESULT];
 };
 
+/* What an atomic has answered, in case that it is asked again. */
+struct soft_atomic_answer {
+	uint32_t psn;
+	uint8_t result[SOFT_ATOMIC_RESULT];
+};
+
 struct soft_responder {
 	uint32_t psn;       /* expected next */
 	uint32_t acked;     /* last PSN told to the requester */
-	bool resend_wanted; /* an RNR NAK is out: discard until the message comes again */
+	bool resend_wanted; /* a NAK is out: discard until the message comes again */
 	bool failed;        /* a NAK is out that ends the queue pair as soon as it has been sent */
 	/* the message under way, of which more frames are to come */
 	bool active;
@@ -399,6 +407,8 @@ struct soft_responder {
 	uint32_t response_head;
 	uint32_t response_offset; /* of the first one: what has been sent */
 	uint32_t response_tail;
+	struct soft_atomic_answer *atomics; /* the last ones; as many as there are responses */
+	uint32_t atomics_done;
 };
 
 struct soft_link;
@@ -426,6 +436,9 @@ struct soft_qp {
 	uint8_t rnr_left;     /* retries; 7 means for ever */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
+	uint8_t retries_left; /* on a lossy link: retry.c */
+	bool answer_missed;   /* and asked for again; until something is answered */
+	struct soft_timer retry_timer;
 	struct soft_timer reach_timer; /* requests wait for a stream, for the socket, or for an answer
 					* that cannot come */
 	struct soft_node attachments; /* multicast.c */
@@ -469,6 +482,13 @@ static inline struct soft_destination *soft_send_destination(const struct soft_q
 							     uint32_t index)
 {
 	return &qp->sq.destinations[index & qp->sq.mask];
+}
+
+/* Is it answered with data? */
+static inline bool soft_send_is_read(const struct soft_send *send)
+{
+	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
 /* Of the message in that slot, or of the first one after it. */
@@ -593,8 +613,43 @@ void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status);
 /* UC: nobody hears; everything in the send queue has been sent, as far as this side can know. */
 void soft_requester_lose(struct soft_qp *qp);
 
+/* Something of the message at that place has been given to the wire. */
+static inline void soft_requester_began(struct soft_qp *qp, uint32_t index)
+{
+	if ((int32_t)(index + 1 - qp->sq.begun) > 0)
+		qp->sq.begun = index + 1;
+}
+
+/* Was something of the oldest request ever transmitted? */
+static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
+{
+	return (int32_t)(qp->sq.begun - qp->sq.oldest) > 0;
+}
+
+/* retry.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
+/* Back to the oldest request, from that byte on. */
+void soft_requester_go_back(struct soft_qp *qp, uint32_t offset);
+/* The same because something was lost, or fail when that has happened too often. */
+void soft_requester_retry(struct soft_qp *qp, uint32_t offset);
+/* The answer to a later request is there. */
+void soft_requester_missed(struct soft_qp *qp);
+/* The oldest request is done, perhaps before it has been transmitted again. */
+void soft_requester_done(struct soft_qp *qp);
+/* Something was answered: count from the beginning. */
+void soft_requester_progress(struct soft_qp *qp);
+/* Wait for an answer, if there is one to be expected. */
+void soft_requester_await(struct soft_qp *qp);
+void soft_retry_expired(struct soft_timer *timer);
+
+/* duplicate.c: what it needs of the responder (IBTA 9.7.4.1.2, 9.7.5.1) */
+enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
+struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
+					    uint8_t opcode, uint32_t total);
+
 /* responder.c */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+void soft_responder_forget(struct soft_qp *qp);
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out);
@@ -626,8 +681,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
  * it may not be written (what follows from that has then been done). */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room);
-int soft_answer_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			uint32_t length, struct iovec *iov, int room);
+int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
+			int room);
 
 /* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
 int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,

@@ -131,6 +131,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
+	qp->retry_timer.expired = soft_retry_expired;
 	soft_list_init(&qp->attachments);
 	pthread_mutex_init(&qp->ibv.mutex, NULL);
 	pthread_cond_init(&qp->ibv.cond, NULL);
@@ -203,7 +204,8 @@ static void stop_timers(struct soft_qp *qp)
 {
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
-	qp->rnr_waiting = false;
+	soft_timer_stop(&qp->retry_timer);
+	qp->rnr_waiting = qp->answer_missed = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)
@@ -249,7 +251,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 {
 	/* IBTA 10.3.1.4: SQD is drained when what had begun is complete. */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
-	    qp->sq.next_offset)
+	    qp->sq.next_offset || soft_oldest_has_begun(qp))
 		return;
 	qp->draining = false;
 	if (qp->attr.en_sqd_async_notify)
@@ -299,6 +301,8 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_flush_sends(qp);
 		return;
 	}
+	if (qp->ibv.state == IBV_QPS_SQD && qp->link && soft_oldest_has_begun(qp))
+		soft_link_output(qp->link); /* what has begun is brought to its end */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
 	soft_requester_settle(qp); /* what is local needs no stream */
@@ -476,6 +480,8 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	apply(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
 		qp->rnr_left = qp->attr.rnr_retry;
+	if (attr_mask & IBV_QP_RETRY_CNT)
+		qp->retries_left = qp->attr.retry_cnt;
 
 	switch (to) {
 	case IBV_QPS_RESET:

@@ -104,15 +104,14 @@ void soft_queues_destroy(struct soft_qp *qp)
 	free(qp->sq.inline_data);
 	free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
-	free(qp->responder.responses);
+	soft_responder_forget(qp);
 }
 
 /* RESET: what was posted is forgotten without completions (IBTA 10.3.1.1). */
 void soft_queues_reset(struct soft_qp *qp)
 {
 	qp->sq.oldest = qp->sq.next = qp->sq.next_offset = qp->sq.tail = qp->sq.reads =
-		qp->sq.sequence = 0;
+		qp->sq.sequence = qp->sq.begun = qp->sq.resumed = 0;
 	qp->rq.head = qp->rq.tail = 0;
-	free(qp->responder.responses);
-	memset(&qp->responder, 0, sizeof(qp->responder));
+	soft_responder_forget(qp);
 }

@@ -55,7 +55,9 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 static bool may_begin(struct soft_qp *qp, const struct soft_plan *plan, struct soft_send *send,
 		      bool read)
 {
-	if (qp->ibv.state != IBV_QPS_RTS)
+	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.4). */
+	if (qp->ibv.state != IBV_QPS_RTS &&
+	    (qp->ibv.state != IBV_QPS_SQD || (int32_t)(qp->sq.begun - plan->next) <= 0))
 		return false;
 	if (plan->reads &&
 	    (send->flags & IBV_SEND_FENCE || (read && plan->reads >= qp->attr.max_rd_atomic)))
@@ -118,6 +120,10 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 			.offset = plan->next_offset,
 		},
 	};
+	if (opcode == SOFT_READ) { /* what has come of it is not asked for again */
+		out->frame.address += send->received;
+		out->frame.total -= send->received;
+	}
 	if (send->flags & IBV_SEND_SOLICITED)
 		out->frame.flags |= SOFT_FRAME_SOLICITED;
 	if (send->opcode == IBV_WR_SEND_WITH_IMM || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
@@ -140,8 +146,9 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
+	soft_requester_began(qp, out->index);
 	soft_requester_pass(qp);
-	/* An RNR NAK that came in while the frame was on its way out has moved us back. */
+	/* A NAK that came in while the frame was on its way out has moved us back. */
 	if (out->index != sq->next || out->frame.offset != sq->next_offset)
 		return;
 	if (out->last) {
@@ -153,6 +160,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 	} else {
 		sq->next_offset += out->frame.length;
 	}
+	soft_requester_await(qp);
 }
 
 int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,

@@ -6,8 +6,9 @@
  * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
  * its application must learn that its peer is in error.
  *
- * The stream is reliable, so a PSN that is not the expected one is either a message that was under
- * way when an RNR NAK went out (discarded: the requester begins again) or nonsense.
+ * Unless the link is said to be lossy (duplicate.c), a PSN that is not the expected one is either a
+ * message that was under way when an RNR NAK went out (discarded: the requester begins again) or
+ * nonsense.
  *
  * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next message
  * that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "fault.h"
 #include "link.h"
 
 /* When a queue pair becomes ready to receive. */
@@ -28,21 +30,32 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	while (slots < depth)
 		slots *= 2;
 	responder->responses = calloc(slots, sizeof(*responder->responses));
-	if (!responder->responses)
+	responder->atomics = calloc(slots, sizeof(*responder->atomics));
+	if (!responder->responses || !responder->atomics) {
+		soft_responder_forget(qp);
 		return ENOMEM;
+	}
 	responder->response_mask = slots - 1;
 	responder->psn = psn & SOFT_PSN_MASK;
 	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the one before */
 	return 0;
 }
 
+void soft_responder_forget(struct soft_qp *qp)
+{
+	free(qp->responder.responses);
+	free(qp->responder.atomics);
+	memset(&qp->responder, 0, sizeof(qp->responder));
+}
+
 /* ---- refusing ------------------------------------------------------------------------------ */
 
-static void set_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome, uint32_t psn)
+void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 {
 	qp->link->nak_opcode = opcode;
 	qp->link->nak_syndrome = syndrome;
-	qp->link->nak_psn = psn;
+	qp->link->nak_psn = qp->responder.psn;
+	qp->link->nak_offset = qp->responder.active ? qp->responder.offset : 0;
 	soft_link_output(qp->link);
 }
 
@@ -58,7 +71,7 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
 	else if (nak == SOFT_NAK_INVALID_REQUEST)
 		soft_qp_event(qp, IBV_EVENT_QP_REQ_ERR);
-	set_nak(qp, SOFT_NAK, nak, psn);
+	soft_responder_nak(qp, SOFT_NAK, nak);
 }
 
 /* UC: forget the message under way; a receive that it took stays for the next one. */
@@ -93,7 +106,7 @@ static enum soft_sink not_ready(struct soft_qp *qp)
 		return drop(qp);
 	qp->responder.resend_wanted = true;
 	qp->responder.active = false;
-	set_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer, qp->responder.psn);
+	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
 	return SOFT_SINK_DISCARD;
 }
 
@@ -103,6 +116,16 @@ static bool has_room_for_response(const struct soft_qp *qp)
 {
 	return qp->responder.response_tail - qp->responder.response_head <
 	       qp->attr.max_dest_rd_atomic;
+}
+
+/* More than was agreed.  Unless a place is still held by an answer that was given up in the middle of
+ * a frame: then it is as if the request had got lost. */
+static enum soft_sink too_many(struct soft_qp *qp)
+{
+	if (!qp->link->lossy || !qp->link->partial)
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
+	qp->responder.resend_wanted = true;
+	return SOFT_SINK_DISCARD;
 }
 
 /* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
@@ -115,7 +138,7 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 /* SEND, and WRITE with immediate, need a receive. */
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!soft_receive_ready(qp))
+	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
 		return not_ready(qp);
 	qp->responder.has_receive = true;
 	if (frame->total > soft_receive_at(&qp->rq, qp->rq.head)->length) {
@@ -134,7 +157,7 @@ static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *f
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
 		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
-		if (!soft_receive_ready(qp))
+		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
 			return not_ready(qp);
 		qp->responder.has_receive = true;
 	}
@@ -143,8 +166,10 @@ static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *f
 
 static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) || !has_room_for_response(qp))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4, 9.7.4.3.1 */
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+	if (!has_room_for_response(qp))
+		return too_many(qp);
 	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
 		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
 	return SOFT_SINK_NONE;
@@ -166,8 +191,9 @@ static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 
 static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	if (soft_is_read(frame->opcode) && !has_room_for_response(qp))
+		return too_many(qp);
 	if (!(qp->attr.qp_access_flags & atomic_right(frame)) ||
-	    (soft_is_read(frame->opcode) && !has_room_for_response(qp)) ||
 	    frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
 	uint64_t *at = word(qp, frame);
@@ -201,6 +227,25 @@ static bool well_formed(const struct soft_frame *frame)
 	}
 }
 
+/* Neither the next message nor the next part of the one under way. */
+static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!qp->link->lossy)
+		return qp->responder.resend_wanted && !qp->responder.active ? SOFT_SINK_DISCARD :
+									      SOFT_SINK_BROKEN;
+	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
+}
+
+/* What was expected is there; nobody need be told any more that it is missing. */
+static void found(struct soft_qp *qp)
+{
+	struct soft_link *link = qp->link;
+
+	qp->responder.resend_wanted = false;
+	if (link->nak_opcode == SOFT_NAK && link->nak_syndrome == SOFT_NAK_SEQUENCE)
+		link->nak_opcode = 0;
+}
+
 enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -219,21 +264,20 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 			return SOFT_SINK_DISCARD;
 		}
 	}
+	if (frame->psn != responder->psn ||
+	    frame->offset != (responder->active ? responder->offset : 0))
+		return out_of_turn(qp, frame);
+	found(qp);
 	if (responder->active) {
-		if (frame->psn != responder->psn || frame->opcode != responder->opcode ||
-		    frame->offset != responder->offset || frame->total != responder->total)
+		if (frame->opcode != responder->opcode || frame->total != responder->total)
 			return SOFT_SINK_BROKEN;
 		return frame->opcode == SOFT_SEND ? SOFT_SINK_RECEIVE : SOFT_SINK_WRITE;
 	}
-	if (frame->psn != responder->psn || frame->offset != 0)
-		return responder->resend_wanted ? SOFT_SINK_DISCARD : SOFT_SINK_BROKEN;
-
 	if (!qp->communicated) {
 		qp->communicated = true;
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}
-	responder->resend_wanted = false;
 	responder->has_receive = false;
 	responder->opcode = frame->opcode;
 	responder->flags = frame->flags;
@@ -283,8 +327,8 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	return 1;
 }
 
-static struct soft_response *add_response(struct soft_qp *qp, const struct soft_frame *frame,
-					  uint8_t opcode, uint32_t total)
+struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
+					    uint8_t opcode, uint32_t total)
 {
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response =
@@ -303,6 +347,7 @@ static struct soft_response *add_response(struct soft_qp *qp, const struct soft_
 /* IBTA 9.4.5.1.  Against other threads of this process the instructions themselves are atomic. */
 static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
 {
+	struct soft_responder *responder = &qp->responder;
 	uint64_t first = soft_take64(arguments);
 	uint64_t before = first;
 	uint64_t *at = word(qp, frame);
@@ -321,7 +366,14 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 	else
 		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-	soft_put64(add_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT)->result, before);
+	struct soft_response *response =
+		soft_responder_answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
+	struct soft_atomic_answer *given =
+		&responder->atomics[responder->atomics_done++ & responder->response_mask];
+
+	soft_put64(response->result, before);
+	given->psn = frame->psn;
+	memcpy(given->result, response->result, sizeof(given->result));
 	return true;
 }
 
@@ -353,7 +405,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_link_output(qp->link);
 		return;
 	case SOFT_READ:
-		add_response(qp, frame, SOFT_READ_DATA, frame->total);
+		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->total);
 		break;
 	default:
 		if (!do_atomic(qp, frame, small)) {

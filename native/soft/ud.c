@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "objects.h"
+#include "fault.h"
 
 enum { SENDS_PER_TURN = 256 };
 
@@ -181,8 +181,8 @@ static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32
 	return count >= 0;
 }
 
-void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
-		     const uint8_t *payload, uint32_t length)
+void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
+		  uint32_t length)
 {
 	uint8_t grh[SOFT_GRH];
 
@@ -205,6 +205,13 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		return;
 	}
 	soft_complete_datagram(qp, datagram, length + SOFT_GRH);
+}
+
+void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
+		     const uint8_t *payload, uint32_t length)
+{
+	if (!soft_faults_set || !soft_fault_datagram(qp, datagram, payload, length))
+		soft_ud_take(qp, datagram, payload, length);
 }
 
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)

@@ -1,0 +1,36 @@
+/* For the tests of faults: setting a plan, and what has come of it. */
+#ifndef AIORDMA_TESTS_FAULT_SIDE_H
+#define AIORDMA_TESTS_FAULT_SIDE_H
+
+#include <stdarg.h>
+
+#include "verbs_side.h"
+
+__attribute__((format(printf, 1, 2))) static inline void plan(const char *format, ...)
+{
+	char text[256], error[256] = "";
+	va_list arguments;
+
+	va_start(arguments, format);
+	CHECK(vsnprintf(text, sizeof(text), format, arguments) < (int)sizeof(text));
+	va_end(arguments);
+	if (aiordma_embedded_faults(text, error, sizeof(error))) {
+		fprintf(stderr, "in %s: plan %s: %s\n", current_step, text, error);
+		exit(1);
+	}
+}
+
+static inline void no_plan(void)
+{
+	CHECK_EQUAL(aiordma_embedded_faults(NULL, NULL, 0), 0);
+}
+
+static inline struct aiordma_fault_counts counts(void)
+{
+	struct aiordma_fault_counts counts;
+
+	aiordma_embedded_fault_counts(&counts);
+	return counts;
+}
+
+#endif

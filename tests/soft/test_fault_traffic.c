@@ -1,0 +1,204 @@
+/* A reliable connection over a way that loses, doubles and delays: everything happens once and in
+ * order all the same (IBTA vol 1, 9.7). */
+#include "fault_side.h"
+
+enum {
+	ROUNDS = 24,
+	MOST = 600000, /* of a message: several frames */
+	ROOM = 1 << 20,
+	COUNTER = 0,      /* in the responder's memory: counted up by atomics */
+	WORD = 8,         /* swapped */
+	ADDED = 16,       /* in the requester's: what the atomics answered */
+	SWAPPED = 24,
+	WRITTEN = 4096,   /* by RDMA writes */
+	RECEIVED = WRITTEN + ROOM,
+	SENT = RECEIVED + ROOM, /* in the requester's memory */
+	READ = SENT + ROOM,
+	MEMORY = READ + ROOM,
+};
+
+/* Of one process: what delays one side delays the other.  4.096 us * 2^8 is 1 ms. */
+static const struct options options = {.memory = MEMORY, .timeout = 8};
+
+/* A word that the device counts in. */
+static uint64_t word(const struct side *side, size_t offset)
+{
+	return __atomic_load_n((uint64_t *)(void *)(side->memory + offset), __ATOMIC_ACQUIRE);
+}
+
+static uint32_t length_of(unsigned round)
+{
+	return 1 + (round * 7919u + round * round * 131u) % (round % 4 ? 3000 : MOST);
+}
+
+/* What the requester does in one round, and what the responder must see of it. */
+static void requests_of(struct side *side, const struct address *peer, unsigned round)
+{
+	uint32_t length = length_of(round);
+	bool write = round % 3 == 0;
+	const struct request requests[] = {
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .offset = ADDED,
+		 .length = 8, .remote = peer->memory + COUNTER, .rkey = peer->rkey, .compare_add = 1},
+		{.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM, .wr_id = 2,
+		 .offset = SENT, .length = length, .imm = round, .remote = peer->memory + WRITTEN,
+		 .rkey = peer->rkey},
+		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 3, .offset = SENT, .length = length,
+		 .remote = peer->memory + WRITTEN, .rkey = peer->rkey},
+		{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr_id = 4, .offset = SWAPPED, .length = 8,
+		 .remote = peer->memory + WORD, .rkey = peer->rkey, .compare_add = round,
+		 .swap = round + 1},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 5, .offset = READ, .length = length,
+		 .remote = peer->memory + WRITTEN, .rkey = peer->rkey},
+	};
+
+	fill(side->memory + SENT, length, round);
+	memset(side->memory + READ, 0, length);
+	CHECK_EQUAL(post_chain(side, requests, 5), 0);
+}
+
+static void requested(struct side *side, unsigned round)
+{
+	uint64_t before;
+
+	for (uint64_t wr_id = 1; wr_id <= 5; wr_id++)
+		expect_wc(side, wr_id, IBV_WC_SUCCESS);
+	memcpy(&before, side->memory + ADDED, 8);
+	CHECK_EQUAL(before, round);
+	memcpy(&before, side->memory + SWAPPED, 8);
+	CHECK_EQUAL(before, round);
+	CHECK(filled(side->memory + READ, length_of(round), round));
+}
+
+static void post_receive(struct side *side)
+{
+	CHECK_EQUAL(post_recv_at(side, 6, RECEIVED, ROOM), 0);
+}
+
+static void responded(struct side *side, unsigned round)
+{
+	uint32_t length = length_of(round);
+	struct ibv_wc wc = expect_wc(side, 6, IBV_WC_SUCCESS);
+	bool write = round % 3 == 0;
+
+	CHECK_EQUAL(wc.imm_data, round);
+	CHECK_EQUAL(wc.opcode, write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV);
+	CHECK_EQUAL(wc.byte_len, length);
+	if (!write)
+		CHECK(filled(side->memory + RECEIVED, length, round));
+}
+
+static void within_a_process(unsigned seed)
+{
+	struct aiordma_fault_counts before = counts(), after;
+	struct side a, b;
+	struct ibv_wc wc;
+
+	plan("seed=%u,loss=0.1,duplicate=0.1,jitter=50us", seed);
+	open_pair(&a, &b, options);
+	struct address peer = address_of_side(&b);
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		post_receive(&b);
+		requests_of(&a, &peer, round);
+		responded(&b, round);
+		requested(&a, round);
+	}
+	CHECK_EQUAL(poll_cq(&b, 1, &wc), 0);
+	CHECK_EQUAL(word(&b, COUNTER), ROUNDS);
+	CHECK_EQUAL(word(&b, WORD), ROUNDS);
+	after = counts();
+	CHECK(after.lost > before.lost + 10);
+	CHECK(after.duplicated > before.duplicated + 10);
+	CHECK(after.retried > before.retried);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* Only one of the two has a plan; the other one learns that from it.  The plan may come late. */
+static void between_processes(unsigned seed, bool late)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	if (process.child && !late)
+		plan("seed=%u,loss=0.1,duplicate=0.05", seed);
+	/* Eight times 34 ms: another process may have to wait for its turn. */
+	open_side(&side, (struct options){.memory = MEMORY, .timeout = 13});
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(to_init(&side), 0);
+	post_receive(&side);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	meet(&process);
+	/* Both ways: each is requester and responder. */
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		if (process.child && late && round == 5)
+			plan("seed=%u,loss=0.2", seed);
+		if ((round & 1) == !process.child) {
+			requests_of(&side, &peer, round);
+			for (uint64_t wr_id = 1; wr_id <= 5; wr_id++)
+				expect_wc(&side, wr_id, IBV_WC_SUCCESS);
+			CHECK(filled(side.memory + READ, length_of(round), round));
+		} else {
+			responded(&side, round);
+			post_receive(&side);
+		}
+		meet(&process);
+	}
+	CHECK_EQUAL(word(&side, COUNTER), ROUNDS / 2);
+	if (process.child)
+		CHECK(counts().lost > 0);
+	close_side(&side);
+	join(&process);
+	no_plan();
+}
+
+/* Many requests at once, so that a gap has much behind it. */
+static void a_full_queue(unsigned seed)
+{
+	enum { MANY = 60 };
+	struct side a, b;
+
+	plan("seed=%u,loss=0.15", seed);
+	open_pair(&a, &b, (struct options){.timeout = 8, .depth = 16});
+	struct address peer = address_of_side(&b);
+
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 1024 + i * 64, 64), 0);
+	for (unsigned i = 0; i < MANY; i++) {
+		fill(a.memory + 1024 + i * 64, 64, i);
+		CHECK_EQUAL(post(&a, i % 4 ? (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+							      .offset = 1024 + i * 64,
+							      .length = 64} :
+					     (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							      .wr_id = i, .offset = i * 8,
+							      .length = 8, .remote = peer.memory,
+							      .rkey = peer.rkey, .compare_add = 3}),
+			    0);
+	}
+	for (unsigned i = 0, received = 0; i < MANY; i++) {
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		if (i % 4 == 0) {
+			CHECK_EQUAL(word(&a, i * 8), i / 4 * 3);
+			continue;
+		}
+		expect_wc(&b, received, IBV_WC_SUCCESS);
+		CHECK(filled(b.memory + 1024 + received * 64, 64, i));
+		received++;
+	}
+	close_pair(&a, &b);
+	no_plan();
+}
+
+int main(void)
+{
+	limit_seconds(110);
+	for (unsigned seed = 1; seed <= 10; seed++) {
+		STEP(a_full_queue(seed));
+		STEP(within_a_process(seed));
+		STEP(between_processes(seed, seed & 1));
+	}
+	return 0;
+}
