@@ -291,6 +291,17 @@ struct aiordma_fault_counts {
 
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
+/* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
+ * the file `path`, in which %p stands for the number of the process; when another process is writing
+ * there, the file has that number at the end of its name.  `used` gets the name.  0 or an errno value:
+ * EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device that is
+ * opened), ESPIPE for what is no regular file. */
+int aiordma_trace_start(const char *path, char *used, size_t size);
+/* Everything up to now is in the file, and nothing else. */
+void aiordma_trace_flush(void);
+/* Nothing happens if there is none. */
+void aiordma_trace_stop(void);
+
 /* The calls of single providers' libraries (provider_calls.h) for contexts of that table: NULL each
  * that is not installed, and all for the embedded device. Thread-safe. */
 const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);

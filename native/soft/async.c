@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "objects.h"
+#include "trace.h"
 
 struct entry {
 	struct soft_node node;
@@ -20,6 +20,7 @@ void soft_async_event(struct soft_context *context, const struct ibv_async_event
 
 	if (!entry)
 		return;
+	SOFT_TRACE(event, event);
 	entry->event = *event;
 	soft_list_append(&context->async_events, &entry->node);
 	soft_channel_signal(&context->async);

@@ -1,5 +1,5 @@
 /* Work completions: what becomes of a request when it leaves its queue. */
-#include "objects.h"
+#include "trace.h"
 
 static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
 {
@@ -24,6 +24,14 @@ static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
 	}
 }
 
+static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t request, bool solicited)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+	bool told = soft_cq_push(cq, wc, solicited);
+
+	SOFT_TRACE(completion, cq, wc, request, !told);
+}
+
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
@@ -39,16 +47,18 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 	qp->sq.oldest++;
 	/* An error is always told, signaled or not (IBTA 10.7.3.1). */
 	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
-		soft_cq_push(soft_cq_of(qp->ibv.send_cq), &wc, false);
+		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
 
 /* The receive at the head of the queue. */
 static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 {
-	wc->wr_id = soft_receive_at(&qp->rq, qp->rq.head)->wr_id;
+	const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
+
+	wc->wr_id = receive->wr_id;
 	wc->qp_num = qp->ibv.qp_num;
 	qp->rq.head++;
-	soft_cq_push(soft_cq_of(qp->ibv.recv_cq), wc, solicited);
+	complete(qp->ibv.recv_cq, wc, receive->request, solicited);
 }
 
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)

@@ -145,12 +145,12 @@ static uint64_t wallclock(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
+bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 {
 	pthread_mutex_lock(&cq->lock);
 	if (cq->overrun) {
 		pthread_mutex_unlock(&cq->lock);
-		return;
+		return false;
 	}
 	if ((cq->count == cq->capacity || soft_fault_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
@@ -159,7 +159,7 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 				 &(struct ibv_async_event){.element.cq = &cq->ibv,
 							   .event_type = IBV_EVENT_CQ_ERR});
 		soft_defer(&cq->overrun_work);
-		return;
+		return false;
 	}
 	if (cq->count == cq->capacity)
 		drop(cq, 1); /* ibv_create_cq_ex(3): always written to the next entry */
@@ -174,6 +174,31 @@ void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	if (cq->armed == SOFT_ARMED ||
 	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
 		deserves_event(cq);
+	pthread_mutex_unlock(&cq->lock);
+	return true;
+}
+
+/* Events that have been made for them stay: who wakes up and finds nothing has to cope with that
+ * anyway (ibv_get_cq_event(3)). */
+void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
+{
+	uint32_t kept = 0;
+
+	/* In the child of a fork a thread that is not there may have the lock. */
+	if (soft_context_of(cq->ibv.context)->incarnation != soft_engine_incarnation())
+		return;
+	pthread_mutex_lock(&cq->lock);
+	for (uint32_t i = 0; i < cq->count; i++) {
+		uint32_t from = (cq->first + i) % cq->capacity, to = (cq->first + kept) % cq->capacity;
+
+		if (cq->ring[from].qp_num == qp_num)
+			continue;
+		cq->ring[to] = cq->ring[from];
+		if (cq->stamps)
+			cq->stamps[to] = cq->stamps[from];
+		kept++;
+	}
+	__atomic_store_n(&cq->count, kept, __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&cq->lock);
 }
 

@@ -33,6 +33,7 @@
 
 #include "engine.h"
 #include "fault.h"
+#include "trace.h"
 
 enum {
 	TICK_NS = 500 * 1000,
@@ -91,6 +92,15 @@ void soft_lock(void)
 	__atomic_fetch_add(&engine.waiting, 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&engine.lock);
 	__atomic_fetch_sub(&engine.waiting, 1, __ATOMIC_RELAXED);
+}
+
+bool soft_lock_soon(void)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec++;
+	return pthread_mutex_timedlock(&engine.lock, &until) == 0;
 }
 
 void soft_unlock(void)
@@ -517,6 +527,7 @@ static void after_fork_in_child(void)
 	soft_list_init(&engine.deferred);
 	soft_list_init(&engine.channels);
 	soft_port_reset();
+	soft_trace_forget();
 	engine.running = engine.ticking = engine.silent = false;
 	engine.event_count = 0;
 	engine.incarnation++;
@@ -544,6 +555,8 @@ static int start(void)
 		fork_handled = true;
 	}
 	rc = soft_faults_of_environment();
+	if (!rc)
+		rc = soft_trace_begin();
 	if (rc)
 		return rc;
 	soft_timers_forget();
@@ -618,6 +631,7 @@ void soft_engine_put(void)
 		soft_port_reset();
 		soft_faults_forget();
 		soft_timers_forget();
+		soft_trace_pause();
 		engine.running = engine.silent = false;
 		close_all();
 		soft_unlock();

@@ -16,6 +16,10 @@ struct soft_scratch {
 	uint8_t output[SOFT_STAGING_SIZE];
 };
 
+/* The lock, or false after a second: at the end of the process, when nobody may be there any more to
+ * give it back. */
+bool soft_lock_soon(void);
+
 struct soft_scratch *soft_scratch(void);
 
 /* Bytes that a stream may still take in this step. */

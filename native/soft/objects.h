@@ -285,8 +285,11 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context);
  * overflowed.  Does a step of the device's work if there are none. */
 int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps);
 int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
-/* Add a completion.  `solicited` as in ibv_req_notify_cq(3). */
-void soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
+/* Add a completion; false when it is lost, because the queue has overflowed.  `solicited` as in
+ * ibv_req_notify_cq(3). */
+bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
+/* Take back what a queue pair has completed there and nobody has seen. */
+void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 
@@ -320,6 +323,7 @@ struct soft_send {
 	uint32_t immediate; /* network order */
 	uint32_t length;
 	uint32_t received; /* READ: bytes of the answer so far */
+	uint32_t request;  /* its number in the trace, or 0 */
 	uint8_t opcode;    /* enum ibv_wr_opcode */
 	uint8_t flags;     /* enum ibv_send_flags */
 	uint8_t num_sge;
@@ -356,6 +360,7 @@ struct soft_receive {
 	uint64_t wr_id;
 	uint64_t length; /* of all SGEs */
 	uint32_t num_sge;
+	uint32_t request; /* its number in the trace, or 0 */
 };
 
 /* Of a queue pair or shared.  That of a queue pair with a shared one has a single place, for the

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "objects.h"
+#include "trace.h"
 
 static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
@@ -183,8 +183,12 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 	struct soft_qp *qp = soft_qp_of(ibv);
 
 	soft_lock();
+	uint32_t tail = qp->sq.tail;
 	int rc = post_chain(qp, wr, bad_wr);
 
+	SOFT_TRACE(sends, qp, tail);
+	if (rc)
+		SOFT_TRACE(refused_send, qp, *bad_wr, rc);
 	soft_qp_kick(qp);
 	soft_unlock();
 	return rc;
@@ -201,7 +205,9 @@ int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
 	if (rc) { /* nothing of it has been looked at yet */
 		qp->sq.tail = tail;
 		qp->sq.sequence = sequence;
+		SOFT_TRACE(refused_send, qp, bad_wr, rc);
 	} else {
+		SOFT_TRACE(sends, qp, tail);
 		soft_qp_kick(qp);
 	}
 	soft_unlock();
@@ -214,6 +220,8 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 	int rc = 0;
 
 	soft_lock();
+	uint32_t tail = qp->rq.tail;
+
 	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own. */
 	if (ibv->state == IBV_QPS_RESET || ibv->srq)
 		rc = EINVAL;
@@ -222,8 +230,11 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 		if (rc)
 			break;
 	}
-	if (rc)
+	SOFT_TRACE(receives, qp, tail);
+	if (rc) {
 		*bad_wr = wr;
+		SOFT_TRACE(refused_receive, qp, wr, rc);
+	}
 	if (ibv->state == IBV_QPS_ERR)
 		soft_flush(qp);
 	soft_unlock();

@@ -11,6 +11,7 @@
 #include "extended.h"
 #include "link.h"
 #include "qp_states.h"
+#include "trace.h"
 
 static struct soft_table numbers;
 
@@ -150,6 +151,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 			soft_srq_of(attr->srq)->users++;
 		if (soft_qp_is_ud(qp))
 			soft_datagram_hold();
+		SOFT_TRACE(created, qp);
 	}
 	soft_unlock();
 	if (rc) {
@@ -175,6 +177,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	    soft_context_of(ibv->context)->incarnation == soft_engine_incarnation())
 		soft_datagram_release();
 	soft_qp_enter_reset(qp);
+	SOFT_TRACE(destroyed, qp);
 	soft_table_remove(&numbers, ibv->qp_num);
 	soft_list_remove(&qp->of_context);
 	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
@@ -200,6 +203,12 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 
 /* ---- states -------------------------------------------------------------------------------- */
 
+static void set_state(struct soft_qp *qp, enum ibv_qp_state to)
+{
+	SOFT_TRACE(state, qp, to);
+	qp->ibv.state = to;
+}
+
 static void stop_timers(struct soft_qp *qp)
 {
 	soft_timer_stop(&qp->rnr_timer);
@@ -214,10 +223,14 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 
 	qp->link_down = NULL;
 	stop_timers(qp);
-	qp->ibv.state = IBV_QPS_RESET; /* first: nothing of what follows completes any more */
+	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
 	if (link)
 		soft_link_leave(link);
 	soft_queues_reset(qp);
+	/* What it has completed is taken back too, as cards do: the number may soon be another
+	 * queue pair's, or the same one's in a new life. */
+	soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
+	soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->unheard = false;
 	qp->communicated = qp->draining = false;
@@ -227,7 +240,7 @@ void soft_qp_error(struct soft_qp *qp)
 {
 	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
 		return;
-	qp->ibv.state = IBV_QPS_ERR;
+	set_state(qp, IBV_QPS_ERR);
 	stop_timers(qp);
 	soft_flush(qp);
 	/* IBTA 11.6.3.2: it will take no receive from its shared queue any more, so that the
@@ -242,7 +255,7 @@ void soft_qp_error(struct soft_qp *qp)
  * in is received as before (IBTA 10.3.1.6). */
 void soft_qp_send_error(struct soft_qp *qp)
 {
-	qp->ibv.state = IBV_QPS_SQE;
+	set_state(qp, IBV_QPS_SQE);
 	soft_timer_stop(&qp->reach_timer);
 	soft_flush_sends(qp);
 }
@@ -491,18 +504,18 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 		soft_qp_error(qp);
 		return 0;
 	case IBV_QPS_SQD:
-		ibv->state = to;
+		set_state(qp, to);
 		if (from == IBV_QPS_RTS)
 			qp->draining = true;
 		soft_qp_check_drained(qp);
 		return 0;
 	case IBV_QPS_RTR:
-		ibv->state = to;
+		set_state(qp, to);
 		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp))
 			soft_greeting_begin(qp);
 		return 0;
 	case IBV_QPS_RTS:
-		ibv->state = to;
+		set_state(qp, to);
 		qp->draining = false;
 		if (from == IBV_QPS_RTR)
 			soft_greeting_check(qp);
@@ -511,7 +524,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 		soft_qp_kick(qp);
 		return 0;
 	default:
-		ibv->state = to;
+		set_state(qp, to);
 		return 0;
 	}
 }

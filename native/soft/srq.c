@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "objects.h"
+#include "trace.h"
 
 bool soft_receive_ready(struct soft_qp *qp)
 {
@@ -153,12 +153,17 @@ int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_r
 	int rc = 0;
 
 	soft_lock();
+	uint32_t tail = srq->rq.tail;
+
 	for (; wr; wr = wr->next) {
 		rc = soft_receive_queue_post(&srq->rq, wr);
-		if (rc) {
-			*bad_wr = wr;
+		if (rc)
 			break;
-		}
+	}
+	SOFT_TRACE(shared_receives, srq, tail);
+	if (rc) {
+		*bad_wr = wr;
+		SOFT_TRACE(refused_shared_receive, srq, wr, rc);
 	}
 	soft_unlock();
 	return rc;

@@ -20,9 +20,6 @@ PYTHON = "/usr/bin/python3"
 
 NO_COMMAND_FD = "it shares the device by its file descriptor, and there is no such file"
 RULE_OF_MLX5 = "a rule of one card, which ibv_alloc_dm(3) does not have"
-LEFT_OVERS = (
-    "it takes a queue pair through RESET and finds completions of before, which cards take back"
-)
 
 # Tests that fail, and why that is as it should be, or known.
 KNOWN = {
@@ -31,8 +28,6 @@ KNOWN = {
     "test_dm_write_bad_flow": RULE_OF_MLX5,
     "test_import_dm": NO_COMMAND_FD,
     "test_imported_rc_ex_rdma_write": NO_COMMAND_FD,
-    "test_mr_rereg_addr": LEFT_OVERS,
-    "test_mr_rereg_pd": LEFT_OVERS,
 }
 
 

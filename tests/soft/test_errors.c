@@ -1,5 +1,6 @@
 /* What goes wrong, and what both ends are told: completion status, flushes in order, asynchronous
  * events, states. */
+#include "objects.h"
 #include "verbs_side.h"
 
 /* A request from a that b refuses: a gets `status`, its later work and b's are flushed. */
@@ -433,6 +434,59 @@ static void reset_and_reuse(void)
 	close_pair(&a, &b);
 }
 
+/* Completions that nobody has taken go with the queue pair, from the middle of what others have
+ * completed on the same queues; events armed for them have come and stay. */
+static void reset_takes_completions_back(bool destroyed)
+{
+	struct side a, b;
+	struct ibv_wc wc[8];
+	struct ibv_cq *cq;
+	void *context;
+
+	open_side(&a, (struct options){.cqe = 7});
+	open_side(&b, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	struct ibv_cq *spare = b.cq;
+
+	b.cq = a.cq; /* both complete on one */
+	b.qp = create_qp(&b);
+	connect_pair(&a, &b);
+	/* So that what lies there goes beyond the end of the ring. */
+	for (unsigned i = 0; i < 5; i++) {
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	for (unsigned i = 0; i < 3; i++) {
+		CHECK_EQUAL(post_recv_at(&b, 10 + i, 0, 8), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 8}), 0);
+	}
+	/* Without polling: the event, and then until all six are there. */
+	CHECK_EQUAL(verbs->ibv_get_cq_event(a.channel, &cq, &context), 0);
+	verbs->ibv_ack_cq_events(cq, 1);
+	while (__atomic_load_n(&soft_cq_of(a.cq)->count, __ATOMIC_ACQUIRE) != 6)
+		sched_yield();
+	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	if (destroyed)
+		CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+	else
+		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(poll_cq(&b, 8, wc), 3);
+	for (unsigned i = 0; i < 3; i++) {
+		CHECK_EQUAL(wc[i].wr_id, 10 + i);
+		CHECK_EQUAL(wc[i].qp_num, b.qp->qp_num);
+	}
+	CHECK_EQUAL(poll_cq(&b, 1, wc), 0);
+	if (destroyed)
+		a.qp = NULL;
+	CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	b.qp = NULL;
+	b.cq = spare;
+	close_pair(&b, &a);
+}
+
 /* In the middle of a long message, too: nothing completes after RESET. */
 static void reset_in_a_message(void)
 {
@@ -516,6 +570,8 @@ int main(void)
 	STEP(cq_overrun());
 	STEP(drain());
 	STEP(reset_and_reuse());
+	STEP(reset_takes_completions_back(false));
+	STEP(reset_takes_completions_back(true));
 	STEP(reset_in_a_message());
 	STEP(flush_order());
 	STEP(deregister_under_fire());

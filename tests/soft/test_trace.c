@@ -1,0 +1,601 @@
+/* What a trace has in it: every work request that was posted and every completion, once and in order.
+ *
+ * The calls of the contexts are wrapped: what went through them is the list that the trace must be
+ * equal to. */
+#include "extended_side.h"
+#include "trace_side.h"
+#include "ud_side.h"
+
+enum { MOST = 4096 };
+
+struct posted {
+	const char *type;
+	uint64_t wr_id;
+	uint32_t number; /* of the queue pair or the shared queue */
+};
+
+static struct {
+	struct posted posts[MOST];
+	int post_count;
+	struct ibv_wc wcs[MOST];
+	uint32_t cqs[MOST]; /* where each came from */
+	int wc_count;
+	int refused;
+} model;
+
+static struct ibv_context_ops device;
+static struct trace trace;
+static char folder[64], path[128];
+
+/* ---- the calls, wrapped ---------------------------------------------------------------------- */
+
+static void posted(const char *type, uint64_t wr_id, uint32_t number)
+{
+	CHECK(model.post_count < MOST);
+	model.posts[model.post_count++] = (struct posted){type, wr_id, number};
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	int rc = device.post_send(qp, wr, bad);
+
+	for (; wr && !(rc && wr == *bad); wr = wr->next)
+		posted("post_send", wr->wr_id, qp->qp_num);
+	model.refused += rc != 0;
+	return rc;
+}
+
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	int rc = device.post_recv(qp, wr, bad);
+
+	for (; wr && !(rc && wr == *bad); wr = wr->next)
+		posted("post_recv", wr->wr_id, qp->qp_num);
+	model.refused += rc != 0;
+	return rc;
+}
+
+static int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	int rc = device.post_srq_recv(srq, wr, bad);
+
+	for (; wr && !(rc && wr == *bad); wr = wr->next)
+		posted("post_srq_recv", wr->wr_id, srq->handle);
+	model.refused += rc != 0;
+	return rc;
+}
+
+static int poll_wrapped(struct ibv_cq *cq, int room, struct ibv_wc *wc)
+{
+	int count = device.poll_cq(cq, room, wc);
+
+	for (int i = 0; i < count; i++) {
+		CHECK(model.wc_count < MOST);
+		model.cqs[model.wc_count] = cq->handle;
+		model.wcs[model.wc_count++] = wc[i];
+	}
+	return count;
+}
+
+static void wrap(struct side *side)
+{
+	device = side->context->ops;
+	side->context->ops.post_send = post_send;
+	side->context->ops.post_recv = post_recv;
+	side->context->ops.post_srq_recv = post_srq_recv;
+	side->context->ops.poll_cq = poll_wrapped;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+static bool of_post(const char *line)
+{
+	return is_type(line, "post_send") || is_type(line, "post_recv") ||
+	       is_type(line, "post_srq_recv");
+}
+
+static void compare_posts(void)
+{
+	int at = 0;
+
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (!of_post(line))
+			continue;
+		CHECK(at < model.post_count);
+		const struct posted *post = &model.posts[at];
+
+		CHECK(is_type(line, post->type));
+		CHECK_EQUAL(number(line, "wr_id"), post->wr_id);
+		CHECK_EQUAL(number(line, is_type(line, "post_srq_recv") ? "srq" : "qp_num"),
+			    post->number);
+		CHECK_EQUAL(number(line, "request"), at + 1); /* each has its own */
+		at++;
+	}
+	CHECK_EQUAL(at, model.post_count);
+}
+
+static const char *const statuses[] = {
+	[IBV_WC_SUCCESS] = "SUCCESS",
+	[IBV_WC_LOC_PROT_ERR] = "LOC_PROT_ERR",
+	[IBV_WC_WR_FLUSH_ERR] = "WR_FLUSH_ERR",
+	[IBV_WC_REM_ACCESS_ERR] = "REM_ACCESS_ERR",
+};
+static const char *const opcodes[] = {
+	[IBV_WC_SEND] = "SEND",
+	[IBV_WC_RDMA_WRITE] = "RDMA_WRITE",
+	[IBV_WC_RDMA_READ] = "RDMA_READ",
+	[IBV_WC_COMP_SWAP] = "COMP_SWAP",
+	[IBV_WC_FETCH_ADD] = "FETCH_ADD",
+	[IBV_WC_RECV] = "RECV",
+	[IBV_WC_RECV_RDMA_WITH_IMM] = "RECV_RDMA_WITH_IMM",
+};
+
+static void compare_completion(const char *line, const struct ibv_wc *wc)
+{
+	CHECK_EQUAL(number(line, "wr_id"), wc->wr_id);
+	CHECK_EQUAL(number(line, "qp_num"), wc->qp_num);
+	CHECK(is(line, "status", statuses[wc->status]));
+	CHECK(is(line, "opcode", opcodes[wc->opcode]));
+	CHECK_EQUAL(wc->status == IBV_WC_SUCCESS, field(line, "byte_len") != NULL);
+	if (field(line, "byte_len"))
+		CHECK_EQUAL(number(line, "byte_len"), wc->byte_len);
+	if (field(line, "imm_data"))
+		CHECK_EQUAL(number(line, "imm_data"), ntohl(wc->imm_data));
+	CHECK_EQUAL((wc->wc_flags & IBV_WC_WITH_IMM) && wc->status == IBV_WC_SUCCESS,
+		    field(line, "imm_data") != NULL);
+	/* The request is the one with that wr_id, and has no other completion. */
+	uint64_t request = number(line, "request");
+
+	CHECK(request >= 1 && request <= (uint64_t)model.post_count);
+	CHECK_EQUAL(model.posts[request - 1].wr_id, wc->wr_id);
+	CHECK(model.posts[request - 1].type);
+	model.posts[request - 1].type = NULL;
+}
+
+/* The order is that of each completion queue. */
+static void compare_completions(void)
+{
+	int next_of[64] = {0}, seen = 0;
+
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (!is_type(line, "completion"))
+			continue;
+		uint64_t cq = number(line, "cq");
+
+		CHECK(cq < 64);
+		int *at = &next_of[cq];
+
+		while (*at < model.wc_count && model.cqs[*at] != cq)
+			++*at;
+		CHECK(*at < model.wc_count);
+		compare_completion(line, &model.wcs[(*at)++]);
+		seen++;
+	}
+	CHECK_EQUAL(seen, model.wc_count);
+}
+
+static void begin(void)
+{
+	memset(&model, 0, sizeof(model));
+	unlink(path);
+}
+
+/* Everything that the completion queues still have has been polled. */
+static void compare(void)
+{
+	uint64_t before = 0;
+	int refused = 0;
+
+	aiordma_trace_flush();
+	read_trace(&trace, path);
+	CHECK(is_type(trace.lines[0], "trace"));
+	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* it was a newline */
+	/* Numbers go on from one trace to the next. */
+	uint64_t first = 0;
+
+	for (size_t i = 0; i < trace.count; i++) {
+		char *line = trace.lines[i];
+
+		CHECK(line[0] == '{' && line[strlen(line) - 1] == '}');
+		CHECK(number(line, "t") >= before);
+		before = number(line, "t");
+		refused += is_type(line, "refused");
+		if (of_post(line) && !first)
+			first = number(line, "request");
+	}
+	CHECK_EQUAL(refused, model.refused);
+	CHECK_EQUAL(first, 1);
+	compare_posts();
+	compare_completions();
+	forget_trace(&trace);
+}
+
+static void drain(struct side *side)
+{
+	struct ibv_wc wc[16];
+
+	while (poll_cq(side, 16, wc) > 0)
+		;
+}
+
+/* ---- in a process of its own each, so that the numbers begin with 1 --------------------------- */
+
+static void in_child(void (*run)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	if (!child) {
+		limit_seconds(60);
+		begin();
+		start_trace(path);
+		run();
+		aiordma_trace_stop();
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	unlink(path);
+}
+
+static void operations(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.signal_none = true});
+	wrap(&a);
+	wrap(&b);
+	const uint64_t remote = (uintptr_t)b.memory;
+	const uint32_t rkey = b.mr->rkey;
+
+	for (unsigned round = 0; round < 20; round++) {
+		const struct request requests[] = {
+			{.opcode = IBV_WR_SEND, .wr_id = 100, .length = 10},
+			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = UINT64_MAX, .length = 8,
+			 .remote = remote + 1024, .rkey = rkey},
+			{.opcode = IBV_WR_RDMA_READ, .flags = IBV_SEND_SIGNALED, .wr_id = 102,
+			 .offset = 64, .length = 5000, .remote = remote, .rkey = rkey},
+			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+			 .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE, .wr_id = 103, .length = 8,
+			 .remote = remote, .rkey = rkey, .compare_add = 1},
+			{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr_id = 100, .length = 8,
+			 .remote = remote, .rkey = rkey},
+			{.opcode = IBV_WR_SEND_WITH_IMM, .flags = IBV_SEND_SOLICITED, .wr_id = 105,
+			 .imm = htonl(77)},
+			{.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+			 .flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE, .wr_id = 106, .length = 16,
+			 .imm = htonl(UINT32_MAX), .remote = remote, .rkey = rkey},
+		};
+
+		for (unsigned i = 0; i < 3; i++)
+			CHECK_EQUAL(post_recv_at(&b, round * 10 + i, 256 * i, 64), 0);
+		CHECK_EQUAL(post_chain(&a, requests, 7), 0);
+		expect_wc(&a, 102, IBV_WC_SUCCESS);
+		expect_wc(&a, 103, IBV_WC_SUCCESS);
+		expect_wc(&a, 106, IBV_WC_SUCCESS);
+		for (unsigned i = 0; i < 3; i++)
+			expect_wc(&b, round * 10 + i, IBV_WC_SUCCESS);
+	}
+	compare();
+	/* How the requests look. */
+	read_trace(&trace, path);
+	size_t at = 0;
+
+	while (!is_type(trace.lines[at], "post_send"))
+		at++;
+	CHECK(is(trace.lines[at], "opcode", "SEND") && !field(trace.lines[at], "send_flags"));
+	CHECK_EQUAL(number(trace.lines[at], "length"), 10);
+	CHECK_EQUAL(number(trace.lines[at + 1], "wr_id"), UINT64_MAX);
+	CHECK_EQUAL(number(trace.lines[at + 1], "remote_addr"), remote + 1024);
+	CHECK_EQUAL(number(trace.lines[at + 1], "rkey"), rkey);
+	CHECK(strstr(trace.lines[at + 3], "\"send_flags\":[\"FENCE\",\"SIGNALED\"],"));
+	CHECK(is(trace.lines[at + 4], "opcode", "ATOMIC_CMP_AND_SWP"));
+	CHECK_EQUAL(number(trace.lines[at + 5], "imm_data"), 77);
+	CHECK_EQUAL(number(trace.lines[at + 6], "imm_data"), UINT32_MAX);
+	forget_trace(&trace);
+	close_pair(&a, &b);
+}
+
+/* An error, what it flushes on both sides, and what is posted afterwards. */
+static void failures(void)
+{
+	struct side a, b;
+	int errors = 0, events = 0;
+
+	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8});
+	wrap(&a);
+	wrap(&b);
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+	const struct request requests[] = {
+		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8,
+		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey + 256},
+		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 10},
+		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
+	};
+
+	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
+	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
+	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5}), 0);
+	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
+	expect_wc(&b, 0, IBV_WC_SUCCESS);
+	for (unsigned i = 1; i < 8; i++)
+		expect_wc(&b, i, IBV_WC_WR_FLUSH_ERR);
+	/* What is refused is said, and what stood before it in the chain was posted. */
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
+	CHECK_EQUAL(to_init(&a), 0);
+	for (unsigned i = 0; i < 64; i++)
+		CHECK_EQUAL(post_recv_at(&a, i, 0, 64), 0);
+	CHECK_EQUAL(post_recv_at(&a, 64, 0, 64), ENOMEM);
+	drain(&a);
+	drain(&b);
+	compare();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (is_type(line, "refused") && number(line, "wr_id") == 64)
+			CHECK_EQUAL(number(line, "errno"), ENOMEM);
+		errors += is_type(line, "qp_state") && is(line, "from", "RTS") && is(line, "to", "ERR");
+		events += is_type(line, "async_event") &&
+			  is(line, "event_type", "QP_ACCESS_ERR") &&
+			  number(line, "qp_num") == b.qp->qp_num;
+	}
+	CHECK_EQUAL(errors, 2);
+	CHECK_EQUAL(events, 1);
+	forget_trace(&trace);
+	close_pair(&a, &b);
+}
+
+static void shared(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.shared = 8});
+	wrap(&a);
+	wrap(&b);
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post_recv_at(&b, 50 + i, 0, 64), 0);
+	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
+	for (unsigned i = 0; i < 8; i++) {
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
+	}
+	for (unsigned i = 0; i < 4; i++) /* they stay in the queue */
+		CHECK_EQUAL(post_recv_at(&b, 60 + i, 0, 64), 0);
+	compare();
+	close_pair(&a, &b);
+}
+
+static void datagrams(void)
+{
+	struct side a, b;
+	int lines = 0;
+
+	open_two(&a, &b);
+	wrap(&a);
+	wrap(&b);
+	struct ibv_ah *ah = path_to(&a, &b);
+
+	for (unsigned i = 0; i < 10; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 100), 0);
+		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
+							    .wr_id = 20 + i, .length = i,
+							    .with_imm = i % 2, .imm = htonl(i)}),
+			    0);
+		expect_wc(&a, 20 + i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
+	}
+	compare();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (is_type(line, "post_send"))
+			CHECK_EQUAL(number(line, "remote_qpn"), b.qp->qp_num);
+		if (!is_type(line, "completion") || !is(line, "opcode", "RECV"))
+			continue;
+		CHECK_EQUAL(number(line, "src_qp"), a.qp->qp_num);
+		lines++;
+	}
+	CHECK_EQUAL(lines, 10);
+	forget_trace(&trace);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_pair(&a, &b);
+}
+
+/* One by one from an extended queue. */
+static void take_extended(struct side *side, int count)
+{
+	struct ibv_cq_ex *cq = as_extended(side->cq);
+	struct ibv_poll_cq_attr attr = {0};
+
+	for (int i = 0; i < count; i++) {
+		while (cq->start_poll(cq, &attr))
+			sched_yield();
+		model.cqs[model.wc_count] = side->cq->handle;
+		model.wcs[model.wc_count++] = (struct ibv_wc){
+			.wr_id = cq->wr_id,
+			.status = cq->status,
+			.opcode = cq->read_opcode(cq),
+			.byte_len = cq->read_byte_len(cq),
+			.qp_num = cq->read_qp_num(cq),
+		};
+		cq->end_poll(cq);
+	}
+}
+
+/* Extended completion queues, and requests that are built: all of a batch, or none of it. */
+static void extended_calls(void)
+{
+	struct side a, b;
+	int refused = 0;
+
+	open_extended_pair(&a, &b, (struct options){.signal_none = true},
+			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM,
+					   .operations = IBV_QP_EX_WITH_SEND |
+							 IBV_QP_EX_WITH_RDMA_WRITE});
+	wrap(&b);
+	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(a.qp);
+
+	for (unsigned round = 0; round < 4; round++) {
+		CHECK_EQUAL(post_recv_at(&b, 40 + round, 0, 64), 0);
+		ex->wr_start(ex);
+		ex->wr_id = 10 + round;
+		ex->wr_flags = 0;
+		ex->wr_rdma_write(ex, b.mr->rkey, (uintptr_t)b.memory);
+		ex->wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory, 8);
+		ex->wr_id = 20 + round;
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ex->wr_send(ex);
+		ex->wr_set_inline_data(ex, "hello", 5);
+		posted("post_send", 10 + round, a.qp->qp_num);
+		posted("post_send", 20 + round, a.qp->qp_num);
+		CHECK_EQUAL(ex->wr_complete(ex), 0);
+		take_extended(&a, 1);
+		take_extended(&b, 1);
+	}
+	/* Nothing of a batch that is refused was posted. */
+	ex->wr_start(ex);
+	ex->wr_id = 90;
+	ex->wr_flags = 0;
+	ex->wr_send(ex);
+	ex->wr_id = 91;
+	ex->wr_flags = 1u << 20;
+	ex->wr_send(ex);
+	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
+	model.refused++;
+	compare();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++)
+		refused += is_type(trace.lines[i], "refused") &&
+			   number(trace.lines[i], "wr_id") == 91;
+	CHECK_EQUAL(refused, 1);
+	forget_trace(&trace);
+	close_pair(&a, &b);
+}
+
+/* Completions that a queue has no room for are said to be lost. */
+static void overrun(void)
+{
+	struct side a, b;
+	int kept = 0, lost = 0, events = 0;
+
+	open_pair(&a, &b, (struct options){.cqe = 4});
+	for (unsigned i = 0; i < 6; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i,
+						      .length = 8, .remote = (uintptr_t)b.memory,
+						      .rkey = b.mr->rkey}), 0);
+	expect_event(&a, IBV_EVENT_CQ_ERR);
+	aiordma_trace_flush();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (is_type(line, "completion")) {
+			kept += !field(line, "lost");
+			lost += field(line, "lost") != NULL;
+		}
+		events += is_type(line, "async_event") && is(line, "event_type", "CQ_ERR") &&
+			  number(line, "cq") == a.cq->handle;
+	}
+	CHECK_EQUAL(kept, 4);
+	CHECK_EQUAL(lost, 2);
+	CHECK_EQUAL(events, 1);
+	forget_trace(&trace);
+	close_pair(&a, &b);
+}
+
+/* What was posted before the trace has no number in it. */
+static void late(void)
+{
+	struct side a, b;
+	int completions = 0;
+
+	aiordma_trace_stop();
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	unlink(path);
+	start_trace(path);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+	aiordma_trace_stop();
+	read_trace(&trace, path);
+	for (size_t i = 0; i < trace.count; i++) {
+		if (!is_type(trace.lines[i], "completion"))
+			continue;
+		CHECK_EQUAL(!number(trace.lines[i], "request"), number(trace.lines[i], "wr_id") == 1);
+		completions++;
+	}
+	CHECK_EQUAL(completions, 2);
+	CHECK(is_type(trace.lines[trace.count - 1], "end"));
+	forget_trace(&trace);
+}
+
+/* A queue pair's life, from its creation to its end. */
+static void life(void)
+{
+	static const char *const expected[] = {
+		"\"type\":\"trace\",\"version\":1,",
+		"\"type\":\"create_qp\",\"qp_num\":%u,\"qp_type\":\"RC\",",
+		"\"qp_num\":%u,\"from\":\"RESET\",\"to\":\"INIT\"}",
+		"\"qp_num\":%u,\"from\":\"INIT\",\"to\":\"RTR\",\"dest_qp_num\":",
+		"\"qp_num\":%u,\"from\":\"RTR\",\"to\":\"RTS\"}",
+		"\"qp_num\":%u,\"from\":\"RTS\",\"to\":\"RESET\"}",
+		"\"type\":\"destroy_qp\",\"qp_num\":%u}",
+	};
+	struct side a;
+
+	open_side(&a, (struct options){0});
+	struct address own = address_of_side(&a);
+
+	bring_up(&a, &own);
+	close_side(&a);
+	/* The last device has been closed: the file is as it should be, without a flush. */
+	read_trace(&trace, path);
+	CHECK_EQUAL(trace.count, 7);
+	for (int i = 0; i < 7; i++) {
+		char text[200];
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+		snprintf(text, sizeof(text), expected[i], own.qpn);
+#pragma GCC diagnostic pop
+		if (!strstr(trace.lines[i], text)) {
+			fprintf(stderr, "expected %s in %s\n", text, trace.lines[i]);
+			exit(1);
+		}
+	}
+	CHECK_EQUAL(number(trace.lines[0], "pid"), getpid());
+	CHECK(is(trace.lines[0], "device", "embedded0"));
+	forget_trace(&trace);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
+	STEP(in_child(operations));
+	STEP(in_child(failures));
+	STEP(in_child(shared));
+	STEP(in_child(datagrams));
+	STEP(in_child(extended_calls));
+	STEP(in_child(overrun));
+	STEP(in_child(late));
+	STEP(in_child(life));
+	CHECK_EQUAL(rmdir(folder), 0);
+	return 0;
+}

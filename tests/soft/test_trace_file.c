@@ -1,0 +1,562 @@
+/* The file of a trace: where it is, what ends it, and that nothing which happens to it, or to the
+ * process, does harm. */
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "trace_side.h"
+
+static char folder[64], path[128], other[160];
+static struct trace trace;
+
+/* So many writes; two lines each. */
+static void work(struct side *a, const struct side *b, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++) {
+		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i,
+						     .length = 8, .remote = (uintptr_t)b->memory,
+						     .rkey = b->mr->rkey}), 0);
+		expect_wc(a, i, IBV_WC_SUCCESS);
+	}
+}
+
+static void one_run(unsigned count)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	work(&a, &b, count);
+	close_pair(&a, &b);
+}
+
+static size_t count_type(const char *type)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < trace.count; i++)
+		count += is_type(trace.lines[i], type);
+	return count;
+}
+
+static void write_file(const char *text, size_t length)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(write(fd, text, length), length);
+	close(fd);
+}
+
+/* ---- whole processes ------------------------------------------------------------------------- */
+
+/* Its wait status. */
+static int in_child(void (*run)(void))
+{
+	int status;
+
+	fflush(NULL);
+	pid_t child = fork();
+
+	if (!child) {
+		limit_seconds(60);
+		run();
+		exit(0);
+	}
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	return status;
+}
+
+static void expect_well(void (*run)(void))
+{
+	CHECK_EQUAL(in_child(run), 0);
+}
+
+static void read_anew(void)
+{
+	read_trace(&trace, path);
+}
+
+static void drop(void)
+{
+	forget_trace(&trace);
+	unlink(path);
+}
+
+/* ---- begin and end --------------------------------------------------------------------------- */
+
+static void nothing_without_being_asked(void)
+{
+	one_run(3);
+	aiordma_trace_flush();
+	aiordma_trace_stop();
+	CHECK(access(path, F_OK));
+}
+
+static void started_and_stopped(void)
+{
+	char used[8];
+	struct stat status;
+
+	start_trace(path);
+	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), EBUSY);
+	one_run(3);
+	aiordma_trace_stop();
+	aiordma_trace_stop();
+	one_run(3); /* nobody looks */
+	read_anew();
+	CHECK_EQUAL(count_type("trace"), 1);
+	CHECK_EQUAL(count_type("post_send"), 3);
+	CHECK_EQUAL(count_type("completion"), 3);
+	CHECK(is_type(trace.lines[trace.count - 1], "end") &&
+	      !field(trace.lines[trace.count - 1], "error"));
+	forget_trace(&trace);
+	CHECK_EQUAL(stat(path, &status), 0);
+	CHECK_EQUAL(status.st_mode & 0777, 0600); /* nobody else's eyes */
+	/* Another one goes behind it. */
+	start_trace(path);
+	one_run(2);
+	aiordma_trace_stop();
+	read_anew();
+	CHECK_EQUAL(count_type("trace"), 2);
+	CHECK_EQUAL(count_type("post_send"), 5);
+	drop();
+}
+
+static void by_the_environment(void)
+{
+	char name[200];
+
+	snprintf(name, sizeof(name), "%s/%%p.%%p", folder);
+	snprintf(path, sizeof(path), "%s/%d.%d", folder, (int)getpid(), (int)getpid());
+	CHECK_EQUAL(setenv("AIORDMA_TRACE", "", 1), 0);
+	one_run(1);
+	CHECK_EQUAL(setenv("AIORDMA_TRACE", name, 1), 0);
+	one_run(1);
+	one_run(2); /* the same trace */
+	read_anew();
+	CHECK_EQUAL(count_type("trace"), 1);
+	CHECK_EQUAL(count_type("post_send"), 3);
+	forget_trace(&trace);
+	aiordma_trace_stop();
+	one_run(1); /* it was stopped, and stays so */
+	read_anew();
+	CHECK_EQUAL(count_type("post_send"), 3);
+	CHECK(is_type(trace.lines[trace.count - 1], "end"));
+	drop();
+}
+
+/* The end of the process is the end of the trace. */
+static void leave_with_an_open_device(void)
+{
+	static struct side a, b;
+
+	start_trace(path);
+	open_pair(&a, &b, (struct options){0});
+	work(&a, &b, 4);
+}
+
+static void exit_ends_it(void)
+{
+	CHECK_EQUAL(in_child(leave_with_an_open_device), 0);
+	read_anew();
+	CHECK_EQUAL(count_type("post_send"), 4);
+	CHECK(is_type(trace.lines[trace.count - 1], "end"));
+	drop();
+}
+
+/* ---- what was in the file -------------------------------------------------------------------- */
+
+static void behind_what_is_there(void)
+{
+	static const struct {
+		const char *text;
+		size_t length, zeros, lines;
+	} befores[] = {
+		{"{\"before\":1}\n", 13, 0, 1},
+		{"{\"before\":1}\n", 13, 300000, 1}, /* killed */
+		{"{\"before\":1}\n{\"bef", 18, 5000, 2}, /* in the middle of a line */
+		{"", 0, 70000, 0},
+	};
+
+	for (size_t i = 0; i < sizeof(befores) / sizeof(befores[0]); i++) {
+		write_file(befores[i].text, befores[i].length);
+		CHECK_EQUAL(truncate(path, (off_t)(befores[i].length + befores[i].zeros)), 0);
+		start_trace(path);
+		one_run(2);
+		aiordma_trace_stop();
+		read_anew();
+		CHECK_EQUAL(strlen(trace.lines[trace.count - 1]) +
+			    (size_t)(trace.lines[trace.count - 1] - trace.text) + 1, trace.size);
+		CHECK_EQUAL(count_type("post_send"), 2);
+		CHECK(is_type(trace.lines[befores[i].lines], "trace"));
+		if (befores[i].lines)
+			CHECK(!strcmp(trace.lines[0], "{\"before\":1}"));
+		drop();
+	}
+}
+
+/* Longer than a window, several times. */
+static void long_ones(void)
+{
+	start_trace(path);
+	one_run(8000);
+	aiordma_trace_stop();
+	read_anew();
+	CHECK(trace.size > 5 * 256 * 1024);
+	uint64_t request = 0;
+
+	for (size_t i = 0; i < trace.count; i++) {
+		CHECK(trace.lines[i][0] == '{' &&
+		      trace.lines[i][strlen(trace.lines[i]) - 1] == '}');
+		if (is_type(trace.lines[i], "post_send")) {
+			CHECK(number(trace.lines[i], "request") > request);
+			request = number(trace.lines[i], "request");
+		}
+	}
+	CHECK_EQUAL(count_type("post_send"), 8000);
+	CHECK_EQUAL(count_type("completion"), 8000);
+	drop();
+}
+
+/* ---- several processes ----------------------------------------------------------------------- */
+
+static void another(void)
+{
+	char used[160];
+
+	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), 0);
+	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
+	CHECK(!strcmp(used, other));
+	one_run(1);
+	aiordma_trace_stop();
+	CHECK_EQUAL(unlink(other), 0);
+}
+
+static void by_environment(void)
+{
+	CHECK_EQUAL(setenv("AIORDMA_TRACE", path, 1), 0);
+	one_run(7);
+	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
+	read_trace(&trace, other);
+	CHECK_EQUAL(count_type("post_send"), 7);
+	forget_trace(&trace);
+	CHECK_EQUAL(unlink(other), 0);
+}
+
+static void in_silence(void)
+{
+	one_run(3);
+	aiordma_trace_flush();
+	aiordma_trace_stop();
+}
+
+/* The child of a fork does not write into its parent's trace, whatever it does; it may have one. */
+static void children(void)
+{
+	start_trace(path);
+	expect_well(in_silence);
+	expect_well(another);
+	expect_well(by_environment);
+	one_run(1);
+	aiordma_trace_stop();
+	read_anew();
+	CHECK_EQUAL(count_type("trace"), 1);
+	CHECK_EQUAL(count_type("post_send"), 1);
+	CHECK_EQUAL(count_type("end"), 1);
+	drop();
+}
+
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
+static struct side inherited[2];
+
+static void use_inherited(void)
+{
+	in_silence();
+	another();
+	by_environment();
+	/* What may be done with its parent's objects: ibv_fork_init(3). */
+	CHECK_EQUAL(verbs->ibv_destroy_qp(inherited[0].qp), 0);
+	_exit(0);
+}
+
+/* The same in the middle of the work. */
+static void children_of_the_engine(void)
+{
+	start_trace(path);
+	open_pair(&inherited[0], &inherited[1], (struct options){0});
+	work(&inherited[0], &inherited[1], 1);
+	expect_well(use_inherited);
+	work(&inherited[0], &inherited[1], 1);
+	read_anew();
+	CHECK_EQUAL(count_type("trace"), 1);
+	CHECK_EQUAL(count_type("post_send"), 2);
+	CHECK_EQUAL(count_type("destroy_qp"), 0);
+	CHECK_EQUAL(count_type("end"), 0);
+	close_pair(&inherited[0], &inherited[1]);
+	aiordma_trace_stop();
+	drop();
+}
+#endif
+
+/* ---- killed ---------------------------------------------------------------------------------- */
+
+enum { BEFORE_DEATH = 1000 };
+
+static int deadly;
+
+static void die(void)
+{
+	static struct side a, b;
+
+	start_trace(path);
+	open_pair(&a, &b, (struct options){0});
+	work(&a, &b, BEFORE_DEATH);
+	signal(deadly, SIG_DFL);
+	raise(deadly);
+}
+
+/* Nothing is lost: the kernel has the lines as soon as they are written. */
+static void killed(void)
+{
+	static const int signals[] = {SIGKILL, SIGTERM, SIGSEGV, SIGABRT};
+
+	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+		deadly = signals[i];
+		int status = in_child(die);
+
+		CHECK(!WIFEXITED(status) || WEXITSTATUS(status)); /* a sanitizer exits */
+		read_anew();
+		CHECK_EQUAL(count_type("post_send"), BEFORE_DEATH);
+		CHECK_EQUAL(count_type("completion"), BEFORE_DEATH);
+		CHECK_EQUAL(count_type("end"), 0);
+		CHECK(is_type(trace.lines[trace.count - 1], "completion"));
+		drop();
+	}
+}
+
+/* ---- files that will not do ------------------------------------------------------------------- */
+
+static void refused(const char *name, int error)
+{
+	char used[160] = "";
+
+	CHECK_EQUAL(aiordma_trace_start(name, used, sizeof(used)), error);
+	CHECK_EQUAL(used[0], '\0');
+	/* By the environment, no device can be opened; it is said on the standard error output. */
+	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
+	int kept = dup(2), pipes[2];
+	char said[400] = "";
+
+	CHECK_EQUAL(pipe(pipes), 0);
+	CHECK_EQUAL(dup2(pipes[1], 2), 2);
+	CHECK_EQUAL(setenv("AIORDMA_TRACE", name, 1), 0);
+	errno = 0;
+	struct ibv_context *context = verbs->ibv_open_device(list[0]);
+	int found = errno;
+
+	CHECK_EQUAL(unsetenv("AIORDMA_TRACE"), 0);
+	CHECK_EQUAL(dup2(kept, 2), 2);
+	CHECK(read(pipes[0], said, sizeof(said) - 1) > 0);
+	CHECK(!context);
+	CHECK_EQUAL(found, error);
+	CHECK(strstr(said, "aiordma: AIORDMA_TRACE=") == said);
+	close(kept);
+	close(pipes[0]);
+	close(pipes[1]);
+	verbs->ibv_free_device_list(list);
+	one_run(1); /* and nothing has been broken */
+}
+
+static void impossible_files(void)
+{
+	char longest[5000];
+
+	refused(folder, EISDIR);
+	snprintf(other, sizeof(other), "%s/nowhere/trace", folder);
+	refused(other, ENOENT);
+	refused("/dev/null", ESPIPE);
+	snprintf(other, sizeof(other), "%s/fifo", folder);
+	CHECK_EQUAL(mkfifo(other, 0600), 0);
+	refused(other, ESPIPE);
+	CHECK_EQUAL(unlink(other), 0);
+	memset(longest, 'a', sizeof(longest));
+	longest[sizeof(longest) - 1] = '\0';
+	refused(longest, ENAMETOOLONG);
+	/* Both names are taken. */
+	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
+	int first = open(path, O_CREAT | O_RDWR, 0600), second = open(other, O_CREAT | O_RDWR, 0600);
+
+	CHECK_EQUAL(flock(first, LOCK_EX), 0);
+	CHECK_EQUAL(flock(second, LOCK_EX), 0);
+	refused(path, EWOULDBLOCK);
+	close(first);
+	close(second);
+	unlink(other);
+	unlink(path);
+}
+
+static void limit_files(rlim_t bytes)
+{
+	const struct rlimit limit = {bytes, RLIM_INFINITY};
+
+	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+/* As when the disk is full: there is no room for the first window. */
+static void no_room(void)
+{
+	limit_files(100000);
+	refused(path, EFBIG);
+	limit_files(RLIM_INFINITY);
+	unlink(path);
+}
+
+/* ... or for a later one: the trace ends, and says so; the work goes on. */
+static void no_more_room(void)
+{
+	struct side a, b;
+
+	limit_files(300000);
+	start_trace(path);
+	open_pair(&a, &b, (struct options){0});
+	work(&a, &b, 3000);
+	close_pair(&a, &b);
+	aiordma_trace_flush();
+	aiordma_trace_stop();
+	limit_files(RLIM_INFINITY);
+	read_anew();
+	CHECK(trace.size > 200000 && trace.size <= 300000);
+	CHECK(is_type(trace.lines[trace.count - 1], "end"));
+	CHECK(is(trace.lines[trace.count - 1], "error", "File too large"));
+	CHECK_EQUAL(count_type("end"), 1);
+	CHECK(is_type(trace.lines[trace.count - 2], "completion") ||
+	      is_type(trace.lines[trace.count - 2], "post_send"));
+	/* Another one may begin. */
+	forget_trace(&trace);
+	unlink(path);
+	start_trace(path);
+	one_run(1);
+	aiordma_trace_stop();
+	read_anew();
+	CHECK_EQUAL(count_type("completion"), 1);
+	drop();
+}
+
+/* Somebody cuts the file short: the pages that lines are copied to are gone, which is SIGBUS. */
+static void cut_short(void)
+{
+	struct side a, b;
+
+	start_trace(path);
+	open_pair(&a, &b, (struct options){0});
+	work(&a, &b, 500);
+	CHECK_EQUAL(truncate(path, 0), 0);
+	work(&a, &b, 500);
+	close_pair(&a, &b);
+	CHECK_EQUAL(truncate(path, 0), 0);
+	start_trace(path); /* it was over */
+	one_run(1);
+	aiordma_trace_stop();
+	read_anew();
+	CHECK_EQUAL(count_type("completion"), 1);
+	drop();
+}
+
+static int told;
+static int foreign_fd;
+
+static void own_handler(int signal)
+{
+	told++;
+	CHECK_EQUAL(signal, SIGBUS);
+	CHECK_EQUAL(ftruncate(foreign_fd, 4096), 0); /* now it is there */
+}
+
+static void own_handler_with_information(int signal, siginfo_t *info, void *context)
+{
+	CHECK(info && context);
+	own_handler(signal);
+}
+
+/* Bytes of a file that is too short. */
+static void touch_foreign(void)
+{
+	FILE *file = tmpfile();
+
+	CHECK(file);
+	foreign_fd = fileno(file);
+	volatile char *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, foreign_fd, 0);
+
+	CHECK(memory != MAP_FAILED);
+	memory[0] = 1;
+	munmap((void *)(uintptr_t)memory, 4096);
+	fclose(file);
+}
+
+/* A SIGBUS that has nothing to do with the trace is the application's. */
+static void foreign(void)
+{
+	struct sigaction action = {.sa_handler = own_handler}, now;
+
+	CHECK_EQUAL(sigaction(SIGBUS, &action, NULL), 0);
+	start_trace(path);
+	touch_foreign();
+	CHECK_EQUAL(told, 1);
+	aiordma_trace_stop();
+	action.sa_sigaction = own_handler_with_information;
+	action.sa_flags = SA_SIGINFO;
+	CHECK_EQUAL(sigaction(SIGBUS, &action, NULL), 0);
+	start_trace(path);
+	touch_foreign();
+	CHECK_EQUAL(told, 2);
+	aiordma_trace_stop();
+	CHECK_EQUAL(sigaction(SIGBUS, NULL, &now), 0);
+	CHECK(now.sa_sigaction == own_handler_with_information);
+	/* One that came later stays. */
+	start_trace(path);
+	CHECK_EQUAL(sigaction(SIGBUS, &action, NULL), 0);
+	aiordma_trace_stop();
+	CHECK_EQUAL(sigaction(SIGBUS, NULL, &now), 0);
+	CHECK(now.sa_sigaction == own_handler_with_information);
+	unlink(path);
+}
+
+static void foreign_and_deadly(void)
+{
+	signal(SIGBUS, SIG_DFL);
+	start_trace(path);
+	touch_foreign();
+}
+
+static void default_action(void)
+{
+	int status = in_child(foreign_and_deadly);
+
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	unlink(path);
+}
+
+int main(void)
+{
+	limit_seconds(110);
+	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
+	STEP(expect_well(nothing_without_being_asked));
+	STEP(expect_well(started_and_stopped));
+	STEP(expect_well(by_the_environment));
+	STEP(exit_ends_it());
+	STEP(expect_well(behind_what_is_there));
+	STEP(expect_well(long_ones));
+	STEP(expect_well(children));
+#ifndef __SANITIZE_THREAD__
+	STEP(expect_well(children_of_the_engine));
+#endif
+	STEP(killed());
+	STEP(expect_well(impossible_files));
+	STEP(expect_well(no_room));
+	STEP(expect_well(no_more_room));
+	STEP(expect_well(cut_short));
+	STEP(expect_well(foreign));
+	STEP(default_action());
+	CHECK_EQUAL(rmdir(folder), 0);
+	return 0;
+}
