@@ -43,6 +43,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	/* Never transmitted, or acknowledged before: on a lossy link that is said again. */
 	if (count > unanswered(qp, first))
 		return qp->link->lossy;
+	uint32_t before = count;
+
 	for (; count; count--) {
 		soft_requester_pass(qp);
 		if (soft_send_is_read(soft_send_at(qp, qp->sq.oldest)))
@@ -53,7 +55,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
 	if (count && !qp->link->lossy)
 		return false;
-	after_completion(qp);
+	if (count != before)
+		after_completion(qp);
 	if (count && qp->ibv.state != IBV_QPS_ERR)
 		soft_requester_missed(qp);
 	return true;

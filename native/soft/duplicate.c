@@ -8,13 +8,6 @@
  */
 #include "link.h"
 
-#define HALF_OF_ALL_PSNS (1u << 23)
-
-static bool is_before(uint32_t psn, uint32_t other)
-{
-	return ((psn - other) & SOFT_PSN_MASK) >= HALF_OF_ALL_PSNS;
-}
-
 /* Answers from this PSN on that have not gone out: they will all be asked for again. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
@@ -23,7 +16,7 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	uint32_t tail = responder->response_head;
 
 	while (tail != responder->response_tail &&
-	       is_before(responder->responses[tail & responder->response_mask].psn, psn))
+	       soft_psn_before(responder->responses[tail & responder->response_mask].psn, psn))
 		tail++;
 	if (tail == responder->response_head && tail != responder->response_tail) {
 		/* A frame that the wire has in part must be finished; it is then the last one. */
@@ -83,10 +76,8 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 static void acknowledge_again(struct soft_qp *qp)
 {
-	const struct soft_plan plan = {.response = qp->responder.response_head};
-
 	/* As if the last one had not been told. */
-	qp->responder.acked = soft_psn_add(soft_responder_done(qp, &plan), SOFT_PSN_MASK);
+	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_link_output(qp->link);
 }
 
@@ -105,7 +96,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	struct soft_responder *responder = &qp->responder;
 	uint32_t offset = responder->active ? responder->offset : 0;
 
-	if (is_before(frame->psn, responder->psn)) {
+	if (soft_psn_before(frame->psn, responder->psn)) {
 		answer_again(qp, frame);
 	} else if (frame->psn != responder->psn || frame->offset + frame->length > offset) {
 		if (!responder->resend_wanted)

@@ -211,7 +211,7 @@ static void plan_after(struct soft_plan *plan, const struct soft_outgoing *out)
 	if (is_answer(out) && out->index == plan->response) {
 		plan->response_offset = out->last ? 0 : plan->response_offset + frame->length;
 		plan->response += out->last;
-		if (out->last)
+		if (out->last && soft_psn_before(plan->acked, frame->psn))
 			plan->acked = frame->psn;
 	} else if (frame->opcode < SOFT_ACK && out->index == plan->next &&
 		   frame->offset == plan->next_offset) {
@@ -388,7 +388,10 @@ void soft_link_write_end(struct soft_link *link)
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_uc(link->qp) ? 0 : SOFT_FRAME_ACK,
 		};
-		const struct soft_plan plan = {.response = link->qp->responder.response_head};
+		const struct soft_plan plan = {
+			.response = link->qp->responder.response_head,
+			.acked = link->qp->responder.acked,
+		};
 
 		frame.ack = soft_responder_done(link->qp, &plan);
 		soft_frame_encode(link->header, &frame);

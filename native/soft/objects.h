@@ -468,6 +468,12 @@ static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
 	return (psn + count) & SOFT_PSN_MASK;
 }
 
+/* In the half of the circle behind: IBTA 9.7.4.1.2. */
+static inline bool soft_psn_before(uint32_t psn, uint32_t other)
+{
+	return ((psn - other) & SOFT_PSN_MASK) >= 1u << 23;
+}
+
 static inline struct soft_send *soft_send_at(const struct soft_qp *qp, uint32_t index)
 {
 	return &qp->sq.slots[index & qp->sq.mask];

@@ -434,7 +434,16 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *p
 				responder->psn :
 				response_at(qp, plan->response)->psn;
 
-	return soft_psn_add(next, SOFT_PSN_MASK);
+	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
+
+	/* The oldest answer may be one that is given again. */
+	return soft_psn_before(done, plan->acked) ? plan->acked : done;
+}
+
+/* An answer acknowledges: IBTA 9.7.5.1.2. */
+static uint32_t acked_with(uint32_t acked, uint32_t psn)
+{
+	return soft_psn_before(acked, psn) ? psn : acked;
 }
 
 bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out)
@@ -460,7 +469,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 	if (out->last) {
 		plan->response++;
 		plan->response_offset = 0;
-		plan->acked = response->psn;
+		plan->acked = acked_with(plan->acked, response->psn);
 	} else {
 		plan->response_offset += length;
 	}
@@ -476,7 +485,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 	if (out->last) {
 		responder->response_head++;
 		responder->response_offset = 0;
-		responder->acked = out->frame.psn; /* an answer acknowledges: IBTA 9.7.5.1.2 */
+		responder->acked = acked_with(responder->acked, out->frame.psn);
 	} else {
 		responder->response_offset += out->frame.length;
 	}
