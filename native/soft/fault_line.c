@@ -171,16 +171,22 @@ static void deliver(struct soft_fault_line *line, struct packet *packet)
 		soft_link_release(link);
 }
 
-/* What is due is taken in; the line may be gone after this. */
-static void run(struct soft_fault_line *line)
+/* What is due is taken in, by a busy line. */
+static void take_due(struct soft_fault_line *line)
 {
-	line->busy = true;
 	while (line->link && line->first && is_due(line->first)) {
 		struct packet *packet = take_first(line);
 
 		deliver(line, packet);
 		free(packet);
 	}
+}
+
+/* The line may be gone after this. */
+static void run(struct soft_fault_line *line)
+{
+	line->busy = true;
+	take_due(line);
 	line->busy = false;
 	if (!line->link) {
 		empty(line);
@@ -196,8 +202,12 @@ static void run(struct soft_fault_line *line)
 	}
 }
 
+/* By a busy line: what has come before is not undone. */
 static void cut(struct soft_fault_line *line)
 {
+	take_due(line);
+	if (!line->link)
+		return;
 	soft_fault_counts.cut++;
 	soft_link_finish(line->link, ECONNRESET);
 }
@@ -206,10 +216,10 @@ static void link_due(struct soft_timer *timer)
 {
 	struct soft_fault_line *line = soft_container(timer, struct soft_fault_line, timer);
 
+	line->busy = true;
 	if (line->doomed && line->input >= soft_faults.cut_after)
 		cut(line);
-	else
-		run(line);
+	run(line);
 }
 
 /* A whole frame. */

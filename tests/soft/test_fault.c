@@ -1,0 +1,672 @@
+/* Faults on command: each kind strikes where the plan says, the counts tell it, and the same seed
+ * strikes at the same places.  test_fault_traffic.c has what reliable connections make of it. */
+#include "fault_side.h"
+
+#include "fault.h"
+#include "ud_side.h"
+
+/* ---- plans --------------------------------------------------------------------------------- */
+
+static void wrong_plans(void)
+{
+	static const struct {
+		const char *text, *error;
+	} cases[] = {
+		{"", "'': there is no such part"},
+		{"losses=1", "'losses=1': there is no such part; those are seed, loss"},
+		{"los=1", "'los=1': there is no such part"},
+		{"seed=1,loss", "'loss': a value is expected"},
+		{"loss=0.1,seed=2,loss=0.2", "'loss=0.2': it is there twice"},
+		{"loss=", "'loss=': a probability"},
+		{"loss=1.1", "'loss=1.1': a probability"},
+		{"loss=-1", "'loss=-1': a probability"},
+		{"loss=.", "'loss=.': a probability"},
+		{"loss=1%", "'loss=1%': a probability"},
+		{"cut=@0", "'cut=@0': a probability"},
+		{"cut=@5-3", "'cut=@5-3': a probability"},
+		{"cut=@", "'cut=@': a probability"},
+		{"rnr=0.5@1-2-3", "'rnr=0.5@1-2-3': a probability"},
+		{"delay=2", "'delay=2': a time is expected"},
+		{"delay=2 ms", "'delay=2 ms': a time is expected"},
+		{"jitter=2h", "'jitter=2h': a time is expected"},
+		{"jitter=3601s", "'jitter=3601s': a time is expected"},
+		{"rate=0", "'rate=0': at least a byte a second"},
+		{"rate=10mb", "'rate=10mb': bytes are expected"},
+		{"cut_after=99999999999GB", "'cut_after=99999999999GB': bytes are expected"},
+		{"qp=0", "'qp=0': a number from 1"},
+		{"qp=4294967296", "'qp=4294967296': a number from 1"},
+		{"seed=18446744073709551616", "'seed=18446744073709551616': a number"},
+		{"seed=+1", "'seed=+1': a number"},
+		{"frames=some", "'frames=some': requests, answers or all"},
+	};
+	char error[256];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		CHECK_EQUAL(aiordma_embedded_faults(cases[i].text, error, sizeof(error)), EINVAL);
+		if (strncmp(error, cases[i].error, strlen(cases[i].error))) {
+			fprintf(stderr, "%s: \"%s\", expected \"%s...\"\n", cases[i].text, error,
+				cases[i].error);
+			exit(1);
+		}
+		CHECK(!soft_faults_set);
+	}
+}
+
+static void right_plans(void)
+{
+	plan("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
+	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,qp=12,cq=34");
+	CHECK(soft_faults_set);
+	CHECK_EQUAL(soft_faults.seed, 7);
+	CHECK(soft_faults.when[SOFT_FAULT_LOSS].probability == 0.25);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_LOSS].first, 3);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_LOSS].last, 9);
+	CHECK(soft_faults.when[SOFT_FAULT_DUPLICATE].probability == 1);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DUPLICATE].first, 4);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DUPLICATE].last, 4);
+	CHECK_EQUAL(soft_faults.frames, SOFT_FAULT_ANSWERS);
+	CHECK_EQUAL(soft_faults.delay_ns, 1500000);
+	CHECK_EQUAL(soft_faults.jitter_ns, 10000);
+	CHECK_EQUAL(soft_faults.rate, 10000000);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_CUT].first, 2);
+	CHECK(soft_faults.when[SOFT_FAULT_CUT].last == UINT64_MAX);
+	CHECK_EQUAL(soft_faults.cut_after, 65536);
+	CHECK(soft_faults.when[SOFT_FAULT_RNR].probability == 1);
+	CHECK_EQUAL(soft_faults.qp_num, 12);
+	CHECK_EQUAL(soft_faults.cq, 34);
+	no_plan();
+	CHECK(!soft_faults_set);
+}
+
+/* As often as asked for, and other places with another seed. */
+static void chance(void)
+{
+	enum { MANY = 100000 };
+	unsigned struck[3] = {0}, same = 0;
+
+	for (unsigned seed = 0; seed < 3; seed++) {
+		plan("seed=%u,loss=0.3", seed);
+		for (unsigned i = 1; i <= MANY; i++)
+			struck[seed] += soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i);
+		CHECK(struck[seed] > MANY * 29 / 100 && struck[seed] < MANY * 31 / 100);
+	}
+	for (unsigned i = 1; i <= MANY; i++)
+		same += soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i) ==
+			soft_fault_strikes(SOFT_FAULT_LOSS, 2, 0, i, i);
+	CHECK(same < MANY * 60 / 100); /* 0.58 where they have nothing to do with each other */
+	no_plan();
+}
+
+/* ---- datagrams ----------------------------------------------------------------------------- */
+
+enum { DATAGRAMS = 60 };
+
+struct pair {
+	struct side a, b;
+	struct ibv_ah *ah;
+};
+
+static void open_datagrams(struct pair *pair)
+{
+	ud_open(&pair->a, (struct options){0});
+	ud_open(&pair->b, (struct options){0});
+	const struct address to = address_of_side(&pair->b);
+
+	CHECK(pair->ah = ud_path(&pair->a, &to, 0));
+}
+
+static void close_datagrams(struct pair *pair)
+{
+	CHECK_EQUAL(verbs->ibv_destroy_ah(pair->ah), 0);
+	close_pair(&pair->a, &pair->b);
+}
+
+static void send_datagram(struct pair *pair, uint32_t imm)
+{
+	CHECK_EQUAL(ud_post(&pair->a, (struct ud_request){
+					      .ah = pair->ah, .qpn = pair->b.qp->qp_num,
+					      .qkey = QKEY, .wr_id = 1, .length = 16,
+					      .with_imm = true, .imm = imm}), 0);
+	expect_wc(&pair->a, 1, IBV_WC_SUCCESS);
+}
+
+/* Which of many come, as a string of digits: how often each. */
+static void which_come(const char *text, char came[DATAGRAMS + 1])
+{
+	struct pair pair;
+	struct ibv_wc wc;
+
+	plan("%s", text);
+	open_datagrams(&pair);
+	memset(came, '0', DATAGRAMS);
+	came[DATAGRAMS] = 0;
+	for (uint32_t i = 0; i < DATAGRAMS; i++) {
+		for (unsigned n = 0; n < 2; n++)
+			CHECK_EQUAL(post_recv_at(&pair.b, 0, 0, 128), 0);
+		send_datagram(&pair, i);
+		/* Within a process they are there at once, or never. */
+		while (poll_cq(&pair.b, 1, &wc) == 1) {
+			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+			came[wc.imm_data]++;
+		}
+		CHECK_EQUAL(to_state(&pair.b, IBV_QPS_RESET), 0);
+		ud_bring_up(&pair.b, QKEY);
+	}
+	close_datagrams(&pair);
+	no_plan();
+}
+
+static void lost_and_doubled_datagrams(void)
+{
+	struct aiordma_fault_counts before = counts(), after;
+	char came[4][DATAGRAMS + 1];
+
+	which_come("loss=@3-5,duplicate=@7", came[0]);
+	CHECK(!strncmp(came[0], "11000121111111111111", 20));
+	after = counts();
+	CHECK_EQUAL(after.lost - before.lost, 3);
+	CHECK_EQUAL(after.duplicated - before.duplicated, 1);
+	which_come("seed=1,loss=0.3,duplicate=0.3", came[0]);
+	which_come("seed=1,loss=0.3,duplicate=0.3", came[1]);
+	which_come("seed=2,loss=0.3,duplicate=0.3", came[2]);
+	CHECK(!strcmp(came[0], came[1]));
+	CHECK(strcmp(came[0], came[2]));
+	CHECK(strchr(came[0], '0') && strchr(came[0], '1') && strchr(came[0], '2'));
+	which_come("loss=1", came[3]);
+	CHECK(!strchr(came[3], '1'));
+}
+
+static void late_datagrams(void)
+{
+	struct pair pair;
+
+	open_datagrams(&pair);
+	plan("delay=20ms,jitter=10ms");
+	for (unsigned n = 0; n < 8; n++)
+		CHECK_EQUAL(post_recv_at(&pair.b, n, 0, 128), 0);
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+	for (uint32_t i = 0; i < 8; i++)
+		send_datagram(&pair, i);
+	for (uint32_t i = 0; i < 8; i++)
+		CHECK_EQUAL(expect_wc(&pair.b, i, IBV_WC_SUCCESS).imm_data, i);
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 20000000);
+	/* Those that are under way when the receiver goes are forgotten. */
+	send_datagram(&pair, 9);
+	close_datagrams(&pair);
+	no_plan();
+}
+
+/* ---- connections --------------------------------------------------------------------------- */
+
+static struct request send_request(uint64_t wr_id, uint32_t length)
+{
+	return (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length};
+}
+
+/* Late, on a link that is up already and on one that comes up; in order, and nothing fails even if
+ * it is later than all retries of a lossy way would take. */
+static void late_frames(bool up_before)
+{
+	const struct options impatient = {.timeout = 1, .retry_cnt = 1};
+	struct aiordma_fault_counts before = counts();
+	struct side a, b;
+
+	if (!up_before)
+		plan("delay=20ms,jitter=5ms");
+	open_pair(&a, &b, impatient);
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
+	CHECK_EQUAL(post(&a, send_request(0, 8)), 0);
+	expect_wc(&b, 0, IBV_WC_SUCCESS);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	if (up_before)
+		plan("delay=20ms,jitter=5ms");
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+	for (unsigned i = 1; i < 8; i++) {
+		a.memory[0] = (uint8_t)i;
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+	}
+	for (unsigned i = 1; i < 8; i++) {
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(b.memory[64 * i], i);
+		CHECK(now_ns(CLOCK_MONOTONIC) - start >= 20000000);
+	}
+	for (unsigned i = 1; i < 8; i++)
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* there and back */
+	CHECK(counts().delayed - before.delayed >= 8);
+	CHECK_EQUAL(counts().retried, before.retried);
+	if (up_before) { /* what is under way when the plan goes comes before all that is new */
+		CHECK_EQUAL(post_recv_at(&b, 8, 0, 8), 0);
+		CHECK_EQUAL(post_recv_at(&b, 9, 8, 8), 0);
+		a.memory[0] = 8;
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8,
+						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+		soft_progress();
+		no_plan();
+		a.memory[0] = 9;
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
+						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+		expect_wc(&b, 8, IBV_WC_SUCCESS);
+		expect_wc(&b, 9, IBV_WC_SUCCESS);
+		CHECK_EQUAL(b.memory[0], 8);
+		CHECK_EQUAL(b.memory[8], 9);
+		expect_wc(&a, 8, IBV_WC_SUCCESS);
+		expect_wc(&a, 9, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+		CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
+		expect_wc(&b, 1, IBV_WC_SUCCESS);
+		expect_wc(&a, 1, IBV_WC_SUCCESS);
+	}
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* A plan that comes and goes in the middle of a long message, again and again. */
+static void in_the_middle(void)
+{
+	enum { LONG = 8 << 20 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = LONG});
+	fill(a.memory, LONG, 3);
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	CHECK_EQUAL(post(&a, send_request(1, LONG)), 0);
+	for (unsigned i = 0; i < 40; i++) {
+		if (i & 1)
+			no_plan();
+		else
+			plan("delay=%uus", i * 10);
+		soft_progress();
+	}
+	no_plan();
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory, LONG, 3));
+	close_pair(&a, &b);
+}
+
+/* A message that has come is received although its sender is gone by then; so is its end. */
+static void late_ends(bool killed)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(30);
+	if (process.child)
+		plan("delay=50ms");
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	CHECK_EQUAL(to_init(&side), 0);
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQUAL(post_recv_at(&side, i, 64 * i, 64), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	if (!process.child) {
+		CHECK_EQUAL(post(&side, send_request(7, 64)), 0);
+		expect_wc(&side, 7, IBV_WC_SUCCESS);
+		CHECK_EQUAL(post(&side, send_request(8, 64)), 0);
+		soft_progress();
+		meet(&process);
+		if (killed)
+			kill(getpid(), SIGKILL);
+		close_side(&side);
+		_exit(0);
+	}
+	expect_wc(&side, 0, IBV_WC_SUCCESS);
+	meet(&process);
+	CHECK_EQUAL(waitpid(process.child, NULL, 0), process.child);
+	expect_wc(&side, 1, IBV_WC_SUCCESS);
+	if (killed) {
+		expect_wc(&side, 2, IBV_WC_WR_FLUSH_ERR);
+		expect_event(&side, IBV_EVENT_QP_FATAL);
+	} else {
+		CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
+	}
+	close(process.fd);
+	close_side(&side);
+	no_plan();
+}
+
+/* No more than so many bytes in so much time. */
+static void slow_device(void)
+{
+	enum { LONG = 400000 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = LONG});
+	plan("rate=10MB");
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+	CHECK_EQUAL(post(&a, send_request(1, LONG)), 0);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* One request, one answer: found out by the other side's time. */
+static void one_lost_frame(const char *which)
+{
+	struct aiordma_fault_counts before = counts();
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.timeout = 8});
+	struct address peer = address_of_side(&b);
+
+	plan("loss=@2,frames=%s", which);
+	for (unsigned i = 0; i < 4; i++) {
+		CHECK_EQUAL(post(&a, (struct request){
+					     .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = i,
+					     .length = 8, .remote = peer.memory, .rkey = peer.rkey,
+					     .compare_add = 1}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
+	}
+	/* Of each connection, and this one has two ends here, of which one has requests to take in
+	 * and the other one answers. */
+	CHECK_EQUAL(counts().lost - before.lost, 1);
+	CHECK_EQUAL(counts().retried - before.retried, 1);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* Everything is lost: the error, after the retries, on the side that asked. */
+static void nothing_comes(void)
+{
+	struct aiordma_fault_counts before = counts();
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 3});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	plan("loss=1");
+	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
+	CHECK_EQUAL(post(&a, send_request(3, 8)), 0);
+	expect_wc(&a, 2, IBV_WC_RETRY_EXC_ERR);
+	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	CHECK_EQUAL(counts().retried - before.retried, 3);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* Of one queue pair alone. */
+static void one_queue_pair(void)
+{
+	struct side a, b, c, d;
+
+	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 1});
+	open_pair(&c, &d, (struct options){.timeout = 8, .retry_cnt = 1});
+	plan("loss=1,qp=%u", b.qp->qp_num);
+	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);
+	expect_wc(&c, 1, IBV_WC_SUCCESS);
+	expect_wc(&d, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	close_pair(&a, &b);
+	close_pair(&c, &d);
+	no_plan();
+}
+
+static void send_uc(struct side *side, uint32_t length, uint32_t imm)
+{
+	fill(side->memory, length, imm);
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 9,
+						.length = length, .imm = imm}), 0);
+	expect_wc(side, 9, IBV_WC_SUCCESS);
+}
+
+static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
+{
+	struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.imm_data, imm);
+	CHECK_EQUAL(wc.byte_len, length);
+	CHECK(filled(side->memory, length, imm));
+	CHECK_EQUAL(post_recv_at(side, 1, 0, side->options.memory), 0);
+}
+
+/* What unreliable connections lose is lost: the rest of a message of which a part is missing too.
+ * What comes twice is received twice. */
+static void lost_on_uc(void)
+{
+	enum { LONG = 600000 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.uc = true, .memory = LONG});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	send_uc(&a, 8, 1);
+	receive_uc(&b, 8, 1);
+	plan("loss=@3");
+	send_uc(&a, 8, 2);
+	receive_uc(&b, 8, 2);
+	send_uc(&a, LONG, 3); /* its second frame is the third one */
+	send_uc(&a, 8, 4);
+	receive_uc(&b, 8, 4);
+	plan("duplicate=@1");
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	send_uc(&a, LONG / 100, 5);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+static void cut_links(void)
+{
+	struct aiordma_fault_counts before = counts();
+	struct side a, b, c, d;
+
+	/* Of those that are there the first one... */
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	for (unsigned i = 0; i < 2; i++)
+		CHECK_EQUAL(post_recv_at(i ? &a : &b, 2, 0, 8), 0);
+	plan("cut=@1");
+	expect_wc(&a, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_event(&a, IBV_EVENT_QP_FATAL);
+	expect_event(&b, IBV_EVENT_QP_FATAL);
+	CHECK_EQUAL(counts().cut - before.cut, 1);
+	/* ...and no other one. */
+	open_pair(&c, &d, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);
+	expect_wc(&c, 1, IBV_WC_SUCCESS);
+	expect_wc(&d, 1, IBV_WC_SUCCESS);
+	close_pair(&c, &d);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+static void cut_after_bytes(void)
+{
+	enum { MESSAGE = 1000 };
+	struct side a, b;
+	struct ibv_wc wc;
+	unsigned came = 0;
+
+	open_pair(&a, &b, (struct options){0});
+	plan("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
+	for (unsigned i = 0; i < 20; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, MESSAGE), 0);
+	for (unsigned i = 0; i < 20; i++)
+		CHECK_EQUAL(post(&a, send_request(i, MESSAGE)), 0);
+	while ((wc = next_wc(&b)).status == IBV_WC_SUCCESS)
+		came++;
+	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(came, 9); /* with their headers */
+	while ((wc = next_wc(&a)).status == IBV_WC_SUCCESS)
+		;
+	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* So often, and then not any more; or more often than the requester puts up with. */
+static void not_ready(void)
+{
+	struct aiordma_fault_counts before = counts();
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.rnr_retry = 3});
+	struct address peer = address_of_side(&b);
+
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	plan("rnr=@2-4");
+	for (unsigned i = 0; i < 2; i++) {
+		CHECK_EQUAL(post(&a, i ? (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+							  .wr_id = i, .length = 8,
+							  .remote = peer.memory,
+							  .rkey = peer.rkey} :
+					 send_request(i, 8)), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(counts().not_ready - before.not_ready, 3);
+	plan("rnr=1");
+	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
+	expect_wc(&a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
+	CHECK_EQUAL(counts().not_ready - before.not_ready, 7);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* ---- on the spot --------------------------------------------------------------------------- */
+
+static void full_queues(void)
+{
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_pair(&a, &b, (struct options){0});
+	plan("overrun=@2,cq=%u", b.cq->handle);
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 0, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
+	expect_event(&b, IBV_EVENT_CQ_ERR);
+	expect_event(&b, IBV_EVENT_QP_FATAL);
+	CHECK_EQUAL(poll_cq(&b, 1, &wc), -1);
+	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
+	CHECK_EQUAL(counts().overruns, 1);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+static void registrations(void)
+{
+	static uint8_t memory[4096];
+	struct side side;
+	struct ibv_mr *mr;
+
+	open_side(&side, (struct options){0});
+	plan("register=@2");
+	for (unsigned i = 1; i <= 3; i++) {
+		errno = 0;
+		mr = verbs->ibv_reg_mr(side.pd, memory, sizeof(memory), ALL_RIGHTS);
+		CHECK_EQUAL(!mr, i == 2);
+		if (mr)
+			CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		else
+			CHECK_EQUAL(errno, ENOMEM);
+	}
+	CHECK_EQUAL(counts().registrations, 1);
+	close_side(&side);
+	no_plan();
+}
+
+/* ---- the environment ----------------------------------------------------------------------- */
+
+static void environment(const char *text, int error, const char *said)
+{
+	char heard[256] = "";
+	int fds[2];
+
+	CHECK_EQUAL(pipe(fds), 0);
+	struct process process = split();
+
+	if (!process.child) {
+		int count;
+
+		/* Its copy of the device has never been opened. */
+		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_FAULTS", text, 1), 0);
+		CHECK_EQUAL(dup2(fds[1], 2), 2);
+		struct ibv_device **list = verbs->ibv_get_device_list(&count);
+		struct ibv_context *context = verbs->ibv_open_device(list[0]);
+		int found = context ? 0 : errno;
+
+		tell(&process, &found, sizeof(found));
+		tell(&process, &soft_faults_set, sizeof(soft_faults_set));
+		_exit(0);
+	}
+	int found;
+	bool set;
+
+	hear(&process, &found, sizeof(found));
+	hear(&process, &set, sizeof(set));
+	CHECK_EQUAL(found, error);
+	CHECK_EQUAL(set, !error && *text);
+	close(fds[1]);
+	for (size_t have = 0, n = 1; n; have += n) {
+		ssize_t got = read(fds[0], heard + have, sizeof(heard) - 1 - have);
+
+		CHECK(got >= 0);
+		n = (size_t)got;
+	}
+	if (strcmp(heard, said)) {
+		fprintf(stderr, "%s: \"%s\", expected \"%s\"\n", text, heard, said);
+		exit(1);
+	}
+	close(fds[0]);
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(environment("", 0, ""));
+	STEP(environment("seed=3,loss=0.5", 0, ""));
+	STEP(environment("loss=x", EINVAL,
+			 "aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 to 1, an "
+			 "occurrence as @3, @3-5 or @3-, or both are expected\n"));
+	STEP(late_ends(false));
+	STEP(late_ends(true));
+	STEP(wrong_plans());
+	STEP(right_plans());
+	STEP(chance());
+	STEP(lost_and_doubled_datagrams());
+	STEP(late_datagrams());
+	STEP(late_frames(false));
+	STEP(late_frames(true));
+	STEP(in_the_middle());
+	STEP(slow_device());
+	STEP(one_lost_frame("requests"));
+	STEP(one_lost_frame("answers"));
+	STEP(nothing_comes());
+	STEP(one_queue_pair());
+	STEP(lost_on_uc());
+	STEP(cut_links());
+	STEP(cut_after_bytes());
+	STEP(not_ready());
+	STEP(full_queues());
+	STEP(registrations());
+	return 0;
+}
