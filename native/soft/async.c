@@ -92,6 +92,17 @@ static void note_taken(const struct ibv_async_event *event)
 	}
 }
 
+void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
+		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken)
+{
+	if (soft_context_inherited(context))
+		return;
+	pthread_mutex_lock(mutex);
+	while (*acknowledged != *taken)
+		pthread_cond_wait(cond, mutex);
+	pthread_mutex_unlock(mutex);
+}
+
 int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
 	struct soft_context *context = soft_context_of(ibv);

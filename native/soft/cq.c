@@ -184,8 +184,7 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 {
 	uint32_t kept = 0;
 
-	/* In the child of a fork a thread that is not there may have the lock. */
-	if (soft_context_of(cq->ibv.context)->incarnation != soft_engine_incarnation())
+	if (soft_context_inherited(soft_context_of(cq->ibv.context)))
 		return;
 	pthread_mutex_lock(&cq->lock);
 	for (uint32_t i = 0; i < cq->count; i++) {
@@ -367,6 +366,7 @@ int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
+	struct soft_context *context = soft_context_of(ibv->context);
 	struct soft_comp_channel *channel = channel_of(cq);
 	uint32_t taken = 0;
 
@@ -377,29 +377,26 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	}
 	soft_deferred_cancel(&cq->overrun_work);
 	soft_timer_stop(&cq->moderation_timer);
-	pthread_mutex_lock(&cq->lock);
-	set_armed(cq, SOFT_UNARMED);
-	pthread_mutex_unlock(&cq->lock);
-	if (channel) {
-		soft_comp_channel_forget(channel, cq);
-		taken = cq->events_taken;
+	if (!soft_context_inherited(context)) {
+		pthread_mutex_lock(&cq->lock);
+		set_armed(cq, SOFT_UNARMED);
+		pthread_mutex_unlock(&cq->lock);
+		if (channel) {
+			soft_comp_channel_forget(channel, cq);
+			taken = cq->events_taken;
+		}
 	}
-	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_async_forget(context, ibv);
 	soft_unlock();
 
-	/* Events that were taken must be acknowledged first: ibv_get_cq_event(3),
-	 * ibv_get_async_event(3). */
-	pthread_mutex_lock(&ibv->mutex);
-	while (ibv->comp_events_completed != taken ||
-	       ibv->async_events_completed != cq->async_events_taken)
-		pthread_cond_wait(&ibv->cond, &ibv->mutex);
-	pthread_mutex_unlock(&ibv->mutex);
-
+	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &taken);
+	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
+			&cq->async_events_taken);
 	soft_lock();
 	if (channel)
 		channel->ibv.refcnt--;
 	soft_unlock();
-	soft_context_release(soft_context_of(ibv->context));
+	soft_context_release(context);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	pthread_mutex_destroy(&cq->lock);

@@ -121,7 +121,7 @@ void soft_context_stop(struct soft_context *context)
 	soft_port_detach(context);
 	soft_channel_destroy(&context->async);
 	pthread_mutex_destroy(&context->extended.context.mutex);
-	if (context->incarnation == soft_engine_incarnation())
+	if (!soft_context_inherited(context))
 		soft_engine_put();
 }
 

@@ -81,6 +81,13 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
 	return soft_container(context, struct soft_context, extended.context);
 }
 
+/* Is this the child of a fork, and the context its parent's?  What hangs on that may only be dropped
+ * (ibv_fork_init(3)): threads that are not here may hold its locks, or owe acknowledgements. */
+static inline bool soft_context_inherited(const struct soft_context *context)
+{
+	return context->incarnation != soft_engine_incarnation();
+}
+
 /* Under the lock.  Release frees a closed context with its last child, after unlocking: so it is
  * called without the lock. */
 void soft_context_hold(struct soft_context *context);
@@ -129,6 +136,10 @@ void soft_addresses_unwatch(void);
 void soft_async_event(struct soft_context *context, const struct ibv_async_event *event);
 /* Forget those that the application has not taken yet, before their object goes. */
 void soft_async_forget(struct soft_context *context, const void *element);
+/* Wait, without the lock, until the application has acknowledged all events that it has taken of an
+ * object, whose members these are: ibv_get_async_event(3), ibv_get_cq_event(3). */
+void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
+		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken);
 
 /* ---- keys.c: what opens memory ------------------------------------------------------------- */
 

@@ -173,8 +173,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		soft_unlock();
 		return EBUSY; /* ibv_destroy_qp(3): attached to a multicast group */
 	}
-	if (soft_qp_is_ud(qp) &&
-	    soft_context_of(ibv->context)->incarnation == soft_engine_incarnation())
+	if (soft_qp_is_ud(qp) && !soft_context_inherited(soft_context_of(ibv->context)))
 		soft_datagram_release();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
@@ -188,11 +187,8 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
-	pthread_mutex_lock(&ibv->mutex);
-	while (ibv->events_completed != qp->async_events_taken) /* ibv_get_async_event(3) */
-		pthread_cond_wait(&ibv->cond, &ibv->mutex);
-	pthread_mutex_unlock(&ibv->mutex);
-
+	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			&ibv->events_completed, &qp->async_events_taken);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_batch_destroy(qp->batch);

@@ -182,11 +182,8 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_async_forget(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
-	pthread_mutex_lock(&ibv->mutex);
-	while (ibv->events_completed != srq->async_events_taken) /* ibv_get_async_event(3) */
-		pthread_cond_wait(&ibv->cond, &ibv->mutex);
-	pthread_mutex_unlock(&ibv->mutex);
-
+	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			&ibv->events_completed, &srq->async_events_taken);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_receive_queue_destroy(&srq->rq);

@@ -1,5 +1,6 @@
 /* Who does the work: the engine's thread when the application is busy, the application's threads
  * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
+#include "objects.h"
 #include "verbs_side.h"
 
 #include <dirent.h>
@@ -239,12 +240,50 @@ static void threads(void)
 		CHECK_EQUAL(pthread_join(thread[i], NULL), 0);
 }
 
+/* What other threads are in the middle of when one forks: a lock held while polling, and events
+ * taken that nobody in the child will acknowledge. */
+static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event *event)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK_EQUAL(a->context->ops.req_notify_cq(a->cq, 0), 0);
+	CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND}), 0); /* flushed */
+	CHECK_EQUAL(verbs->ibv_get_cq_event(a->channel, &cq, &context), 0);
+	CHECK_EQUAL(verbs->ibv_get_async_event(a->context, event), 0);
+	CHECK_EQUAL(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
+#ifndef __SANITIZE_THREAD__ /* it does not like locks to be destroyed that are held */
+	pthread_mutex_lock(&soft_cq_of(a->cq)->lock);
+	pthread_mutex_lock(&a->cq->mutex);
+	pthread_mutex_lock(&a->qp->mutex);
+	pthread_mutex_lock(&a->srq->mutex);
+#endif
+}
+
+static void end_it(struct side *a, struct ibv_async_event *event)
+{
+#ifndef __SANITIZE_THREAD__
+	pthread_mutex_unlock(&soft_cq_of(a->cq)->lock);
+	pthread_mutex_unlock(&a->cq->mutex);
+	pthread_mutex_unlock(&a->qp->mutex);
+	pthread_mutex_unlock(&a->srq->mutex);
+#endif
+	verbs->ibv_ack_cq_events(a->cq, 1);
+	verbs->ibv_ack_async_event(event);
+	close_side(a);
+}
+
 /* The child of a fork has none of its parent's device, can have one of its own, and may drop what
  * it inherited. */
 static void forking(void)
 {
-	struct side a, b;
+	struct ibv_async_event event;
+	struct side a, b, busy;
 
+	open_side(&busy, (struct options){.shared = 1});
+	bring_up(&busy, &(struct address){.qpn = 1});
+	begin_what_a_child_cannot_end(&busy, &event);
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
@@ -270,6 +309,7 @@ static void forking(void)
 		close_pair(&c, &d);
 #endif
 		close_pair(&a, &b);
+		close_side(&busy);
 		_exit(0);
 	}
 	int status;
@@ -282,6 +322,7 @@ static void forking(void)
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
+	end_it(&busy, &event);
 }
 
 int main(void)

@@ -1,0 +1,138 @@
+/* No wake-up is lost: two threads that sleep in ibv_get_cq_event between their messages, each with
+ * the other's as its only hope, while a third one changes the sizes and the moderation of their
+ * completion queues; classic ones and extended ones. */
+#include "extended_side.h"
+
+enum { ROUNDS = 3000 };
+
+static bool over;
+
+struct player {
+	struct side side;
+	bool begins, extended;
+	pthread_t thread;
+};
+
+/* What has come: receives, and the completions of sends. */
+struct counts {
+	int receives, sends;
+};
+
+static void note(struct counts *counts, enum ibv_wc_status status, uint64_t wr_id)
+{
+	CHECK_EQUAL(status, IBV_WC_SUCCESS);
+	if (wr_id == 1)
+		counts->receives++;
+	else
+		counts->sends++;
+}
+
+static void take(struct player *player, struct counts *counts)
+{
+	struct ibv_cq_ex *cq = as_extended(player->side.cq);
+	struct ibv_poll_cq_attr attr = {0};
+	struct ibv_wc wc;
+
+	if (!player->extended) {
+		while (poll_cq(&player->side, 1, &wc) == 1)
+			note(counts, wc.status, wc.wr_id);
+		return;
+	}
+	int rc = cq->start_poll(cq, &attr);
+
+	if (rc) {
+		CHECK_EQUAL(rc, ENOENT);
+		return;
+	}
+	do
+		note(counts, cq->status, cq->wr_id);
+	while (!cq->next_poll(cq));
+	cq->end_poll(cq);
+}
+
+/* Arm, look once more, sleep: ibv_get_cq_event(3). */
+static void await(struct player *player, struct counts *counts, int receives, int sends)
+{
+	struct side *side = &player->side;
+	struct ibv_cq *cq;
+	void *context;
+
+	for (;;) {
+		CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
+		take(player, counts);
+		if (counts->receives >= receives && counts->sends >= sends)
+			return;
+		CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+		CHECK(cq == side->cq);
+		verbs->ibv_ack_cq_events(cq, 1);
+	}
+}
+
+static void *play(void *argument)
+{
+	struct player *player = argument;
+	struct counts counts = {0};
+
+	for (int round = 1; round <= ROUNDS; round++) {
+		if (!player->begins)
+			await(player, &counts, round, 0);
+		CHECK_EQUAL(post_recv_at(&player->side, 1, 0, 8), 0);
+		CHECK_EQUAL(post(&player->side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+								 .length = 8}), 0);
+		if (player->begins)
+			await(player, &counts, round, round);
+	}
+	await(player, &counts, ROUNDS, ROUNDS);
+	return NULL;
+}
+
+/* 20 microseconds, or no wait at all. */
+static void *disturb(void *argument)
+{
+	struct player *players = argument;
+	struct ibv_modify_cq_attr attr = {.attr_mask = IBV_CQ_ATTR_MODERATE};
+
+	for (unsigned i = 0; !__atomic_load_n(&over, __ATOMIC_RELAXED); i++) {
+		struct ibv_cq *cq = players[i & 1].side.cq;
+
+		attr.moderate = (struct ibv_moderate_cq){(uint16_t)(i & 2), (uint16_t)(10 * (i & 2))};
+		CHECK_EQUAL(extended(cq->context)->modify_cq(cq, &attr), 0);
+		CHECK_EQUAL(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)), 0);
+		sched_yield();
+	}
+	return NULL;
+}
+
+static void ping_pong(bool is_extended)
+{
+	struct player players[2] = {{.begins = true, .extended = is_extended},
+				    {.extended = is_extended}};
+	pthread_t third;
+
+	over = false;
+	for (int i = 0; i < 2; i++) {
+		if (is_extended)
+			open_extended_side(&players[i].side, (struct options){0},
+					   (struct extras){.wc_flags = all_times});
+		else
+			open_side(&players[i].side, (struct options){0});
+	}
+	connect_pair(&players[0].side, &players[1].side);
+	CHECK_EQUAL(post_recv_at(&players[1].side, 1, 0, 8), 0);
+	CHECK_EQUAL(pthread_create(&third, NULL, disturb, players), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(pthread_create(&players[i].thread, NULL, play, &players[i]), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(pthread_join(players[i].thread, NULL), 0);
+	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
+	CHECK_EQUAL(pthread_join(third, NULL), 0);
+	close_pair(&players[0].side, &players[1].side);
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(ping_pong(false));
+	STEP(ping_pong(true));
+	return 0;
+}
