@@ -28,11 +28,13 @@ from ..errors import (
     WorkCompletionError,
 )
 from ..mr_pool import Buffer, LocalMemory, Region
+from .batch import Batch
 from .message import Message
 from .messages import Messages
 from .one_sided import OneSided, Remote, buffer_view
 from .sharing import RemoteRegion, Share, Sharing
 from .side import Side
+from .transfers import Progress
 from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class Connection:
         )
         self._queue.on_room = self._messages.pump
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
-        self._one_sided = OneSided(self._queue, driver.pool, self._sharing, self._check)
+        self._one_sided = OneSided(self._queue, self._messages, self._sharing, self._check)
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
@@ -206,8 +208,8 @@ class Connection:
         view = data.data if isinstance(data, Message) else buffer_view(data)
         if len(view) > self.max_message:
             raise MessageTooLongError(len(view), self.max_message)
-        if imm is not None and not 0 <= imm < 1 << 32:
-            raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
+        if imm is not None:
+            check_imm(imm)
         return len(view), self._messages.send(view, imm)
 
     async def recv(self) -> Message:
@@ -292,20 +294,46 @@ class Connection:
 
     # ---- one-sided operations ------------------------------------------------------------
 
-    async def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
+    async def write(
+        self,
+        source: LocalMemory | BufferLike,
+        target: Remote,
+        *,
+        imm: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Writes registered memory, or any buffer, to the peer's memory of the same length.
 
-        Returns when the bytes are in the peer's memory; its program is not told.  `source` must
-        not change until then.  RemoteRangeError before anything is posted when the range or the
-        right is not there.
+        Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
+        immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
+        `recv`, in its turn among the messages, and waits for room as they do.  `source` must not
+        change meanwhile.  Long transfers go in pieces, several under way at a time; `progress` is
+        called with the number of bytes that are there.  RemoteRangeError before anything is posted
+        when the range or the right is not there.
         """
-        await self._one_sided.write(source, target)
+        if imm is not None:
+            check_imm(imm)
+        await self._one_sided.write(source, target, imm, progress)
         self._statistics.writes += 1
 
-    async def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
-        """Reads the peer's memory into registered memory, or any writable buffer, as long."""
-        await self._one_sided.read(source, target)
+    async def read(
+        self,
+        source: Remote,
+        target: LocalMemory | BufferLike,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """Reads the peer's memory into registered memory, or any writable buffer, as long.
+
+        Pieces, `progress` and RemoteRangeError as with `write`.
+        """
+        await self._one_sided.read(source, target, progress)
         self._statistics.reads += 1
+
+    def batch(self) -> Batch:
+        """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
+        self._check()
+        return Batch(self._one_sided, self._queue, self._check)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
@@ -438,6 +466,11 @@ class Connection:
     def __del__(self) -> None:
         if self._root is None:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+
+
+def check_imm(imm: int) -> None:
+    if not 0 <= imm < 1 << 32:
+        raise ValueError(f"imm must be an unsigned 32-bit number, not {imm}")
 
 
 def check_lease(lease: float | None) -> None:

@@ -15,15 +15,25 @@ class Message:
     The memory is yours until `release`, the end of its `with`, or until the message is garbage;
     after that the message is inert (BufferStateError), while views taken before keep showing the
     same bytes for as long as they live.  `imm` is the sender's immediate data, or None.
+    `written` is None, but for the message, empty itself, that tells of a write with immediate
+    data: then it is the number of bytes that the last piece of that write had.
     """
 
-    __slots__ = ("_block", "_length", "_offset", "imm")
+    __slots__ = ("_block", "_length", "_offset", "imm", "written")
 
-    def __init__(self, block: Block | None, offset: int, length: int, imm: int | None) -> None:
+    def __init__(
+        self,
+        block: Block | None,
+        offset: int,
+        length: int,
+        imm: int | None,
+        written: int | None = None,
+    ) -> None:
         self._block = block
         self._offset = offset
         self._length = length
         self.imm = imm
+        self.written = written
 
     def __repr__(self) -> str:
         imm = "" if self.imm is None else f" imm={self.imm:#x}"

@@ -91,6 +91,9 @@ class FrameReceive:
     def done(self, byte_len: int) -> None:
         self.messages.received(self, byte_len)
 
+    def written(self, byte_len: int, imm: int) -> None:
+        self.messages.written(self, byte_len, imm)
+
     def release(self) -> None:
         self.block.release()
 
@@ -104,6 +107,22 @@ class Outgoing:
         self.view = view
         self.imm = imm
         self.future = future
+
+    def drop(self) -> None:
+        """It will not be sent."""
+
+
+class OutgoingWrite(Outgoing):
+    """A write with immediate data, which uses up a receive of the peer as a message does."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Work, future: asyncio.Future[None]) -> None:
+        super().__init__(memoryview(b""), None, future)
+        self.work = work
+
+    def drop(self) -> None:
+        self.work.release()
 
 
 class Offered:
@@ -206,7 +225,7 @@ class Messages:
         self._taken = 0
         self._refill = max(1, config.data_receives // 4)
         self._ended: BaseException | None = None
-        self._early: list[tuple[FrameReceive, int]] = []
+        self._early: list[tuple[FrameReceive, int, int | None]] = []
         self._drain_waiters: list[asyncio.Future[None]] = []
 
     # ---- bring-up ------------------------------------------------------------------------
@@ -229,8 +248,11 @@ class Messages:
             peer_control_receives=peer_control,
         )
         early, self._early = self._early, []
-        for receive, byte_len in early:
-            self.received(receive, byte_len)
+        for receive, byte_len, imm in early:
+            if imm is None:
+                self.received(receive, byte_len)
+            else:
+                self.written(receive, byte_len, imm)
 
     def _post_receive(self, block: Block) -> None:
         self._queue.post_receive(FrameReceive(self, block, self._config.eager_size))
@@ -244,12 +266,21 @@ class Messages:
         message back if it has not been posted yet, and nothing otherwise.
         """
         future: asyncio.Future[None] = self._loop.create_future()
-        outgoing = Outgoing(view, imm, future)
-        if self._waiting or not self._can_send():
+        self._send_in_turn(Outgoing(view, imm, future))
+        return future
+
+    def write(self, work: Work, future: asyncio.Future[None]) -> None:
+        """Posts a write with immediate data when its turn among the messages comes."""
+        self._send_in_turn(OutgoingWrite(work, future))
+
+    def _send_in_turn(self, outgoing: Outgoing) -> None:
+        if self._ended is not None:
+            outgoing.future.set_exception(self._waiter_error(self._ended))
+            outgoing.drop()
+        elif self._waiting or not self._can_send():
             self._waiting.append(outgoing)
         else:
             self._send(outgoing)
-        return future
 
     def send_control(
         self, message: protocol.Message, future: asyncio.Future[None] | None = None
@@ -268,6 +299,11 @@ class Messages:
         return credits is not None and credits.data_credits > 0 and self._queue.room > 0
 
     def _send(self, outgoing: Outgoing) -> None:
+        if isinstance(outgoing, OutgoingWrite):
+            assert self._credits is not None
+            self._credits.spend_data_without_header()
+            self._queue.post_frame(outgoing.work)
+            return
         view = outgoing.view
         length = view.nbytes
         try:
@@ -347,7 +383,9 @@ class Messages:
                 break
         while self._waiting and self._can_send():
             outgoing = self._waiting.popleft()
-            if not outgoing.future.done():
+            if outgoing.future.done():
+                outgoing.drop()
+            else:
                 self._send(outgoing)
         if credits.credit_frame_due and queue.control_room and self._ended is None:
             self._send_control_frame(FrameKind.CREDIT, b"", None)
@@ -359,7 +397,8 @@ class Messages:
     def received(self, receive: FrameReceive, byte_len: int) -> None:
         """A frame has arrived."""
         if self._credits is None:
-            self._early.append((receive, byte_len))  # the peer was quicker than our handshake
+            # The peer was quicker than our handshake.
+            self._early.append((receive, byte_len, None))
             return
         if self._ended is not None:
             receive.release()
@@ -385,6 +424,23 @@ class Messages:
         except ProtocolError as error:
             self._on_protocol_error(error)
             return
+        self.pump()
+
+    def written(self, receive: FrameReceive, byte_len: int, imm: int) -> None:
+        """The peer has written to memory of this side, and says so with immediate data."""
+        if self._credits is None:
+            self._early.append((receive, byte_len, imm))
+            return
+        if self._ended is not None:
+            receive.release()
+            return
+        try:
+            self._credits.received(FrameKind.DATA)
+        except ProtocolError as error:
+            receive.release()
+            self._on_protocol_error(error)
+            return
+        self._arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len), None))
         self.pump()
 
     def _control(self, message: protocol.Message) -> None:
@@ -550,6 +606,8 @@ class Messages:
         futures = [outgoing.future for outgoing in self._waiting]
         futures += [future for _, future in self._control_waiting if future is not None]
         futures += [offered.future for offered in self._offers.values()]
+        for outgoing in self._waiting:
+            outgoing.drop()
         self._waiting.clear()
         self._control_waiting.clear()
         for future in futures:
@@ -566,7 +624,7 @@ class Messages:
         for offered in self._offers.values():
             offered.mr.close()
         self._offers.clear()
-        for receive, _ in self._early:
+        for receive, _, _ in self._early:
             receive.release()
         self._early.clear()
         for block in self._spares:

@@ -7,16 +7,18 @@ peer's device refuses costs the connection, one that is refused here costs nothi
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
-from ..mr_pool import Block, LocalMemory, MemoryPool, Region
+from ..mr_pool import LocalMemory, Region
+from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
-from .work_queue import SIGNALED, Work, WorkQueue
+from .transfers import Atomic, Piece, Progress, Together
+from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -33,90 +35,6 @@ TRANSFER_SIZE = 8 << 20
 Opcode = verbs.WROpcode
 
 
-class Transfer(Work):
-    """One read or write of registered memory."""
-
-    __slots__ = ("future", "local")
-
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: int,
-        local: LocalMemory,
-        address: int,
-        length: int,
-        remote_address: int,
-        rkey: int,
-        future: asyncio.Future[None],
-    ) -> None:
-        super().__init__(kind, opcode, address, length, local.lkey, remote_address, rkey)
-        local.pin()
-        self.local = local
-        self.future = future
-
-    def done(self, byte_len: int) -> None:
-        self.local.unpin()
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def failed(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def release(self) -> None:
-        self.local.unpin()
-
-
-class Atomic(Work):
-    """One atomic operation; its result lands in a block of the pool."""
-
-    __slots__ = ("atomic_opcode", "block", "compare_add", "future", "swap")
-
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: verbs.WROpcode,
-        block: Block,
-        remote_address: int,
-        rkey: int,
-        compare_add: int,
-        swap: int,
-        future: asyncio.Future[int],
-    ) -> None:
-        super().__init__(kind, opcode, block.address, ATOMIC_SIZE, block.lkey, remote_address, rkey)
-        self.atomic_opcode = opcode
-        self.block = block
-        self.compare_add = compare_add
-        self.swap = swap
-        self.future = future
-
-    def post(self, qp: verbs.QueuePair, wr_id: int) -> None:
-        qp.post_send_atomic(
-            wr_id,
-            self.atomic_opcode,
-            SIGNALED,
-            self.address,
-            self.lkey,
-            self.remote_address,
-            self.rkey,
-            self.compare_add,
-            self.swap,
-        )
-
-    def done(self, byte_len: int) -> None:
-        old = int.from_bytes(self.block.view[:ATOMIC_SIZE], sys.byteorder)
-        self.block.release()
-        if not self.future.done():
-            self.future.set_result(old)
-
-    def failed(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def release(self) -> None:
-        self.block.release()
-
-
 def buffer_view(data: BufferLike) -> memoryview:
     """Any contiguous buffer as bytes.  TypeError or BufferError for what is none."""
     view = memoryview(data)
@@ -125,52 +43,93 @@ def buffer_view(data: BufferLike) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
+def nothing() -> None:
+    """For memory that needs no copying."""
+
+
 class OneSided:
     """The one-sided operations of one connection."""
 
     def __init__(
-        self, queue: WorkQueue, pool: MemoryPool, sharing: Sharing, check: Callable[[], None]
+        self,
+        queue: WorkQueue,
+        messages: Messages,
+        sharing: Sharing,
+        check: Callable[[], None],
     ) -> None:
         self._queue = queue
-        self._pool = pool
+        self._messages = messages
+        self._pool = sharing.pool
         self._sharing = sharing
         self._check = check
         self._loop = asyncio.get_running_loop()
 
-    async def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
+    async def write(
+        self,
+        source: LocalMemory | BufferLike,
+        target: Remote,
+        imm: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         self._check()
-        if isinstance(source, LocalMemory):
-            await self._transfer(Opcode.RDMA_WRITE, source, target)
-            return
-        view = buffer_view(source)
-        if len(view) > STAGED:
-            with Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.NONE)) as region:
-                await self._transfer(Opcode.RDMA_WRITE, region, target)
-        else:
-            with self._pool.alloc(len(view)) as buffer:
-                buffer.view[:] = view
-                await self._transfer(Opcode.RDMA_WRITE, buffer, target)
+        with self.source(source) as local:
+            pieces = self.transfer(Opcode.RDMA_WRITE, local, target)
+            if imm is None:
+                await self._all(pieces, progress)
+            else:
+                await self._write_with_imm(pieces, local, target, imm, progress)
 
-    async def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
+    async def read(
+        self,
+        source: Remote,
+        target: LocalMemory | BufferLike,
+        progress: Progress | None = None,
+    ) -> None:
         self._check()
-        if isinstance(target, LocalMemory):
-            await self._transfer(Opcode.RDMA_READ, target, source)
+        with self.target(target) as (local, landed):
+            await self._all(self.transfer(Opcode.RDMA_READ, local, source), progress)
+            landed()
+
+    # ---- the local side ------------------------------------------------------------------
+
+    def source(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[LocalMemory]:
+        """Registered memory with these bytes, for the time of the operation."""
+        if isinstance(memory, LocalMemory):
+            return nullcontext(memory)
+        view = buffer_view(memory)
+        if len(view) > STAGED:
+            return Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.NONE))
+        buffer = self._pool.alloc(len(view))
+        buffer.view[:] = view
+        return buffer
+
+    @contextmanager
+    def target(
+        self, memory: LocalMemory | BufferLike
+    ) -> Iterator[tuple[LocalMemory, Callable[[], None]]]:
+        """Registered memory to read into, and what brings it to where it is wanted."""
+        if isinstance(memory, LocalMemory):
+            yield memory, nothing
             return
-        view = buffer_view(target)
+        view = buffer_view(memory)
         if view.readonly:
-            raise ValueError(f"cannot read into {type(target).__name__}: it is read-only")
+            raise ValueError(f"cannot read into {type(memory).__name__}: it is read-only")
         if len(view) > STAGED:
             with Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.LOCAL_WRITE)) as region:
-                await self._transfer(Opcode.RDMA_READ, region, source)
+                yield region, nothing
         else:
             with self._pool.alloc(len(view)) as buffer:
-                await self._transfer(Opcode.RDMA_READ, buffer, source)
-                view[:] = buffer.view
 
-    async def _transfer(self, opcode: int, local: LocalMemory, remote: Remote) -> None:
-        self._check()
+                def copy() -> None:
+                    view[:] = buffer.view
+
+                yield buffer, copy
+
+    # ---- transfers -----------------------------------------------------------------------
+
+    def transfer(self, opcode: int, local: LocalMemory, remote: Remote) -> list[Piece]:
+        """The pieces of a read or write that is allowed; raises for one that is not."""
         writing = opcode == Opcode.RDMA_WRITE
-        kind = OperationKind.WRITE if writing else OperationKind.READ
         self._usable(remote)
         remote.range.require(Rights.WRITE if writing else Rights.READ)
         if not writing and not local.writable:
@@ -178,30 +137,56 @@ class OneSided:
         length = len(local)
         if length != len(remote):
             raise ValueError(f"{length} bytes here and {len(remote)} there: slice one of them")
-        if not length:
-            return
-        futures = []
-        for start in range(0, length, TRANSFER_SIZE):
+        kind = OperationKind.WRITE if writing else OperationKind.READ
+        return [
+            Piece(kind, opcode, local, remote.range, start, min(TRANSFER_SIZE, length - start))
+            for start in range(0, length, TRANSFER_SIZE)
+        ]
+
+    async def _all(self, pieces: list[Piece], progress: Progress | None) -> None:
+        if len(pieces) == 1 and progress is None:
             future: asyncio.Future[None] = self._loop.create_future()
-            work = Transfer(
-                kind,
-                opcode,
-                local,
-                local.address + start,
-                min(TRANSFER_SIZE, length - start),
-                remote.range.address + start,
-                remote.range.rkey,
-                future,
-            )
-            futures.append(future)
-            self._queue.post(work)
-        if len(futures) == 1:
-            await futures[0]
-        else:
-            await asyncio.gather(*futures)
+            self._queue.post(pieces[0].work(future))
+            await future
+        elif pieces:
+            together = Together(self._loop, [piece.length for piece in reversed(pieces)], progress)
+            self._queue.post_together([piece.work(together) for piece in pieces])
+            await together.future
+
+    async def _write_with_imm(
+        self,
+        pieces: list[Piece],
+        local: LocalMemory,
+        remote: Remote,
+        imm: int,
+        progress: Progress | None,
+    ) -> None:
+        """The last piece carries it, and takes its turn among the messages."""
+        if not pieces:
+            pieces = [Piece(OperationKind.WRITE, Opcode.RDMA_WRITE, local, remote.range, 0, 0)]
+        last = pieces.pop()
+        await self._all(pieces, progress)
+        last.opcode = Opcode.RDMA_WRITE_WITH_IMM
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._messages.write(last.work(future, imm), future)
+        await future
+        if progress is not None:
+            progress(len(local))
+
+    # ---- atomics -------------------------------------------------------------------------
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
-        return await self._atomic(
+        return await self._alone(self.compare_and_swap_work(target, expected, desired))
+
+    async def fetch_and_add(self, target: Remote, add: int) -> int:
+        return await self._alone(self.fetch_and_add_work(target, add))
+
+    async def _alone(self, work: Atomic) -> int:
+        self._queue.post(work)
+        return await work.future
+
+    def compare_and_swap_work(self, target: Remote, expected: int, desired: int) -> Atomic:
+        return self._atomic(
             OperationKind.COMPARE_AND_SWAP,
             Opcode.ATOMIC_CMP_AND_SWP,
             target,
@@ -209,31 +194,29 @@ class OneSided:
             unsigned("desired", desired),
         )
 
-    async def fetch_and_add(self, target: Remote, add: int) -> int:
+    def fetch_and_add_work(self, target: Remote, add: int) -> Atomic:
         if not -(1 << 63) <= add < 1 << 64:
             raise ValueError(f"add must fit 64 bits, not {add}")
-        return await self._atomic(
+        return self._atomic(
             OperationKind.FETCH_AND_ADD, Opcode.ATOMIC_FETCH_AND_ADD, target, add % (1 << 64), 0
         )
 
-    async def _atomic(
+    def _atomic(
         self,
         kind: OperationKind,
         opcode: verbs.WROpcode,
         remote: Remote,
         compare_add: int,
         swap: int,
-    ) -> int:
+    ) -> Atomic:
+        """An atomic that is allowed; raises for one that is not."""
         self._check()
         self._usable(remote)
         remote.range.require_atomic()
         future: asyncio.Future[int] = self._loop.create_future()
         target = remote.range
         block = self._pool.block(ATOMIC_SIZE)
-        self._queue.post(
-            Atomic(kind, opcode, block, target.address, target.rkey, compare_add, swap, future)
-        )
-        return await future
+        return Atomic(kind, opcode, block, target.address, target.rkey, compare_add, swap, future)
 
     def _usable(self, remote: Remote) -> None:
         region = remote.region if isinstance(remote, RemoteSlice) else remote

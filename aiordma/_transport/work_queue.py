@@ -12,16 +12,17 @@ completion arrives or the queue pair has been destroyed, whichever is first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from .. import verbs
 from .._core.operations import OperationKind, OperationSlot
 from .._core.send_queue import SendQueue
 from ..driver import Driver, event_error
-from ..errors import BufferStateError, RDMAError, VerbsError, work_completion_error
+from ..errors import BufferStateError, PostError, RDMAError, VerbsError, work_completion_error
 
 SIGNALED = int(verbs.SendFlags.SIGNALED)
+WITH_IMM = int(verbs.WCFlags.WITH_IMM)
 
 # Entries of the send queue that only control frames may use, so that a queue full of the user's
 # own work cannot keep back the credits that the peer waits for.
@@ -71,6 +72,19 @@ class Work:
             self.imm,
         )
 
+    def request(self, wr_id: int) -> verbs.SendWorkRequest:
+        """The same, to be posted together with others."""
+        sge = verbs.ScatterGatherElement(self.address, self.length, self.lkey)
+        return verbs.SendWorkRequest(
+            wr_id,
+            self.opcode,
+            (sge,) if self.length else (),
+            SIGNALED,
+            imm_data=self.imm,
+            remote_addr=self.remote_address,
+            rkey=self.rkey,
+        )
+
     def done(self, byte_len: int) -> None:
         raise NotImplementedError
 
@@ -89,6 +103,9 @@ class ReceiveWork(Protocol):
     lkey: int
 
     def done(self, byte_len: int) -> None: ...
+
+    def written(self, byte_len: int, imm: int) -> None:
+        """It was used up by a write of the peer with immediate data; it holds nothing."""
 
     def release(self) -> None: ...
 
@@ -150,6 +167,14 @@ class WorkQueue:
         else:
             self._post(work)
 
+    def post_together(self, works: Sequence[Work]) -> None:
+        """Posts several in order, with one doorbell for as many as there is room for."""
+        if self.error is None and not self._backlog and len(works) <= self.room:
+            self._post_together(works)
+        else:
+            for work in works:
+                self.post(work)
+
     def post_frame(self, work: Work) -> None:
         """Posts `work` past the backlog; the caller has seen `room`, or `control_room`."""
         if self.error is not None:
@@ -168,6 +193,26 @@ class WorkQueue:
             self._operations.withdraw(slot)
             work.failed(error)
             work.release()
+            self.fail(error)
+
+    def _post_together(self, works: Sequence[Work]) -> None:
+        if len(works) == 1:
+            self._post(works[0])
+            return
+        slots = [self._operations.post(work.kind, None, work, self) for work in works]
+        for slot in slots:
+            self._sends.post(slot)
+        try:
+            self.qp.post_send(
+                [work.request(slot.wr_id) for work, slot in zip(works, slots, strict=True)]
+            )
+        except (VerbsError, BufferStateError) as error:
+            posted = error.bad_index if isinstance(error, PostError) else 0
+            self._sends.withdraw(len(works) - posted)
+            for work, slot in zip(works[posted:], slots[posted:], strict=True):
+                self._operations.withdraw(slot)
+                work.failed(error)
+                work.release()
             self.fail(error)
 
     def post_receive(self, receive: ReceiveWork) -> None:
@@ -202,7 +247,10 @@ class WorkQueue:
             del self._receives[slot.wr_id]
             receive = cast(ReceiveWork, slot.memory)
             if status == 0 and self.error is None:
-                receive.done(byte_len)
+                if wc_flags & WITH_IMM:
+                    receive.written(byte_len, imm)
+                else:
+                    receive.done(byte_len)
             else:
                 if status:
                     self.fail(self._status_error(slot, status, vendor_err))
@@ -236,7 +284,8 @@ class WorkQueue:
         if self._messages_first:
             self.on_room()
         while self._backlog and self.room > 0:
-            self._post(self._backlog.popleft())
+            count = min(self.room, len(self._backlog))
+            self._post_together([self._backlog.popleft() for _ in range(count)])
         if not self._messages_first:
             self.on_room()
 

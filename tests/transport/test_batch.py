@@ -1,0 +1,264 @@
+"""Operations in batches, writes that tell the peer, and the progress of long transfers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiordma import (
+    BufferStateError,
+    Config,
+    Connection,
+    RemoteRangeError,
+    RemoteRegion,
+    Rights,
+)
+from aiordma.errors import ConnectionClosedError, RemoteAccessError
+
+from .marks import by_tcp, one_loop
+from .place import Place, check_alive, ends, exchange, give, pattern, pool_statistics, shared, turns
+
+TRANSFER_SIZE = 8 << 20  # the longest single work request
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_done_when_its_scope_ends(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+        there.view[:8] = (7).to_bytes(8, "little")
+        target = bytearray(100)
+        with client.alloc(100) as pooled:
+            pooled.view[:] = pattern(100)
+            async with client.batch() as batch:
+                batch.write(pattern(1000), remote[100:1100])
+                batch.write(pooled, remote[2000:2100])
+                old = batch.fetch_and_add(remote[:8], 5)
+                batch.read(remote[100:200], target)
+                swapped = batch.compare_and_swap(remote[:8], 12, 99)
+                assert len(batch) == 5
+        assert there.view[100:1100] == pattern(1000)
+        assert there.view[2000:2100] == pattern(100)
+        assert old.result() == 7
+        assert swapped.result() == 12
+        assert int.from_bytes(there.view[:8], "little") == 99
+        assert target == pattern(1000)[:100]
+
+
+async def test_more_than_the_send_queue_holds(place: Place) -> None:
+    count = 300  # the queue of SMALL has 16 entries
+    size = 8 * count
+    async with place.pair() as (client, server), shared(server, client, size) as (there, remote):
+        async with client.batch() as batch:
+            for number in range(count):
+                batch.write(number.to_bytes(8, "little"), remote[8 * number : 8 * number + 8])
+        expected = b"".join(number.to_bytes(8, "little") for number in range(count))
+        assert there.view == expected
+
+
+@one_loop
+async def test_an_exception_drops_the_batch(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 64) as (there, remote):
+        before = pool_statistics(client).leases
+        old = []
+
+        async def fail() -> None:
+            async with client.batch() as batch:
+                batch.write(b"written", remote[:7])
+                old.append(batch.fetch_and_add(remote[8:16], 1))
+                raise LookupError
+
+        await ends(fail(), LookupError)
+        assert old[0].cancelled()
+        assert pool_statistics(client).leases == before
+        await check_alive(client, server)
+        assert not any(there.view)
+
+
+@one_loop
+async def test_what_is_not_allowed_raises_from_its_own_call(place: Place) -> None:
+    async with (
+        place.pair() as (client, server),
+        shared(server, client, 64, Rights.WRITE) as (there, remote),
+    ):
+        async with client.batch() as batch:
+            with pytest.raises(RemoteRangeError):
+                batch.read(remote[:8], bytearray(8))
+            with pytest.raises(RemoteRangeError):
+                batch.fetch_and_add(remote[:8], 1)
+            with pytest.raises(ValueError, match="slice"):
+                batch.write(b"long", remote[:3])
+            batch.write(b"good", remote[:4])
+        assert bytes(there.view[:4]) == b"good"
+
+
+@one_loop
+async def test_a_batch_collects_in_its_scope_only(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+        batch = client.batch()
+        with pytest.raises(BufferStateError):
+            batch.write(b"x", remote[:1])
+        async with batch:
+            with pytest.raises(BufferStateError):
+                await batch.__aenter__()
+        async with batch:  # again, and empty
+            pass
+
+
+@one_loop
+async def test_a_batch_on_a_connection_that_ended(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+
+        async def close_inside() -> None:
+            async with client.batch() as batch:
+                batch.write(b"x", remote[:1])
+                batch.fetch_and_add(remote[8:16], 1)
+                await client.close()
+
+        await ends(close_inside(), ConnectionClosedError)
+        with pytest.raises(ConnectionClosedError):
+            client.batch()
+
+
+@one_loop
+async def test_a_batch_whose_memory_was_taken_back_fails_once(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer:
+            share, remote = await give(server, client, buffer)
+            share.revoke()
+
+            async def use() -> None:
+                async with client.batch() as batch:
+                    batch.write(b"x", remote[:1])
+                    batch.write(b"y", remote[1:2])
+                    batch.fetch_and_add(remote[8:16], 1)
+
+            await ends(use(), RemoteAccessError)
+
+
+async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:
+    async with conn.batch() as batch:
+        for start in range(0, len(remote), 8):
+            batch.write(bytes([value]) * 8, remote[start : start + 8])
+
+
+@one_loop
+async def test_a_cancelled_batch_is_done_nevertheless(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 256) as (there, remote):
+        for count in place.turns:
+            task = asyncio.create_task(fill(client, remote, 1))
+            await turns(count)
+            task.cancel()
+            await asyncio.wait([task])
+            await fill(client, remote, 2)
+            assert there.view == bytes([2]) * 256
+        await check_alive(client, server)
+
+
+# ---- writes with immediate data ------------------------------------------------------------------
+
+
+async def test_a_write_with_immediate_data_wakes_the_peer(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+        for imm, size in ((0, 1), (0xFFFFFFFF, 4096), (7, 0)):
+            data = pattern(size, seed=imm)
+            await client.write(data, remote[:size], imm=imm)
+            with await server.recv() as message:
+                assert message.imm == imm
+                assert message.written == size
+                assert bytes(message) == b""
+                assert there.view[:size] == data
+        await exchange(client, server, b"after")
+
+
+async def test_such_writes_keep_their_place_among_messages(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+        # Many more than the peer has receives: they wait for room, and so do messages behind them.
+        sending = [
+            asyncio.ensure_future(
+                client.write(number.to_bytes(8, "little"), remote, imm=number)
+                if number % 3
+                else client.send(b"message", imm=number)
+            )
+            for number in range(100)
+        ]
+        for number in range(100):
+            with await server.recv() as message:
+                assert message.imm == number
+                assert (message.written is None) == (number % 3 == 0)
+        await asyncio.gather(*sending)
+        assert int.from_bytes(there.view, "little") == 98
+
+
+@one_loop
+async def test_writes_that_wait_for_room_can_be_cancelled(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+        waiting = [
+            asyncio.create_task(client.write(bytes([number]) * 8, remote, imm=number))
+            for number in range(20)
+        ]
+        await turns(20)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        done = 0
+        while not done or there.view[0] != done - 1:
+            with await server.recv() as message:
+                assert message.imm == done
+                done += 1
+        assert done < 20
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_writes_that_wait_fail_with_the_connection(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        waiting = [
+            asyncio.create_task(client.write(b"12345678", remote, imm=number))
+            for number in range(20)
+        ]
+        await turns(20)
+        server.abort()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(results[-1], ConnectionError)
+        await ends(client.write(b"12345678", remote, imm=1), ConnectionError)
+
+
+@one_loop
+async def test_immediate_data_is_a_number_of_32_bits(place: Place) -> None:
+    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+        for imm in (-1, 1 << 32):
+            with pytest.raises(ValueError, match="32-bit"):
+                await client.write(b"x", remote[:1], imm=imm)
+
+
+# ---- long transfers ------------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+@pytest.mark.parametrize("imm", [None, 5])
+async def test_progress_of_long_transfers(place: Place, imm: int | None) -> None:
+    size = 2 * TRANSFER_SIZE + 5
+    expected = [TRANSFER_SIZE, 2 * TRANSFER_SIZE, size]
+    async with (
+        place.pair(Config()) as (client, server),
+        shared(server, client, size) as (there, remote),
+    ):
+        heard: list[int] = []
+        data = pattern(size)
+        await client.write(data, remote, imm=imm, progress=heard.append)
+        assert heard == expected
+        assert there.view == data
+        if imm is not None:
+            with await server.recv() as message:
+                assert (message.imm, message.written) == (imm, 5)
+        heard.clear()
+        target = bytearray(size)
+        await client.read(remote, target, progress=heard.append)
+        assert heard == expected
+        assert target == data
+        heard.clear()
+        await client.write(b"x", remote[:1], progress=heard.append)
+        assert heard == [1]
