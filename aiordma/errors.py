@@ -545,10 +545,16 @@ class QuotaError(LimitError):
 
 
 class MessageTooLongError(LimitError):
-    """A message of ``amount`` bytes for a peer that takes ``limit`` at most; nothing was sent."""
+    """A message of ``amount`` bytes for a peer that takes ``limit`` at most; nothing was sent.
 
-    def __init__(self, length: int, limit: int) -> None:
-        text = f"a message of {length} bytes; the peer takes at most {limit}"
+    Or for memory of ``limit`` bytes, given to ``recv_into``; the message stays to be received.
+    """
+
+    def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
+        if received:
+            text = f"the next message has {length} bytes, the memory for it {limit}"
+        else:
+            text = f"a message of {length} bytes; the peer takes at most {limit}"
         super().__init__(text, amount=length, limit=limit)
 
 

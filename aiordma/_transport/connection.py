@@ -13,7 +13,7 @@ import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from .._core import protocol
 from .._core.handshake import Hello
@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, Region
 from .batch import Batch
+from .inbox import Target
 from .message import Message
 from .messages import Messages
 from .one_sided import OneSided, Remote, buffer_view
@@ -59,6 +60,15 @@ class Link(Protocol):
 
     def release(self) -> None:
         """Gives the rest back, after the queue pair is destroyed."""
+
+
+class Received(NamedTuple):
+    """What `recv_into` has put there."""
+
+    length: int
+    """Bytes of the message."""
+    imm: int | None
+    """The sender's immediate data."""
 
 
 @dataclass(slots=True)
@@ -218,10 +228,30 @@ class Connection:
         Cancelling loses nothing.  Messages that arrived before the end can still be received
         after it; then ConnectionClosedError or ConnectionBrokenError.
         """
-        message = await self._messages.recv()
+        message = await self._messages.inbox.recv()
         self._statistics.messages_received += 1
         self._statistics.bytes_received += len(message)
         return message
+
+    async def recv_into(self, memory: LocalMemory | BufferLike) -> Received:
+        """The next message, into memory of the caller's: how long it is, and its immediate data.
+
+        Registered memory, or any writable buffer, at least as long as the message; a long message
+        is read straight into it, so this is how one that is larger than the pool is received.
+        MessageTooLongError when it does not fit: the message stays for the next call.  The memory
+        may have been written to after a cancellation, and for as long as what was posted before it
+        is under way; the message is not lost.  The end as with `recv`.
+        """
+        if isinstance(memory, LocalMemory):
+            target = Target(memory.view, memory)
+        else:
+            target = Target(buffer_view(memory), None)
+        if target.view.readonly:
+            raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
+        received = Received(*await self._messages.inbox.recv_into(target))
+        self._statistics.messages_received += 1
+        self._statistics.bytes_received += received.length
+        return received
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""

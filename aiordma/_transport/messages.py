@@ -28,15 +28,11 @@ from .._core.operations import OperationKind
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, MemoryPool
+from .inbox import Inbox, Incoming
 from .message import Message
 from .work_queue import Work, WorkQueue
 
 SEND = int(verbs.WROpcode.SEND)
-READ = int(verbs.WROpcode.RDMA_READ)
-
-# The longest single RDMA read: bounded so that a message does not keep other work waiting for
-# all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
-READ_SIZE = 8 << 20
 
 # Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
 # not keep back the credits that the peer waits for.
@@ -135,59 +131,6 @@ class Offered:
         self.future = future
 
 
-class Incoming:
-    """A message in the order of arrival: here already, or offered and to be read."""
-
-    __slots__ = ("message", "offer", "reads_left", "started")
-
-    def __init__(self, message: Message | None, offer: protocol.Rendezvous | None) -> None:
-        self.message = message
-        self.offer = offer
-        self.started = False
-        self.reads_left = 0
-
-    @property
-    def ready(self) -> bool:
-        return self.message is not None and not self.reads_left
-
-
-class Fetch(Work):
-    """One RDMA read of an offered message."""
-
-    __slots__ = ("block", "incoming", "messages")
-
-    def __init__(
-        self, messages: Messages, incoming: Incoming, block: Block, offset: int, length: int
-    ) -> None:
-        offer = incoming.offer
-        assert offer is not None
-        super().__init__(
-            OperationKind.READ,
-            READ,
-            block.address + offset,
-            length,
-            block.lkey,
-            offer.address + offset,
-            offer.rkey,
-        )
-        self.messages = messages
-        self.incoming = incoming
-        self.block = block
-        block.pin()
-
-    def done(self, byte_len: int) -> None:
-        self.block.unpin()
-        self.incoming.reads_left -= 1
-        if not self.incoming.reads_left:
-            self.messages.fetched(self.incoming)
-
-    def failed(self, error: BaseException) -> None:
-        pass  # the queue pair has failed, and with it everybody who waits for the message
-
-    def release(self) -> None:
-        self.block.unpin()
-
-
 class Messages:
     """The two-sided traffic of one connection.
 
@@ -219,9 +162,16 @@ class Messages:
         self._offers: dict[int, Offered] = {}
         self._spares: list[Block] = []
         self._next_request = 0
-        self._incoming: deque[Incoming] = deque()
-        self._receivers: deque[asyncio.Future[None]] = deque()
-        self._ahead = 0
+        self.inbox = Inbox(
+            queue=queue,
+            pool=pool,
+            config=config,
+            answer=self.send_control,
+            on_taken=self._message_taken,
+            before_waiting=self._post_if_owed,
+            on_protocol_error=on_protocol_error,
+            waiter_error=waiter_error,
+        )
         self._taken = 0
         self._refill = max(1, config.data_receives // 4)
         self._ended: BaseException | None = None
@@ -408,9 +358,8 @@ class Messages:
             kind, control, data, imm = unpack_header(block.view[:byte_len])
             self._credits.received(kind, control, data)
             if kind is FrameKind.DATA:
-                self._arrived(
-                    Incoming(Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm), None)
-                )
+                message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
+                self.inbox.arrived(Incoming(message, None))
             else:
                 content = block.view[HEADER_SIZE:byte_len].tobytes()
                 if kind is FrameKind.OFFER:
@@ -440,7 +389,7 @@ class Messages:
             receive.release()
             self._on_protocol_error(error)
             return
-        self._arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len), None))
+        self.inbox.arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len), None))
         self.pump()
 
     def _control(self, message: protocol.Message) -> None:
@@ -467,107 +416,23 @@ class Messages:
                 f"the peer sent a message of {offer.length} bytes; this side said in the "
                 f"handshake that it takes {self._config.max_message}"
             )
-        self._arrived(Incoming(None, offer))
+        self.inbox.arrived(Incoming(None, offer))
 
-    def _arrived(self, incoming: Incoming) -> None:
-        self._incoming.append(incoming)
-        if incoming.ready:
-            self._wake()
-        else:
-            self._fetch_ahead()
-
-    def _fetch_ahead(self) -> None:
-        """Starts reading offered messages: the first always, others within `fetch_ahead`."""
-        for position, incoming in enumerate(self._incoming):
-            offer = incoming.offer
-            if offer is None or incoming.started:
-                continue
-            wanted = position == 0 and bool(self._receivers)
-            if not wanted and self._ahead + offer.length > self._config.fetch_ahead:
-                return
-            self._fetch(incoming, offer)
-
-    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> None:
-        try:
-            block = self._pool.block(offer.length)
-        except (RDMAError, OSError) as error:
-            self._on_protocol_error(
-                ProtocolError(f"no memory for a message of {offer.length} bytes: {error}")
-            )
-            return
-        incoming.started = True
-        self._ahead += offer.length
-        incoming.message = Message(block, 0, offer.length, offer.imm)
-        starts = range(0, offer.length, READ_SIZE)
-        incoming.reads_left = len(starts)
-        queue = self._queue
-        for start in starts:
-            length = min(READ_SIZE, offer.length - start)
-            queue.post(Fetch(self, incoming, block, start, length))
-
-    def fetched(self, incoming: Incoming) -> None:
-        """All of an offered message is here."""
-        offer = incoming.offer
-        assert offer is not None
-        if self._ended is None:
-            self.send_control(protocol.RendezvousDone(offer.request_id, protocol.ErrorCode.OK))
-            self._wake()
-
-    def _ready(self) -> bool:
-        return bool(self._incoming) and self._incoming[0].ready
-
-    def _wake(self) -> None:
-        """Lets the receiver that waits longest look, if there is something to see."""
-        while self._receivers and (self._ready() or self._ended is not None):
-            receiver = self._receivers.popleft()
-            if not receiver.done():
-                receiver.set_result(None)
-                return
-
-    async def recv(self) -> Message:
-        """The next message.  Raises what the connection ended with once none is left.
-
-        Cancelling loses nothing: the message stays for the next call.
-        """
-        waited = False
-        while not self._ready() or (self._receivers and not waited):
-            if self._ended is not None:
-                raise self._waiter_error(self._ended)
-            if self._taken >= self._refill:
-                self._post_again()  # there was no memory for it before: there may be now
-            receiver = self._loop.create_future()
-            self._receivers.append(receiver)
-            self._fetch_ahead()
-            try:
-                await receiver
-            except BaseException:
-                if receiver in self._receivers:
-                    self._receivers.remove(receiver)
-                else:
-                    self._wake()  # the message was for this one: the next shall have it
-                raise
-            waited = True
-        message = self._take()
-        if self._incoming:
-            self._fetch_ahead()
-            self._wake()
-        return message
-
-    def _take(self) -> Message:
-        incoming = self._incoming.popleft()
-        message = incoming.message
-        assert message is not None
-        if incoming.offer is not None:
-            self._ahead -= incoming.offer.length
+    def _message_taken(self) -> None:
         self._taken += 1
-        if self._taken >= self._refill and self._ended is None:
+        if self._taken >= self._refill:
             self._post_again()
-        return message
+
+    def _post_if_owed(self) -> None:
+        """There was no memory for it before: there may be now."""
+        if self._taken >= self._refill:
+            self._post_again()
 
     def _post_again(self) -> None:
         """Posts receives for the messages that were taken, which the peer may then fill."""
         credits = self._credits
-        assert credits is not None
+        if credits is None or self._ended is not None:
+            return
         posted = 0
         try:
             while posted < self._taken:
@@ -613,10 +478,7 @@ class Messages:
         for future in futures:
             if not future.done():
                 future.set_exception(self._waiter_error(error))
-        while self._incoming and not self._incoming[-1].ready:
-            self._incoming.pop()
-        while self._receivers:
-            self._wake()
+        self.inbox.end(error)
         self._check_drained()
 
     def close(self) -> None:

@@ -86,13 +86,14 @@ async def test_message_for_a_receiver_that_is_cancelled_just_then(
     async with place.pair() as (client, server):
         first, second = (asyncio.create_task(server.recv()) for _ in range(2))
         await turns(2)
-        wake = server._messages._wake
+        inbox = server._messages.inbox
+        wake = inbox._wake
 
         def wake_and_cancel() -> None:
             wake()
             first.cancel()
 
-        monkeypatch.setattr(server._messages, "_wake", wake_and_cancel)
+        monkeypatch.setattr(inbox, "_wake", wake_and_cancel)
         await client.send(b"x")
         async with place.within(2):
             assert bytes(await second) == b"x"

@@ -1,0 +1,372 @@
+"""Messages that have arrived, in order, and those who wait for them.
+
+Some facts, and what they mean here:
+
+- A message that fits a receive is here when it is heard of.  A longer one is only offered: it is
+  read with RDMA when there is room, ahead of its `recv` only up to `Config.fetch_ahead` bytes, so
+  that a slow reader costs a bounded amount.
+- Who calls `recv` gets memory of the pool; who calls `recv_into` has memory, and a long message is
+  read straight into it.  That can be done only while somebody waits with it, and must be undone
+  when that somebody is cancelled: so such a message is not answered for, and can be read once more,
+  until it has been taken.
+- Memory under a posted read must stay: it is pinned until the completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from .. import verbs
+from .._core import protocol
+from .._core.operations import OperationKind
+from ..config import Config
+from ..errors import MessageTooLongError, ProtocolError, RDMAError
+from ..mr_pool import Block, LocalMemory, MemoryPool, Region
+from .message import Message
+from .work_queue import Work, WorkQueue
+
+READ = int(verbs.WROpcode.RDMA_READ)
+
+# The longest single RDMA read: bounded so that a message does not keep other work waiting for
+# all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
+READ_SIZE = 8 << 20
+
+# Shorter messages are read into the pool and copied from there, also by `recv_into`: a copy of
+# 64 KiB costs a few microseconds, registering memory on a card tens.
+STAGED = 64 << 10
+
+
+NOTHING = memoryview(b"")
+
+
+class Receiver:
+    """A `recv` that waits, or a `recv_into` with the memory that it brings."""
+
+    __slots__ = ("future", "target")
+
+    def __init__(self, future: asyncio.Future[None], target: Target | None) -> None:
+        self.future = future
+        self.target = target
+
+
+class Target:
+    """Where `recv_into` wants its message: the bytes, and registered memory once it is needed."""
+
+    __slots__ = ("_own", "_plain", "memory", "view")
+
+    def __init__(self, view: memoryview, memory: LocalMemory | None) -> None:
+        self.view = view
+        self.memory = memory
+        self._own: Region | None = None
+        self._plain = memory is None
+
+    def registered(self, pd: verbs.ProtectionDomain) -> LocalMemory:
+        if self.memory is None:
+            mr = pd.reg_mr(self.view, verbs.AccessFlags.LOCAL_WRITE)
+            self.memory = self._own = Region(mr)
+        return self.memory
+
+    def close(self) -> None:
+        """What was registered for it goes, when no read is under way there any more."""
+        if self._own is not None:
+            self._own.close()
+        if self._plain:
+            # An exception may keep our frame, and with it this object: the memory is the caller's,
+            # as soon as no read is under way there and the region has let go of the view.
+            view, self.view = self.view, NOTHING
+            with contextlib.suppress(BufferError):
+                view.release()
+
+
+class Incoming:
+    """A message in the order of arrival: here already, or offered and to be read.
+
+    `landing` is the target that an offered one is being read into, instead of the pool.
+    """
+
+    __slots__ = ("landing", "message", "offer", "reads_left", "started")
+
+    def __init__(self, message: Message | None, offer: protocol.Rendezvous | None) -> None:
+        self.message = message
+        self.offer = offer
+        self.landing: Target | None = None
+        self.started = False
+        self.reads_left = 0
+
+    @property
+    def ready(self) -> bool:
+        return not self.reads_left and (self.message is not None or self.landing is not None)
+
+    def __len__(self) -> int:
+        if self.message is not None:
+            return len(self.message)
+        assert self.offer is not None
+        return self.offer.length
+
+
+class Fetch(Work):
+    """One RDMA read of an offered message."""
+
+    __slots__ = ("inbox", "incoming", "memory")
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        incoming: Incoming,
+        memory: Block | LocalMemory,
+        offset: int,
+        length: int,
+    ) -> None:
+        offer = incoming.offer
+        assert offer is not None
+        super().__init__(
+            OperationKind.READ,
+            READ,
+            memory.address + offset,
+            length,
+            memory.lkey,
+            offer.address + offset,
+            offer.rkey,
+        )
+        self.inbox = inbox
+        self.incoming = incoming
+        self.memory = memory
+        memory.pin()
+
+    def done(self, byte_len: int) -> None:
+        self.memory.unpin()
+        self.incoming.reads_left -= 1
+        if not self.incoming.reads_left:
+            self.inbox.fetched(self.incoming)
+
+    def failed(self, error: BaseException) -> None:
+        pass  # the queue pair has failed, and with it everybody who waits for the message
+
+    def release(self) -> None:
+        self.memory.unpin()
+
+
+class Inbox:
+    """`answer` sends a control message; `on_taken` hears that a message has been taken;
+    `before_waiting` that somebody is about to wait; `on_protocol_error` of a peer at fault.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: WorkQueue,
+        pool: MemoryPool,
+        config: Config,
+        answer: Callable[[protocol.Message], None],
+        on_taken: Callable[[], None],
+        before_waiting: Callable[[], None],
+        on_protocol_error: Callable[[ProtocolError], None],
+        waiter_error: Callable[[BaseException], BaseException],
+    ) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._fetch_ahead_limit = config.fetch_ahead
+        self._answer = answer
+        self._on_taken = on_taken
+        self._before_waiting = before_waiting
+        self._on_protocol_error = on_protocol_error
+        self._waiter_error = waiter_error
+        self._loop = asyncio.get_running_loop()
+        self._incoming: deque[Incoming] = deque()
+        self._receivers: deque[Receiver] = deque()
+        self._ahead = 0
+        self._ended: BaseException | None = None
+
+    # ---- arriving ------------------------------------------------------------------------
+
+    def arrived(self, incoming: Incoming) -> None:
+        """The next message, or the offer of it."""
+        self._incoming.append(incoming)
+        if incoming.ready:
+            self._wake()
+        else:
+            self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Starts reading offered messages: the first always, others within `fetch_ahead`."""
+        for position, incoming in enumerate(self._incoming):
+            offer = incoming.offer
+            if offer is None or incoming.started:
+                continue
+            wanted = self._receivers[0] if position == 0 and self._receivers else None
+            if wanted is None and self._ahead + offer.length > self._fetch_ahead_limit:
+                return
+            target = wanted.target if wanted is not None else None
+            if target is not None and STAGED < offer.length <= len(target.view):
+                self._fetch_into(incoming, offer, target)
+            elif target is not None and offer.length > len(target.view):
+                self._wake_first()  # to be told that it is too long
+                return
+            else:
+                self._fetch(incoming, offer)
+
+    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> None:
+        try:
+            block = self._pool.block(offer.length)
+        except (RDMAError, OSError) as error:
+            self._on_protocol_error(
+                ProtocolError(f"no memory for a message of {offer.length} bytes: {error}")
+            )
+            return
+        incoming.message = Message(block, 0, offer.length, offer.imm)
+        self._read(incoming, offer, block)
+
+    def _fetch_into(self, incoming: Incoming, offer: protocol.Rendezvous, target: Target) -> None:
+        try:
+            memory = target.registered(self._pool.pd)
+        except (RDMAError, OSError):
+            self._fetch(incoming, offer)  # the pool's memory will do
+            return
+        incoming.landing = target
+        self._read(incoming, offer, memory)
+
+    def _read(
+        self, incoming: Incoming, offer: protocol.Rendezvous, memory: Block | LocalMemory
+    ) -> None:
+        incoming.started = True
+        self._ahead += offer.length
+        starts = range(0, offer.length, READ_SIZE)
+        incoming.reads_left = len(starts)
+        self._queue.post_together(
+            [
+                Fetch(self, incoming, memory, start, min(READ_SIZE, offer.length - start))
+                for start in starts
+            ]
+        )
+
+    def fetched(self, incoming: Incoming) -> None:
+        """All of an offered message is here."""
+        if self._ended is not None:
+            return
+        if incoming.landing is None:
+            if incoming.message is None:  # who brought the memory is gone: once more
+                self._not_fetched(incoming)
+                return
+            self._answer_for(incoming)
+        self._wake()
+
+    def _answer_for(self, incoming: Incoming) -> None:
+        assert incoming.offer is not None
+        self._answer(protocol.RendezvousDone(incoming.offer.request_id, protocol.ErrorCode.OK))
+
+    def _not_fetched(self, incoming: Incoming) -> None:
+        """It is as it was when it was offered."""
+        incoming.started = False
+        self._ahead -= len(incoming)
+        self._fetch_ahead()
+
+    # ---- taking --------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        return bool(self._incoming) and self._incoming[0].ready
+
+    def _wake(self) -> None:
+        """Lets the receiver that waits longest look, if there is something to see."""
+        if self._ready() or self._ended is not None:
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        while self._receivers:
+            receiver = self._receivers.popleft()
+            if not receiver.future.done():
+                receiver.future.set_result(None)
+                return
+
+    async def _first(self, target: Target | None) -> Incoming:
+        """The next message, still in its place, when it is this caller's turn."""
+        waited = False
+        while True:
+            first = self._incoming[0] if self._incoming else None
+            if waited or not self._receivers:
+                if first is not None and first.ready:
+                    return first
+                if first is not None and target is not None and len(first) > len(target.view):
+                    return first
+            if self._ended is not None:
+                raise self._waiter_error(self._ended)
+            self._before_waiting()
+            receiver = Receiver(self._loop.create_future(), target)
+            self._receivers.append(receiver)
+            self._fetch_ahead()
+            try:
+                await receiver.future
+            except BaseException:
+                if receiver in self._receivers:
+                    self._receivers.remove(receiver)
+                else:
+                    self._wake()  # the message was for this one: the next shall have it
+                raise
+            waited = True
+
+    async def recv(self) -> Message:
+        """The next message.  Raises what the connection ended with once none is left.
+
+        Cancelling loses nothing: the message stays for the next call.
+        """
+        message = (await self._first(None)).message
+        assert message is not None
+        self._take()
+        return message
+
+    async def recv_into(self, target: Target) -> tuple[int, int | None]:
+        """The next message's bytes into `target`: their number, and the immediate data.
+
+        MessageTooLongError leaves the message where it is.
+        """
+        try:
+            incoming = await self._first(target)
+            length = len(incoming)
+            if length > len(target.view):
+                self._fetch_ahead()  # for the next in the line
+                self._wake()
+                raise MessageTooLongError(length, len(target.view), received=True)
+            message, offer = incoming.message, incoming.offer
+            self._take()
+            if message is None:
+                assert incoming.landing is target
+                assert offer is not None
+                self._answer_for(incoming)
+                return length, offer.imm
+            with message:
+                target.view[:length] = message.data
+                return length, message.imm
+        finally:
+            self._withdraw(target)
+            target.close()
+
+    def _withdraw(self, target: Target) -> None:
+        """The target's owner is gone, with a message perhaps on its way there."""
+        for incoming in self._incoming:
+            if incoming.landing is target:
+                incoming.landing = None
+                if not incoming.reads_left:
+                    self._not_fetched(incoming)
+                return
+
+    def _take(self) -> None:
+        incoming = self._incoming.popleft()
+        if incoming.offer is not None:
+            self._ahead -= incoming.offer.length
+        if self._ended is None:
+            self._on_taken()
+        if self._incoming:
+            self._fetch_ahead()
+            self._wake()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def end(self, error: BaseException) -> None:
+        """No more messages: those that are here can still be taken, every waiter gets `error`."""
+        self._ended = error
+        while self._incoming and not self._incoming[-1].ready:
+            self._incoming.pop()
+        while self._receivers:
+            self._wake()

@@ -1,0 +1,177 @@
+"""Receiving into memory of the caller's own."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from aiordma import Config, MessageTooLongError
+from aiordma._core.frames import HEADER_SIZE
+from aiordma.errors import ConnectionClosedError
+from aiordma.mr_pool import LocalMemory
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, check_alive, ends, exchange, pattern, pool_statistics, turns
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as BufferLike
+
+EAGER = Config().eager_size - HEADER_SIZE
+STAGED = 64 << 10  # longer messages are read straight into their memory
+READ_SIZE = 8 << 20
+SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
+@pytest.mark.parametrize("size", SIZES)
+@one_loop
+async def test_sizes(place: Place, size: int, early: bool) -> None:
+    """Whether it waits for the message or the message for it."""
+    data = pattern(size)
+    room = 10
+    async with place.pair(Config()) as (client, server):
+        memory = bytearray(size + room)
+        sending = asyncio.create_task(client.send(data, imm=size)) if early else None
+        if sending is not None:
+            await turns(30)
+        receiving = asyncio.create_task(server.recv_into(memory))
+        await (sending or client.send(data, imm=size))
+        assert await receiving == (size, size)
+        assert memory[:size] == data
+        assert not any(memory[size:])
+        assert server.statistics().bytes_received == size
+        memory.clear()  # nothing holds it
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_every_kind_of_memory(place: Place) -> None:
+    size = STAGED * 2
+    data = pattern(size)
+    async with place.pair(Config()) as (client, server):
+        with server.alloc(size) as buffer, server.register(bytearray(size)) as region:
+            numbers = array.array("q", bytes(size))
+            matrix = np.zeros((size // 64, 16), np.int32)
+            kinds: list[BufferLike | LocalMemory] = [
+                bytearray(size),
+                numbers,
+                memoryview(cast(Any, matrix)),
+                buffer,
+                region,
+                buffer[:],
+            ]
+            for memory in kinds:
+                receiving = asyncio.create_task(server.recv_into(memory))
+                await client.send(data)
+                assert (await receiving).length == size
+                view = memory.view if isinstance(memory, LocalMemory) else memoryview(memory)
+                assert view.tobytes() == data
+        for wrong in (bytes(10), memoryview(b"12")):
+            with pytest.raises(ValueError, match="read-only"):
+                await server.recv_into(wrong)
+
+
+@one_loop
+async def test_more_than_the_pool_holds(place: Place) -> None:
+    small_pool = replace(SMALL, pool_limit=4 << 20)
+    size = 24 << 20
+    data = pattern(size)
+    async with place.pair(small_pool) as (client, server):
+        memory = bytearray(size)
+        receiving = asyncio.create_task(server.recv_into(memory))
+        await client.send(data)
+        assert (await receiving).length == size
+        assert memory == data
+        assert pool_statistics(server).registered_bytes <= 4 << 20
+
+
+@pytest.mark.parametrize("size", [100, EAGER + 1, STAGED + 1, 1 << 20])
+async def test_a_message_that_does_not_fit_stays(place: Place, size: int) -> None:
+    async with place.pair(replace(SMALL, fetch_ahead=0)) as (client, server):
+        data = pattern(size)
+        sending = asyncio.create_task(client.send(data))
+        first = asyncio.create_task(server.recv_into(bytearray(size - 1)))
+        second = asyncio.create_task(server.recv_into(bytearray(1)))
+        third = asyncio.create_task(server.recv())
+        for task, limit in ((first, size - 1), (second, 1)):
+            error = await ends(asyncio.wait_for(task, 10), MessageTooLongError)
+            assert isinstance(error, MessageTooLongError)
+            assert (error.amount, error.limit) == (size, limit)
+        assert await third == data
+        await sending
+
+
+async def test_cancelled_at_any_moment_nothing_is_lost(place: Place) -> None:
+    size = 1 << 20
+    async with place.pair(Config()) as (client, server):
+        for count in place.turns:
+            data = pattern(size, seed=count)
+            memory = bytearray(size)
+            receiving = asyncio.create_task(server.recv_into(memory))
+            sending = asyncio.create_task(client.send(data))
+            await turns(count)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            if receiving.cancelled():
+                again = bytearray(size)
+                assert (await server.recv_into(again)).length == size
+                assert again == data
+            else:
+                assert memory == data
+            await sending
+        await exchange(client, server, b"in order")
+
+
+@one_loop
+async def test_cancelled_the_next_in_the_line_gets_it(place: Place) -> None:
+    size = 1 << 20
+    async with place.pair(Config()) as (client, server):
+        for count in place.turns:
+            data = pattern(size, seed=count)
+            first = asyncio.create_task(server.recv_into(bytearray(size)))
+            second = asyncio.create_task(server.recv())
+            sending = asyncio.create_task(client.send(data))
+            await turns(count)
+            first.cancel()
+            await asyncio.wait([first])
+            if first.cancelled():
+                assert await second == data
+            else:
+                second.cancel()
+                await asyncio.wait([second])
+            await sending
+
+
+@one_loop
+@by_tcp
+async def test_the_end_while_it_waits(place: Place) -> None:
+    async with place.pair() as (client, server):
+        memory = bytearray(1 << 20)
+        receiving = asyncio.create_task(server.recv_into(memory))
+        await turns(5)
+        await client.close()
+        await ends(asyncio.wait_for(receiving, 10), ConnectionClosedError)
+        memory.clear()
+
+
+@one_loop
+async def test_the_end_in_the_middle(place: Place) -> None:
+    """Whatever had come of it: the memory is the caller's again when the connection has gone."""
+    for count in place.turns:
+        async with place.pair(Config()) as (client, server):
+            memory = bytearray(16 << 20)
+            receiving = asyncio.create_task(server.recv_into(memory))
+            sending = asyncio.create_task(client.send(bytes(16 << 20)))
+            await turns(count)
+            client.abort()
+            await asyncio.wait([receiving, sending])
+            await server.wait_closed()
+            memory.clear()
+            if not receiving.cancelled() and receiving.exception() is not None:
+                assert isinstance(receiving.exception(), ConnectionError)
+            sending.exception()
