@@ -25,6 +25,7 @@ from .streams import (
     start_stream_server,
 )
 from .transport import (
+    Batch,
     Connection,
     Listener,
     Message,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncQueuePair",
+    "Batch",
     "Buffer",
     "BufferStateError",
     "Config",

@@ -27,7 +27,8 @@ from typing import Literal, Self
 from . import verbs
 from ._core.region import Rights
 from ._transport import by_cm, by_tcp
-from ._transport.connection import Address, Connection, Statistics
+from ._transport.batch import Batch
+from ._transport.connection import Address, Connection, Received, Statistics
 from ._transport.message import Message
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
@@ -36,10 +37,12 @@ from .waiting import Waiters
 
 __all__ = [
     "Address",
+    "Batch",
     "Config",
     "Connection",
     "Listener",
     "Message",
+    "Received",
     "RemoteRegion",
     "RemoteSlice",
     "Rights",
