@@ -80,7 +80,14 @@ async def resolve(host: str, port: int, *, passive: bool = False) -> list[Addres
             infos = await loop.getaddrinfo(host, port, type=kind, flags=flags)
         except socket.gaierror as error:
             raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
-    return [(str(info[4][0]), int(info[4][1])) for info in infos]
+    return [_numeric(info[4]) for info in infos]
+
+
+def _numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
+    """With the interface behind a link-local address, which the resolver tells apart."""
+    host, port, *rest = name
+    scope = rest[1] if rest else 0
+    return f"{host}%{scope}" if scope else str(host), int(port)
 
 
 async def connect(

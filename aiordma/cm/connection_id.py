@@ -145,7 +145,8 @@ class ConnectionId(Multicast):
                 self.pointer, from_sockaddr, sockaddr, _milliseconds(timeout)
             )
         except VerbsError as error:
-            raise _address_error("no RDMA device leads to", address, error) from error
+            begin = f" from {source[0]}" if source else ""
+            raise _address_error(f"no RDMA device leads{begin} to", address, error) from error
 
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""

@@ -233,6 +233,25 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
 }
 
+/* From the address that the queue pair has chosen, if it says one that others can see: of several
+ * networks, that is the one to go by. */
+static int bind_source(int fd, const struct ibv_ah_attr *ah)
+{
+	struct sockaddr_storage address;
+	struct soft_gid own;
+	const int on = 1;
+
+	if (!ah->is_global || ah->grh.sgid_index == SOFT_GID_LOOPBACK)
+		return 0;
+	if (soft_gid_at(ah->grh.sgid_index, &own))
+		return EADDRNOTAVAIL;
+	/* The port with connect(), so that one port serves connections to several places: ip(7). */
+	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+	return bind(fd, (struct sockaddr *)&address, soft_gid_address(&own.gid, 0, &address)) ?
+		       errno :
+		       0;
+}
+
 static void attempt(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
@@ -241,7 +260,7 @@ static void attempt(struct soft_link *link)
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	link->in.fd = link->out.fd = fd;
-	if (fd < 0 ||
+	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
 	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
 	    soft_watch(&link->in, EPOLLOUT)) {
 		later(link);

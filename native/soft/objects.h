@@ -115,6 +115,7 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 bool soft_gid_is_local(const union ibv_gid *gid);
 /* The socket address that a GID stands for; port in host order.  Returns its length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);
+enum { SOFT_GID_LOOPBACK = 0 }; /* its index */
 extern const union ibv_gid soft_gid_loopback;
 
 /* ---- port.c: what can happen to the device and its port ------------------------------------ */

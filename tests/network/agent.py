@@ -1,0 +1,322 @@
+"""One machine's part in a test: runs in a network namespace and does what it is told.
+
+Run as `python -m tests.network.agent`.  Each line of its input is a JSON object with a number, the
+name of a method of `Agent` and its arguments; each line of its output has the number and the result
+or the error.  Several may be under way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from typing import Any, cast
+
+import aiordma
+from aiordma import verbs
+from aiordma.transport import Via
+from aiordma.verbs import (
+    GRH_SIZE,
+    AccessFlags,
+    Destination,
+    Endpoint,
+    QPCapabilities,
+    QPType,
+    ScatterGatherElement,
+)
+from tests.transport.place import ALL, pattern
+
+DEVICE = "embedded0"
+PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
+SECONDS = 100.0  # for what should come at once, on the slowest machine
+
+
+class QueuePair:
+    """A queue pair with memory in three parts of PART bytes."""
+
+    def __init__(self, stack: ExitStack, kind: str, ip: str) -> None:
+        context = stack.enter_context(verbs.find_device(DEVICE).open())
+        self.pd = stack.enter_context(context.alloc_pd())
+        channel = stack.enter_context(context.create_comp_channel())
+        self.mr = stack.enter_context(
+            self.pd.reg_mr(
+                3 * PART,
+                AccessFlags.LOCAL_WRITE
+                | AccessFlags.REMOTE_WRITE
+                | AccessFlags.REMOTE_READ
+                | AccessFlags.REMOTE_ATOMIC,
+            )
+        )
+        # Two queues: each completion is looked for where it belongs.
+        self.sends = stack.enter_context(context.create_cq(128, channel))
+        self.receives = stack.enter_context(context.create_cq(128, channel))
+        self.qp = stack.enter_context(
+            self.pd.create_qp(
+                self.sends,
+                self.receives,
+                QPCapabilities(max_send_wr=64, max_recv_wr=64),
+                qp_type=QPType[kind],
+            )
+        )
+        entry = next(entry for entry in context.query_gid_table() if str(entry.gid.ip) == ip)
+        self.header = GRH_SIZE if kind == "UD" else 0
+        self.endpoint = self.qp.endpoint(entry)
+        self._stack = stack
+        self._to: Destination | None = None
+
+    def connect(self, peer: Endpoint, timeout: float) -> None:
+        if self.header:
+            self.qp.start(self.endpoint)
+            self._to = self.qp.destination(self.endpoint, peer)
+            self._stack.push(self._to.ah)
+        else:
+            rights = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
+            self.qp.connect(self.endpoint, peer, access=rights, timeout=timeout)
+
+    def piece(self, part: int, offset: int, size: int) -> ScatterGatherElement:
+        return ScatterGatherElement(self.mr.addr + part * PART + offset, size, self.mr.lkey)
+
+    def bytes(self, part: int, offset: int, size: int) -> bytes:
+        return bytes(self.mr.buf[part * PART + offset : part * PART + offset + size])
+
+    def put(self, offset: int, data: bytes) -> None:
+        self.mr.buf[offset : offset + len(data)] = data
+
+    def post(self, count: int, size: int) -> None:
+        room = size + self.header
+        with self.qp.recv_batch() as batch:
+            for n in range(count):
+                batch.recv([self.piece(1, n * room, room)], wr_id=n)
+
+    def send(self, count: int, size: int, seed: int) -> None:
+        with self.qp.batch() as batch:
+            for n in range(count):
+                self.put(n * size, pattern(size, seed + n))
+                batch.send([self.piece(0, n * size, size)], wr_id=n, to=self._to)
+
+    def statuses(self, cq: verbs.CompletionQueue, count: int, seconds: float) -> list[str]:
+        """Of the next completions; fewer when they do not come in time."""
+        found: list[str] = []
+        while len(found) < count:
+            got = cq.wait(count - len(found), timeout=seconds)
+            if not got:
+                break
+            found += [wc.status.name for wc in got]
+        return found
+
+    def check(self, count: int, size: int, seed: int) -> list[int]:
+        """Which receives do not hold what the peer has sent in that place."""
+        room = size + self.header
+        return [
+            n
+            for n in range(count)
+            if self.bytes(1, n * room + self.header, size) != pattern(size, seed + n)
+        ]
+
+    def one_sided(self, address: int, rkey: int, size: int, seed: int) -> list[str]:
+        """Write to the exposed part, read it back into the second part, add to a word of it."""
+        data = pattern(size, seed)
+        self.put(0, data)
+        with self.qp.batch() as batch:
+            batch.write([self.piece(0, 0, size)], address + 2 * PART + 8, rkey)
+            batch.read([self.piece(1, 0, size)], address + 2 * PART + 8, rkey)
+            batch.fetch_and_add(self.piece(1, size + -size % 8, 8), address + 2 * PART, rkey, 7)
+        statuses = self.statuses(self.sends, 3, SECONDS)
+        assert self.bytes(1, 0, size) == data
+        return statuses
+
+
+class Agent:
+    """What can be asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._qp: QueuePair | None = None
+        self._listener: aiordma.Listener | None = None
+        self._conn: aiordma.Connection | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._events: aiordma.DeviceEvents | None = None
+
+    # ---- connections ------------------------------------------------------------------------
+
+    @property
+    def conn(self) -> aiordma.Connection:
+        assert self._conn is not None
+        return self._conn
+
+    async def listen(self, host: str, via: str) -> int:
+        self._listener = await aiordma.listen(host, 0, device=DEVICE, via=cast(Via, via))
+        return self._listener.port
+
+    async def serve(self) -> list[Any]:
+        """Take one connection, echo whatever comes; the peer's address."""
+        assert self._listener is not None
+        self._conn = await self._listener.accept()
+
+        async def echo() -> None:
+            with suppress(aiordma.RDMAError):
+                async for message in self.conn:
+                    with message:
+                        await self.conn.send(message)
+
+        self._serving = asyncio.create_task(echo())
+        return list(self.conn.peer_address or ())
+
+    async def connect(
+        self, host: str, port: int, via: str, seconds: float = SECONDS, source: str | None = None
+    ) -> list[Any]:
+        config = aiordma.Config(connect_timeout=seconds)
+        self._conn = await aiordma.connect(
+            host,
+            port,
+            device=DEVICE,
+            via=cast(Via, via),
+            source=None if source is None else (source, 0),
+            config=config,
+        )
+        return list(self.conn.local_address or ())
+
+    async def echo(self, count: int, size: int, seed: int = 0) -> float:
+        """Messages there and back, as many under way as the connection allows; seconds."""
+        conn, loop = self.conn, asyncio.get_running_loop()
+        start = loop.time()
+
+        async def send() -> None:
+            for n in range(count):
+                await conn.send(pattern(size, seed + n))
+
+        sending = asyncio.create_task(send())
+        try:
+            for n in range(count):
+                with await conn.recv() as message:
+                    assert message == pattern(size, seed + n), f"message {n} is not what was sent"
+            await sending
+        finally:
+            sending.cancel()
+        return loop.time() - start
+
+    async def one_sided(self, rounds: int, size: int) -> None:
+        """Write, read and add in memory that the peer lends."""
+        conn = self.conn
+        remote = await conn.request_region(size + 8, access=ALL)
+        back = bytearray(size)
+        for n in range(rounds):
+            data = pattern(size, n)
+            await conn.write(data, remote[8:])
+            await conn.read(remote[8:], back)
+            assert back == data, f"round {n}: what is read is not what was written"
+            assert await conn.fetch_and_add(remote[:8], 3) == 3 * n
+        await remote.release()
+
+    async def ended(self) -> list[str]:
+        """Wait for the end of the connection: the error, and what is behind it."""
+        try:
+            await self.conn.wait_closed()
+            if self._serving is not None:
+                await self._serving
+            (await self.conn.recv()).release()
+        except aiordma.RDMAError as error:
+            return [type(error).__name__, str(error), str(error.__cause__)]
+        raise AssertionError("the connection has not ended")
+
+    async def close(self) -> None:
+        for it in (self._conn, self._listener):
+            if it is not None:
+                await it.close()
+        if self._serving is not None:
+            await self._serving
+        self._conn = self._listener = self._serving = None
+
+    # ---- queue pairs ------------------------------------------------------------------------
+
+    @property
+    def qp(self) -> QueuePair:
+        assert self._qp is not None
+        return self._qp
+
+    async def make(self, kind: str, ip: str) -> dict[str, Any]:
+        self._qp = QueuePair(self._stack, kind, ip)
+        mr = self._qp.mr
+        return {"peer": self._qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
+
+    async def bring_up(self, peer: str, timeout: float = 0.067) -> None:
+        self.qp.connect(Endpoint.unpack(bytes.fromhex(peer)), timeout)
+
+    async def post(self, count: int, size: int) -> None:
+        self.qp.post(count, size)
+
+    async def send(self, count: int, size: int, seed: int = 0) -> list[str]:
+        """The statuses of the sends."""
+        self.qp.send(count, size, seed)
+        return await asyncio.to_thread(self.qp.statuses, self.qp.sends, count, SECONDS)
+
+    async def receive(
+        self, count: int, size: int, seed: int = 0, seconds: float = SECONDS
+    ) -> list[str]:
+        """The statuses of posted receives, whose content is right if all of them are there."""
+        told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, count, seconds)
+        if told == ["SUCCESS"] * count:
+            wrong = self.qp.check(count, size, seed)
+            assert not wrong, f"receives {wrong} have other bytes than were sent"
+        return told
+
+    async def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
+        """One-sided operations on the peer's memory."""
+        return await asyncio.to_thread(self.qp.one_sided, address, rkey, size, seed)
+
+    async def state(self) -> str:
+        return self.qp.qp.query().qp_state.name
+
+    # ---- the device -------------------------------------------------------------------------
+
+    async def gids(self) -> dict[str, int]:
+        """Index by address."""
+        with verbs.find_device(DEVICE).open() as context:
+            return {str(entry.gid.ip): entry.gid_index for entry in context.query_gid_table()}
+
+    async def watch(self) -> None:
+        """Hear of the device's events from now on."""
+        self._events = aiordma.device_events(DEVICE)
+
+    async def event(self) -> str:
+        """The next one."""
+        assert self._events is not None
+        return (await self._events.get()).type.name
+
+    async def finish(self) -> None:
+        if self._events is not None:
+            self._events.close()
+        await self.close()
+        self._stack.close()
+
+
+Method = Callable[..., Coroutine[Any, Any, object]]
+
+
+async def main() -> None:
+    loop = asyncio.get_running_loop()
+    agent = Agent()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+
+    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
+        method: Method = getattr(agent, name)
+        answer: dict[str, object] = {"number": number}
+        try:
+            answer["result"] = await method(**arguments)
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
+
+    tasks = set()
+    while line := await reader.readline():
+        order = json.loads(line)
+        task = asyncio.create_task(carry_out(order["number"], order["name"], order["arguments"]))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

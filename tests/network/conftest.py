@@ -1,0 +1,193 @@
+"""Two machines, as far as the device can tell: two network namespaces, and an agent in each.
+
+Of the embedded device alone: SoftRoCE's network is the kernel's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .namespaces import Namespace, Network, network
+
+ROOT = Path(__file__).parents[2]
+
+# Seconds that a path may be silent before it counts as lost; the device's own is 20.
+PATIENCE = 3
+
+# Seconds for an answer, however slow the machine is.
+LIMIT = 110.0
+
+
+class Order:
+    """Something that an agent has been told to do."""
+
+    def __init__(self, agent: AgentProcess, number: int) -> None:
+        self.agent = agent
+        self._number = number
+
+    def result(self, seconds: float = LIMIT) -> Any:
+        """Its result, waited for; a failure if it failed or takes too long."""
+        answer = self._answer(seconds)
+        if "error" in answer:
+            pytest.fail(answer["error"], pytrace=True)
+        return answer["result"]
+
+    def error(self, seconds: float = LIMIT) -> str:
+        """What it failed with."""
+        answer = self._answer(seconds)
+        assert "error" in answer, answer
+        return str(answer["error"])
+
+    def done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        self.agent.read(0)
+        return self._number in self.agent.answers
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while not self.done():
+            if not self.agent.read(deadline - time.monotonic()):
+                pytest.fail(f"no answer within {seconds} s")
+        return self.agent.answers[self._number]
+
+
+class AgentProcess:
+    """`tests.network.agent` in a namespace."""
+
+    def __init__(self, namespace: Namespace, patience: int) -> None:
+        self.namespace = namespace
+        self.answers: dict[int, dict[str, Any]] = {}
+        self._count = 0
+        self._rest = b""
+        self._process = subprocess.Popen(
+            namespace.command(sys.executable, "-W", "error", "-m", "tests.network.agent"),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "AIORDMA_EMBEDDED_PATH_TIMEOUT": str(patience)},
+        )
+
+    def start(self, name: str, **arguments: Any) -> Order:
+        """Have it begin, and go on."""
+        self._count += 1
+        order = {"number": self._count, "name": name, "arguments": arguments}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        return Order(self, self._count)
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Have it done."""
+        return self.start(name, **arguments).result()
+
+    def read(self, seconds: float) -> bool:
+        """Take answers in; False when there was none in that time."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], max(seconds, 0))[0]:
+            return False
+        data = os.read(self._process.stdout.fileno(), 65536)
+        if not data:
+            pytest.fail(f"the agent has ended: {self._process.wait()}")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            self.answers[answer["number"]] = answer
+        return True
+
+    def signal(self, number: int) -> None:
+        """`ip netns exec` has become the agent: it is the process itself."""
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def wire() -> Iterator[Network]:
+    """The two namespaces."""
+    with network() as made:
+        yield made
+
+
+Start = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+def start(wire: Network) -> Iterator[Start]:
+    """Starts an agent in a namespace; it is ended with the test."""
+    with ExitStack() as stack:
+
+        def start(namespace: Namespace, patience: int = PATIENCE) -> AgentProcess:
+            agent = AgentProcess(namespace, patience)
+            stack.callback(agent.end)
+            return agent
+
+        yield start
+
+
+@pytest.fixture
+def agents(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
+    """One at each end."""
+    return start(wire.left), start(wire.right)
+
+
+Agents = tuple[AgentProcess, AgentProcess]
+
+
+def address_of(namespace: Namespace, family: str) -> str:
+    """The first address of that kind."""
+    return namespace.ipv4 if family == "IPv4" else namespace.ipv6
+
+
+@pytest.fixture(params=["IPv4", "IPv6"])
+def family(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
+@pytest.fixture(params=["cm", "tcp"])
+def via(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
+def connect(agents: Agents, host: str, via: str) -> None:
+    """The left one has a connection to the right one, which echoes."""
+    left, right = agents
+    port = right.call("listen", host=host, via=via)
+    serving = right.start("serve")
+    left.call("connect", host=host, port=port, via=via)
+    serving.result()
+
+
+def pair(agents: Agents, kind: str, family: str, timeout: float = 0.067) -> dict[str, Any]:
+    """Queue pairs that are connected; the memory of the right one."""
+    left, right = agents
+    ends = [
+        agent.call("make", kind=kind, ip=address_of(agent.namespace, family)) for agent in agents
+    ]
+    for agent, peer in ((left, ends[1]), (right, ends[0])):
+        agent.call("bring_up", peer=peer["peer"], timeout=timeout)
+    return {"address": ends[1]["address"], "rkey": ends[1]["rkey"]}
+
+
+def exchange(agents: Agents, count: int, size: int) -> None:
+    """Messages of queue pairs in both directions at once, all of which arrive."""
+    orders = []
+    for seed, (sender, receiver) in enumerate((agents, agents[::-1])):
+        receiver.call("post", count=count, size=size)
+        orders.append(receiver.start("receive", count=count, size=size, seed=1000 * seed))
+        orders.append(sender.start("send", count=count, size=size, seed=1000 * seed))
+    assert [order.result() for order in orders] == [["SUCCESS"] * count] * 4

@@ -1,0 +1,126 @@
+"""Two network namespaces with a cable between them: made by a test, removed whatever happens.
+
+With Debian's iproute2 (ip-netns(8), veth(4), tc-netem(8)), as root.  The names say which process
+made them; what a killed one has left is removed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PREFIX = "aiordma-test"
+CABLE = "cable"
+
+# An address is usable at once, without a second of asking whether somebody else has it; and, as
+# with IPv4, it is there again when the link is.
+IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
+
+
+def ip(*words: str, program: str = "ip", check: bool = True) -> str:
+    """One command of iproute2; a failure says what it said."""
+    try:
+        done = subprocess.run(
+            [program, *words], capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:
+        pytest.fail(f"{program} is missing: on Debian, apt-get install iproute2", pytrace=False)
+    if check and done.returncode:
+        pytest.fail(f"{program} {' '.join(words)}: {done.stderr.strip()}", pytrace=False)
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One end: a namespace with `lo` and the end of the cable in it."""
+
+    name: str
+    ipv4: str
+    ipv6: str
+
+    def ip(self, *words: str) -> str:
+        """`ip` inside."""
+        return ip("-n", self.name, *words)
+
+    def link(self, *words: str) -> None:
+        """Change the cable's end: up, down, mtu 1280."""
+        self.ip("link", "set", CABLE, *words)
+
+    def tc(self, *words: str) -> str:
+        """`tc` inside."""
+        return ip("-n", self.name, *words, program="tc")
+
+    def add(self, address: str) -> None:
+        """One more address; usable at once, without asking whether somebody else has it."""
+        nodad = ("nodad",) if ":" in address else ()
+        self.ip("addr", "add", address, "dev", CABLE, *nodad)
+
+    def remove(self, address: str) -> None:
+        self.ip("addr", "del", address, "dev", CABLE)
+
+    @property
+    def link_local(self) -> str:
+        """Its IPv6 address that is good on the cable alone."""
+        told = self.ip("-6", "-o", "addr", "show", "dev", CABLE, "scope", "link")
+        found = re.search(r"inet6 (fe80:[0-9a-f:]+)/", told)
+        assert found is not None, told
+        return found[1]
+
+    def command(self, *words: str) -> list[str]:
+        """The words of a command that runs inside."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Both ends."""
+
+    left: Namespace
+    right: Namespace
+
+    @property
+    def ends(self) -> tuple[Namespace, Namespace]:
+        return self.left, self.right
+
+
+def sweep() -> None:
+    """Remove what processes that are no more have left."""
+    for line in ip("netns", "list").splitlines():
+        found = re.match(rf"{PREFIX}-(\d+)-", line)
+        if found and not Path("/proc", found[1]).exists():
+            ip("netns", "del", line.split()[0], check=False)
+
+
+@contextmanager
+def network() -> Iterator[Network]:
+    """Both ends up, each with an address of both kinds."""
+    if os.geteuid() != 0:
+        pytest.fail("network namespaces need root: sudo make network", pytrace=False)
+    sweep()
+    left, right = (
+        Namespace(f"{PREFIX}-{os.getpid()}-{side}", f"10.77.0.{number}", f"fd77::{number}")
+        for number, side in enumerate(("left", "right"), 1)
+    )
+    try:
+        for end in (left, right):
+            ip("netns", "add", end.name)
+            end.ip("link", "set", "lo", "up")
+            for setting, value in IPV6_SETTINGS.items():
+                path = f"/proc/sys/net/ipv6/conf/default/{setting}"
+                ip("netns", "exec", end.name, "sh", "-c", f"echo {value} >{path}")
+        left.ip("link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", right.name)
+        for end in (left, right):
+            end.add(f"{end.ipv4}/24")
+            end.add(f"{end.ipv6}/64")
+            end.link("up")
+        yield Network(left, right)
+    finally:
+        for end in (left, right):
+            ip("netns", "del", end.name, check=False)

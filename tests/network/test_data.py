@@ -1,0 +1,92 @@
+"""Every kind of traffic between two machines, over IPv4 and IPv6, whatever the path's MTU."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Agents, Start, connect, exchange, pair
+from .namespaces import Network
+
+# 1280 is the least that IPv6 allows (RFC 8200, section 5), 9000 is a jumbo frame.
+MTUS = [(1500, 1500), (1280, 1280), (9000, 9000), (9000, 1280)]
+
+
+@pytest.fixture(params=MTUS, ids=lambda mtus: f"{mtus[0]}-{mtus[1]}")
+def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
+    """Of the two ends of the cable: the same, or one that takes more than the other sends."""
+    value: tuple[int, int] = request.param
+    for end, mtu in zip(wire.ends, value, strict=True):
+        end.link("mtu", str(mtu))
+    return value
+
+
+def address(wire: Network, family: str) -> str:
+    return wire.right.ipv4 if family == "IPv4" else wire.right.ipv6
+
+
+def test_connections(agents: Agents, wire: Network, family: str, via: str) -> None:
+    host = address(wire, family)
+    connect(agents, host, via)
+    left, _ = agents
+    for size in (0, 1, 1000, 100_000):
+        left.call("echo", count=20, size=size)
+    left.call("echo", count=4, size=4 << 20)
+    left.call("one_sided", rounds=5, size=1_000_003)
+
+
+def test_queue_pairs(agents: Agents, mtus: tuple[int, int], family: str) -> None:
+    """Reliable and unreliable ones, whose stream does not mind, and datagrams.
+
+    A datagram that is longer than a packet arrives in pieces, which the kernel puts together; a
+    packet that is longer than the other end takes is lost, and so is its datagram.
+    """
+    there = pair(agents, "RC", family)
+    for size in (1, 1200, 4096, 65_537):
+        exchange(agents, 20, size)
+    exchange(agents, 2, 1 << 20)
+    assert agents[0].call("reach", **there, size=1_000_003) == ["SUCCESS"] * 3
+    pair(agents, "UC", family)  # over a cable that loses nothing, as good as reliable
+    for size in (1, 4096, 65_537):
+        exchange(agents, 20, size)
+    pair(agents, "UD", family)
+    for size in (1, 1000, 4096) if mtus[0] == mtus[1] else (1, 1000):
+        exchange(agents, 20, size)
+
+
+def test_the_mtu_becomes_smaller(agents: Agents, wire: Network, family: str, via: str) -> None:
+    """In the middle of a connection: what was cut for the old one is cut anew."""
+    for end in wire.ends:
+        end.link("mtu", "9000")
+    connect(agents, address(wire, family), via)
+    left, _ = agents
+    left.call("echo", count=4, size=1 << 20)
+    for end in wire.ends:
+        end.link("mtu", "1280")
+    left.call("echo", count=4, size=1 << 20)
+
+
+def test_two_networks_at_once(agents: Agents, wire: Network, start: Start, via: str) -> None:
+    """Connections over IPv4 and IPv6, and over several addresses of one interface."""
+    more = [("10.78.0", 24), ("fd78:", 64), ("10.79.0", 24)]
+    for number, end in enumerate(wire.ends, 1):
+        for prefix, length in more:
+            separator = ":" if ":" in prefix else "."
+            end.add(f"{prefix}{separator}{number}/{length}")
+    hosts = [wire.right.ipv4, wire.right.ipv6, "10.78.0.2", "fd78::2", "10.79.0.2"]
+    pairs = [agents, *((start(wire.left), start(wire.right)) for _ in hosts[1:])]
+    for both, host in zip(pairs, hosts, strict=True):
+        connect(both, host, via)
+    orders = [both[0].start("echo", count=20, size=50_000) for both in pairs]
+    for order in orders:
+        order.result()
+
+
+def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> None:
+    """The peer sees the one that was asked for, not the kernel's choice."""
+    wire.left.add("10.77.0.11/24")
+    left, right = agents
+    port = right.call("listen", host=wire.right.ipv4, via=via)
+    serving = right.start("serve")
+    told = left.call("connect", host=wire.right.ipv4, port=port, via=via, source="10.77.0.11")
+    assert told[0] == serving.result()[0] == "10.77.0.11"
+    left.call("echo", count=10, size=10_000)

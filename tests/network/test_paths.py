@@ -1,0 +1,224 @@
+"""Paths that fail for a while or for good, and addresses that go."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from .conftest import PATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
+from .namespaces import Namespace, Network
+
+# How many times its patience the device may take until it has noticed and told everybody: it looks
+# four times in that time, and the machine may be slow.
+BOUND = 5
+
+# Long enough that TCP has tried again in vain, short enough to be no loss of the path.
+A_WHILE = PATIENCE / 4
+
+
+@pytest.fixture(params=["IPv4-cm", "IPv6-tcp"])
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Family and the way to connect: each of the four once is enough here."""
+    family, via = request.param.split("-")
+    return family, via
+
+
+@pytest.fixture(params=["left", "right"])
+def cut(request: pytest.FixtureRequest, wire: Network) -> Namespace:
+    """The end of the cable that is pulled out: one's own, or the other one's."""
+    end: Namespace = getattr(wire, request.param)
+    return end
+
+
+def stays_open(order: Order, seconds: float) -> None:
+    """Nothing comes of it in that time."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        assert not order.done()
+        order.agent.read(left)
+    assert not order.done()
+
+
+# ---- for a while ---------------------------------------------------------------------------------
+
+
+def test_link_down_and_up(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+    """Nothing is lost and nothing fails: idle, in the middle of messages, in large ones."""
+    left, right = agents
+    connect(agents, address_of(right.namespace, way[0]), way[1])
+    left.call("echo", count=10, size=1000)
+    for count, size in ((10, 1000), (20, 1 << 20)):
+        cut.link("down")
+        echo = left.start("echo", count=count, size=size)
+        stays_open(echo, A_WHILE)
+        cut.link("up")
+        echo.result()
+    left.call("one_sided", rounds=3, size=100_000)
+
+
+def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: str) -> None:
+    """While frames are on their way, in both directions, of queue pairs of both kinds."""
+    left, right = agents
+    for kind in ("RC", "UC"):
+        there = pair(agents, kind, family)
+        exchange(agents, 1, 1)
+        right.call("post", count=8, size=200_000)
+        receiving = right.start("receive", count=8, size=200_000)
+        left.call("post", count=8, size=200_000)
+        answer = left.start("receive", count=8, size=200_000)
+        orders = [
+            agent.start("send", count=8, size=200_000) for agent in (left, right)
+        ]
+        cut.link("down")
+        left.read(A_WHILE)
+        cut.link("up")
+        for order in (receiving, answer, *orders):
+            assert order.result() == ["SUCCESS"] * 8
+        if kind == "RC":
+            assert left.call("reach", **there, size=100_000) == ["SUCCESS"] * 3
+
+
+def test_address_away_for_a_while(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+    """The device tells of it; its connections wait, those of another address do not notice."""
+    left, right = agents
+    family, via = way
+    address = f"{address_of(cut, family)}/{24 if family == 'IPv4' else 64}"
+    agent = left if cut is left.namespace else right
+    connect(agents, address_of(right.namespace, family), via)
+    index = agent.call("gids")[address_of(cut, family)]
+    agent.call("watch")
+    cut.remove(address)
+    assert agent.call("event") == "GID_CHANGE"
+    assert address_of(cut, family) not in agent.call("gids")
+    echo = left.start("echo", count=10, size=10_000)
+    stays_open(echo, A_WHILE)
+    cut.add(address)
+    assert agent.call("event") == "GID_CHANGE"
+    assert agent.call("gids")[address_of(cut, family)] == index
+    echo.result()
+
+
+def test_a_stopped_process_is_no_lost_path(wire: Network, start: Start, via: str) -> None:
+    """Its machine answers for it: what is under way to it waits, longer than the patience."""
+    left, right = start(wire.left, 1), start(wire.right, 1)
+    connect((left, right), wire.right.ipv4, via)
+    right.signal(signal.SIGSTOP)
+    echo = left.start("echo", count=8, size=8 << 20)
+    stays_open(echo, 4)
+    right.signal(signal.SIGCONT)
+    echo.result()
+
+
+# ---- for good ------------------------------------------------------------------------------------
+
+
+def lost(order: Order, since: float) -> list[str]:
+    """The connection ends in time, and says why."""
+    told: list[str] = order.result(BOUND * PATIENCE)
+    kind, text, cause = told
+    assert kind == "ConnectionBrokenError", told
+    assert "the way to it" in text, told
+    assert cause in text, told
+    assert time.monotonic() - since > PATIENCE / 2, "sooner than it may"
+    return told
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_lost_path(agents: Agents, cut: Namespace, way: tuple[str, str], busy: bool) -> None:
+    """Both ends find out, each by itself: the one that asks, and the one that serves."""
+    left, right = agents
+    connect(agents, address_of(right.namespace, way[0]), way[1])
+    left.call("echo", count=1, size=1)
+    since = time.monotonic()
+    cut.link("down")
+    echo = left.start("echo", count=20, size=1 << 20) if busy else None
+    ends = [agent.start("ended") for agent in agents]
+    if echo is not None:
+        assert "ConnectionBrokenError" in echo.error(BOUND * PATIENCE)
+    for end in ends:
+        lost(end, since)
+
+
+def test_lost_path_of_queue_pairs(agents: Agents, cut: Namespace, family: str) -> None:
+    """A request that nobody answers any more fails as one whose retries are over."""
+    left, right = agents
+    pair(agents, "RC", family)
+    exchange(agents, 1, 100)
+    right.call("post", count=1, size=100)
+    since = time.monotonic()
+    cut.link("down")
+    assert left.call("send", count=1, size=100) == ["RETRY_EXC_ERR"]
+    assert time.monotonic() - since < BOUND * PATIENCE
+    assert left.call("state") == "ERR"
+    # The other side, which has nothing under way, is asked for signs of life by its kernel.
+    assert right.call("receive", count=1, size=100, seconds=BOUND * PATIENCE) == ["WR_FLUSH_ERR"]
+    assert right.call("state") == "ERR"
+
+
+def test_a_queue_pair_that_waits_longer(agents: Agents, wire: Network) -> None:
+    """By its timeout and retry count: it is given that time (IBTA 9.7.6.1.3)."""
+    left, right = agents
+    pair(agents, "RC", "IPv4", timeout=1.0)  # 2^18 * 4.096 us, eight times
+    exchange(agents, 1, 100)
+    right.call("post", count=1, size=100)
+    wire.right.link("down")
+    send = left.start("send", count=1, size=100)
+    stays_open(send, 1.5 * PATIENCE)
+    wire.right.link("up")
+    assert send.result() == ["SUCCESS"]
+    assert right.call("receive", count=1, size=100) == ["SUCCESS"]
+
+
+def test_address_gone(agents: Agents, wire: Network, via: str) -> None:
+    """For good: its connections are lost, nothing else is, and it cannot be chosen any more."""
+    left, right = agents
+    wire.left.add("10.77.0.11/24")
+    port = right.call("listen", host=wire.right.ipv4, via=via)
+    serving = right.start("serve")
+    left.call("connect", host=wire.right.ipv4, port=port, via=via, source="10.77.0.11")
+    serving.result()
+    left.call("echo", count=1, size=1000)
+    since = time.monotonic()
+    wire.left.remove("10.77.0.11/24")
+    echo = left.start("echo", count=1, size=1000)
+    for end in [agent.start("ended") for agent in agents]:
+        lost(end, since)
+    echo.error()
+    for agent in agents:
+        agent.call("close")
+    port = right.call("listen", host=wire.right.ipv4, via=via)
+    serving = right.start("serve")
+    refused = left.start(
+        "connect", host=wire.right.ipv4, port=port, via=via, source="10.77.0.11"
+    ).error()
+    assert "10.77.0.11" in refused
+    left.call("connect", host=wire.right.ipv4, port=port, via=via)
+    serving.result()
+    left.call("echo", count=10, size=1000)
+
+
+# ---- nobody there --------------------------------------------------------------------------------
+
+
+def test_connecting_to_nobody(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+    """The error comes within the time of the call, and names whom it could not reach.
+
+    With its own link down, the connection manager knows at once that there is no way.
+    """
+    left, right = agents
+    family, via = way
+    host = address_of(right.namespace, family)
+    port = right.call("listen", host=host, via=via)
+    cut.link("down")
+    error = left.start("connect", host=host, port=port, via=via, seconds=1.0).error()
+    assert host in error
+    at_once = via == "cm" and cut is left.namespace
+    assert error.startswith("AddressError" if at_once else "UnreachableError")
+    cut.link("up")
+    serving = right.start("serve")
+    left.call("connect", host=host, port=port, via=via)
+    serving.result()
+    left.call("echo", count=1, size=1000)
+
