@@ -47,22 +47,36 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software examples bench softroce counts
+.PHONY: echo test programs software network examples bench softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
 test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	$(MAKE) --no-print-directory -C tests/soft check
 	@mkdir -p $(LOGS)
-	$(BIN)/python -m pytest --ignore tests/programs --ignore tests/software $(ARGS) | tee $(LOGS)/embedded0
+	$(BIN)/python -m pytest --ignore tests/programs --ignore tests/software --ignore tests/network \
+		$(ARGS) | tee $(LOGS)/embedded0
 	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs),' \
-		'and of software carried over RDMA (make software).'
+		'and of software carried over RDMA (make software);' \
+		'and as they need root: those between network namespaces (make network).'
 
 programs: .venv/.test $(MODULE) ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
 
 software: .venv/.software $(MODULE) ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
+
+# What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
+# cannot.
+network: .venv/.test $(MODULE) ## the device between network namespaces: root, iproute2
+	$(BIN)/python -m pytest tests/network --ignore tests/network/test_netem.py $(ARGS)
+	@if tests/network/has-netem; then \
+		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
+	else \
+		echo 'The kernel of this machine has no netem: tests/network/test_netem.py in the virtual machine.'; \
+		tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
+			tests/network/test_netem.py $(ARGS); \
+	fi
 
 examples: .venv/.test $(MODULE) ## run every example
 	$(BIN)/python -m pytest tests/examples
@@ -76,7 +90,7 @@ softroce: .venv/.test .venv/.software $(MODULE) ## the same tests and the echo o
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 \
-			--ignore tests/abi --ignore tests/core --ignore tests/programs \
+			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/network \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
@@ -134,7 +148,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 		../../$(BIN)/pip install --quiet --no-deps --target installed .
 	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
 	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
-		--ignore tests/programs --ignore tests/software $(ARGS)
+		--ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
 
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread

@@ -30,6 +30,7 @@ from tests.transport.place import ALL, pattern
 
 DEVICE = "embedded0"
 PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
+QUIET = 3.0  # without a datagram: there are no more
 SECONDS = 100.0  # for what should come at once, on the slowest machine
 
 
@@ -114,6 +115,12 @@ class QueuePair:
             for n in range(count)
             if self.bytes(1, n * room + self.header, size) != pattern(size, seed + n)
         ]
+
+    def which(self, found: int, sent: int, size: int) -> list[int]:
+        """Of the messages that the peer has sent, those that have come, in their order."""
+        numbers = {pattern(size, n): n for n in range(sent)}
+        room = size + self.header
+        return [numbers[self.bytes(1, n * room + self.header, size)] for n in range(found)]
 
     def one_sided(self, address: int, rkey: int, size: int, seed: int) -> list[str]:
         """Write to the exposed part, read it back into the second part, add to a word of it."""
@@ -261,6 +268,12 @@ class Agent:
             wrong = self.qp.check(count, size, seed)
             assert not wrong, f"receives {wrong} have other bytes than were sent"
         return told
+
+    async def datagrams(self, most: int, sent: int, size: int) -> list[int]:
+        """Which of the peer's have come when no more do."""
+        told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, most, QUIET)
+        assert set(told) <= {"SUCCESS"}
+        return self.qp.which(len(told), sent, size)
 
     async def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
         """One-sided operations on the peer's memory."""

@@ -1,0 +1,297 @@
+/* Processes that are killed, stopped or leave at any moment, and what the survivor counts.
+ *
+ * All peers are forked before the survivor opens a device, each waits for its order; so one more of
+ * them costs nothing but a message.  The survivor runs in namespaces of its own where it may (as
+ * root, or where users may make namespaces): then what is in /tmp, /dev/shm and among the abstract
+ * sockets at the end has been left behind by these processes.
+ */
+#ifndef AIORDMA_TESTS_KILLING_H
+#define AIORDMA_TESTS_KILLING_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dirent.h>
+#include <malloc.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#include "verbs_side.h"
+
+#define SECOND 1000000000ull
+#define MILLISECOND 1000000ull
+
+/* ---- chance -------------------------------------------------------------------------------- */
+
+/* Same seed, same decisions; when they fall, and what they hit, is the machine's chance. */
+static uint64_t chance_state = 88172645463325252u;
+
+static inline uint32_t chance(uint32_t below)
+{
+	chance_state ^= chance_state << 13;
+	chance_state ^= chance_state >> 7;
+	chance_state ^= chance_state << 17;
+	return (uint32_t)(chance_state >> 32) % below;
+}
+
+/* Every other time up to 65 ms, each magnitude as often as the others: that is in the handshake.
+ * Else up to 130 ms: in the middle of traffic. */
+static inline uint64_t moment_ns(void)
+{
+	uint64_t most = 1000ull << (1 + chance(16));
+
+	return chance(2) ? most / 2 + chance((uint32_t)(most / 2)) : 1000ull * chance(130000);
+}
+
+/* ---- a place of its own -------------------------------------------------------------------- */
+
+static bool isolated;
+
+static inline bool put_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+	bool put = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	if (fd >= 0)
+		close(fd);
+	return put;
+}
+
+static inline bool namespaces(void)
+{
+	unsigned uid = getuid();
+	char map[64];
+
+	if (unshare(CLONE_NEWNS | CLONE_NEWNET) == 0)
+		return true;
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET))
+		return false;
+	snprintf(map, sizeof(map), "%u %u 1", uid, uid);
+	CHECK(put_text("/proc/self/uid_map", map));
+	return true;
+}
+
+static inline void isolate(void)
+{
+	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+	int fd;
+
+	isolated = namespaces() &&
+		   mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+		   mount("none", "/tmp", "tmpfs", 0, NULL) == 0 &&
+		   mount("none", "/dev/shm", "tmpfs", 0, NULL) == 0;
+	if (!isolated) {
+		printf("no namespaces for this user: what is left in the file system is not looked at\n");
+		return;
+	}
+	fd = socket(AF_INET, SOCK_DGRAM, 0);
+	CHECK(fd >= 0);
+	CHECK_EQUAL(ioctl(fd, SIOCSIFFLAGS, &loopback), 0);
+	close(fd);
+}
+
+/* ---- peers --------------------------------------------------------------------------------- */
+
+enum { PEERS_MOST = 900 };
+
+static struct peer {
+	pid_t pid;
+	int fd; /* to it; -1: no more */
+} peers[PEERS_MOST];
+static int peer_count, peers_used;
+
+/* In the peer: does what is ordered through the fd; may leave when it likes. */
+typedef void (*peer_body)(int fd);
+
+static inline void prepare_peers(int count, peer_body body)
+{
+	struct rlimit files = {0};
+
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
+	files.rlim_cur = files.rlim_max;
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
+	CHECK(count <= PEERS_MOST);
+	fflush(NULL);
+	for (int i = 0; i < count; i++) {
+		int fds[2];
+		pid_t pid;
+
+		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+		pid = fork();
+		CHECK(pid >= 0);
+		if (pid == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			alarm(0);
+			close(fds[0]);
+			for (int other = 0; other < i; other++)
+				close(peers[other].fd);
+			chance_state += (uint64_t)i * 2654435761u;
+			body(fds[1]);
+			_exit(0);
+		}
+		close(fds[1]);
+		peers[i] = (struct peer){.pid = pid, .fd = fds[0]};
+	}
+	peer_count = count;
+}
+
+static inline struct peer *next_peer(void)
+{
+	CHECK(peers_used < peer_count);
+	return &peers[peers_used++];
+}
+
+/* True when it is dead; it may be so only by a signal or with status 0. */
+static inline bool peer_is_gone(struct peer *peer)
+{
+	int status;
+	pid_t pid = waitpid(peer->pid, &status, WNOHANG);
+
+	CHECK(pid == 0 || pid == peer->pid);
+	if (pid == 0)
+		return false;
+	if (!(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) &&
+	    !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+		fprintf(stderr, "in %s: a peer ended with status %#x\n", current_step,
+			(unsigned)status);
+		exit(1);
+	}
+	close(peer->fd);
+	peer->fd = -1;
+	return true;
+}
+
+/* Until it cannot run any more. */
+static inline void stop_peer(struct peer *peer)
+{
+	int status;
+
+	CHECK_EQUAL(kill(peer->pid, SIGSTOP), 0);
+	CHECK_EQUAL(waitpid(peer->pid, &status, WUNTRACED), peer->pid);
+	CHECK(WIFSTOPPED(status));
+}
+
+static inline void dismiss_peers(void)
+{
+	for (int i = 0; i < peer_count; i++)
+		if (peers[i].fd >= 0) {
+			close(peers[i].fd);
+			peers[i].fd = -1;
+			CHECK_EQUAL(kill(peers[i].pid, SIGKILL), 0);
+			CHECK_EQUAL(waitpid(peers[i].pid, NULL, 0), peers[i].pid);
+		}
+}
+
+/* ---- what the survivor holds --------------------------------------------------------------- */
+
+struct held {
+	int files;
+	int threads;
+	int shared; /* mappings of memory that is shared through a file descriptor */
+	size_t memory;
+};
+
+static inline int entries_in(const char *path)
+{
+	DIR *folder = opendir(path);
+	int count = -2; /* . and .. */
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+static inline int lines_with(const char *path, const char *word)
+{
+	FILE *file = fopen(path, "r");
+	char line[512];
+	int count = 0;
+
+	CHECK(file);
+	while (fgets(line, sizeof(line), file))
+		count += strstr(line, word) != NULL;
+	fclose(file);
+	return count;
+}
+
+static inline struct held held_now(void)
+{
+	struct held held = {
+		.files = entries_in("/proc/self/fd"),
+		.threads = entries_in("/proc/self/task"),
+		.shared = lines_with("/proc/self/maps", "memfd:"),
+		.memory = mallinfo2().uordblks + mallinfo2().hblkhd, /* 0 under sanitizers */
+	};
+
+	for (int i = 0; i < peer_count; i++)
+		held.files -= peers[i].fd >= 0;
+	return held;
+}
+
+/* The survivor is back where it was, when the links that linger have gone. */
+static inline void expect_held(const struct held *before)
+{
+	enum { SLACK = 256 << 10 }; /* tables have grown */
+	uint64_t end = now_ns(CLOCK_MONOTONIC) + 10 * SECOND;
+	struct held now;
+
+	do {
+		now = held_now();
+		sched_yield();
+	} while ((now.files != before->files || now.threads != before->threads ||
+		  now.shared != before->shared || now.memory > before->memory + SLACK) &&
+		 now_ns(CLOCK_MONOTONIC) < end);
+	CHECK_EQUAL(now.files, before->files);
+	CHECK_EQUAL(now.threads, before->threads);
+	CHECK_EQUAL(now.shared, before->shared);
+	CHECK(now.memory <= before->memory + SLACK);
+}
+
+/* When the device is closed and everybody else is dead. */
+static inline void expect_nothing_left(void)
+{
+	if (!isolated)
+		return;
+	CHECK_EQUAL(entries_in("/tmp"), 0);
+	CHECK_EQUAL(entries_in("/dev/shm"), 0);
+	CHECK_EQUAL(lines_with("/proc/net/unix", "@"), 0);
+}
+
+/* ---- how soon ------------------------------------------------------------------------------ */
+
+static uint64_t notices[PEERS_MOST];
+static int notice_count;
+
+static inline void noticed_after(uint64_t ns)
+{
+	if (notice_count < PEERS_MOST)
+		notices[notice_count++] = ns;
+}
+
+static inline int by_size(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Half of them within a second of the kill, as is promised, even on a busy machine; all within ten
+ * (CHECKed where they are waited for). */
+static inline void tell_notices(const char *what)
+{
+	CHECK(notice_count > 0);
+	qsort(notices, (size_t)notice_count, sizeof(notices[0]), by_size);
+	printf("%s: noticed %d times, after %.2f ms in the median, %.1f ms at most\n", what,
+	       notice_count, (double)notices[notice_count / 2] / 1e6,
+	       (double)notices[notice_count - 1] / 1e6);
+	CHECK(notices[notice_count / 2] < SECOND);
+}
+
+#endif
