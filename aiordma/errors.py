@@ -381,8 +381,8 @@ def work_completion_error(
 # ibv_get_async_event(3): what can be done about those after which nothing works any more.
 _EVENT_ADVICE = {
     "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
-    "QP_FATAL": "the device could not go on with the queue pair: the kernel's log may say why, or, of"
-    " the embedded device, the peer's process is gone, or the way to it",
+    "QP_FATAL": "the device could not go on with the queue pair: the kernel's log may say why; or,"
+    " of the embedded device, the peer's process is gone, or the way to it",
     "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
     "QP_ACCESS_ERR": "the peer reached for memory that it has no right to; it is the peer's fault",
     "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",

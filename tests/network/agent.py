@@ -79,7 +79,7 @@ class QueuePair:
     def piece(self, part: int, offset: int, size: int) -> ScatterGatherElement:
         return ScatterGatherElement(self.mr.addr + part * PART + offset, size, self.mr.lkey)
 
-    def bytes(self, part: int, offset: int, size: int) -> bytes:
+    def content(self, part: int, offset: int, size: int) -> bytes:
         return bytes(self.mr.buf[part * PART + offset : part * PART + offset + size])
 
     def put(self, offset: int, data: bytes) -> None:
@@ -113,14 +113,14 @@ class QueuePair:
         return [
             n
             for n in range(count)
-            if self.bytes(1, n * room + self.header, size) != pattern(size, seed + n)
+            if self.content(1, n * room + self.header, size) != pattern(size, seed + n)
         ]
 
     def which(self, found: int, sent: int, size: int) -> list[int]:
         """Of the messages that the peer has sent, those that have come, in their order."""
         numbers = {pattern(size, n): n for n in range(sent)}
         room = size + self.header
-        return [numbers[self.bytes(1, n * room + self.header, size)] for n in range(found)]
+        return [numbers[self.content(1, n * room + self.header, size)] for n in range(found)]
 
     def one_sided(self, address: int, rkey: int, size: int, seed: int) -> list[str]:
         """Write to the exposed part, read it back into the second part, add to a word of it."""
@@ -131,7 +131,7 @@ class QueuePair:
             batch.read([self.piece(1, 0, size)], address + 2 * PART + 8, rkey)
             batch.fetch_and_add(self.piece(1, size + -size % 8, 8), address + 2 * PART, rkey, 7)
         statuses = self.statuses(self.sends, 3, SECONDS)
-        assert self.bytes(1, 0, size) == data
+        assert self.content(1, 0, size) == data
         return statuses
 
 
@@ -248,8 +248,8 @@ class Agent:
         mr = self._qp.mr
         return {"peer": self._qp.endpoint.pack().hex(), "address": mr.addr, "rkey": mr.rkey}
 
-    async def bring_up(self, peer: str, timeout: float = 0.067) -> None:
-        self.qp.connect(Endpoint.unpack(bytes.fromhex(peer)), timeout)
+    async def bring_up(self, peer: str, ack_timeout: float) -> None:
+        self.qp.connect(Endpoint.unpack(bytes.fromhex(peer)), ack_timeout)
 
     async def post(self, count: int, size: int) -> None:
         self.qp.post(count, size)

@@ -172,14 +172,14 @@ def connect(agents: Agents, host: str, via: str) -> None:
     serving.result()
 
 
-def pair(agents: Agents, kind: str, family: str, timeout: float = 0.067) -> dict[str, Any]:
+def pair(agents: Agents, kind: str, family: str, ack_timeout: float = 0.067) -> dict[str, Any]:
     """Queue pairs that are connected; the memory of the right one."""
     left, right = agents
     ends = [
         agent.call("make", kind=kind, ip=address_of(agent.namespace, family)) for agent in agents
     ]
     for agent, peer in ((left, ends[1]), (right, ends[0])):
-        agent.call("bring_up", peer=peer["peer"], timeout=timeout)
+        agent.call("bring_up", peer=peer["peer"], ack_timeout=ack_timeout)
     return {"address": ends[1]["address"], "rkey": ends[1]["rkey"]}
 
 

@@ -68,9 +68,7 @@ def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: 
         receiving = right.start("receive", count=8, size=200_000)
         left.call("post", count=8, size=200_000)
         answer = left.start("receive", count=8, size=200_000)
-        orders = [
-            agent.start("send", count=8, size=200_000) for agent in (left, right)
-        ]
+        orders = [agent.start("send", count=8, size=200_000) for agent in (left, right)]
         cut.link("down")
         left.read(A_WHILE)
         cut.link("up")
@@ -160,7 +158,7 @@ def test_lost_path_of_queue_pairs(agents: Agents, cut: Namespace, family: str) -
 def test_a_queue_pair_that_waits_longer(agents: Agents, wire: Network) -> None:
     """By its timeout and retry count: it is given that time (IBTA 9.7.6.1.3)."""
     left, right = agents
-    pair(agents, "RC", "IPv4", timeout=1.0)  # 2^18 * 4.096 us, eight times
+    pair(agents, "RC", "IPv4", ack_timeout=1.0)  # 2^18 * 4.096 us, eight times
     exchange(agents, 1, 100)
     right.call("post", count=1, size=100)
     wire.right.link("down")
@@ -221,4 +219,3 @@ def test_connecting_to_nobody(agents: Agents, cut: Namespace, way: tuple[str, st
     left.call("connect", host=host, port=port, via=via)
     serving.result()
     left.call("echo", count=1, size=1000)
-
