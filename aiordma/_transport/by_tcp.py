@@ -177,8 +177,9 @@ async def open_link(address: Address, source: Address | None) -> TCPLink:
             event="",
         ) from error
     except OSError as error:
+        begin = f" from {source[0]}" if source else ""
         raise UnreachableError(
-            f"no way to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
+            f"no way{begin} to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
         ) from error
     return TCPLink(*await asyncio.open_connection(sock=connected))
 
