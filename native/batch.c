@@ -122,6 +122,7 @@ static int look_again(struct aiordma_drain *drain)
 	unsigned steps = aiordma_embedded_steps();
 	int rc;
 
+	aiordma_embedded_spin(1);
 	do {
 		rc = take_events(drain);
 		now = microseconds();
@@ -130,6 +131,7 @@ static int look_again(struct aiordma_drain *drain)
 			end = now + drain->spin_us;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
+	aiordma_embedded_spin(0);
 	return rc;
 }
 

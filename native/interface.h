@@ -158,6 +158,10 @@ struct aiordma_drain {
 /* Grows whenever a thread of the application has found work to do for the embedded device. */
 unsigned aiordma_embedded_steps(void);
 
+/* A thread begins to look for work of the embedded device again and again, or stops that: meanwhile
+ * other processes need not wake it.  In pairs. */
+void aiordma_embedded_spin(int begins);
+
 /* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
  * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
  * before every ready CQ was seen empty: call again. */

@@ -45,8 +45,10 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
 
-	if (channel && !cq->armed != !armed)
+	if (channel && !cq->armed != !armed) {
 		__atomic_fetch_add(&channel->channel.wanted, armed ? 1u : -1u, __ATOMIC_RELAXED);
+		soft_engine_armed(armed ? 1 : -1);
+	}
 	cq->armed = armed;
 }
 
@@ -62,6 +64,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	else if (cq->armed == SOFT_UNARMED)
 		set_armed(cq, SOFT_ARMED_SOLICITED);
 	pthread_mutex_unlock(&cq->lock);
+	soft_engine_sleepy();
 	return 0;
 }
 

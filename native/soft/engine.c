@@ -41,6 +41,7 @@ enum {
 	NESTED_CHANNELS = 32,
 	SOON = 3,
 	LET_DOWNS = 8,
+	ASK_NS = 2000,
 };
 
 #define DISTRUST_NS 50000000u
@@ -53,14 +54,19 @@ static struct {
 	pthread_mutex_t lock;
 	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served;      /* atomic: steps of application threads that found something to do */
+	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
+	unsigned spinning;    /* atomic: threads that look again and again for a moment */
 	unsigned incarnation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
 	bool ticking;  /* the thread stands back, and looks around every tick */
+	bool asleep;   /* the thread is in epoll_wait, or on its way */
+	uint64_t trust_at; /* it does not stand back before that */
+	uint64_t asked_at; /* epoll was asked, by a thread that polls */
 	bool silent;   /* sources of the port are not served */
 
 	int epoll_fd;
-	struct soft_source wake;  /* eventfd that ends the thread's sleep when the engine stops */
+	struct soft_source wake;  /* eventfd that ends the thread's sleep */
 	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
 	struct soft_source alarm; /* timerfd of timer.c */
 	pthread_t thread;
@@ -213,15 +219,52 @@ void soft_sources_silence(bool silent)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
+/* Must neighbours ring?  Not when somebody is sure to come by. */
+static void mind_neighbours(void)
+{
+	bool armed = __atomic_load_n(&engine.armed, __ATOMIC_RELAXED);
+	bool spinning = __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED);
+
+	soft_neighbours_alert(!spinning && (armed || engine.asleep));
+}
+
+/* A thread of the application polls and has found something, while the engine's thread sleeps: that
+ * shall come by every tick, so that neighbours need not ring. */
+static void rouse(void)
+{
+	const uint64_t one = 1;
+
+	if (!engine.asleep || __atomic_load_n(&engine.armed, __ATOMIC_RELAXED) ||
+	    soft_now() < engine.trust_at)
+		return;
+	engine.asleep = false;
+	(void)!write(engine.wake.fd, &one, sizeof(one));
+}
+
+/* Who polls asks the rings every time, and epoll, which is a system call, every so often. */
+static bool asked_lately(void)
+{
+	uint64_t now = soft_now();
+
+	if (now - engine.asked_at < ASK_NS)
+		return true;
+	engine.asked_at = now;
+	return false;
+}
+
 /* Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
-static bool step(void)
+static bool step(bool polling)
 {
 	if (!engine.running)
 		return false;
+	bool found = soft_neighbours_serve();
+
+	if (polling && soft_neighbours_attended() && asked_lately())
+		return found;
 	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
 
 	if (count <= 0)
-		return false;
+		return found;
 	engine.event_count = count;
 	engine.share = SOFT_STEP_BYTES / (size_t)count;
 	for (int i = 0; i < count; i++) {
@@ -235,12 +278,16 @@ static bool step(void)
 	return true;
 }
 
-static void progress(struct soft_channel *channel)
+static void progress(struct soft_channel *channel, bool polling)
 {
 	engine.current = channel;
+	mind_neighbours();
 	soft_acks_step();
-	if (step())
+	if (step(polling)) {
 		__atomic_fetch_add(&engine.served, 1, __ATOMIC_RELAXED);
+		if (soft_neighbours_attended())
+			rouse();
+	}
 	soft_unlock();
 }
 
@@ -249,7 +296,7 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel);
+	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED));
 }
 
 void soft_progress(void)
@@ -262,7 +309,28 @@ void soft_progress_try(void)
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
 	if (__atomic_load_n(&engine.waiting, __ATOMIC_RELAXED) == 0 &&
 	    pthread_mutex_trylock(&engine.lock) == 0)
-		progress(NULL);
+		progress(NULL, true);
+}
+
+void soft_engine_armed(int change)
+{
+	__atomic_fetch_add(&engine.armed, (unsigned)change, __ATOMIC_RELAXED);
+}
+
+void soft_engine_sleepy(void)
+{
+	if (!soft_neighbours_attended())
+		return;
+	soft_lock();
+	mind_neighbours();
+	soft_unlock();
+}
+
+void aiordma_embedded_spin(int begins)
+{
+	__atomic_fetch_add(&engine.spinning, begins ? 1u : -1u, __ATOMIC_RELAXED);
+	if (!begins)
+		soft_engine_sleepy();
 }
 
 unsigned aiordma_embedded_steps(void)
@@ -311,16 +379,52 @@ static bool serve(void)
 {
 	make_room();
 	soft_lock();
-	bool worked = step();
+	bool worked = step(false);
 	soft_unlock();
 	return worked;
 }
 
-static bool work_is_ready(int timeout_ms)
+static bool epoll_is_ready(int timeout_ms)
 {
 	struct epoll_event event;
 
 	return epoll_wait(engine.epoll_fd, &event, 1, timeout_ms) > 0;
+}
+
+static bool work_is_ready(void)
+{
+	if (epoll_is_ready(0))
+		return true;
+	if (!soft_neighbours_attended())
+		return false;
+	soft_lock();
+	bool ready = soft_neighbours_have_input();
+
+	soft_unlock();
+	return ready;
+}
+
+static void set_asleep(bool asleep)
+{
+	soft_lock();
+	engine.asleep = asleep;
+	if (asleep)
+		mind_neighbours();
+	soft_unlock();
+}
+
+/* Until there is work, or we are roused. */
+static bool sleep_well(void)
+{
+	uint64_t count;
+
+	set_asleep(true);
+	bool ready = epoll_is_ready(-1);
+
+	set_asleep(false);
+	/* Ours alone to read: threads that come by leave it, so that it cannot be missed. */
+	(void)!read(engine.wake.fd, &count, sizeof(count));
+	return ready;
 }
 
 /* Begin to watch from the side, unless somebody depends on us. */
@@ -355,7 +459,7 @@ static bool stand_back(unsigned *seen, unsigned *ticks)
 		if (served != *seen) {
 			*seen = served;
 			quiet = 0;
-		} else if (work_is_ready(0)) {
+		} else if (work_is_ready()) {
 			left_lying = true;
 		} else {
 			quiet++;
@@ -373,7 +477,6 @@ struct manners {
 	unsigned seen;      /* of engine.served */
 	bool courteous;     /* the application has done work since we last had to */
 	unsigned let_down;  /* how often in a row something was soon left lying all the same */
-	uint64_t trust_at;  /* do not stand back before */
 	uint64_t distrust;  /* for how long, next time */
 };
 
@@ -386,7 +489,7 @@ static bool is_for_us(struct manners *manners)
 		manners->seen = served;
 		manners->courteous = true;
 	}
-	if (!manners->courteous || soft_now() < manners->trust_at || !may_stand_back())
+	if (!manners->courteous || soft_now() < engine.trust_at || !may_stand_back())
 		return true;
 	unsigned ticks;
 	bool left_lying = stand_back(&manners->seen, &ticks);
@@ -399,7 +502,9 @@ static bool is_for_us(struct manners *manners)
 		manners->distrust = DISTRUST_NS;
 	} else if (++manners->let_down >= LET_DOWNS) {
 		manners->let_down = 0;
-		manners->trust_at = soft_now() + manners->distrust;
+		soft_lock();
+		engine.trust_at = soft_now() + manners->distrust;
+		soft_unlock();
 		if (manners->distrust < DISTRUST_MOST_NS)
 			manners->distrust *= 2;
 	}
@@ -416,7 +521,7 @@ static void *run(void *unused)
 	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
 	while (!stopping()) {
-		if (!work_is_ready(-1) || stopping() || !is_for_us(&manners))
+		if (!sleep_well() || stopping() || !is_for_us(&manners))
 			continue;
 		manners.courteous = false;
 		serve();
@@ -428,7 +533,7 @@ static void *run(void *unused)
 
 static void wake_ready(struct soft_source *source, uint32_t events)
 {
-	/* Left readable: it is written once, to end the thread. */
+	/* Left readable, for the engine's thread: see sleep_well. */
 	(void)source;
 	(void)events;
 }
@@ -448,7 +553,7 @@ static void nudge_ready(struct soft_source *source, uint32_t events)
 
 	(void)events;
 	if (read(source->fd, &count, sizeof(count)) == sizeof(count))
-		soft_neighbours_resume();
+		soft_neighbours_serve();
 }
 
 void soft_engine_nudge(void)
@@ -528,7 +633,7 @@ static void after_fork_in_child(void)
 	soft_list_init(&engine.channels);
 	soft_port_reset();
 	soft_trace_forget();
-	engine.running = engine.ticking = engine.silent = false;
+	engine.running = engine.ticking = engine.silent = engine.asleep = false;
 	engine.event_count = 0;
 	engine.incarnation++;
 	engine.waiting = 0;
@@ -622,7 +727,7 @@ void soft_engine_put(void)
 	if (users && --users == 0) {
 		__atomic_store_n(&engine.stopping, true, __ATOMIC_RELEASE);
 		if (write(engine.wake.fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* an eventfd that was never written cannot be full */
+			abort(); /* an eventfd that is read now and then cannot be full */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
 		soft_listener_shutdown();

@@ -55,8 +55,22 @@ void soft_acks_step(void);
 void soft_acks_tick(void);
 void soft_acks_send(void);
 
-/* neighbour.c.  Look into all rings again: the port is up, or something was left. */
+/* attention.c.  Look into the rings of neighbours: of those that are attended; was there anything? */
+bool soft_neighbours_serve(void);
+bool soft_neighbours_have_input(void);
+bool soft_neighbours_attended(void); /* is there any?  Without the lock: a hint */
+/* From now on nobody comes by unless he is called, or somebody does. */
+void soft_neighbours_alert(bool on);
+/* Look into all of them again: the port is up. */
 void soft_neighbours_resume(void);
+/* meeting.c.  Let neighbours meet us under this LID, which may be another than before; no more. */
+void soft_meeting_open(uint16_t lid);
+void soft_meeting_close(void);
+
+/* One more CQ, or one less, is armed to wake somebody.  Without the lock. */
+void soft_engine_armed(int change);
+/* A thread of the application may go to sleep now, without another call.  Without the lock. */
+void soft_engine_sleepy(void);
 
 /* Somebody should do a step soon.  Under the lock. */
 void soft_engine_nudge(void);

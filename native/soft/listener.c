@@ -137,6 +137,8 @@ uint16_t soft_listener_port(void)
 	for (int i = 0; i < ATTEMPTS && !port; i++)
 		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
+		else
+			soft_meeting_open(port);
 	return port;
 }
 
@@ -165,6 +167,7 @@ static void close_all(void)
 void soft_listener_shutdown(void)
 {
 	close_all();
+	soft_meeting_close();
 	soft_datagram_shutdown();
 	release();
 }

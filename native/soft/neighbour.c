@@ -31,6 +31,7 @@ struct soft_word {
 };
 
 static struct soft_node neighbours = {&neighbours, &neighbours};
+static unsigned count;
 static struct soft_neighbour *self;
 static struct soft_table ways;
 
@@ -40,16 +41,26 @@ static void flush(struct soft_deferred *deferred);
 
 struct soft_neighbour *soft_neighbour_create(void)
 {
-	struct soft_neighbour *neighbour = calloc(1, sizeof(*neighbour));
+	struct soft_neighbour *neighbour =
+		count < SOFT_MOST_NEIGHBOURS ? calloc(1, sizeof(*neighbour)) : NULL;
 
 	if (!neighbour)
 		return NULL;
+	neighbour->socket.fd = neighbour->process.fd = -1;
 	soft_list_init(&neighbour->ways);
 	soft_list_init(&neighbour->waiting);
 	soft_list_init(&neighbour->flush.node);
+	soft_list_init(&neighbour->attended);
+	soft_list_init(&neighbour->stranger);
 	neighbour->flush.run = flush;
 	soft_list_append(&neighbours, &neighbour->node);
+	count++;
 	return neighbour;
+}
+
+void soft_neighbour_hold(struct soft_neighbour *neighbour)
+{
+	neighbour->busy++;
 }
 
 static void release(struct soft_neighbour *neighbour)
@@ -59,6 +70,25 @@ static void release(struct soft_neighbour *neighbour)
 	soft_memory_leave(neighbour);
 	free(neighbour->words);
 	free(neighbour);
+}
+
+void soft_neighbour_release(struct soft_neighbour *neighbour)
+{
+	neighbour->busy--;
+	release(neighbour);
+}
+
+void soft_neighbours_all(void (*what)(struct soft_neighbour *neighbour))
+{
+	struct soft_node *node = neighbours.next;
+
+	while (node != &neighbours) {
+		struct soft_neighbour *neighbour =
+			soft_list_entry(node, struct soft_neighbour, node);
+
+		node = node->next;
+		what(neighbour);
+	}
 }
 
 static void forget(struct soft_way *way)
@@ -78,7 +108,10 @@ void soft_neighbour_finish(struct soft_neighbour *neighbour, int error)
 	if (neighbour == self)
 		self = NULL;
 	soft_list_remove(&neighbour->node);
+	count--;
 	soft_deferred_cancel(&neighbour->flush);
+	soft_attention_forget(neighbour);
+	soft_meeting_end(neighbour);
 	neighbour->busy++;
 	soft_greeting_uncalled(neighbour, 0);
 	while (!soft_list_empty(&neighbour->ways)) {
@@ -88,6 +121,17 @@ void soft_neighbour_finish(struct soft_neighbour *neighbour, int error)
 		forget(way);
 		way->calls->gone(way, error);
 	}
+	neighbour->busy--;
+	release(neighbour);
+}
+
+/* What it has written before it went has arrived, above all its last words.  It may be alive and
+ * write on: no more than was there when it went. */
+void soft_neighbour_part(struct soft_neighbour *neighbour)
+{
+	neighbour->busy++;
+	soft_neighbour_take_in(neighbour, SOFT_RING_SIZE);
+	soft_neighbour_finish(neighbour, neighbour->up ? ECONNRESET : ECONNREFUSED);
 	neighbour->busy--;
 	release(neighbour);
 }
@@ -242,8 +286,10 @@ size_t soft_way_room(struct soft_way *way, size_t least)
 		return (size_t)room;
 	neighbour->broken = neighbour->broken || room < 0;
 	way->least = least;
-	if (soft_list_empty(&way->waiting))
+	if (soft_list_empty(&way->waiting)) {
 		soft_list_append(&neighbour->waiting, &way->waiting);
+		way->round = neighbour->round;
+	}
 	soft_defer(&neighbour->flush);
 	return 0;
 }
@@ -260,30 +306,42 @@ void soft_way_write(struct soft_way *way, const struct iovec *iov, int count, si
 	soft_defer(&neighbour->flush);
 }
 
-static bool has_room_for_first(struct soft_neighbour *neighbour)
+/* What the first of those who wait needs. */
+static ssize_t least_of_first(const struct soft_neighbour *neighbour)
 {
-	const struct soft_way *way =
-		soft_list_entry(neighbour->waiting.next, struct soft_way, waiting);
-
-	return !soft_list_empty(&neighbour->waiting) && !neighbour->word_count &&
-	       soft_ring_room(&neighbour->out, way->least) >= (ssize_t)way->least;
+	if (neighbour->word_count)
+		return SOFT_GREETING;
+	return (ssize_t)soft_list_entry(neighbour->waiting.next, struct soft_way, waiting)->least;
 }
 
 /* There may be room: in turns, lest the first takes all of it every time. */
-static void offer_room(struct soft_neighbour *neighbour)
+void soft_neighbour_offer_room(struct soft_neighbour *neighbour)
 {
-	struct soft_node last;
-
+	neighbour->round++;
 	pour(neighbour);
-	soft_list_append(&neighbour->waiting, &last);
-	while (neighbour->waiting.next != &last && has_room_for_first(neighbour)) {
+	while (!soft_list_empty(&neighbour->waiting) && !neighbour->word_count &&
+	       soft_ring_room(&neighbour->out, SOFT_WAY_LEAST) >= least_of_first(neighbour)) {
 		struct soft_way *way =
 			soft_list_entry(neighbour->waiting.next, struct soft_way, waiting);
 
+		if (way->round == neighbour->round)
+			break; /* it has had its turn, and waits again */
 		soft_list_remove(&way->waiting);
 		way->calls->writable(way);
 	}
-	soft_list_remove(&last);
+}
+
+bool soft_neighbour_starves(struct soft_neighbour *neighbour)
+{
+	if (soft_list_empty(&neighbour->waiting) && !neighbour->word_count)
+		return false;
+	ssize_t room = soft_ring_starve(&neighbour->out);
+
+	if (room < 0) {
+		neighbour->broken = true;
+		soft_defer(&neighbour->flush);
+	}
+	return room >= least_of_first(neighbour);
 }
 
 /* ---- taking in ----------------------------------------------------------------------------- */
@@ -339,8 +397,7 @@ static bool deliver(struct soft_neighbour *neighbour, const struct soft_record *
 	}
 }
 
-/* At most about `budget` bytes.  Was there anything? */
-static bool take_in(struct soft_neighbour *neighbour, size_t budget)
+bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
 {
 	struct soft_record record;
 	bool any = false;
@@ -387,13 +444,21 @@ static struct soft_neighbour *ourselves(void)
 
 struct soft_neighbour *soft_neighbour_at(uint16_t lid)
 {
-	if (lid && lid == soft_listener_port())
+	if (!lid)
+		return NULL;
+	if (lid == soft_listener_port())
 		return ourselves();
-	return NULL;
+	for (struct soft_node *node = neighbours.next; node != &neighbours; node = node->next) {
+		struct soft_neighbour *neighbour =
+			soft_list_entry(node, struct soft_neighbour, node);
+
+		if (neighbour->lid == lid)
+			return neighbour;
+	}
+	return soft_meeting_begin(lid);
 }
 
-/* The lock is about to be given back.  What went to ourselves is there at once; of much, the rest is
- * left for another step. */
+/* The lock is about to be given back.  What went to ourselves is there at once. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_neighbour *neighbour =
@@ -401,22 +466,14 @@ static void flush(struct soft_deferred *deferred)
 
 	if (neighbour->broken) {
 		soft_neighbour_finish(neighbour, EPROTO);
-		return;
+	} else if (neighbour == self) {
+		soft_attention_visit(neighbour);
+	} else {
+		if (soft_ring_flush(&neighbour->out))
+			soft_meeting_ring(neighbour);
+		if (soft_neighbour_starves(neighbour))
+			soft_attention_see(neighbour);
 	}
-	neighbour->busy++;
-	take_in(neighbour, soft_step_share());
-	if (!neighbour->dead)
-		offer_room(neighbour);
-	if (!neighbour->dead && !soft_port_is_down() && soft_ring_has_input(&neighbour->in))
-		soft_engine_nudge();
-	neighbour->busy--;
-	release(neighbour);
-}
-
-void soft_neighbours_resume(void)
-{
-	for (struct soft_node *node = neighbours.next; node != &neighbours; node = node->next)
-		soft_defer(&soft_list_entry(node, struct soft_neighbour, node)->flush);
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
@@ -436,10 +493,13 @@ void soft_neighbours_forget(void)
 			soft_list_entry(neighbours.next, struct soft_neighbour, node);
 
 		soft_list_remove(&neighbour->node);
+		soft_attention_forget(neighbour);
 		while (!soft_list_empty(&neighbour->ways))
 			forget(soft_list_entry(neighbour->ways.next, struct soft_way, node));
 		free(neighbour->words);
 		free(neighbour);
 	}
 	self = NULL;
+	count = 0;
+	soft_meeting_forget();
 }

@@ -43,6 +43,7 @@ struct soft_way {
 	struct soft_node node;            /* of the neighbour's ways */
 	struct soft_node waiting;         /* for room */
 	size_t least;                     /* that is of use to it */
+	uint32_t round;                   /* in which it began to wait */
 };
 
 /* Whoever has that LID in this network namespace, or is being met there; ourselves for our own LID.

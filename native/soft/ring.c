@@ -231,7 +231,8 @@ bool soft_ring_awaits(const struct soft_ring *ring)
 
 void soft_ring_attend(struct soft_ring *ring)
 {
-	__atomic_store_n(&ring->shared->wanted, 0, __ATOMIC_RELAXED);
+	if (soft_ring_awaits(ring))
+		__atomic_store_n(&ring->shared->wanted, 0, __ATOMIC_RELAXED);
 }
 
 bool soft_ring_is_starved(struct soft_ring *ring)
