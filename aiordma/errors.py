@@ -31,6 +31,7 @@
     │   └── RemoteRangeError             of the peer's memory
     ├── BufferStateError                 a buffer was used after its release, or released twice
     ├── BusyError                        someone else is using it right now
+    ├── TraceFormatError (ValueError)    a file is no trace: .path .line
     └── InternalError                    a bug in aiordma
 
 What stands in parentheses is a builtin that the class is derived from as well. Each text says
@@ -598,6 +599,15 @@ class BufferStateError(RDMAError):
 
 class BusyError(RDMAError):
     """The object is in use by someone else; try again when they are done."""
+
+
+class TraceFormatError(RDMAError, ValueError):
+    """Line ``line`` (from 1) of the file ``path`` is not what the line of a trace may be."""
+
+    def __init__(self, detail: str, path: str = "", line: int = 0) -> None:
+        super().__init__(f"{path or 'trace'}, line {line}: {detail}")
+        self.path = path
+        self.line = line
 
 
 class InternalError(RDMAError):

@@ -25,6 +25,7 @@ PUBLIC = {
     "config",
     "errors",
     "mr_pool",
+    "trace",
     "transport",
     "verbs",
 }
@@ -40,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "cm": {"_native", "verbs"} | CORE,
     "mr_pool": {"verbs"} | CORE,
     "event_router": {"verbs"},
+    "trace": {"_native"} | CORE,
     "driver": {"verbs", "cm", "mr_pool", "event_router"} | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},

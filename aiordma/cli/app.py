@@ -11,6 +11,7 @@ from .doctor import doctor
 from .echo import echo
 from .echo_server import echo_server
 from .run import run
+from .trace import trace
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,3 +25,4 @@ app.add_command(doctor)
 app.add_command(echo)
 app.add_command(echo_server)
 app.add_command(run)
+app.add_command(trace)

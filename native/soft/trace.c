@@ -261,8 +261,8 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
 		return;
 	BEGIN(line, "qp_state");
 	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
-	SOFT_LINE_NAME(&line, "from", soft_qp_state_name(qp->ibv.state));
-	SOFT_LINE_NAME(&line, "to", soft_qp_state_name(to));
+	SOFT_LINE_NAME(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
+	SOFT_LINE_NAME(&line, "qp_state", soft_qp_state_name(to));
 	if (to == IBV_QPS_RTR && !soft_qp_is_ud(qp))
 		SOFT_LINE_NUMBER(&line, "dest_qp_num", qp->attr.dest_qp_num);
 	add(&line);

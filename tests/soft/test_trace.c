@@ -346,7 +346,8 @@ static void failures(void)
 
 		if (is_type(line, "refused") && number(line, "wr_id") == 64)
 			CHECK_EQUAL(number(line, "errno"), ENOMEM);
-		errors += is_type(line, "qp_state") && is(line, "from", "RTS") && is(line, "to", "ERR");
+		errors += is_type(line, "qp_state") && is(line, "cur_qp_state", "RTS") &&
+			  is(line, "qp_state", "ERR");
 		events += is_type(line, "async_event") &&
 			  is(line, "event_type", "QP_ACCESS_ERR") &&
 			  number(line, "qp_num") == b.qp->qp_num;
@@ -551,10 +552,10 @@ static void life(void)
 	static const char *const expected[] = {
 		"\"type\":\"trace\",\"version\":1,",
 		"\"type\":\"create_qp\",\"qp_num\":%u,\"qp_type\":\"RC\",",
-		"\"qp_num\":%u,\"from\":\"RESET\",\"to\":\"INIT\"}",
-		"\"qp_num\":%u,\"from\":\"INIT\",\"to\":\"RTR\",\"dest_qp_num\":",
-		"\"qp_num\":%u,\"from\":\"RTR\",\"to\":\"RTS\"}",
-		"\"qp_num\":%u,\"from\":\"RTS\",\"to\":\"RESET\"}",
+		"\"qp_num\":%u,\"cur_qp_state\":\"RESET\",\"qp_state\":\"INIT\"}",
+		"\"qp_num\":%u,\"cur_qp_state\":\"INIT\",\"qp_state\":\"RTR\",\"dest_qp_num\":",
+		"\"qp_num\":%u,\"cur_qp_state\":\"RTR\",\"qp_state\":\"RTS\"}",
+		"\"qp_num\":%u,\"cur_qp_state\":\"RTS\",\"qp_state\":\"RESET\"}",
 		"\"type\":\"destroy_qp\",\"qp_num\":%u}",
 	};
 	struct side a;

@@ -1,0 +1,119 @@
+"""`aiordma trace`: what a program has done with the embedded device, and how long it took."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+import aiordma
+from aiordma.trace import Request
+
+from .trace_picture import picture
+from .trace_selection import Selection, TimeType, Traced, load
+from .trace_tables import show_runs, show_summary, show_timeline, summary, timeline
+
+
+@click.command()
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--qp", "qps", type=int, multiple=True, help="Only this queue pair; repeatable.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    help="Only requests with this status, as in WR_FLUSH_ERR, or FAILED for all but success; "
+    "repeatable.",
+)
+@click.option("--from", "start", type=TimeType(), help="From this time on, as in 1.5ms or 2s.")
+@click.option("--to", "stop", type=TimeType(), help="Up to this time.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Rows of the timeline; 0: all.",
+)
+@click.option(
+    "--picture",
+    "target",
+    metavar="SVG",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the timeline into this file, instead of printing it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every request as JSON.")
+def trace(
+    files: tuple[Path, ...],
+    qps: tuple[int, ...],
+    statuses: tuple[str, ...],
+    start: int | None,
+    stop: int | None,
+    limit: int,
+    target: Path | None,
+    as_json: bool,
+) -> None:
+    """Show traces: what was posted, when it completed, and how it fared.
+
+    Each FILE was written by a process that ran with AIORDMA_TRACE=FILE on the embedded device.
+    Those of several processes are put on one time axis, which begins with the first of them.
+    """
+    try:
+        traces = load(list(files))
+    except (aiordma.RDMAError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    selection = Selection(
+        frozenset(qps), frozenset(status.upper() for status in statuses), start, stop
+    )
+    if target is not None:
+        try:
+            target.write_text(picture(traces, selection))
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(to_json(traces, selection))
+        return
+    # What is no terminal has no width, and may well be a pager.
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    show_runs(console, traces)
+    show_summary(console, summary(traces, selection))
+    if target is None:
+        show_timeline(console, timeline(traces, selection), limit)
+    else:
+        console.print(f"The picture is in {target}", highlight=False)
+
+
+def to_json(traces: list[Traced], selection: Selection) -> str:
+    """Times in nanoseconds of the common axis."""
+    return json.dumps(
+        [
+            describe(traced, request)
+            for traced in traces
+            for request in traced.requests
+            if selection.request(traced, request)
+        ],
+        indent=1,
+    )
+
+
+def describe(traced: Traced, request: Request) -> dict[str, Any]:
+    return {
+        "pid": traced.run.header.pid,
+        "qp_num": request.qp_num,
+        "operation": request.operation,
+        "wr_id": request.wr_id,
+        "bytes": request.bytes,
+        "posted_ns": None if request.posted is None else traced.at(request.posted.t),
+        "ended_ns": None if request.ended is None else traced.at(request.ended),
+        "took_ns": request.took,
+        "outcome": request.outcome.value,
+        "status": request.status,
+    }

@@ -1,0 +1,99 @@
+"""Lines of a trace as records: whatever a writer writes is read as that, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core.trace_records import TYPES, Header, PostedSend, Record, parse
+
+from .trace_model import header, line
+
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "int": st.integers(0, 2**64 - 1),
+    "str": st.text(),
+    "bool": st.booleans(),
+    "tuple[str, ...]": st.lists(st.text()).map(tuple),
+}
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    """Any record that there can be, with or without what it need not have."""
+    cls = draw(st.sampled_from(sorted(TYPES.values(), key=lambda cls: cls.TYPE)))
+    values = {}
+    for each in fields(cls):
+        if each.default is MISSING or draw(st.booleans()):
+            values[each.name] = draw(VALUES[str(each.type).removesuffix(" | None")])
+    return cls(**values)  # type: ignore[arg-type]
+
+
+@given(records())
+def test_what_is_written_is_read(record: Record) -> None:
+    assert parse(line(record)) == record
+
+
+@given(records(), st.dictionaries(st.text().map("new_{}".format), st.integers()))
+def test_what_a_newer_writer_adds_is_passed_over(record: Record, more: dict[str, int]) -> None:
+    assert parse(json.dumps({**json.loads(line(record)), **more})) == record
+
+
+@given(records(), st.data())
+def test_a_line_that_lacks_something_is_refused(record: Record, data: st.DataObject) -> None:
+    told = json.loads(line(record))
+    needed = [each.name for each in fields(record) if each.default is MISSING]
+    missing = data.draw(st.sampled_from(needed))
+    del told[missing]
+    with pytest.raises(ValueError, match=f"^it has no {missing}$"):
+        parse(json.dumps(told))
+
+
+@given(records(), st.data())
+def test_a_value_of_another_type_is_refused(record: Record, data: st.DataObject) -> None:
+    told = json.loads(line(record))
+    name = data.draw(st.sampled_from([each.name for each in fields(record)]))
+    told[name] = data.draw(st.sampled_from([None, -1, 2**64, 1.5, {}, [1], [[]]]))
+    with pytest.raises(ValueError, match=f"^{name} is .* which is not "):
+        parse(json.dumps(told))
+
+
+@given(st.text())
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(it is no JSON|there is no record of type)"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is no JSON: "),
+        ("[]", "it is no JSON object"),
+        ("{}", "there is no record of type None"),
+        ('{"type": "nothing", "t": 1}', "there is no record of type 'nothing'"),
+        ('{"type": [], "t": 1}', r"there is no record of type \[\]"),
+        ("[" * 100_000, "it is no JSON: "),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse(text)
+
+
+def test_true_is_no_number() -> None:
+    with pytest.raises(ValueError, match="pid is True"):
+        parse(line(header()).replace('"pid": 7', '"pid": true'))
+
+
+def test_lists_become_tuples() -> None:
+    found = parse(
+        '{"t":5,"type":"post_send","request":1,"qp_num":2,"wr_id":3,"opcode":"SEND",'
+        '"send_flags":["FENCE","SIGNALED"],"length":4,"num_sge":1}'
+    )
+    assert isinstance(found, PostedSend)
+    assert found.send_flags == ("FENCE", "SIGNALED")
+    assert found.rkey is None
+    assert isinstance(parse(line(header())), Header)

@@ -1,0 +1,181 @@
+"""Traces of the embedded device, from Python: whatever ``--device`` says, it alone has them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiordma import trace, verbs
+from aiordma.errors import BusyError, TraceFormatError
+from aiordma.verbs import AccessFlags, SendFlags, SendWorkRequest
+
+PROGRAM = """
+import os, signal
+from aiordma import verbs
+with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
+    with context.create_cq(16) as cq, pd.create_qp(cq) as qp:
+        own = qp.endpoint()
+        qp.connect(own, own)
+        for wr_id in range(3):
+            qp.post_send([verbs.SendWorkRequest(wr_id, verbs.WROpcode.RDMA_WRITE)])
+        {end}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_trace_is_left() -> Iterator[None]:
+    yield
+    trace.stop()
+
+
+def write_to_oneself(count: int) -> int:
+    """So many RDMA writes of 8 bytes, the last of them signaled; the number of the queue pair."""
+    with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
+        rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+        with context.create_cq(64) as cq, pd.reg_mr(64, rights) as mr, pd.create_qp(cq) as qp:
+            own = qp.endpoint()
+            qp.connect(own, own, access=AccessFlags.REMOTE_WRITE)
+            for wr_id in range(1, count + 1):
+                qp.post_send(
+                    [
+                        SendWorkRequest(
+                            wr_id,
+                            verbs.WROpcode.RDMA_WRITE,
+                            [verbs.ScatterGatherElement(mr.addr, 8, mr.lkey)],
+                            SendFlags.SIGNALED if wr_id == count else SendFlags.NONE,
+                            remote_addr=mr.addr + 8,
+                            rkey=mr.rkey,
+                        )
+                    ]
+                )
+            while not cq.poll():
+                os.sched_yield()
+            return qp.qp_num
+
+
+def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with trace.recording(path) as used:
+        assert used == path
+        qp_num = write_to_oneself(3)
+    write_to_oneself(1)  # nobody records that
+    (run,) = trace.read(path)
+    assert run.header.pid == os.getpid()
+    assert run.header.device == "embedded0"
+    assert run.end == trace.End(t=run.records[-1].t)
+    found = trace.requests(run)
+    assert [(it.wr_id, it.outcome) for it in found] == [
+        (1, trace.Outcome.IMPLICIT),
+        (2, trace.Outcome.IMPLICIT),
+        (3, trace.Outcome.COMPLETED),
+    ]
+    for it in found:
+        assert (it.operation, it.qp_num, it.bytes, it.failed) == ("RDMA_WRITE", qp_num, 8, False)
+    times = [record.t for record in run.records]
+    assert times == sorted(times)
+    assert run.header.t <= times[0]
+    assert found[-1].took is not None
+    assert 0 < found[-1].took < times[-1] - times[0]
+
+
+def test_states_and_creation(tmp_path: Path) -> None:
+    with trace.recording(tmp_path / "trace") as path:
+        qp_num = write_to_oneself(1)
+    (run,) = trace.read(path)
+    (created,) = (it for it in run.records if isinstance(it, trace.CreatedQP))
+    assert (created.qp_num, created.qp_type, created.sq_sig_all) == (qp_num, "RC", False)
+    states = [it.qp_state for it in run.records if isinstance(it, trace.QPStateChange)]
+    assert states[:3] == ["INIT", "RTR", "RTS"]
+    assert sum(isinstance(it, trace.DestroyedQP) for it in run.records) == 1
+
+
+def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
+    path = trace.start(os.fspath(tmp_path / "trace.%p"))
+    assert path == tmp_path / f"trace.{os.getpid()}"
+    with pytest.raises(BusyError, match="has a trace already"):
+        trace.start(tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+    trace.stop()
+    trace.stop()
+    with trace.recording(path):
+        write_to_oneself(1)
+        trace.flush()
+        assert not path.read_bytes().endswith(b"\0")
+        assert len(trace.read(path)) == 2
+    assert [run.end is not None for run in trace.read(path)] == [True, True]
+
+
+def test_a_recording_that_fails_ends(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), trace.recording(tmp_path / "trace") as path:
+        raise KeyError
+    assert trace.read(path)[0].end is not None
+    with trace.recording(tmp_path / "another"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("", errno.EISDIR), ("none/trace", errno.ENOENT), ("fifo", errno.ESPIPE)]
+)
+def test_a_file_that_cannot_be_written(name: str, code: int, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        trace.start(tmp_path / name)
+    assert (caught.value.errno, caught.value.filename) == (code, os.fspath(tmp_path / name))
+
+
+def test_what_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        trace.read(tmp_path / "missing")
+    path = tmp_path / "other"
+    path.write_text("text\n")
+    with pytest.raises(TraceFormatError, match=f"^{path}, line 1: it is no JSON"):
+        trace.read(path)
+
+
+# ---- by the environment -------------------------------------------------------------------------
+
+
+def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)],
+        env={**os.environ, "AIORDMA_TRACE": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("os._exit(0)", 0),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_program_that_knows_nothing_of_it(end: str, status: int, tmp_path: Path) -> None:
+    """Whatever ends it, all that it has posted is there."""
+    done = run_traced(end, str(tmp_path / "%p.jsonl"))
+    assert (done.returncode, done.stderr) == (status, "")
+    (path,) = tmp_path.iterdir()
+    (run,) = trace.read(path)
+    assert path.name == f"{run.header.pid}.jsonl"
+    assert [it.wr_id for it in trace.requests(run)] == [0, 1, 2]
+    assert (run.end is not None) == (end == "pass")
+    assert "-c" in run.header.command
+
+
+def test_a_program_with_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    done = run_traced("pass", str(tmp_path))
+    assert done.returncode == 1
+    said, _, rest = done.stderr.partition("\n")
+    assert said == f"aiordma: AIORDMA_TRACE={tmp_path}: Is a directory"
+    assert "VerbsError" in rest
