@@ -56,10 +56,12 @@ class Request:
 
     @property
     def is_receive(self) -> bool:
+        """Whether it is a receive, of a queue pair's own queue or of a shared one."""
         return self.operation == "RECV"
 
     @property
     def wr_id(self) -> int:
+        """The number that the application gave to it."""
         known = self.posted or self.completion
         return known.wr_id if known else 0
 

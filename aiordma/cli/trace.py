@@ -61,7 +61,7 @@ def trace(
     target: Path | None,
     as_json: bool,
 ) -> None:
-    """Show traces: what was posted, when it completed, and how it fared.
+    """Show what was posted, when it completed, how it fared.
 
     Each FILE was written by a process that ran with AIORDMA_TRACE=FILE on the embedded device.
     Those of several processes are put on one time axis, which begins with the first of them.

@@ -190,7 +190,7 @@ def heading(drawing: Drawing, chosen: list[tuple[Traced, list[Lane]]], axis: Axi
         48,
         f"{plural(len(chosen), 'process')}, {plural(len(lanes), 'queue')}, "
         f"{plural(len(requests), 'request')}, {failed:,} failed, {flushed:,} flushed, "
-        f"in {axis.label(axis.stop - axis.start)}",
+        f"in {axis.label(significant(axis.stop - axis.start))}",
         colour=FAINT,
     )
     shown = {family(request.operation) for lane in lanes for request in lane.sends}
@@ -204,9 +204,14 @@ def heading(drawing: Drawing, chosen: list[tuple[Traced, list[Lane]]], axis: Axi
         drawing.text(x + 17, 68.5, name, size=10.5, colour=FAINT)
         x += 17 + 6.3 * len(name) + 18
     if any(style_of(request).endswith("-pale") for lane in lanes for request in lane.sends):
-        text = "pale: not signaled, or without an end: ended by then, if at all"
+        text = "pale: not signaled (it ended by then), or without an end"
         drawing.text(x, 68.5, text, size=10.5, colour=FAINT)
     return 100
+
+
+def significant(number: int) -> int:
+    """To four digits."""
+    return int(float(f"{number:.4g}"))
 
 
 def plural(count: int, name: str) -> str:
@@ -220,7 +225,7 @@ def band(drawing: Drawing, traced: Traced, y: float) -> float:
     drawing.rect(0, y, WIDTH, 20, "#f4f5f7")
     drawing.text(12, y + 14, f"process {header.pid}", bold=True, size=11.5)
     drawing.text(LEFT, y + 14, f"{command}  ({header.host})", colour=FAINT, size=10.5)
-    return y + 20 + GAP / 2
+    return y + 20 + GAP
 
 
 def draw_lane(drawing: Drawing, traced: Traced, lane: Lane, axis: Axis, y: float) -> float:

@@ -55,6 +55,7 @@ def test_help_lists_the_commands_for_people() -> None:
         "doctor",
         "echo",
         "run",
+        "trace",
     ]
 
 

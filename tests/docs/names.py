@@ -32,6 +32,7 @@ ROOMS = (
     "aiordma.streams",
     "aiordma.mr_pool",
     "aiordma.config",
+    "aiordma.trace",
     "aiordma.errors",
 )
 """Where users import from."""

@@ -32,6 +32,14 @@ def test_echo(tmp_path: Path) -> None:
     assert re.findall(r"^ *(\S+ \w+) +20 ", printed, re.MULTILINE) == ["64 B", "1 MiB"]
 
 
+def test_trace(tmp_path: Path) -> None:
+    printed = run_section("trace", tmp_path)
+    assert len(re.findall(r"^process \d+ on ", printed, re.MULTILINE)) == 4
+    assert re.search(r"^ *\d+ +\d+ +SEND +\d+ ", printed, re.MULTILINE)
+    assert "more: --limit 0 shows all" in printed
+    assert "The picture is in" in printed
+
+
 def test_every_command_has_its_section() -> None:
     shown = [
         name for name in app.list_commands(click.Context(app)) if not app.commands[name].hidden
