@@ -1,0 +1,419 @@
+/* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely: the
+ * numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once. */
+#include "objects.h"
+
+#include "fault_side.h"
+
+static void no_event(struct side *side)
+{
+	struct ibv_async_event event;
+	int flags = fcntl(side->context->async_fd, F_GETFL);
+
+	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK), 0);
+	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
+	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags), 0);
+}
+
+static void nothing_completes(struct side *side)
+{
+	struct ibv_wc wc;
+
+	for (int i = 0; i < 100; i++)
+		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+}
+
+/* ---- receiver not ready -------------------------------------------------------------------- */
+
+/* IBTA table 45, in hundredths of a millisecond.  The requester's timer tells what it has been told:
+ * it was started between two looks at the clock. */
+static void rnr_codes(void)
+{
+	static const uint32_t units[32] = {
+		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
+		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
+		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+	};
+
+	for (uint8_t code = 0; code < 32; code++) {
+		uint64_t wait = units[code] * (uint64_t)10000, before, after, deadline = 0;
+		struct side a, b;
+
+		open_pair(&a, &b, (struct options){.rnr_timer = code ? code : 255});
+		struct soft_qp *qp = soft_qp_of(a.qp);
+
+		before = soft_now();
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+		while (!deadline) {
+			soft_progress();
+			soft_lock();
+			if (qp->rnr_timer.running)
+				deadline = qp->rnr_timer.deadline_ns;
+			soft_unlock();
+		}
+		after = soft_now();
+		close_pair(&a, &b);
+		CHECK(before + wait <= deadline && deadline <= after + wait);
+	}
+}
+
+/* IBTA 9.7.5.2.8: a message is sent again rnr_retry times, and each message has that count anew;
+ * with 7 there is no end. */
+static void rnr_counts(void)
+{
+	struct side a, b;
+	uint64_t told;
+
+	for (uint8_t retries = 1; retries < 7; retries++) {
+		open_pair(&a, &b, (struct options){.rnr_retry = retries});
+		for (unsigned message = 0; message < 3; message++) {
+			told = counts().not_ready;
+			plan("rnr=@1-%u", retries);
+			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+			expect_wc(&a, 0, IBV_WC_SUCCESS);
+			expect_wc(&b, 1, IBV_WC_SUCCESS);
+			CHECK_EQUAL(counts().not_ready - told, retries);
+		}
+		told = counts().not_ready;
+		plan("rnr=@1-%u", retries + 1u);
+		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+		expect_wc(&a, 0, IBV_WC_RNR_RETRY_EXC_ERR);
+		CHECK_EQUAL(counts().not_ready - told, retries + 1);
+		close_pair(&a, &b);
+	}
+	open_pair(&a, &b, (struct options){.rnr_retry = 7});
+	told = counts().not_ready;
+	plan("rnr=@1-50");
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	CHECK_EQUAL(counts().not_ready - told, 50);
+	close_pair(&a, &b);
+	no_plan();
+}
+
+/* Only what needs a receive can be told that there is none. */
+static void needs_no_receive(void)
+{
+	struct side a, b;
+	const struct request requests[] = {
+		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 3, .length = 8},
+	};
+
+	open_pair(&a, &b, (struct options){.rnr_retry = 8}); /* none */
+	for (int i = 0; i < 3; i++) {
+		struct request request = requests[i];
+
+		request.remote = (uintptr_t)b.memory;
+		request.rkey = b.mr->rkey;
+		CHECK_EQUAL(post(&a, request), 0);
+		expect_wc(&a, request.wr_id, IBV_WC_SUCCESS);
+	}
+	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4}), 0);
+	expect_wc(&a, 4, IBV_WC_RNR_RETRY_EXC_ERR);
+	close_pair(&a, &b);
+}
+
+/* ---- nothing at all ------------------------------------------------------------------------ */
+
+/* Zero bytes need no key (C9-88), but the queue pair must allow the operation. */
+static void zero_bytes(void)
+{
+	static const struct {
+		enum ibv_wr_opcode opcode;
+		unsigned right;
+	} cases[] = {
+		{IBV_WR_RDMA_WRITE, IBV_ACCESS_REMOTE_WRITE},
+		{IBV_WR_RDMA_READ, IBV_ACCESS_REMOTE_READ},
+	};
+	struct side a, b;
+
+	for (int i = 0; i < 2; i++) {
+		struct request request = {.opcode = cases[i].opcode, .wr_id = 1, .remote = UINT64_MAX,
+					  .rkey = 0x12345};
+
+		open_pair(&a, &b, (struct options){0});
+		CHECK_EQUAL(post(&a, request), 0);
+		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		close_pair(&a, &b);
+		open_pair(&a, &b, (struct options){.rights = ALL_RIGHTS & ~cases[i].right});
+		CHECK_EQUAL(post(&a, request), 0);
+		expect_wc(&a, 1, IBV_WC_REM_INV_REQ_ERR);
+		expect_event(&b, IBV_EVENT_QP_REQ_ERR);
+		close_pair(&a, &b);
+	}
+	/* One with immediate takes a receive and writes nothing into it. */
+	open_pair(&a, &b, (struct options){0});
+	memset(b.memory, 7, 8);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1,
+					      .imm = 5}), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
+
+	CHECK_EQUAL(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+	CHECK_EQUAL(wc.byte_len, 0);
+	CHECK_EQUAL(wc.imm_data, 5);
+	CHECK_EQUAL(b.memory[0], 7);
+	close_pair(&a, &b);
+}
+
+/* ---- what is held back --------------------------------------------------------------------- */
+
+/* SQD stops the send queue alone (IBTA 10.3.1.4): the responder answers and receives as before; the
+ * event comes once, and only if it was asked for. */
+static void drained(bool notify)
+{
+	struct side a, b;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = notify};
+	const int mask = IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, mask), 0); /* with nothing under way */
+	if (notify)
+		expect_event(&a, IBV_EVENT_SQ_DRAINED);
+	no_event(&a);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	CHECK_EQUAL(post_recv_at(&a, 2, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&b, 3, 0, 8), 0);
+	*(uint64_t *)(void *)(a.memory + 64) = 5;
+	const struct request requests[] = {
+		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 5, .length = 8, .offset = 128,
+		 .remote = (uintptr_t)a.memory + 64, .rkey = a.mr->rkey, .compare_add = 1},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 6, .length = 8, .offset = 136,
+		 .remote = (uintptr_t)a.memory + 64, .rkey = a.mr->rkey},
+	};
+
+	CHECK_EQUAL(post_chain(&b, requests, 3), 0);
+	for (unsigned i = 4; i <= 6; i++)
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 128), 5);
+	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 136), 6);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	nothing_completes(&b); /* what was posted meanwhile has not been sent */
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE), 0); /* again: nothing new */
+	no_event(&a);
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_wc(&b, 3, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+}
+
+/* A fence waits for READs and atomics that are not answered, and for nothing else (IBTA 10.8.3.3): so
+ * it goes out behind a SEND that has no receive yet.  Seen by what the peer's memory has got. */
+static void fence(void)
+{
+	enum { BIG = 8 << 20 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = 2 * BIG, .depth = 4});
+	fill(b.memory, BIG, 3);
+	for (enum ibv_wr_opcode opcode = IBV_WR_RDMA_READ;;
+	     opcode = IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		uint32_t length = opcode == IBV_WR_RDMA_READ ? BIG : 8;
+		const struct request requests[] = {
+			{.opcode = opcode, .wr_id = 1, .length = length,
+			 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+			/* What it writes is what the first one has brought. */
+			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = length,
+			 .flags = IBV_SEND_FENCE, .remote = (uintptr_t)b.memory + BIG,
+			 .rkey = b.mr->rkey},
+		};
+
+		memset(a.memory, 0, length);
+		memset(b.memory + BIG, 0, length);
+		CHECK_EQUAL(post_chain(&a, requests, 2), 0);
+		expect_wc(&a, 1, IBV_WC_SUCCESS);
+		expect_wc(&a, 2, IBV_WC_SUCCESS);
+		CHECK(!memcmp(b.memory + BIG, b.memory, length));
+		if (opcode != IBV_WR_RDMA_READ)
+			break;
+	}
+	close_pair(&a, &b);
+}
+
+/* ---- rights ------------------------------------------------------------------------------- */
+
+/* What a queue pair lets its peer do can be changed while it works: ibv_modify_qp(3). */
+static void rights_change(void)
+{
+	struct side a, b;
+	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
+	struct request request = {.opcode = IBV_WR_RDMA_WRITE, .length = 8};
+
+	open_pair(&a, &b, (struct options){0});
+	request.remote = (uintptr_t)b.memory;
+	request.rkey = b.mr->rkey;
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
+	request.opcode = IBV_WR_RDMA_READ;
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	request.opcode = IBV_WR_RDMA_WRITE;
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 0, IBV_WC_REM_INV_REQ_ERR);
+	close_pair(&a, &b);
+}
+
+/* Automatic path migration is refused, not ignored: there is one path. */
+static void migration(void)
+{
+	struct side a, b;
+	struct ibv_qp_attr attr = {.path_mig_state = IBV_MIG_REARM};
+
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
+	attr.path_mig_state = IBV_MIG_ARMED;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
+	attr.path_mig_state = IBV_MIG_MIGRATED; /* as it is */
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), 0);
+	close_pair(&a, &b);
+}
+
+/* ---- errors and events, once each ---------------------------------------------------------- */
+
+/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.5); both ends
+ * on one completion queue; unsignaled requests too. */
+static void flushes(void)
+{
+	struct side a, b;
+	struct ibv_wc wc;
+	unsigned sends = 1, receives = 10, others = 20;
+
+	open_side(&a, (struct options){.signal_none = true});
+	open_side(&b, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	struct ibv_cq *spare = b.cq;
+
+	b.cq = a.cq;
+	b.qp = create_qp(&b);
+	connect_pair(&a, &b);
+	struct request requests[4] = {
+		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, .rkey = 0x1357},
+		{.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8},
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 3, .length = 8},
+		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
+	};
+
+	for (unsigned i = 0; i < 3; i++) {
+		CHECK_EQUAL(post_recv_at(&a, 10 + i, 0, 8), 0);
+		CHECK_EQUAL(post_recv_at(&b, 20 + i, 0, 8), 0);
+	}
+	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
+	for (int i = 0; i < 10; i++) {
+		wc = next_wc(&a);
+		CHECK_EQUAL(wc.status, wc.wr_id == 1 ? IBV_WC_REM_ACCESS_ERR : IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQUAL(wc.wr_id, wc.wr_id < 10 ? sends++ : wc.wr_id < 20 ? receives++ : others++);
+		CHECK_EQUAL(wc.qp_num, wc.wr_id < 20 ? a.qp->qp_num : b.qp->qp_num);
+	}
+	nothing_completes(&a);
+	expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
+	no_event(&a); /* it has its completion */
+	no_event(&b);
+	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	b.qp = NULL;
+	b.cq = spare;
+	close_pair(&a, &b);
+}
+
+/* COMM_EST comes with the first message in RTR, and only there (IBTA 10.3.1.3, 11.6.3.1). */
+static void established(void)
+{
+	struct side a, b;
+
+	open_side(&a, (struct options){0});
+	open_side(&b, (struct options){0});
+	struct address at = address_of_side(&a), to = address_of_side(&b);
+
+	bring_up(&a, &to);
+	CHECK_EQUAL(to_init(&b), 0);
+	CHECK_EQUAL(to_rtr(&b, &at), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 8}), 0);
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		if (i == 0)
+			expect_event(&b, IBV_EVENT_COMM_EST);
+	}
+	no_event(&b);
+	close_pair(&a, &b);
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE}), 0);
+	expect_wc(&a, 0, IBV_WC_SUCCESS);
+	no_event(&b);
+	close_pair(&a, &b);
+}
+
+/* A CQ that has overflowed says so once, and each of its queue pairs fails once. */
+static void overrun_once(void)
+{
+	struct side a, b;
+	struct ibv_wc wc;
+
+	open_side(&a, (struct options){.cqe = 1});
+	open_side(&b, (struct options){0});
+	connect_pair(&a, &b);
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i}), 0);
+	expect_event(&a, IBV_EVENT_CQ_ERR);
+	expect_event(&a, IBV_EVENT_QP_FATAL);
+	no_event(&a);
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), 1);
+	CHECK_EQUAL(wc.wr_id, 0);
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), -1);
+	CHECK_EQUAL(poll_cq(&a, 1, &wc), -1); /* for good */
+	close_pair(&a, &b);
+}
+
+/* The limit of a shared queue is an alarm that goes off once; it can be set again, and one that is
+ * not reached says nothing (ibv_modify_srq(3), IBTA 11.2.4.3). */
+static void limit_again(void)
+{
+	struct side a, b;
+	struct ibv_srq_attr attr = {.srq_limit = 2};
+
+	open_pair(&a, &b, (struct options){.shared = 8});
+	for (unsigned i = 0; i < 5; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	for (unsigned i = 0; i < 5; i++) {
+		if (i == 2 || i == 4)
+			CHECK_EQUAL(verbs->ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+						      .length = 8}), 0);
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+		if (i >= 3) /* one left, and then none */
+			expect_event(&b, IBV_EVENT_SRQ_LIMIT_REACHED);
+		no_event(&b);
+	}
+	CHECK_EQUAL(verbs->ibv_query_srq(b.srq, &attr), 0);
+	CHECK_EQUAL(attr.srq_limit, 0);
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(rnr_codes());
+	STEP(rnr_counts());
+	STEP(needs_no_receive());
+	STEP(zero_bytes());
+	STEP(drained(true));
+	STEP(drained(false));
+	STEP(fence());
+	STEP(rights_change());
+	STEP(migration());
+	STEP(flushes());
+	STEP(established());
+	STEP(overrun_once());
+	STEP(limit_again());
+	return 0;
+}
