@@ -1,7 +1,7 @@
 """The entries of a completion queue, counted so that it cannot overrun.
 
 A completion queue that overruns is broken, and every queue pair on it with it (IBTA volume 1,
-clause 11.6.3.1). So room is set aside before anything can be posted: for a queue pair the sizes of
+clause 11.6.3.2). So room is set aside before anything can be posted: for a queue pair the sizes of
 its two queues, for a shared receive queue its size on every completion queue where its receives
 may complete. When one of them has been destroyed, completions of it may still lie in the queue: its
 room is free again when the queue has been seen empty after that.

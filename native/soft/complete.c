@@ -111,7 +111,7 @@ void soft_flush_sends(struct soft_qp *qp)
 	qp->sq.reads = 0;
 }
 
-/* Everything that is left (IBTA 10.3.1.5). */
+/* Everything that is left (IBTA 10.3.1.7). */
 void soft_flush(struct soft_qp *qp)
 {
 	soft_flush_sends(qp);

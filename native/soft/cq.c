@@ -22,7 +22,7 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 }
 
 /* A CQ that has overflowed has lost completions: whoever completes there cannot go on
- * (IBTA 11.6.3.1; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in
+ * (IBTA 11.6.3.2; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in
  * the middle of everything. */
 static void fail_users(struct soft_deferred *deferred)
 {

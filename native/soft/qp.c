@@ -239,7 +239,7 @@ void soft_qp_error(struct soft_qp *qp)
 	set_state(qp, IBV_QPS_ERR);
 	stop_timers(qp);
 	soft_flush(qp);
-	/* IBTA 11.6.3.2: it will take no receive from its shared queue any more, so that the
+	/* IBTA 11.6.3.1: it will take no receive from its shared queue any more, so that the
 	 * application may destroy it without losing one. */
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -258,7 +258,7 @@ void soft_qp_send_error(struct soft_qp *qp)
 
 void soft_qp_check_drained(struct soft_qp *qp)
 {
-	/* IBTA 10.3.1.4: SQD is drained when what had begun is complete. */
+	/* IBTA 10.3.1.5: SQD is drained when what had begun is complete. */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
 	    qp->sq.next_offset || soft_oldest_has_begun(qp))
 		return;
@@ -395,6 +395,7 @@ static int check_address(const struct ibv_ah_attr *ah)
 	return ah->is_global ? soft_gid_source(ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
 }
 
+/* ibv_modify_qp(3): what each attribute can be. */
 static int check_values(const struct ibv_qp_attr *attr, int mask)
 {
 	/* Those of regions as well, which mean nothing here: programs pass on what they register with. */

@@ -2,7 +2,7 @@
  *
  * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
  * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
- * under way (max_rd_atomic), or SQD.
+ * under way (max_rd_atomic: ibv_modify_qp(3)), or SQD.
  *
  * Local requests (binds and invalidations of windows) are carried out in their place among the
  * others, when everything before them has begun, so that a peer which is told a key finds it valid
@@ -55,7 +55,7 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 static bool may_begin(struct soft_qp *qp, const struct soft_plan *plan, struct soft_send *send,
 		      bool read)
 {
-	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.4). */
+	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.5). */
 	if (qp->ibv.state != IBV_QPS_RTS &&
 	    (qp->ibv.state != IBV_QPS_SQD || (int32_t)(qp->sq.begun - plan->next) <= 0))
 		return false;

@@ -275,6 +275,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	}
 	if (!qp->communicated) {
 		qp->communicated = true;
+		/* IBTA 11.6.3.1: told only to who may not know it from its own requests. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}

@@ -36,7 +36,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);
 	if (event)
 		expect_event(&b, type);
-	/* In ERR work is still taken, and flushed (IBTA 10.3.1.5). */
+	/* In ERR work is still taken, and flushed (IBTA 10.3.1.7). */
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8}), 0);
 	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(post_recv_at(&a, 5, 0, 8), 0);
@@ -354,7 +354,7 @@ static void posting(void)
 	close_pair(&a, &b);
 }
 
-/* A full CQ: an event, no more completions, and the end of who completes there (IBTA 11.6.3.1). */
+/* A full CQ: an event, no more completions, and the end of who completes there (IBTA 11.6.3.2). */
 static void cq_overrun(void)
 {
 	struct side a, b;
@@ -380,7 +380,7 @@ static void cq_overrun(void)
 	close_pair(&a, &b);
 }
 
-/* SQD: what has begun is finished, what is posted meanwhile waits (IBTA 10.3.1.4). */
+/* SQD: what has begun is finished, what is posted meanwhile waits (IBTA 10.3.1.5). */
 static void drain(void)
 {
 	struct side a, b;

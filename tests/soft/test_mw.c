@@ -610,7 +610,7 @@ static void gone_meanwhile(void)
 		struct scene scene;
 
 		open_scene(&scene, IBV_MW_TYPE_1);
-		/* The bind waits in SQD: IBTA 10.3.1.4. */
+		/* The bind waits in SQD: IBTA 10.3.1.5. */
 		CHECK_EQUAL(to_state(&scene.b, IBV_QPS_SQD), 0);
 		CHECK_EQUAL(bind_type_1(&scene.b, scene.mw, 72, part(scene.mr, 0, 64, 0)), 0);
 		if (way) {

@@ -164,7 +164,7 @@ static void zero_bytes(void)
 
 /* ---- what is held back --------------------------------------------------------------------- */
 
-/* SQD stops the send queue alone (IBTA 10.3.1.4): the responder answers and receives as before; the
+/* SQD stops the send queue alone (IBTA 10.3.1.5): the responder answers and receives as before; the
  * event comes once, and only if it was asked for. */
 static void drained(bool notify)
 {
@@ -237,6 +237,48 @@ static void fence(void)
 	close_pair(&a, &b);
 }
 
+/* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2). */
+static void nothing_is_sent_in_vain(void)
+{
+	enum { BIG = 1 << 20 };
+
+	for (int reading = 0; reading < 2; reading++) {
+		struct side a, b;
+		struct ibv_qp_init_attr init;
+		struct ibv_qp_attr attr;
+		bool over = false;
+
+		open_pair(&a, &b, (struct options){.memory = BIG});
+		struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* not to be written */
+
+		CHECK(mr);
+		struct ibv_sge sges[2] = {
+			{(uintptr_t)a.memory, BIG / 2, mr->lkey},
+			{(uintptr_t)a.memory, BIG / 2, reading ? mr->lkey : 0x2468},
+		};
+		struct ibv_send_wr *bad, wr = {
+			.sg_list = sges, .num_sge = 2,
+			.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+			.wr.rdma = {(uintptr_t)b.memory, b.mr->rkey},
+		};
+
+		memset(a.memory, 1, BIG);
+		CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
+		expect_wc(&a, 0, IBV_WC_LOC_PROT_ERR);
+		while (!over) { /* until all that it has sent has come */
+			soft_progress();
+			soft_lock();
+			over = !soft_qp_of(b.qp)->link;
+			soft_unlock();
+		}
+		CHECK_EQUAL(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init), 0);
+		CHECK_EQUAL(attr.rq_psn, a.psn);
+		CHECK_EQUAL(b.memory[0], 0);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		close_pair(&a, &b);
+	}
+}
+
 /* ---- rights ------------------------------------------------------------------------------- */
 
 /* What a queue pair lets its peer do can be changed while it works: ibv_modify_qp(3). */
@@ -278,7 +320,7 @@ static void migration(void)
 
 /* ---- errors and events, once each ---------------------------------------------------------- */
 
-/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.5); both ends
+/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.7); both ends
  * on one completion queue; unsignaled requests too. */
 static void flushes(void)
 {
@@ -409,6 +451,7 @@ int main(void)
 	STEP(drained(true));
 	STEP(drained(false));
 	STEP(fence());
+	STEP(nothing_is_sent_in_vain());
 	STEP(rights_change());
 	STEP(migration());
 	STEP(flushes());

@@ -96,7 +96,7 @@ static void no_answers(void)
 	close_pair(&a, &b);
 }
 
-/* SQD holds new requests back; what was held goes out on the way back to RTS (IBTA 10.3.1.4). */
+/* SQD holds new requests back; what was held goes out on the way back to RTS (IBTA 10.3.1.5). */
 static void drained(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
