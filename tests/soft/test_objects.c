@@ -233,6 +233,8 @@ static void transitions(void)
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask & ~IBV_QP_AV), EINVAL);
 	bad.path_mtu = (enum ibv_mtu)6;
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
+	bad.path_mtu = (enum ibv_mtu)0;
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
 	bad = rtr;
 	bad.ah_attr.port_num = 3;
 	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &bad, rtr_mask), EINVAL);
@@ -260,6 +262,12 @@ static void transitions(void)
 	a.options.rnr_retry = 9;
 	CHECK_EQUAL(to_rts(&a), EINVAL);
 	a.options.rnr_retry = 0;
+	a.options.retry_cnt = 9;
+	CHECK_EQUAL(to_rts(&a), EINVAL);
+	a.options.retry_cnt = 0;
+	a.options.depth = 129;
+	CHECK_EQUAL(to_rts(&a), EINVAL);
+	a.options.depth = 0;
 	CHECK_EQUAL(to_rts(&a), 0);
 	CHECK_EQUAL(verbs->ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);

@@ -1,0 +1,117 @@
+/* What a responder refuses, it refuses before anything of it has happened, and for the first reason
+ * that there is (IBTA 9.7.4.1). */
+#include "fault_side.h"
+
+/* A chain of which the last request is refused with `status`, and the responder told `event`. */
+static void last_refused(struct side *a, struct side *b, const struct request *requests, int count,
+			 enum ibv_wc_status status, enum ibv_event_type event)
+{
+	CHECK_EQUAL(post_chain(a, requests, count), 0);
+	for (int i = 0; i < count; i++)
+		expect_wc(a, requests[i].wr_id, i + 1 < count ? IBV_WC_SUCCESS : status);
+	expect_event(b, event);
+	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
+}
+
+/* An atomic takes a place among the answers as a READ does (IBTA 9.7.4.3.1). */
+static void too_many_atomics(void)
+{
+	struct side a, b;
+
+	open_side(&a, (struct options){.depth = 16, .memory = 2 << 20});
+	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 2 << 20});
+	connect_pair(&a, &b);
+	const struct request requests[] = {
+		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20,
+		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 2, .length = 8, .offset = 1 << 20,
+		 .remote = (uintptr_t)b.memory + (1 << 20), .rkey = b.mr->rkey, .compare_add = 1},
+	};
+
+	last_refused(&a, &b, requests, 2, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + (1 << 20)), 0); /* not carried out */
+	close_pair(&a, &b);
+}
+
+/* A WRITE that would end beyond its region, or whose region does not allow it, writes nothing at all,
+ * and takes no receive. */
+static void nothing_written(bool immediate)
+{
+	enum { BIG = 1 << 20 };
+	struct side a, b;
+
+	for (int round = 0; round < 2; round++) {
+		open_pair(&a, &b, (struct options){.memory = BIG, .rnr_retry = 8});
+		struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory, round ? BIG : BIG - 1,
+						      round ? 0 : (int)ALL_RIGHTS);
+
+		CHECK(mr);
+		memset(a.memory, 1, BIG);
+		const struct request request = {
+			.opcode = immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
+			.wr_id = 1, .length = BIG, .remote = (uintptr_t)b.memory, .rkey = mr->rkey,
+		};
+
+		/* Without a receive, too: what it may not do comes before what it could not. */
+		last_refused(&a, &b, &request, 1, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
+		for (size_t i = 0; i < BIG; i++)
+			CHECK_EQUAL(b.memory[i], 0);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		close_pair(&a, &b);
+	}
+}
+
+/* The address must be aligned (C9-104), and here also the memory that it stands for, where a region
+ * has addresses of its own choice. */
+static void alignment(void)
+{
+	static const uint64_t addresses[2] = {0x10000, 0x10004};
+	struct side a, b;
+
+	for (int i = 0; i < 2; i++) {
+		open_pair(&a, &b, (struct options){0});
+		struct ibv_mr *mr = verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4, 4096, 0x10000,
+							    ALL_RIGHTS);
+
+		CHECK(mr);
+		const struct request request = {
+			.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
+			.remote = addresses[i], .rkey = mr->rkey, .compare_add = 1,
+		};
+
+		last_refused(&a, &b, &request, 1, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+		for (int at = 0; at < 32; at++)
+			CHECK_EQUAL(b.memory[at], 0);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		close_pair(&a, &b);
+	}
+}
+
+/* The requester's own memory goes while the answer is on its way: every piece of it is looked at. */
+static void taken_away(enum ibv_wr_opcode opcode)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	plan("delay=30ms");
+	CHECK_EQUAL(post(&a, (struct request){.opcode = opcode, .wr_id = 1, .length = 8,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(a.mr), 0);
+	a.mr = NULL;
+	CHECK_EQUAL(mprotect(a.memory, 4096, PROT_NONE), 0); /* an access would be seen */
+	expect_wc(&a, 1, IBV_WC_LOC_PROT_ERR);
+	no_plan();
+	close_pair(&a, &b);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(too_many_atomics());
+	STEP(nothing_written(false));
+	STEP(nothing_written(true));
+	STEP(alignment());
+	STEP(taken_away(IBV_WR_RDMA_READ));
+	STEP(taken_away(IBV_WR_ATOMIC_FETCH_AND_ADD));
+	return 0;
+}
