@@ -487,6 +487,47 @@ static void reset_takes_completions_back(bool destroyed)
 	close_pair(&b, &a);
 }
 
+/* From the queue of its sends and that of its receives. */
+static void reset_takes_back_from_both(void)
+{
+	struct side a;
+	struct ibv_wc wc;
+
+	open_side(&a, (struct options){0});
+	CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+	struct ibv_cq *sends = a.cq, *receives = verbs->ibv_create_cq(a.context, 4, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = {
+		.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+	};
+
+	CHECK(receives);
+	a.qp = verbs->ibv_create_qp(a.pd, &init);
+	CHECK(a.qp);
+	bring_up(&a, &(struct address){.qpn = 1});
+	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	for (int destroyed = 0; destroyed < 2; destroyed++) {
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+		CHECK_EQUAL(post_recv_at(&a, 1, 0, 8), 0);
+		CHECK_EQUAL(soft_cq_of(sends)->count, 1);
+		CHECK_EQUAL(soft_cq_of(receives)->count, 1);
+		if (destroyed) {
+			CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+			a.qp = NULL;
+		} else {
+			CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+		}
+		CHECK_EQUAL(a.context->ops.poll_cq(sends, 1, &wc), 0);
+		CHECK_EQUAL(a.context->ops.poll_cq(receives, 1, &wc), 0);
+		if (!destroyed) {
+			bring_up(&a, &(struct address){.qpn = 1});
+			CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+		}
+	}
+	CHECK_EQUAL(verbs->ibv_destroy_cq(receives), 0);
+	close_side(&a);
+}
+
 /* In the middle of a long message, too: nothing completes after RESET. */
 static void reset_in_a_message(void)
 {
@@ -572,6 +613,7 @@ int main(void)
 	STEP(reset_and_reuse());
 	STEP(reset_takes_completions_back(false));
 	STEP(reset_takes_completions_back(true));
+	STEP(reset_takes_back_from_both());
 	STEP(reset_in_a_message());
 	STEP(flush_order());
 	STEP(deregister_under_fire());
