@@ -326,6 +326,9 @@ static void posting(void)
 	request.opcode = IBV_WR_RDMA_READ;
 	CHECK_EQUAL(post(&a, request), EINVAL);
 
+	request = (struct request){.opcode = IBV_WR_SEND, .flags = 1u << 7}; /* no such flag */
+	CHECK_EQUAL(post(&a, request), EINVAL);
+
 	/* Operations that do not exist, or not here. */
 	request = (struct request){.opcode = (enum ibv_wr_opcode)99};
 	CHECK_EQUAL(post(&a, request), EINVAL);

@@ -93,6 +93,42 @@ static void rnr_counts(void)
 	no_plan();
 }
 
+/* How long a requester waits for somebody who is not there: IBTA 9.7.6.1.3, but not less than a
+ * connection may take to be made, and not more than a minute. */
+static void giving_up(void)
+{
+	static const struct {
+		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
+		uint64_t wait_ns;           /* 0: for ever */
+	} cases[] = {
+		{255, 7, 0},
+		{1, 7, 500000000},
+		{18, 8, UINT64_C(4096) << 18},
+		{18, 3, UINT64_C(4096) << 20},
+		{20, 1, UINT64_C(4096) << 21},
+		{31, 7, UINT64_C(60000000000)},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		uint64_t wait = cases[i].wait_ns, before = soft_now();
+		struct side a;
+
+		open_side(&a, (struct options){.timeout = cases[i].timeout,
+					       .retry_cnt = cases[i].retry_cnt});
+		bring_up(&a, &(struct address){.qpn = 1});
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND}), 0);
+		soft_lock();
+		const struct soft_timer timer = soft_qp_of(a.qp)->reach_timer;
+
+		soft_unlock();
+		CHECK_EQUAL(timer.running, wait != 0);
+		if (wait)
+			CHECK(before + wait <= timer.deadline_ns &&
+			      timer.deadline_ns <= soft_now() + wait);
+		close_side(&a);
+	}
+}
+
 /* Only what needs a receive can be told that there is none. */
 static void needs_no_receive(void)
 {
@@ -446,6 +482,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(rnr_codes());
 	STEP(rnr_counts());
+	STEP(giving_up());
 	STEP(needs_no_receive());
 	STEP(zero_bytes());
 	STEP(drained(true));
