@@ -283,14 +283,15 @@ class Driver(_Shared):
             # Who comes now gets another driver, and with it the device opened anew.
             self._withdraw()
             concerned = list(self._sinks.values())
+        elif isinstance(element, verbs.QueuePair):
+            concerned = [self._sinks[element]] if element in self._sinks else []
         elif element is None:
             concerned = []
         else:
             concerned = [
                 sink
                 for qp, sink in self._sinks.items()
-                if element is qp
-                or element is qp.srq
+                if element is qp.srq
                 or (event.type is verbs.EventType.CQ_ERR and element in (qp.send_cq, qp.recv_cq))
             ]
         for sink in concerned:

@@ -35,6 +35,8 @@ SMALLEST = 256
 
 # Free blocks kept ready per size, in bytes: enough for a burst, little enough to forget about.
 READY_BYTES = 4 << 20
+# Slabs that stay registered when nothing of them is leased any more.
+SPARE_SLABS = 4
 # Freed blocks larger than a slab that are kept registered for the next use, in bytes.
 LARGE_READY_BYTES = 256 << 20
 
@@ -53,7 +55,13 @@ class Block:
                  "size", "slab", "view")  # fmt: skip
 
     def __init__(
-        self, pool: MemoryPool, region: verbs.MemoryRegion, slab: int, offset: int, size: int
+        self,
+        pool: MemoryPool,
+        region: verbs.MemoryRegion,
+        memory: memoryview,
+        slab: int,
+        offset: int,
+        size: int,
     ) -> None:
         self._pool = pool
         self.region = region
@@ -65,7 +73,7 @@ class Block:
         self._pins = 0
         self._leased = False
         self._exporter: ctypes.Array[ctypes.c_ubyte] | None = None
-        self.view = region.buf[offset : offset + size]
+        self.view = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
 
     def export(self, start: int, stop: int) -> memoryview:
@@ -124,7 +132,9 @@ class MemoryPool:
         self.pd = pd
         self.limit = limit
         self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
-        self._regions: dict[int, verbs.MemoryRegion] = {}
+        self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
+        self._in_slabs = 0  # bytes of leased blocks that are not large
+        self._trim_below = 0  # of those
         self._ready: dict[int, list[Block]] = {}
         self._large_ready_bytes = 0
         self._registered = 0
@@ -145,6 +155,8 @@ class MemoryPool:
             raise BufferStateError("the memory pool is closed")
         else:
             block = self._make_large(size) if size > SLAB_SIZE else self._make(size)
+        if size <= SLAB_SIZE:
+            self._in_slabs += size
         block.lease()
         self._leases += 1
         self._leased_bytes += size
@@ -171,16 +183,17 @@ class MemoryPool:
             place = self._slabs.allocate(size)
         if place is None:
             region = self._register(SLAB_SIZE)
-            self._regions[self._slabs.add_slab()] = region
+            self._regions[self._slabs.add_slab()] = region, region.buf
+            self._trim_below = len(self._regions) * SLAB_SIZE // 4
             place = self._slabs.allocate(size)
             assert place is not None
         slab, offset = place
-        return Block(self, self._regions[slab], slab, offset, size)
+        return Block(self, *self._regions[slab], slab, offset, size)
 
     def _make_large(self, size: int) -> Block:
         region = self._register(size)
         self._large += 1
-        return Block(self, region, -1, 0, size)
+        return Block(self, region, region.buf, -1, 0, size)
 
     def _register(self, size: int) -> verbs.MemoryRegion:
         if self._registered + size > self.limit:
@@ -204,6 +217,19 @@ class MemoryPool:
                     self._slabs.free(block.slab, block.offset)
                 ready.clear()
 
+    def _trim(self) -> None:
+        """After a rush of connections, slabs that nobody uses any more are deregistered.
+
+        Looking for them walks the free blocks, so it happens once for each halving.
+        """
+        if len(self._regions) <= SPARE_SLABS or self._in_slabs >= self._trim_below:
+            return
+        self._reclaim()
+        for slab in self._slabs.trim(keep=SPARE_SLABS):
+            self._regions.pop(slab)[0].close()
+            self._registered -= SLAB_SIZE
+        self._trim_below = self._in_slabs // 2
+
     def _drop_large(self) -> None:
         for size, ready in self._ready.items():
             if size > SLAB_SIZE:
@@ -220,6 +246,8 @@ class MemoryPool:
         self._leases -= 1
         size = block.size
         self._leased_bytes -= size
+        if size <= SLAB_SIZE:
+            self._in_slabs -= size
         if self._closed:
             return  # the region went with the pool
         ready = self._ready.setdefault(size, [])
@@ -228,6 +256,7 @@ class MemoryPool:
                 ready.append(block)
             else:
                 self._slabs.free(block.slab, block.offset)
+            self._trim()
         elif self._large_ready_bytes + size <= LARGE_READY_BYTES:
             ready.append(block)
             self._large_ready_bytes += size

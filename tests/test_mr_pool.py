@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
-from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST
+from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST, SPARE_SLABS
 
 LIMIT = 64 << 20
 
@@ -89,6 +89,22 @@ def test_few_registrations(pool: MemoryPool) -> None:
     buffers.append(pool.alloc(1))
     assert pool.statistics().regions == 2
     for buffer in buffers:
+        buffer.release()
+
+
+def test_slabs_that_nobody_uses_are_deregistered(pool: MemoryPool) -> None:
+    kept = pool.alloc(1 << 20)
+    kept.view[:4] = b"kept"
+    rush = [pool.alloc(8192) for _ in range(10 * SLAB_SIZE // 8192)]
+    assert pool.statistics().regions == 11
+    for buffer in rush[::2] + rush[1::2]:  # every slab is in use until the end
+        buffer.release()
+    assert pool.statistics().regions <= SPARE_SLABS + 2  # that of `kept`, and what is ready
+    assert pool.statistics().registered_bytes == pool.statistics().regions * SLAB_SIZE
+    assert bytes(kept.view[:4]) == b"kept"
+    again = [pool.alloc(8192) for _ in range(10 * SLAB_SIZE // 8192)]
+    assert len({buffer.address for buffer in again}) == len(again)
+    for buffer in [kept, *again]:
         buffer.release()
 
 
@@ -529,7 +545,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.tenants.clear()
         assert self.pool.statistics().leases == 0
         self.pool._slabs.check()
-        for region in list(self.pool._regions.values()):
+        for region, _ in list(self.pool._regions.values()):
             region.close()
         self.pool._drop_large()
         self.pool.close()

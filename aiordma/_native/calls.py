@@ -8,6 +8,7 @@ failure has been taken away: nothing, a pointer, a count.
 from __future__ import annotations
 
 import errno
+import resource as limits
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from types import MappingProxyType
@@ -162,7 +163,18 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
     """The exception for a call that failed with errno value ``code``."""
     if code in _UNSUPPORTED:
         return UnsupportedError(detail or verb, verb=verb, errno=code)
+    if code == errno.EMFILE:
+        detail = f"{detail}; {_open_files()}" if detail else _open_files()
     return VerbsError(code, verb, detail)
+
+
+def _open_files() -> str:
+    soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
+    return (
+        f"this process may have {soft} files open at a time (RLIMIT_NOFILE, hard limit: {hard}),"
+        " and a connection over TCP is one of them; raise it with 'ulimit -n' or LimitNOFILE="
+        " of the systemd unit"
+    )
 
 
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import resource
 from typing import Any, cast
 
 import pytest
@@ -82,6 +83,12 @@ def test_failures(convention: Convention, result: object, code: int, expected: i
     assert caught.value.errno == expected
     assert caught.value.verb == "ibv_test"
     assert "ibv_test" in str(caught.value)
+
+
+def test_too_many_files_says_how_many_there_may_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pytest.raises(VerbsError, match=f"{soft} files open .* hard limit: {hard}.*ulimit -n"):
+        _call(Convention.MINUS_ONE, -1, errno.EMFILE)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiordma import Connection, Server, start_server, verbs
+from aiordma.mr_pool import SPARE_SLABS
 from tests.conftest import Held
 
 from .marks import one_loop
@@ -19,6 +24,7 @@ from .place import SMALL, Place, pattern, pool_statistics, turns
 # The virtual machine sets up some ten connections a second, and its device has room for few.
 IN_A_ROW = {"embedded0": 1000}
 AT_ONCE = {"embedded0": 200}
+FROM_ELSEWHERE = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
 FEWER_AT_ONCE = 30
 # Bytes by which this process may grow: what a heap's fragments come to, far below what as many
@@ -115,3 +121,52 @@ async def test_at_once(place: Place) -> None:
         await crowd()
         check_growth(anchor, before, leases)
         assert resident() - memory < GROWTH
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More open files than systems allow by default, which are 1,024; the library asks for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@one_loop
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.time_limit(120)
+@pytest.mark.timeout(600)
+async def test_from_another_process(place: Place) -> None:
+    """All at a time into one process, which then has what it had before."""
+    count = FROM_ELSEWHERE.get(place.device, FEWER_AT_ONCE)
+    patient = replace(SMALL, handshake_timeout=60, max_handshakes=count)
+    server = await start_server(
+        echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
+    )
+    async with server, await place.connect(server.port) as anchor:
+        await talk(anchor, 0)
+        (first,) = server._tasks
+
+        async def crowd(size: int) -> None:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-W", "error", "-m", "tests.transport.child", "crowd",
+                place.device, place.via, place.host, str(size),
+                cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{server.port}\n".encode())
+            assert int(await process.stdout.readline()) == size  # so many echoes were right
+            assert server.connections == size + 1
+            process.stdin.write(b"close\n")
+            await others_end(server, first)
+            assert await process.wait() == 0
+            await turns(1)
+
+        await crowd(10)  # what a child process needs, and the first rush leaves behind
+        gc.collect()
+        before, leases = Held.now(), pool_statistics(anchor).leases
+        before.objects["MemoryRegion"] += SPARE_SLABS  # the others were given back
+        await crowd(count)
+        check_growth(anchor, before, leases)
+        await talk(anchor, 1)
