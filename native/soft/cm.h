@@ -173,6 +173,11 @@ struct soft_cm_id {
 	struct ibv_qp_init_attr *request_attr;
 	struct ibv_pd *request_pd;
 
+	/* Of the other side, on this host, if both are willing to meet in shared memory; 0: only the
+	 * stream is left.  Who asked for the connection opens the way. */
+	uint16_t meeting_lid;
+	bool opens_way;
+
 	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
 	struct soft_timer timewait;
 };
@@ -354,6 +359,9 @@ uint32_t soft_cm_random_psn(void);
  * the ESTABLISHED event carries.  The stream goes to the queue pair; where that is not in RTR yet,
  * it is held for it.  ENOTCONN, and nothing has happened, when the queue pair is in error. */
 int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established);
+/* Our LID, to be met in shared memory from a process at that GID; 0: not wanted, or not of this
+ * host. */
+uint16_t soft_cm_own_lid(const union ibv_gid *of_peer);
 /* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message);

@@ -65,6 +65,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_qpn = reply->qpn;
 	id->remote_psn = reply->psn;
 	id->remote_ece = reply->ece;
+	id->meeting_lid = id->request.lid ? reply->lid : 0;
 	/* rdma_accept(3): the other side may have adjusted both. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
@@ -149,6 +150,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 	const struct ibv_qp *qp;
+	union ibv_gid peer;
 
 	if (!error)
 		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REQ_PRIVATE);
@@ -168,6 +170,9 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 						.port_space = (uint16_t)id->id.ps,
 						.qp_type = IBV_QPT_RC };
 	soft_cm_fill_message(id, parameters, &id->request);
+	soft_cm_gid_from(&peer, &id->id.route.addr.dst_addr);
+	id->request.lid = soft_cm_own_lid(&peer);
+	id->opens_way = true;
 	id->retry_count = id->request.retry_count;
 	return start_connecting(id);
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "objects.h"
+#include "link.h"
 
 static void failed(struct soft_cm_link *link, int error)
 {
@@ -59,6 +59,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->retry_count = request->retry_count;
 	id->rnr_retry_count = request->rnr_retry_count;
 	id->remote_ece = request->ece;
+	id->meeting_lid = request->lid;
 	return id;
 }
 
@@ -109,6 +110,10 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 			return error;
 	}
 	soft_cm_fill_message(id, parameters, &reply);
+	if (id->meeting_lid && soft_links_meet())
+		reply.lid = soft_listener_port();
+	if (!reply.lid)
+		id->meeting_lid = 0;
 	error = soft_cm_link_send(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);

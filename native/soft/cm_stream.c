@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "objects.h"
+#include "link.h"
 
 /* Ids whose stream waits for their queue pair to reach RTR. */
 static struct soft_node held = { &held, &held };
@@ -78,16 +78,25 @@ void soft_cm_stream_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
+uint16_t soft_cm_own_lid(const union ibv_gid *of_peer)
+{
+	return soft_links_meet() && soft_gid_is_local(of_peer) ? soft_listener_port() : 0;
+}
+
 static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	uint8_t rest[SOFT_CM_INPUT];
 	size_t length = id->link->have;
-	int error;
+	int error, fd;
 
 	memcpy(rest, id->link->input, length);
 	soft_qp_on_link_down(qp, link_down, id);
 	soft_list_remove(&id->held);
-	error = soft_qp_adopt(qp, soft_cm_link_take(id->link), rest, length);
+	fd = soft_cm_link_take(id->link);
+	/* Who has said something on the stream has chosen it. */
+	error = id->meeting_lid && !length ?
+			soft_qp_adopt_or_meet(qp, fd, id->meeting_lid, id->opens_way) :
+			soft_qp_adopt(qp, fd, rest, length);
 	id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {
 		soft_qp_on_link_down(qp, NULL, NULL);

@@ -8,7 +8,7 @@ static const uint8_t magic[4] = { 'A', 'R', 'C', 'M' };
 
 enum { FLAG_FLOW_CONTROL = 1, FLAG_SRQ = 2, FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ };
 enum { MAX_24_BITS = 0xffffff, MAX_3_BITS = 7 };
-enum { REQ_FIXED = 24, REP_FIXED = 20, REJ_FIXED = 4 };
+enum { REQ_FIXED = 26, REP_FIXED = 22, REJ_FIXED = 4 };
 
 static void put16(uint8_t *out, uint16_t value)
 {
@@ -104,6 +104,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[14] = message->retry_count;
 		body[15] = message->rnr_retry_count;
 		put_ece(body + 16, &message->ece);
+		put16(body + 24, message->lid);
 	} else if (message->type == SOFT_CM_REP) {
 		put32(body, message->qpn);
 		put32(body + 4, message->psn);
@@ -112,6 +113,7 @@ size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM
 		body[10] = flags_of(message);
 		body[11] = message->rnr_retry_count;
 		put_ece(body + 12, &message->ece);
+		put16(body + 20, message->lid);
 	} else if (message->type == SOFT_CM_REJ) {
 		put16(body, message->reason);
 	}
@@ -161,6 +163,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->retry_count = body[14];
 		message->rnr_retry_count = body[15];
 		message->ece = get_ece(body + 16);
+		message->lid = get16(body + 24);
 		if (take_flags(message, body[13]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REP) {
@@ -170,6 +173,7 @@ static int take_body(struct soft_cm_message *message, const uint8_t *body)
 		message->initiator_depth = body[9];
 		message->rnr_retry_count = body[11];
 		message->ece = get_ece(body + 12);
+		message->lid = get16(body + 20);
 		if (take_flags(message, body[10]))
 			return EPROTO;
 	} else if (message->type == SOFT_CM_REJ) {

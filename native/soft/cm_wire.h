@@ -7,14 +7,15 @@
  * queue pair needs to come up over a stream.  Everything is little-endian.
  *
  *   header  8   magic "ARCM", version, type, u16 length of the body
- *   REQ    80   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
- *               flags, retry count, rnr retry count, ECE, private data [56]
+ *   REQ    82   qpn u32, psn u32, port space u16, qp type, responder resources, initiator depth,
+ *               flags, retry count, rnr retry count, ECE, LID u16, private data [56]
  *   MRA     0   "received, the application has yet to answer" (IBTA 12.6.6)
- *   REP   216   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
- *               ECE, private data [196]
+ *   REP   218   qpn u32, psn u32, responder resources, initiator depth, flags, rnr retry count,
+ *               ECE, LID u16, private data [196]
  *   RTU     0
  *   REJ   152   reason u16, zero u16, private data [148]
  *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
+ *   LID         of the sender, which is willing to meet in shared memory; 0: it is not
  *
  * Pure functions: no socket, no allocation, no clock.
  */
@@ -34,13 +35,13 @@ enum soft_cm_type {
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
 enum {
-	SOFT_CM_VERSION = 1,
+	SOFT_CM_VERSION = 2,
 	SOFT_CM_HEADER = 8,
 	SOFT_CM_REQ_PRIVATE = 56,
 	SOFT_CM_REP_PRIVATE = 196,
 	SOFT_CM_REJ_PRIVATE = 148,
 	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE,
-	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 216
+	SOFT_CM_MESSAGE_MAX = SOFT_CM_HEADER + 218
 };
 
 /* Rejection reasons, IBTA vol 1, 12.6.7.2. */
@@ -77,6 +78,7 @@ struct soft_cm_message {
 	uint8_t retry_count;     /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
 	uint16_t reason;
+	uint16_t lid;
 	struct soft_cm_ece ece;
 	uint8_t private_data_len;
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];

@@ -52,6 +52,7 @@ static unsigned users;
 
 static struct {
 	pthread_mutex_t lock;
+	unsigned turns;       /* how often the lock has been given back */
 	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served;      /* atomic: steps of application threads that found something to do */
 	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
@@ -120,7 +121,13 @@ void soft_unlock(void)
 			deferred->run(deferred);
 	}
 	engine.current = NULL;
+	engine.turns++;
 	pthread_mutex_unlock(&engine.lock);
+}
+
+unsigned soft_lock_turn(void)
+{
+	return engine.turns;
 }
 
 void soft_defer(struct soft_deferred *deferred)
@@ -659,7 +666,9 @@ static int start(void)
 			return rc;
 		fork_handled = true;
 	}
-	rc = soft_faults_of_environment();
+	rc = soft_links_configure();
+	if (!rc)
+		rc = soft_faults_of_environment();
 	if (!rc)
 		rc = soft_trace_begin();
 	if (rc)

@@ -35,6 +35,9 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
+/* Another number each time that somebody has the lock: to bound what is put off again and again. */
+unsigned soft_lock_turn(void);
+
 /* No source of the port is served from now on, or all of them are again.  Under the lock. */
 void soft_sources_silence(bool silent);
 
@@ -100,6 +103,9 @@ void soft_port_reset(void);
 /* In the child of a fork, where all sockets are closed already. */
 void soft_links_forget(void);
 void soft_neighbours_forget(void);
+/* Called when the engine starts: what the environment wants.  0 or an errno value, and it has been said
+ * what is wrong. */
+int soft_links_configure(void);
 void soft_multicast_forget(void);
 
 #endif

@@ -313,7 +313,7 @@ bool soft_fault_outlives(struct soft_link *link, int error)
 	line->ended = true;
 	line->error = error;
 	link->blocked = true; /* nobody would hear it */
-	link->wire->close(link);
+	soft_link_close_wires(link);
 	return true;
 }
 

@@ -6,6 +6,7 @@
  * its last words into a reset.  Broken: everything else, a process that was killed above all.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,21 +17,27 @@
 #define LINGER_NS 2000000000u
 
 static struct soft_node links = {&links, &links};
+static bool meet; /* in shared memory, where that can be */
 
 static void lingered(struct soft_timer *timer)
 {
 	soft_link_finish(soft_container(timer, struct soft_link, timer), 0);
 }
 
-static void output(struct soft_deferred *deferred)
+void soft_link_flush(struct soft_link *link)
 {
-	struct soft_link *link = soft_container(deferred, struct soft_link, output);
-
 	if (link->state == SOFT_LINK_CLOSING)
 		soft_link_write_end(link);
 	else if (!soft_port_is_down())
 		soft_link_write(link);
 }
+
+static void output(struct soft_deferred *deferred)
+{
+	soft_link_flush(soft_container(deferred, struct soft_link, output));
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
 
 struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 {
@@ -67,24 +74,10 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	return 0;
 }
 
-int soft_link_up_to_self(struct soft_qp *qp)
+void soft_link_close_wires(struct soft_link *link)
 {
-	struct soft_link *link;
-	int fds[2], rc;
-
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds))
-		return errno;
-	link = soft_link_create(fds[0], SOFT_LINK_CONNECTING);
-	if (!link) {
-		close(fds[0]);
-		close(fds[1]);
-		return ENOMEM;
-	}
-	link->out.fd = fds[1];
-	rc = soft_link_up(link, qp);
-	if (rc)
-		soft_link_finish(link, rc);
-	return rc;
+	soft_link_close_socket(link);
+	soft_way_end(&link->way);
 }
 
 void soft_links_plan(void)
@@ -106,7 +99,8 @@ void soft_link_lost(struct soft_link *link, int error)
 void soft_link_finish(struct soft_link *link, int error)
 {
 	struct soft_qp *qp = link->qp;
-	bool was_up = link->state == SOFT_LINK_UP || link->state == SOFT_LINK_CLOSING;
+	bool was_up = link->state == SOFT_LINK_UP || link->state == SOFT_LINK_CLOSING ||
+		      link->state == SOFT_LINK_CHOOSING;
 
 	if (link->state == SOFT_LINK_DEAD)
 		return;
@@ -116,7 +110,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_ack_settled(link);
 	soft_list_remove(&link->node);
 	soft_fault_detach(link);
-	link->wire->close(link);
+	soft_link_close_wires(link);
 	if (qp) {
 		link->qp = NULL;
 		qp->link = NULL;
@@ -131,11 +125,22 @@ void soft_link_close(struct soft_link *link)
 {
 	if (link->state == SOFT_LINK_CLOSING || link->state == SOFT_LINK_DEAD)
 		return;
+	if (link->state == SOFT_LINK_CHOOSING) {
+		struct soft_qp *qp = link->qp;
+
+		soft_choice_stream(link, false);
+		link = qp->link;
+		if (!link)
+			return;
+	}
+	/* The other side may have taken us for its peer already. */
+	if (link->state == SOFT_LINK_GREETING)
+		soft_dial_farewell(link);
 	/* A frame that has been sent in part cannot be finished once its memory is the
 	 * application's again, and nothing can be said in the middle of it. */
 	bool over = soft_fault_detach(link); /* what is under way means nothing any more */
 
-	if (link->state != SOFT_LINK_UP || link->partial || over || link->out.fd != link->in.fd) {
+	if (link->state != SOFT_LINK_UP || link->partial || over || link->to_self) {
 		soft_link_finish(link, 0);
 		return;
 	}
@@ -204,9 +209,9 @@ void soft_links_forget(void)
 		soft_list_remove(links.next);
 }
 
-int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length)
+/* 0 and *link, or an errno value. */
+static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 {
-	struct soft_link *link = NULL;
 	int rc = 0;
 
 	if (qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS)
@@ -214,17 +219,56 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 	else if (qp->link || qp->stream_lost)
 		rc = EISCONN;
 	if (!rc) {
-		link = soft_link_create(fd, SOFT_LINK_CONNECTING);
-		rc = link ? 0 : ENOMEM;
+		*link = soft_link_create(fd, SOFT_LINK_CONNECTING);
+		rc = *link ? 0 : ENOMEM;
 	}
-	if (rc) {
+	if (rc)
 		close(fd);
+	return rc;
+}
+
+int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length)
+{
+	struct soft_link *link;
+	int rc = adopt(&link, qp, fd);
+
+	if (rc)
 		return rc;
-	}
 	rc = soft_link_up(link, qp);
 	if (rc)
 		soft_link_finish(link, rc);
 	else if (length)
 		soft_link_take(link, already_read, length);
 	return rc;
+}
+
+int soft_qp_adopt_or_meet(struct soft_qp *qp, int fd, uint16_t lid, bool opens)
+{
+	struct soft_link *link;
+	int rc = adopt(&link, qp, fd);
+
+	if (rc)
+		return rc;
+	rc = soft_choice_begin(link, qp, lid, opens);
+	if (rc)
+		soft_link_finish(link, rc);
+	return rc;
+}
+
+/* ---- where links may meet ------------------------------------------------------------------ */
+
+bool soft_links_meet(void)
+{
+	return meet;
+}
+
+int soft_links_configure(void)
+{
+	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
+
+	meet = !wish || !*wish || !strcmp(wish, "shared");
+	if (meet || !strcmp(wish, "tcp"))
+		return 0;
+	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n", wish);
+	return EINVAL;
 }

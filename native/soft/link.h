@@ -1,13 +1,15 @@
 /* The streams of queue pairs, and what carries them.
  *
- * A link is a queue pair's stream of frames.  Below the frames is a wire: link_socket.c.  A wire
- * knows nothing of frames; a link (link.c, link_input.c, link_output.c) asks nothing about its wire.
+ * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c).  Below the frames
+ * is a wire: a socket (link_socket.c) or a way through shared memory (link_way.c).  Who connects to
+ * whom, and by which wire, is in dial.c and greeting.c, with the CM in link_choice.c.
  */
 #ifndef AIORDMA_SOFT_LINK_H
 #define AIORDMA_SOFT_LINK_H
 
 #include <sys/types.h>
 
+#include "neighbour.h"
 #include "objects.h"
 
 struct soft_link;
@@ -22,10 +24,8 @@ struct soft_wire {
 	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
 	/* Call soft_link_writable when there is room; 0 or an errno value. */
 	int (*wait)(struct soft_link *link);
-	/* Everything has been sent.  The link is finished when the other side says the same. */
+	/* Everything has been sent: finishes the link now, or when the other side says the same. */
 	void (*end)(struct soft_link *link);
-	/* Be gone; safe to repeat. */
-	void (*close)(struct soft_link *link);
 	uint32_t frame_most; /* bytes of payload in one frame */
 };
 
@@ -33,6 +33,7 @@ enum soft_link_state {
 	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
 	SOFT_LINK_GREETING,   /* HELLO or WELCOME is awaited */
 	SOFT_LINK_HELD,       /* a HELLO whose queue pair is not in RTR yet */
+	SOFT_LINK_CHOOSING,   /* the CM's stream is there, but a way may take its place */
 	SOFT_LINK_UP,
 	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
 	SOFT_LINK_DEAD,
@@ -40,13 +41,17 @@ enum soft_link_state {
 
 struct soft_link {
 	const struct soft_wire *wire;
-	/* of link_socket.c */
-	struct soft_source in;
-	struct soft_source out; /* the same fd, but for a queue pair that talks to itself */
+	struct soft_source source; /* a socket */
 	/* of path.c */
 	struct soft_timer path_timer;
 	uint64_t path_patience; /* ns; 0: there is no path to be watched */
 	uint64_t path_since;    /* something has been under way */
+	/* a way */
+	struct soft_way way;
+	bool heard;   /* data has come through it */
+	bool to_self; /* a queue pair's that talks to itself */
+	struct soft_neighbour *caller; /* a stranger: who asks for a way, */
+	uint32_t caller_way;           /* and under which number */
 
 	enum soft_link_state state;
 	bool busy;          /* its input is being served: it must not be freed */
@@ -80,7 +85,7 @@ struct soft_link {
 	bool blocked; /* waits for room on the wire */
 	bool partial; /* `outgoing` has been sent in part */
 	bool hollow;  /* `outgoing` is not needed any more: what is left of it are zeros */
-	bool ended;   /* there is nothing more to say */
+	bool ended;   /* DISCONNECT has been said */
 	bool warns;   /* LOSSY is to be said */
 	uint32_t sent; /* bytes of `outgoing`, with its header */
 	struct soft_outgoing outgoing;
@@ -92,26 +97,29 @@ struct soft_link {
 };
 
 /* link.c */
+/* With a connected socket, or -1. */
 struct soft_link *soft_link_create(int fd, enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
-/* A queue pair that talks to itself: `out_fd` is the other end of what is read from. */
-int soft_link_up_to_self(struct soft_qp *qp);
 /* The plan of faults is another one. */
 void soft_links_plan(void);
 /* The wire has come to its end without a word.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
-/* Close the wire now, tell the queue pair, free (or leave that to who is busy with it). */
+/* Close the wires now, tell the queue pair, free (or leave that to who is busy with it). */
 void soft_link_finish(struct soft_link *link, int error);
+void soft_link_close_wires(struct soft_link *link);
 /* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
 void soft_link_close(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_link *link);
 /* The port is up again: what has waited may go. */
 void soft_links_resume(void);
-/* There may be something to send. */
+/* There may be something to send; flush: now. */
 void soft_link_output(struct soft_link *link);
+void soft_link_flush(struct soft_link *link);
 /* The wire has room again. */
 void soft_link_writable(struct soft_link *link);
+/* May queue pairs of this host meet in shared memory?  What the environment says. */
+bool soft_links_meet(void);
 
 /* acks.c */
 void soft_ack_later(struct soft_link *link);   /* a receive has completed */
@@ -136,7 +144,9 @@ void soft_link_write(struct soft_link *link);
 void soft_link_write_end(struct soft_link *link);
 
 /* link_socket.c */
+extern const struct soft_wire soft_socket_wire;
 void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
+void soft_link_close_socket(struct soft_link *link);
 
 /* path.c: a socket to another machine */
 /* How long a path may be silent, in ns. */
@@ -146,13 +156,44 @@ void soft_path_watch(struct soft_link *link);
 /* The link has sent something. */
 void soft_path_sent(struct soft_link *link);
 
-/* greeting.c: streams without the CM */
-void soft_greeting_begin(struct soft_qp *qp);
-void soft_greeting_again(struct soft_qp *qp); /* UC: the stream is gone */
+/* link_way.c */
+/* Ask whoever has that LID for a way; false: there is none to be had. */
+bool soft_link_open_way(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
+/* Give the link the way that the stranger asks for; false: it has been refused. */
+bool soft_link_answer_way(struct soft_link *link, struct soft_link *stranger,
+			  const struct soft_qp *qp);
+int soft_link_over_itself(struct soft_link *link);
+
+/* link_choice.c: with the CM */
+/* 0 or an errno value; the link is the queue pair's. */
+int soft_choice_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
+bool soft_choice_is_open(const struct soft_link *link);  /* a way may be asked for */
+void soft_choice_ready(struct soft_link *link);
+void soft_choice_welcome(struct soft_link *link);        /* `greeting` is the answer */
+void soft_choice_stream(struct soft_link *link, bool tell);
+void soft_choice_way(struct soft_link *link, struct soft_link *stranger);
+
+/* greeting.c: without the CM */
 void soft_greeting_accepted(int fd);
 void soft_greeting_forget(void); /* all strangers are gone */
-void soft_greeting_ready(struct soft_link *link, uint32_t events);
+void soft_greeting_ready(struct soft_link *link);
 /* RTS: now both PSNs are known. */
 void soft_greeting_check(struct soft_qp *qp);
+/* A queue pair has become ready: is its peer waiting already? */
+void soft_greeting_look(struct soft_qp *qp);
+void soft_greeting_write(uint8_t *at, const struct soft_qp *qp, enum soft_greeting_kind kind);
+bool soft_greeting_say(struct soft_link *link, const struct soft_qp *qp,
+		       enum soft_greeting_kind kind);
+/* Is it our peer who says this?  What neither side knows yet is compared in soft_greeting_check. */
+bool soft_greeting_agrees(const struct soft_greeting *greeting, const struct soft_qp *qp);
+
+/* dial.c */
+void soft_greeting_begin(struct soft_qp *qp);
+void soft_greeting_again(struct soft_qp *qp); /* UC: the link is gone */
+void soft_dial_connected(struct soft_link *link);
+void soft_dial_welcome(struct soft_link *link); /* `greeting` is the answer */
+void soft_dial_later(struct soft_link *link);
+/* It may take us for its peer, but we are leaving: an orderly end. */
+void soft_dial_farewell(struct soft_link *link);
 
 #endif

@@ -17,7 +17,6 @@ enum {
 	FRAMES = 128,
 	IOVECS = 256,
 	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
-	LEAST = SOFT_FRAME_HEADER + COPY_MAX, /* room without which no frame is begun */
 };
 
 struct batch {
@@ -48,10 +47,17 @@ static int gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t 
 	return soft_requester_gather(qp, out, from, length, iov, room);
 }
 
+/* Room without which no frame is begun.  All frames of a message but the last are of the same length,
+ * so that they are the same ones when they have to be sent again. */
+static size_t frame_room(const struct soft_link *link)
+{
+	return SOFT_FRAME_HEADER + (size_t)link->wire->frame_most;
+}
+
 static bool has_room(const struct batch *batch)
 {
 	return batch->frame_count < FRAMES && batch->bytes < SOFT_STEP_BYTES &&
-	       batch->room - batch->bytes >= LEAST && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
+	       batch->room - batch->bytes >= frame_room(batch->link) && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
@@ -222,13 +228,13 @@ static void plan_after(struct soft_plan *plan, const struct soft_outgoing *out)
 }
 
 /* False: the frame that was sent in part cannot be continued. */
-static bool build(struct batch *batch, struct soft_link *link)
+static bool build(struct batch *batch, struct soft_link *link, size_t room)
 {
 	struct soft_qp *qp = link->qp;
 	bool answered, requested;
 
 	batch->link = link;
-	batch->room = link->wire->room(link, LEAST);
+	batch->room = room;
 	batch->frame_count = batch->iov_count = 0;
 	batch->used = batch->bytes = 0;
 	batch->closed = false;
@@ -340,8 +346,13 @@ void soft_link_write(struct soft_link *link)
 
 	while (link->state == SOFT_LINK_UP && !link->blocked) {
 		struct batch batch;
+		size_t room = link->wire->room(link, frame_room(link));
 
-		if (!build(&batch, link)) {
+		if (!room) {
+			block(link);
+			break;
+		}
+		if (!build(&batch, link, room)) {
 			if (!is_answer(&link->outgoing))
 				soft_send_at(qp, link->outgoing.index)->status = IBV_WC_LOC_PROT_ERR;
 			soft_requester_settle(qp);
@@ -395,6 +406,10 @@ void soft_link_write_end(struct soft_link *link)
 
 		frame.ack = soft_responder_done(link->qp, &plan);
 		soft_frame_encode(link->header, &frame);
+	}
+	if (!link->wire->room(link, SOFT_FRAME_HEADER)) {
+		block(link);
+		return;
 	}
 	struct iovec rest = {
 		.iov_base = link->header + link->sent,

@@ -48,14 +48,14 @@ static void take_in(struct soft_link *link)
 	size_t budget = soft_step_share();
 
 	link->busy = true;
-	while (budget && link->state == SOFT_LINK_UP && link->in.fd >= 0) {
+	while (budget && link->state == SOFT_LINK_UP && link->source.fd >= 0) {
 		struct iovec iov[SOFT_MAX_SGE + 1];
 		size_t direct, room;
 		int count = targets(link, budget, iov, &direct, &room);
 
 		if (link->state != SOFT_LINK_UP)
 			break;
-		ssize_t n = readv(link->in.fd, iov, count);
+		ssize_t n = readv(link->source.fd, iov, count);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -84,7 +84,7 @@ static void discard(struct soft_link *link)
 	size_t budget = soft_step_share();
 
 	while (budget) {
-		ssize_t n = recv(link->in.fd, soft_scratch()->input, SOFT_STAGING_SIZE, 0);
+		ssize_t n = recv(link->source.fd, soft_scratch()->input, SOFT_STAGING_SIZE, 0);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -98,19 +98,16 @@ static void discard(struct soft_link *link)
 	}
 }
 
-static void out_ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_source *source, uint32_t events)
 {
-	(void)events;
-	soft_unwatch(source);
-	soft_link_writable(soft_container(source, struct soft_link, out));
-}
+	struct soft_link *link = soft_container(source, struct soft_link, source);
 
-static void in_ready(struct soft_source *source, uint32_t events)
-{
-	struct soft_link *link = soft_container(source, struct soft_link, in);
-
+	if (link->state == SOFT_LINK_CHOOSING) {
+		soft_choice_ready(link);
+		return;
+	}
 	if (link->state != SOFT_LINK_UP && link->state != SOFT_LINK_CLOSING) {
-		soft_greeting_ready(link, events);
+		soft_greeting_ready(link);
 		return;
 	}
 	if (events & EPOLLOUT) {
@@ -129,7 +126,7 @@ static void in_ready(struct soft_source *source, uint32_t events)
 
 static int up(struct soft_link *link)
 {
-	return soft_watch(&link->in, EPOLLIN);
+	return soft_watch(&link->source, EPOLLIN);
 }
 
 static size_t room(struct soft_link *link, size_t least)
@@ -145,7 +142,7 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	ssize_t n;
 
 	do
-		n = sendmsg(link->out.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return errno == EAGAIN ? 0 : -errno;
@@ -155,41 +152,34 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 
 static int wait_for_room(struct soft_link *link)
 {
-	return link->out.fd == link->in.fd ? soft_watch(&link->in, EPOLLIN | EPOLLOUT) :
-					     soft_watch(&link->out, EPOLLOUT);
+	return soft_watch(&link->source, EPOLLIN | EPOLLOUT);
 }
 
 static void end(struct soft_link *link)
 {
-	shutdown(link->out.fd, SHUT_WR);
+	shutdown(link->source.fd, SHUT_WR);
 }
 
-static void close_socket(struct soft_link *link)
-{
-	soft_timer_stop(&link->path_timer);
-	soft_unwatch(&link->in);
-	soft_unwatch(&link->out);
-	if (link->out.fd != link->in.fd && link->out.fd >= 0)
-		close(link->out.fd);
-	if (link->in.fd >= 0)
-		close(link->in.fd);
-	link->in.fd = link->out.fd = -1;
-}
+const struct soft_wire soft_socket_wire = {
+	.up = up,
+	.room = room,
+	.send = give,
+	.wait = wait_for_room,
+	.end = end,
+	.frame_most = SOFT_FRAME_MAX,
+};
 
 void soft_link_over_socket(struct soft_link *link, int fd)
 {
-	static const struct soft_wire wire = {
-		.up = up,
-		.room = room,
-		.send = give,
-		.wait = wait_for_room,
-		.end = end,
-		.close = close_socket,
-		.frame_most = SOFT_FRAME_MAX,
-	};
+	link->wire = &soft_socket_wire;
+	link->source = (struct soft_source){.fd = fd, .ready = ready, .of_port = true};
+}
 
-	link->wire = &wire;
-	link->in = link->out = (struct soft_source){.fd = fd, .of_port = true};
-	link->in.ready = in_ready;
-	link->out.ready = out_ready; /* used when it is an fd of its own */
+void soft_link_close_socket(struct soft_link *link)
+{
+	soft_timer_stop(&link->path_timer);
+	soft_unwatch(&link->source);
+	if (link->source.fd >= 0)
+		close(link->source.fd);
+	link->source.fd = -1;
 }

@@ -36,6 +36,8 @@ struct soft_neighbour {
 	struct soft_node waiting;   /* ways that wait for room */
 	uint32_t round;             /* of offering it */
 	struct soft_deferred flush; /* something was written */
+	unsigned turn;              /* of the lock, ourselves: */
+	size_t allowance;           /* what may still be taken in during it */
 	struct soft_word *words;    /* records other than data that found no room */
 	uint32_t word_count, word_room;
 

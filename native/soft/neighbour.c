@@ -306,6 +306,18 @@ void soft_way_write(struct soft_way *way, const struct iovec *iov, int count, si
 	soft_defer(&neighbour->flush);
 }
 
+void soft_way_wait(struct soft_way *way)
+{
+	struct soft_neighbour *neighbour = way->neighbour;
+
+	if (!soft_list_empty(&way->waiting))
+		return;
+	way->least = 1;
+	soft_list_append(&neighbour->waiting, &way->waiting);
+	way->round = neighbour->round;
+	soft_defer(&neighbour->flush);
+}
+
 /* What the first of those who wait needs. */
 static ssize_t least_of_first(const struct soft_neighbour *neighbour)
 {
@@ -397,17 +409,32 @@ static bool deliver(struct soft_neighbour *neighbour, const struct soft_record *
 	}
 }
 
+/* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than in
+ * one step. */
+static size_t within_turn(struct soft_neighbour *neighbour, size_t budget)
+{
+	if (neighbour->turn != soft_lock_turn()) {
+		neighbour->turn = soft_lock_turn();
+		neighbour->allowance = SOFT_STEP_BYTES;
+	}
+	return budget < neighbour->allowance ? budget : neighbour->allowance;
+}
+
 bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
 {
 	struct soft_record record;
-	bool any = false;
+	size_t taken = 0;
 
-	while (!neighbour->dead && neighbour->up && !soft_port_is_down()) {
+	if (neighbour == self)
+		budget = within_turn(neighbour, budget);
+	while (taken < budget && !neighbour->dead && neighbour->up && !soft_port_is_down()) {
 		int rc = soft_ring_next(&neighbour->in, &record);
 
 		if (rc == 0)
 			break;
-		any = true;
+		if (rc > 0)
+			taken += record.length;
+		taken += SOFT_RECORD_HEADER;
 		if (rc < 0 || !deliver(neighbour, &record)) {
 			soft_neighbour_finish(neighbour, EPROTO);
 			break;
@@ -415,11 +442,9 @@ bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
 		if (neighbour->dead)
 			break;
 		soft_ring_done(&neighbour->in, &record);
-		if (record.length + SOFT_RECORD_HEADER >= budget)
-			break;
-		budget -= record.length + SOFT_RECORD_HEADER;
 	}
-	return any;
+	neighbour->allowance -= taken < neighbour->allowance ? taken : neighbour->allowance;
+	return taken;
 }
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
@@ -440,6 +465,15 @@ static struct soft_neighbour *ourselves(void)
 	neighbour->up = true;
 	self = neighbour;
 	return self;
+}
+
+int soft_way_to_self(struct soft_way *way)
+{
+	struct soft_neighbour *neighbour = ourselves();
+	int rc = neighbour ? enter(way, neighbour, 0) : ENOMEM;
+
+	way->peer = way->id;
+	return rc;
 }
 
 struct soft_neighbour *soft_neighbour_at(uint16_t lid)

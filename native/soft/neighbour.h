@@ -65,6 +65,9 @@ void *soft_neighbour_their_area(struct soft_neighbour *neighbour);
 int soft_way_open(struct soft_way *way, struct soft_neighbour *neighbour,
 		  const uint8_t greeting[SOFT_GREETING]);
 
+/* A way that begins and ends here, open at once.  0 or an errno value. */
+int soft_way_to_self(struct soft_way *way);
+
 /* greeting.c.  A neighbour asks for a way, under its number `peer`: answer with soft_way_accept or
  * soft_neighbour_refuse, now or later.  If the neighbour goes, or takes back what it asked for,
  * before that: soft_greeting_uncalled (for a peer of 0, everything from that neighbour). */
@@ -80,6 +83,9 @@ void soft_neighbour_refuse(struct soft_neighbour *neighbour, uint32_t peer);
  * `accepted`, before which there is no room).  `least` is at most SOFT_WAY_LEAST. */
 enum { SOFT_WAY_LEAST = 64 * 1024 };
 size_t soft_way_room(struct soft_way *way, size_t least);
+/* There is room, but it is for others to use it first: `writable` will be called in another step.
+ * Nothing when it will be called anyway. */
+void soft_way_wait(struct soft_way *way);
 /* One record, copied.  At least 1 byte, at most what soft_way_room has just said. */
 void soft_way_write(struct soft_way *way, const struct iovec *iov, int count, size_t bytes);
 /* Say the end, after all that was written, and forget the way.  Safe to repeat. */

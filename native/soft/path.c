@@ -83,8 +83,8 @@ static void look(struct soft_timer *timer)
 	uint64_t now = soft_now(), quiet = now - link->path_since, answered;
 	int outstanding = 0;
 
-	if (ioctl(link->out.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
-	    getsockopt(link->out.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+	if (ioctl(link->source.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
+	    getsockopt(link->source.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
@@ -102,9 +102,9 @@ void soft_path_watch(struct soft_link *link)
 	uint64_t patience = soft_path_patience();
 
 	/* Not a TCP socket: nothing to be set. */
-	if (link->in.fd < 0 ||
-	    setsockopt(link->in.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
-	    is_same_host(link->in.fd))
+	if (link->source.fd < 0 ||
+	    setsockopt(link->source.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
+	    is_same_host(link->source.fd))
 		return;
 	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
 		if (qp->attr.timeout == 0)
@@ -115,7 +115,7 @@ void soft_path_watch(struct soft_link *link)
 	link->path_patience = patience;
 	link->path_timer.expired = look;
 	if (patience)
-		keep_alive(link->in.fd, patience);
+		keep_alive(link->source.fd, patience);
 	else
 		soft_timer_stop(&link->path_timer);
 }

@@ -323,7 +323,7 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
 		soft_requester_lose(qp);
-	else
+	else if (!qp->link || qp->link->state != SOFT_LINK_CHOOSING) /* which has a peer already */
 		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 

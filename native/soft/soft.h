@@ -166,6 +166,9 @@ struct soft_qp *soft_qp_find(uint32_t qp_num);
  * the fd, also on failure.  Under the lock.  Returns 0 or an errno value: EISCONN when there is a
  * stream already, EINVAL in another state. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
+/* The same where both sides are willing to meet in shared memory instead, and nothing has been read:
+ * the side that `opens` tries that at the peer's `lid`, the other one waits for its choice. */
+int soft_qp_adopt_or_meet(struct soft_qp *qp, int fd, uint16_t lid, bool opens);
 
 /* Called once, under the lock, when an adopted stream is gone: `error` is 0 when the other side (or
  * we) ended it in an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp,

@@ -90,7 +90,7 @@ static void garbage_clients(void)
 	write_all(fd, "GET / HTTP/1.1\r\n\r\n", 18);
 	is_closed(fd);
 	fd = tcp_to(port_of(listener.id)); /* our magic, then something else */
-	write_all(fd, "ARCM\x01\x09", 6);
+	write_all(fd, "ARCM\x02\x09", 6);
 	is_closed(fd);
 	fd = tcp_to(port_of(listener.id)); /* a body longer than there is */
 	request[7] = 0xff;
@@ -102,7 +102,7 @@ static void garbage_clients(void)
 	write_all(fd, request, length);
 	is_closed(fd);
 	fd = tcp_to(port_of(listener.id)); /* an answer where a request belongs */
-	write_all(fd, "ARCM\x01\x04\x00\x00", 8);
+	write_all(fd, "ARCM\x02\x04\x00\x00", 8);
 	is_closed(fd);
 	fd = tcp_to(port_of(listener.id)); /* nothing at all, closed and reset */
 	close(fd);
@@ -172,7 +172,7 @@ static void refused_requests(void)
 		uint8_t value;
 		int reason;
 	} cases[] = {
-		{ 4, 2, SOFT_CM_REASON_INVALID_VERSION },
+		{ 4, 3, SOFT_CM_REASON_INVALID_VERSION },
 		{ 16, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID }, /* RDMA_PS_UDP */
 		{ 18, IBV_QPT_UD, SOFT_CM_REASON_INVALID_TRANSPORT },
 	};
@@ -222,7 +222,7 @@ static void client_leaves(void)
 
 	fd = tcp_to(port_of(listener.id));
 	write_all(fd, request, length);
-	write_all(fd, "ARCM\x01\x05\x98\x00\x04\x00\x00\x00", 12); /* taken back: REJ "timeout" */
+	write_all(fd, "ARCM\x02\x05\x98\x00\x04\x00\x00\x00", 12); /* taken back: REJ "timeout" */
 	{
 		uint8_t zeros[148] = { 0 };
 
@@ -300,7 +300,7 @@ static void established_early(void)
 	read_message(fd, answer, &message); /* MRA */
 	read_message(fd, answer, &message);
 	CHECK_EQUAL(message.type, SOFT_CM_REP);
-	write_all(fd, "ARCM\x01\x04\x00\x00", 8); /* RTU, and the end without a goodbye */
+	write_all(fd, "ARCM\x02\x04\x00\x00", 8); /* RTU, and the end without a goodbye */
 	close(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, -ECONNRESET);
 	side_drop(&server);
@@ -348,7 +348,7 @@ static void ends_before_rtu(void)
 
 	fd = accepted_stranger(&listener, &server); /* its queue pair has failed */
 	CHECK_EQUAL(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE), 0);
-	write_all(fd, "ARCM\x01\x04\x00\x00", 8);
+	write_all(fd, "ARCM\x02\x04\x00\x00", 8);
 	is_closed(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ENOTCONN);
 	side_drop(&server);
@@ -545,9 +545,9 @@ static void strange_servers(void)
 
 	answered_with(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x02\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
+	answered_with(server, port, "ARCM\x03\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
 		      -EPROTONOSUPPORT);
-	answered_with(server, port, "ARCM\x01\x04\x00\x00", 8, /* RTU is not an answer */
+	answered_with(server, port, "ARCM\x02\x04\x00\x00", 8, /* RTU is not an answer */
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
 	close(server);
@@ -571,7 +571,7 @@ static void silent_servers(void)
 	soft_cm_limits.service_ms = 100;
 	soft_cm_limits.response_ms = 60000;
 	client = asking(server, port, &connection);
-	write_all(connection, "ARCM\x01\x02\x00\x00", 8); /* MRA */
+	write_all(connection, "ARCM\x02\x02\x00\x00", 8); /* MRA */
 	expect_status(client.channel, RDMA_CM_EVENT_UNREACHABLE, client.id, -ETIMEDOUT);
 	close(connection);
 	side_close(&client);
@@ -579,7 +579,7 @@ static void silent_servers(void)
 	/* After its first word it goes. */
 	soft_cm_limits = before;
 	client = asking(server, port, &connection);
-	write_all(connection, "ARCM\x01\x02\x00\x00", 8);
+	write_all(connection, "ARCM\x02\x02\x00\x00", 8);
 	close(connection);
 	expect_status(client.channel, RDMA_CM_EVENT_CONNECT_ERROR, client.id, -ECONNRESET);
 	side_close(&client);

@@ -19,6 +19,7 @@ static struct soft_cm_message example(enum soft_cm_type type)
 		message.srq = 1;
 		message.rnr_retry_count = 7;
 		message.ece = (struct soft_cm_ece){ 0x2c9, 0xa5b6c7d8 };
+		message.lid = 0x1234;
 	}
 	if (type == SOFT_CM_REQ) {
 		message.port_space = 0x0106;
@@ -61,6 +62,7 @@ static void round_trip(enum soft_cm_type type)
 	CHECK_EQUAL(got.reason, sent.reason);
 	CHECK_EQUAL(got.ece.vendor_id, sent.ece.vendor_id);
 	CHECK_EQUAL(got.ece.options, sent.ece.options);
+	CHECK_EQUAL(got.lid, sent.lid);
 	CHECK_EQUAL(got.private_data_len, sent.private_data_len);
 	CHECK(memcmp(got.private_data, sent.private_data, sizeof(got.private_data)) == 0);
 }
@@ -82,16 +84,16 @@ static void bytes_beyond(void)
 /* The layout itself, so that a change of it cannot pass unseen. */
 static void known_bytes(void)
 {
-	static const uint8_t expected[32] = { 'A', 'R', 'C', 'M', 1, 1, 80, 0, 0x56, 0x34, 0x12, 0,
+	static const uint8_t expected[34] = { 'A', 'R', 'C', 'M', 2, 1, 82, 0, 0x56, 0x34, 0x12, 0,
 					      0xba, 0xdc, 0xfe, 0, 0x06, 0x01, 2, 3, 250, 3, 5, 7,
-					      0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5 };
+					      0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12 };
 	struct soft_cm_message request = example(SOFT_CM_REQ);
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 
-	CHECK_EQUAL(soft_cm_encode(&request, bytes), 88);
+	CHECK_EQUAL(soft_cm_encode(&request, bytes), 90);
 	CHECK(memcmp(bytes, expected, sizeof(expected)) == 0);
-	CHECK_EQUAL(bytes[32], 1);
-	CHECK_EQUAL(bytes[87], 56);
+	CHECK_EQUAL(bytes[34], 1);
+	CHECK_EQUAL(bytes[89], 56);
 }
 
 static void short_private_data_is_padded(void)
@@ -125,11 +127,11 @@ static void wrong_bytes(void)
 		int error;
 		size_t enough; /* bytes after which it is known */
 	} cases[] = {
-		{ 0, 'G', EPROTO, 1 },   { 3, 'm', EPROTO, 4 },  { 4, 2, EPROTONOSUPPORT, 5 },
+		{ 0, 'G', EPROTO, 1 },   { 3, 'm', EPROTO, 4 },  { 4, 3, EPROTONOSUPPORT, 5 },
 		{ 4, 0, EPROTONOSUPPORT, 5 }, { 5, 0, EPROTO, 6 }, { 5, 6, EPROTO, 6 },
-		{ 6, 81, EPROTO, 8 },    { 7, 1, EPROTO, 8 },    { 11, 1, EPROTO, 88 },
-		{ 15, 1, EPROTO, 88 },   { 21, 4, EPROTO, 88 },  { 22, 8, EPROTO, 88 },
-		{ 23, 255, EPROTO, 88 },
+		{ 6, 83, EPROTO, 8 },    { 7, 1, EPROTO, 8 },    { 11, 1, EPROTO, 90 },
+		{ 15, 1, EPROTO, 90 },   { 21, 4, EPROTO, 90 },  { 22, 8, EPROTO, 90 },
+		{ 23, 255, EPROTO, 90 },
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -1,0 +1,239 @@
+/* Reaching a peer without a connection manager: the side that connects.
+ *
+ * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
+ * TCP.  It may not be there yet, nor its queue pair be ready: we try again, seldom in the end, until
+ * our queue pair leaves RTR and RTS.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link.h"
+
+enum { SECOND_ROUND = 7 }; /* attempts: the delay has reached its most */
+
+#define CONNECTING_NS 20000000000u
+#define RETRY_LEAST_NS 1000000u
+#define RETRY_MOST_NS 100000000u
+#define RETRY_SELDOM_NS 1000000000u
+
+static void attempt(struct soft_link *link);
+
+static void try_again(struct soft_timer *timer)
+{
+	attempt(soft_container(timer, struct soft_link, timer));
+}
+
+void soft_dial_later(struct soft_link *link)
+{
+	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
+
+	if (delay > RETRY_MOST_NS)
+		delay = RETRY_MOST_NS;
+	if (link->attempts++ > 100)
+		delay = RETRY_SELDOM_NS;
+	soft_link_close_wires(link);
+	link->state = SOFT_LINK_CONNECTING;
+	link->header_have = 0;
+	link->timer.expired = try_again;
+	soft_timer_start(&link->timer, soft_now() + delay);
+}
+
+static const union ibv_gid *peer_gid(const struct soft_qp *qp)
+{
+	/* An address without a GID is one of the same host: nothing else has a LID alone. */
+	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
+}
+
+/* ---- through shared memory ----------------------------------------------------------------- */
+
+/* False: there is no way there. */
+static bool knock(struct soft_link *link)
+{
+	if (!soft_gid_is_local(peer_gid(link->qp)) ||
+	    !soft_link_open_way(link, link->qp, link->qp->attr.ah_attr.dlid))
+		return false;
+	link->state = SOFT_LINK_GREETING;
+	return true;
+}
+
+/* ---- by TCP -------------------------------------------------------------------------------- */
+
+/* From the address that the queue pair has chosen, if it says one that others can see: of several
+ * networks, that is the one to go by. */
+static int bind_source(int fd, const struct ibv_ah_attr *ah)
+{
+	struct sockaddr_storage address;
+	struct soft_gid own;
+	const int on = 1;
+
+	if (!ah->is_global || ah->grh.sgid_index == SOFT_GID_LOOPBACK)
+		return 0;
+	if (soft_gid_at(ah->grh.sgid_index, &own))
+		return EADDRNOTAVAIL;
+	/* The port with connect(), so that one port serves connections to several places: ip(7). */
+	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+	return bind(fd, (struct sockaddr *)&address, soft_gid_address(&own.gid, 0, &address)) ?
+		       errno :
+		       0;
+}
+
+static void call(struct soft_link *link)
+{
+	const struct soft_qp *qp = link->qp;
+	struct sockaddr_storage address;
+	socklen_t length = soft_gid_address(peer_gid(qp), qp->attr.ah_attr.dlid, &address);
+	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	soft_link_over_socket(link, fd);
+	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
+	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
+	    soft_watch(&link->source, EPOLLOUT)) {
+		soft_dial_later(link);
+		return;
+	}
+	soft_timer_start(&link->timer, soft_now() + CONNECTING_NS);
+}
+
+static void attempt(struct soft_link *link)
+{
+	soft_link_close_wires(link); /* of an attempt that has taken too long */
+	if (!knock(link))
+		call(link);
+}
+
+void soft_dial_connected(struct soft_link *link)
+{
+	int error = 0;
+	socklen_t length = sizeof(error);
+
+	if (getsockopt(link->source.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
+	    !soft_greeting_say(link, link->qp, SOFT_GREETING_HELLO) || soft_watch(&link->source, EPOLLIN)) {
+		soft_dial_later(link);
+		return;
+	}
+	/* On this machine the other side's end is told; should it be slow and take us for its peer one
+	 * day, another HELLO would be a stranger's. */
+	soft_path_watch(link);
+	if (!link->path_patience)
+		soft_timer_stop(&link->timer);
+	link->state = SOFT_LINK_GREETING;
+}
+
+/* ---- the answer ---------------------------------------------------------------------------- */
+
+void soft_dial_welcome(struct soft_link *link)
+{
+	struct soft_qp *qp = link->qp;
+
+	if (link->greeting.kind != SOFT_GREETING_WELCOME ||
+	    !soft_greeting_agrees(&link->greeting, qp)) {
+		/* It takes us for its peer, but we know better. */
+		soft_dial_farewell(link);
+		soft_dial_later(link);
+		return;
+	}
+	if (soft_link_up(link, qp))
+		soft_link_finish(link, ECONNABORTED);
+}
+
+void soft_dial_farewell(struct soft_link *link)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER];
+
+	/* Of a way, the end says that by itself. */
+	if (link->source.fd < 0)
+		return;
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
+	(void)!send(link->source.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* ---- the queue pair's side ----------------------------------------------------------------- */
+
+static bool is_self(const struct soft_qp *qp)
+{
+	return qp->attr.dest_qp_num == qp->ibv.qp_num &&
+	       qp->attr.ah_attr.dlid == soft_listener_port() && soft_gid_is_local(peer_gid(qp));
+}
+
+static bool we_connect(const struct soft_qp *qp)
+{
+	struct soft_gid own = {.gid = soft_gid_loopback};
+	uint16_t lid = soft_listener_port();
+
+	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
+		return qp->ibv.qp_num < qp->attr.dest_qp_num;
+	if (lid != qp->attr.ah_attr.dlid)
+		return lid < qp->attr.ah_attr.dlid;
+	if (qp->attr.ah_attr.is_global)
+		soft_gid_at(qp->attr.ah_attr.grh.sgid_index, &own);
+	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
+}
+
+static struct soft_link *connecting(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+
+	if (!link)
+		return NULL;
+	link->qp = qp;
+	qp->link = link;
+	return link;
+}
+
+static void to_self(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+
+	if (link && (soft_link_over_itself(link) || soft_link_up(link, qp)))
+		soft_link_finish(link, ECONNABORTED);
+}
+
+/* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
+void soft_greeting_begin(struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+	struct soft_gid own;
+	struct soft_link *link;
+
+	qp->stream_from_cm = ah->dlid == 0;
+	if (qp->stream_from_cm) {
+		soft_cm_offer(qp);
+		return;
+	}
+	if (is_self(qp)) {
+		to_self(qp);
+		return;
+	}
+	if (ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
+		soft_listener_open(&own.gid);
+	if (!we_connect(qp)) {
+		soft_greeting_look(qp);
+		return;
+	}
+	link = connecting(qp);
+	if (link)
+		attempt(link);
+}
+
+/* Not at once, lest the two keep each other busy.  The other side may have been quicker. */
+void soft_greeting_again(struct soft_qp *qp)
+{
+	struct soft_link *link;
+
+	if (is_self(qp)) {
+		to_self(qp);
+		return;
+	}
+	if (!we_connect(qp)) {
+		soft_greeting_look(qp);
+		return;
+	}
+	link = connecting(qp);
+	if (!link)
+		return;
+	link->attempts = SECOND_ROUND;
+	soft_dial_later(link);
+}
