@@ -1,7 +1,7 @@
 """A path that delays, loses, reorders, doubles and damages packets: tc-netem(8).
 
-Where the kernel of this machine has no netem, `make network` runs this in the virtual machine, where
-starting a process takes long: so both agents serve for all tests.
+Where the kernel of this machine has no netem, `make network` runs this in the virtual machine,
+where starting a process takes long: so both agents serve for all tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATHS = {
 }
 WAYS = [("IPv4", "tcp"), ("IPv6", "cm")]
 
-# Seconds: what the device takes unless told otherwise.  A lossy path is silent for seconds at times.
+# Seconds: what the device takes unless told otherwise.  A lossy path may be silent for a while.
 PATIENCE = 20
 
 
