@@ -3,6 +3,7 @@
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import (
+    AuthenticationError,
     BufferStateError,
     ConnectionBrokenError,
     ConnectionClosedError,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncQueuePair",
+    "AuthenticationError",
     "Batch",
     "Buffer",
     "BufferStateError",

@@ -22,6 +22,7 @@
     ├── ConnectionClosedError (ConnectionError)   closed in order; .by_peer says by whom
     ├── ConnectionBrokenError (ConnectionError)   the peer or the link died; __cause__ says how
     ├── ProtocolError                    the peer said something that is not the protocol
+    ├── AuthenticationError (ConnectionRefusedError)   not the same key on both sides
     ├── RequestRefusedError              the peer understood a request and said no: .code .text
     ├── LimitError                       a limit would be passed: .amount .limit
     │   ├── QuotaError                   of memory that is lent or held
@@ -519,6 +520,10 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 class ProtocolError(RDMAError):
     """The peer said something that is not the protocol; the connection ends with it."""
+
+
+class AuthenticationError(RDMAError, ConnectionRefusedError):
+    """The two sides have not the same key, or only one of them was given one (``auth=``)."""
 
 
 class RequestRefusedError(RDMAError):

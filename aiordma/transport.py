@@ -21,6 +21,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
 
@@ -30,6 +31,7 @@ from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.connection import Address, Connection, Received, Statistics
 from ._transport.message import Message
+from ._transport.security import Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
@@ -98,6 +100,8 @@ async def connect(
     via: Via = "cm",
     source: Address | None = None,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
 ) -> Connection:
     """Connects to a listener.  Names with several addresses are tried in the resolver's order.
 
@@ -105,8 +109,13 @@ async def connect(
     the host does not answer within `Config.connect_timeout`, AddressError and RouteError when
     there is no way, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
     `source` is a local (host, port) to connect from.
+
+    `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
+    has it, without telling it, before anything else is said; AuthenticationError otherwise.  `ssl`
+    puts TLS on the exchange of endpoints (`via="tcp"` only), with `host` as the name to expect: who
+    sees the exchange can connect in the peer's place.  What then travels by RDMA is not encrypted.
     """
-    check_via(via)
+    security = check_security(via, auth, ssl, host)
     chosen, asked = choose_device(device)
     try:
         async with asyncio.timeout(config.connect_timeout):
@@ -114,8 +123,10 @@ async def connect(
             for address in await resolve(host, port):
                 try:
                     if via == "tcp":
-                        return await by_tcp.connect(chosen, address, source, config)
-                    return await by_cm.connect(chosen.library, asked, address, source, config)
+                        return await by_tcp.connect(chosen, address, source, config, security)
+                    return await by_cm.connect(
+                        chosen.library, asked, address, source, config, security
+                    )
                 except OSError as error:
                     failure = error
             assert failure is not None
@@ -127,9 +138,14 @@ async def connect(
         ) from error
 
 
-def check_via(via: str) -> None:
+def check_security(
+    via: str, auth: bytes | None, ssl: SSLContext | None, hostname: str | None
+) -> Security:
     if via not in ("cm", "tcp"):
         raise ValueError(f'via is "cm" or "tcp", not {via!r}')
+    if ssl is not None and via != "tcp":
+        raise ValueError('ssl is for the exchange over a TCP socket: via="tcp"')
+    return Security(auth, ssl, hostname)
 
 
 class Listener:
@@ -225,20 +241,25 @@ async def listen(
     via: Via = "cm",
     backlog: int = 128,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
 ) -> Listener:
     """Listens on an address ("" or "::" for all of them) and port (0 picks one).
 
-    Raises AddressError or OSError (EADDRINUSE and others) when the address cannot be used.
+    `auth` and `ssl` as for `connect`; `ssl` is a context for servers, with a certificate.  Raises
+    AddressError or OSError (EADDRINUSE and others) when the address cannot be used.
     """
-    check_via(via)
+    security = check_security(via, auth, ssl, None)
     chosen, asked = choose_device(device)
     listener = Listener(chosen.name)
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
-        listener._acceptor = by_tcp.TCPAcceptor(chosen, address, backlog, config, listener._deliver)
+        listener._acceptor = by_tcp.TCPAcceptor(
+            chosen, address, backlog, config, security, listener._deliver
+        )
     else:
         listener._acceptor = by_cm.CMAcceptor(
-            chosen.library, asked, address, backlog, config, listener._deliver
+            chosen.library, asked, address, backlog, config, security, listener._deliver
         )
     return listener
 
@@ -307,10 +328,15 @@ class Server:
         finally:
             await self.close()
 
-    async def close(self) -> None:
-        """Accepts no more, cancels the handlers, closes their connections."""
+    async def close(self, grace: float = 0.0) -> None:
+        """Accepts no more; handlers have `grace` seconds to end, then they are cancelled.
+
+        Their connections are closed with them.
+        """
         await self._listener.close()
         await self._accepting
+        if grace > 0 and self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -336,11 +362,15 @@ async def start_server(
     via: Via = "cm",
     backlog: int = 128,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
 ) -> Server:
-    """Listens, and runs `handler(conn)` as a task for every connection.
+    """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
 
     The connection is closed when its handler returns.  A ConnectionError that leaves the handler
     is the peer's end and is logged; any other exception goes to the loop's exception handler.
     """
-    listener = await listen(host, port, device=device, via=via, backlog=backlog, config=config)
+    listener = await listen(
+        host, port, device=device, via=via, backlog=backlog, config=config, auth=auth, ssl=ssl
+    )
     return Server(listener, handler)

@@ -80,6 +80,20 @@ class _Access:
         return Rights(_unsigned(self.encode(value), 32))
 
 
+class _Bytes:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def encode(self, value: object) -> object:
+        if not isinstance(value, bytes):
+            raise ValueError(f"bytes are needed, not {type(value).__name__}")
+        if len(value) != self._size:
+            raise ValueError(f"{self._size} bytes are needed, not {len(value)}")
+        return value
+
+    decode = encode
+
+
 class _Token:
     def encode(self, value: object) -> object:
         if not isinstance(value, RegionToken):
@@ -97,5 +111,6 @@ U32 = Annotated[int, _Unsigned(32)]
 U64 = Annotated[int, _Unsigned(64)]
 OptionalU32 = Annotated[int | None, _OptionalUnsigned(32)]
 Text = Annotated[str, _Text()]
+Bytes32 = Annotated[bytes, _Bytes(32)]
 Access = Annotated[Rights, _Access()]
 Token = Annotated[RegionToken, _Token()]

@@ -5,9 +5,11 @@ connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives pa
 
     offset  0  4s   b"AIOR"                      offset  8  u32  eager_size
     offset  4  u8   version, 1                   offset 12  u16  data_receives
-    offset  5  u8   flags, 0                     offset 14  u16  control_receives
+    offset  5  u8   flags, see below             offset 14  u16  control_receives
     offset  6  u8   max_rd_atomic                offset 16  u64  max_message
     offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
+
+Bit 0 of its flags is ``authenticates``.
 
 :class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
 manager; it can travel by any channel::
@@ -44,6 +46,7 @@ _VERSION = 1
 
 _HELLO = struct.Struct("<4sBBBBIHHQQ")
 _HELLO_MAGIC = b"AIOR"
+_AUTHENTICATES = 1
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
 
@@ -105,6 +108,8 @@ class Hello:
     """Reads and atomics it would have under way at once."""
     max_dest_rd_atomic: int = 0
     """Reads and atomics of the peer that it can serve at once."""
+    authenticates: bool = False
+    """Whether it goes on only with a peer that shows that it has its key."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)
@@ -114,7 +119,7 @@ class Hello:
         return _HELLO.pack(
             _HELLO_MAGIC,
             _VERSION,
-            0,
+            _AUTHENTICATES if self.authenticates else 0,
             self.max_rd_atomic,
             self.max_dest_rd_atomic,
             self.eager_size,
@@ -132,12 +137,12 @@ class Hello:
             what="hello",
             magic=_HELLO_MAGIC,
             version=_VERSION,
-            flags=0,
+            flags=_AUTHENTICATES,
             size=HELLO_SIZE,
             padded=True,
         )
-        (_, _, _, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives, control_receives,
-         max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
+        (_, _, flags, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives,
+         control_receives, max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
         try:
             return cls(
                 eager_size=eager_size,
@@ -147,6 +152,7 @@ class Hello:
                 lend_quota=lend_quota,
                 max_rd_atomic=max_rd_atomic,
                 max_dest_rd_atomic=max_dest_rd_atomic,
+                authenticates=bool(flags & _AUTHENTICATES),
             )
         except ValueError as error:
             raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
-from aiordma._core.fields import U16, U32, U64, Access, Codec, OptionalU32, Text, Token
+from aiordma._core.fields import U16, U32, U64, Access, Bytes32, Codec, OptionalU32, Text, Token
 from aiordma._core.region import U64_MAX
 from aiordma.errors import ProtocolError
 
@@ -41,6 +41,9 @@ class MessageType(IntEnum):
     PONG = 8
     GOODBYE = 9
     ERROR = 10
+    AUTH_HELLO = 11
+    AUTH_ANSWER = 12
+    AUTH_PROOF = 13
 
 
 class ErrorCode(IntEnum):
@@ -65,6 +68,7 @@ class GoodbyeCode(IntEnum):
     PROTOCOL_ERROR = 2
     TIMEOUT = 3
     INTERNAL = 4
+    NOT_AUTHENTICATED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,31 @@ class Error(Message):
     text: Text
 
 
+@dataclass(frozen=True, slots=True)
+class AuthHello(Message):
+    """The connecting side begins: prove with this nonce that you have the key."""
+
+    TYPE: ClassVar[MessageType] = MessageType.AUTH_HELLO
+    nonce: Bytes32
+
+
+@dataclass(frozen=True, slots=True)
+class AuthAnswer(Message):
+    """Answers AuthHello: the proof, and a nonce for the other side's."""
+
+    TYPE: ClassVar[MessageType] = MessageType.AUTH_ANSWER
+    nonce: Bytes32
+    proof: Bytes32
+
+
+@dataclass(frozen=True, slots=True)
+class AuthProof(Message):
+    """Answers AuthAnswer: the connecting side's proof."""
+
+    TYPE: ClassVar[MessageType] = MessageType.AUTH_PROOF
+    proof: Bytes32
+
+
 _CLASSES: tuple[type[Message], ...] = (
     Rendezvous,
     RendezvousDone,
@@ -187,6 +216,9 @@ _CLASSES: tuple[type[Message], ...] = (
     Pong,
     Goodbye,
     Error,
+    AuthHello,
+    AuthAnswer,
+    AuthProof,
 )
 
 

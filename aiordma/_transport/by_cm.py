@@ -19,6 +19,7 @@ from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError
 from ..verbs.bring_up import ACK_TIMEOUT
 from .connection import Address, Connection
+from .security import Security
 from .side import RETRIES, Side
 
 logger = logging.getLogger("aiordma.cm")
@@ -106,17 +107,18 @@ def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters
     )
 
 
-def make_connection(link: CMLink, config: Config) -> tuple[Side, Connection]:
+def make_connection(link: CMLink, config: Config, security: Security) -> tuple[Side, Connection]:
     """The queue pair of a resolved id; the caller posts its receives."""
     context = link.id.context
     assert context is not None
-    side = Side(Driver.for_context(context, config.pool_limit), config)
+    driver = Driver.for_context(context, config.pool_limit)
+    side = Side(driver, config, authenticates=security.auth is not None)
     try:
         pd = side.driver.pd
         side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps, reserved=True))
         # The connection manager's own would be seconds; with the retries, half a minute.
         link.id.set_ack_timeout(ACK_TIMEOUT)
-        return side, Connection(side, config)
+        return side, Connection(side, config, security)
     except BaseException:
         side.close()
         raise
@@ -128,6 +130,7 @@ async def connect(
     address: Address,
     source: Address | None,
     config: Config,
+    security: Security,
 ) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
     events = EventDriver.for_library(library)
@@ -144,12 +147,14 @@ async def connect(
         check_device(id, device, address)
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
-        side, connection = make_connection(link, config)
+        side, connection = make_connection(link, config, security)
         connection._post_receives()
         id.connect(parameters(side))
         event = await link.expect(cm.EventType.ESTABLISHED)
-        connection._start(link, Hello.unpack(event.private_data))
+        peer = Hello.unpack(event.private_data)
+        security.agree(peer)
         link.established(connection._disconnected)
+        await connection._start(link, peer, client=True)
     except BaseException as error:
         if connection is None:
             link.release()
@@ -178,9 +183,11 @@ class CMAcceptor:
         address: Address,
         backlog: int,
         config: Config,
+        security: Security,
         deliver: Callable[[Connection], None],
     ) -> None:
         self._config = config
+        self._security = security
         self._device = device
         self._deliver = deliver
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -219,13 +226,14 @@ class CMAcceptor:
         try:
             peer = Hello.unpack(event.private_data)
             check_device(id, self._device, self.address)
-            side, connection = make_connection(link, self._config)
+            side, connection = make_connection(link, self._config, self._security)
             connection._post_receives()
             id.accept(parameters(side, peer))
             async with asyncio.timeout(self._config.handshake_timeout):
                 await link.expect(cm.EventType.ESTABLISHED)
-            connection._start(link, peer)
-            link.established(connection._disconnected)
+                self._security.agree(peer)  # by now the peer has heard what it must know
+                link.established(connection._disconnected)
+                await connection._start(link, peer, client=False)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
             logger.info("handshake on %s failed: %s", self.address, error)

@@ -24,6 +24,7 @@ from ..driver import Driver
 from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Address, Connection
+from .security import Security
 from .side import RETRIES, Side
 
 logger = logging.getLogger("aiordma.tcp")
@@ -108,11 +109,11 @@ class TCPLink:
         self._writer.close()
 
 
-def make_connection(driver: Driver, config: Config) -> tuple[Side, Connection]:
-    side = Side(driver, config)
+def make_connection(driver: Driver, config: Config, security: Security) -> tuple[Side, Connection]:
+    side = Side(driver, config, authenticates=security.auth is not None)
     try:
         side.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
-        return side, Connection(side, config)
+        return side, Connection(side, config, security)
     except BaseException:
         side.close()
         raise
@@ -166,7 +167,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
     return connecting
 
 
-async def open_link(address: Address, source: Address | None) -> TCPLink:
+async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
     """The socket, or the exception of the connection manager that means the same."""
     try:
         connected = await connected_socket(address, source)
@@ -181,27 +182,58 @@ async def open_link(address: Address, source: Address | None) -> TCPLink:
         raise UnreachableError(
             f"no way{begin} to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
         ) from error
-    return TCPLink(*await asyncio.open_connection(sock=connected))
+    tls = security.tls
+    try:
+        reader, writer = await asyncio.open_connection(
+            sock=connected, ssl=tls, server_hostname=security.hostname if tls else None
+        )
+    except OSError as error:
+        connected.close()
+        raise ProtocolError(f"no TLS with {address[0]} port {address[1]}: {error}") from error
+    except BaseException:
+        connected.close()
+        raise
+    return TCPLink(reader, writer)
+
+
+async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
+    """The other side of `open_link`."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, accepted, ssl=security.tls
+        )
+    except BaseException:
+        accepted.close()
+        raise
+    return TCPLink(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 
 async def connect(
-    device: verbs.Device, address: Address, source: Address | None, config: Config
+    device: verbs.Device,
+    address: Address,
+    source: Address | None,
+    config: Config,
+    security: Security,
 ) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
-    link = await open_link(address, source)
+    link = await open_link(address, source, security)
     connection: Connection | None = None
     try:
         driver = Driver.for_device(device, config.pool_limit)
-        side, connection = make_connection(driver, config)
+        side, connection = make_connection(driver, config, security)
         endpoint = local_endpoint(side, link.local_address)
         await link.write(offer(endpoint, side))
         remote, peer = await read_offer(link)
         if remote == endpoint:
             raise ProtocolError(f"{link.peer_address} sends back what it is told: an echo server?")
+        security.agree(peer)
         connect_qp(side, connection, endpoint, remote)
         await link.write(READY)
-        connection._start(link, peer)
         link.established(connection._disconnected)
+        await connection._start(link, peer, client=True)
     except BaseException as error:
         if connection is None:
             link.release()
@@ -240,9 +272,11 @@ class TCPAcceptor:
         address: Address,
         backlog: int,
         config: Config,
+        security: Security,
         deliver: Callable[[Connection], None],
     ) -> None:
         self._device = device
+        self._security = security
         self._config = config
         self._deliver = deliver
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -275,26 +309,29 @@ class TCPAcceptor:
 
     async def _serve(self, peer_socket: socket.socket) -> None:
         self._accepted.discard(peer_socket)
-        link = TCPLink(*await asyncio.open_connection(sock=peer_socket))
+        link: TCPLink | None = None
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self._config.handshake_timeout):
+                link = await accepted_link(peer_socket, self._security)
                 remote, peer = await read_offer(link)
                 driver = Driver.for_device(self._device, self._config.pool_limit)
-                side, connection = make_connection(driver, self._config)
+                side, connection = make_connection(driver, self._config, self._security)
                 endpoint = local_endpoint(side, link.local_address)
                 connect_qp(side, connection, endpoint, remote)
                 await link.write(offer(endpoint, side))
+                self._security.agree(peer)  # by now the peer has heard what it must know
                 await link.read(len(READY), READY)
-            connection._start(link, peer)
-            link.established(connection._disconnected)
+                link.established(connection._disconnected)
+                await connection._start(link, peer, client=False)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
-            logger.info("exchange with %s failed: %s", link.peer_address, error)
-            if connection is None:
-                link.release()
-            else:
+            logger.info("exchange with %s failed: %s", link and link.peer_address, error)
+            if connection is not None:
+                assert link is not None
                 connection._give_up(link, error)
+            elif link is not None:
+                link.release()
             if not isinstance(error, (RDMAError, OSError)):
                 raise
         else:

@@ -16,10 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from .._core import protocol
+from .._core.authentication import transcript
 from .._core.handshake import Hello
 from .._core.region import Rights
 from ..config import Config
 from ..errors import (
+    AuthenticationError,
     ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
@@ -28,11 +30,13 @@ from ..errors import (
     WorkCompletionError,
 )
 from ..mr_pool import Buffer, LocalMemory, Region
+from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
 from .message import Message
 from .messages import Messages
 from .one_sided import OneSided, Remote, buffer_view
+from .security import Security
 from .sharing import RemoteRegion, Share, Sharing
 from .side import Side
 from .transfers import Progress
@@ -93,9 +97,11 @@ class Connection:
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
-    def __init__(self, side: Side, config: Config) -> None:
+    def __init__(self, side: Side, config: Config, security: Security) -> None:
         assert side.qp is not None
         self._side = side
+        self._security = security
+        self._authentication: Authentication | None = None
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
@@ -115,6 +121,7 @@ class Connection:
             on_protocol_error=self._protocol_error,
             waiter_error=self._waiter_error,
         )
+        self._messages.gated = security.auth is not None
         self._queue.on_room = self._messages.pump
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
         self._one_sided = OneSided(self._queue, self._messages, self._sharing, self._check)
@@ -123,13 +130,33 @@ class Connection:
         """Before the peer may send: the queue pair is in INIT or beyond."""
         self._messages.post_receives()
 
-    def _start(self, link: Link, peer: Hello) -> None:
-        """The handshake is done.  Raises when the queue pair has failed meanwhile."""
+    async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
+        """The link is up: shows the peer that both have the same key, if one was given.
+
+        Raises when they have not, and when the queue pair has failed meanwhile.
+        """
         if self._root is not None:
             raise self._waiter_error(self._root)
         self._link = link
         self._peer = peer
+        key = self._security.auth
+        if key is None:
+            self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
+            return
+        self._authentication = handshake = Authentication(
+            key, self._transcript(peer, client=client), self._messages.send_control, client=client
+        )
         self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
+        handshake.begin()
+        await handshake.done
+        self._messages.gated = False
+
+    def _transcript(self, peer: Hello, *, client: bool) -> bytes:
+        qp = self._side.qp
+        assert qp is not None
+        ours, theirs = (self._side.hello, qp.qp_num), (peer, qp.query().dest_qp_num)
+        (here, number), (there, peer_number) = (ours, theirs) if client else (theirs, ours)
+        return transcript(here, there, number, peer_number)
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything goes, and nobody was waiting yet."""
@@ -394,17 +421,32 @@ class Connection:
         if isinstance(root, ConnectionClosedError):
             return ConnectionClosedError(str(root), by_peer=root.by_peer)
         error: Exception
-        if isinstance(root, ProtocolError):
-            error = ProtocolError(str(root))
+        if isinstance(root, ProtocolError | AuthenticationError):
+            error = type(root)(str(root))
         else:
             error = ConnectionBrokenError(f"the connection with {self.peer_address} broke: {root}")
         error.__cause__ = root
         return error
 
     def _control(self, message: protocol.Message) -> None:
+        authentication = self._authentication
+        if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
+            if authentication is None:
+                raise ProtocolError("the peer wants to show that it has a key; none was given here")
+            try:
+                authentication.control(message)
+            except AuthenticationError as error:
+                self._refuse(error)
+            return
+        if self._messages.gated and not isinstance(message, protocol.Goodbye):
+            raise ProtocolError(
+                "the peer asks for something before it has shown that it has the key"
+            )
         match message:
             case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
                 self._end(ConnectionClosedError(by_peer=True))
+            case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
+                self._end(AuthenticationError("the peer says that it has not the same key"))
             case protocol.Goodbye():
                 self._end(
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
@@ -416,10 +458,15 @@ class Connection:
 
     def _protocol_error(self, error: ProtocolError) -> None:
         logger.warning("%r: %s", self, error)
-        # The peer's device may still take the reason; nobody waits for it.
-        self._messages.send_control(
-            protocol.Goodbye(0, protocol.GoodbyeCode.PROTOCOL_ERROR, str(error))
-        )
+        self._give_reason(protocol.GoodbyeCode.PROTOCOL_ERROR, error)
+
+    def _refuse(self, error: AuthenticationError) -> None:
+        logger.warning("%r: %s", self, error)
+        self._give_reason(protocol.GoodbyeCode.NOT_AUTHENTICATED, error)
+
+    def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
+        """The peer's device may still take it; nobody waits for that."""
+        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
         self._end(error)
 
     def _disconnected(self, reason: str) -> None:
@@ -436,6 +483,9 @@ class Connection:
             # Nothing was under way any more: what looks like a break is the peer's answer.
             root = ConnectionClosedError()
         self._root = root
+        if self._authentication is not None and not self._authentication.done.done():
+            self._authentication.done.set_exception(self._waiter_error(root))
+            self._authentication.done.exception()  # seen, also if nobody waits yet
         self._queue.fail(root)
         self._sharing.end(root)
         self._messages.end(root)

@@ -39,6 +39,9 @@ SEND = int(verbs.WROpcode.SEND)
 SPARE_BLOCKS = 2
 
 
+BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
+
+
 class FrameSend(Work):
     """A frame on its way out, in a block of the pool, or one that goes back to `spares`."""
 
@@ -172,6 +175,8 @@ class Messages:
             on_protocol_error=on_protocol_error,
             waiter_error=waiter_error,
         )
+        self.gated = False
+        """The peer has yet to show that it has the key: it may send no message."""
         self._taken = 0
         self._refill = max(1, config.data_receives // 4)
         self._ended: BaseException | None = None
@@ -357,6 +362,9 @@ class Messages:
         try:
             kind, control, data, imm = unpack_header(block.view[:byte_len])
             self._credits.received(kind, control, data)
+            if self.gated and kind in (FrameKind.DATA, FrameKind.OFFER):
+                block.release()
+                raise ProtocolError(BEFORE_THE_KEY)
             if kind is FrameKind.DATA:
                 message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
                 self.inbox.arrived(Incoming(message, None))
@@ -385,6 +393,8 @@ class Messages:
             return
         try:
             self._credits.received(FrameKind.DATA)
+            if self.gated:
+                raise ProtocolError(BEFORE_THE_KEY)
         except ProtocolError as error:
             receive.release()
             self._on_protocol_error(error)

@@ -25,8 +25,9 @@ RETRIES = 6
 class Side:
     """Driver, completion entries and queue pair of one side.  `close` gives back what there is."""
 
-    def __init__(self, driver: Driver, config: Config) -> None:
+    def __init__(self, driver: Driver, config: Config, *, authenticates: bool) -> None:
         """Takes over one use of `driver`."""
+        self._authenticates = authenticates
         self.driver = driver
         self.config = config
         attributes = driver.context.query_device()
@@ -56,6 +57,7 @@ class Side:
             lend_quota=config.lend_quota,
             max_rd_atomic=self.max_rd_atomic,
             max_dest_rd_atomic=self.max_dest_rd_atomic,
+            authenticates=self._authenticates,
         )
 
     def create_qp(

@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import os
 from collections.abc import Callable
+from ssl import SSLContext
 from typing import IO, TypeVar
 
 from ..config import DEFAULT, Config
@@ -27,12 +28,16 @@ async def create_connection(
     via: Via = "cm",
     source: Address | None = None,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
 ) -> tuple[StreamTransport, P]:
     """Connects, and lets a protocol speak over it: `loop.create_connection` over RDMA.
 
     Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.
     """
-    connection = await connect(host, port, device=device, via=via, source=source, config=config)
+    connection = await connect(
+        host, port, device=device, via=via, source=source, config=config, auth=auth, ssl=ssl
+    )
     return await _attach(connection, protocol_factory)
 
 
@@ -64,6 +69,8 @@ async def open_connection(
     via: Via = "cm",
     source: Address | None = None,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes."""
     loop = asyncio.get_running_loop()
@@ -76,6 +83,8 @@ async def open_connection(
         via=via,
         source=source,
         config=config,
+        auth=auth,
+        ssl=ssl,
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from ssl import SSLContext
 
 from ..config import DEFAULT, Config
 from ..transport import Address, Listener, Via, listen
@@ -141,6 +142,8 @@ async def create_server(
     via: Via = "cm",
     backlog: int = 128,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
     start_serving: bool = True,
 ) -> StreamServer:
     """Listens, and lets a protocol speak over every connection: `loop.create_server` over RDMA.
@@ -148,7 +151,7 @@ async def create_server(
     `host` None or "" is every address.  Raises what `aiordma.listen` raises.
     """
     listener = await listen(
-        host or "", port, device=device, via=via, backlog=backlog, config=config
+        host or "", port, device=device, via=via, backlog=backlog, config=config, auth=auth, ssl=ssl
     )
     server = StreamServer(listener, protocol_factory)
     if start_serving:
@@ -169,6 +172,8 @@ async def start_stream_server(
     via: Via = "cm",
     backlog: int = 128,
     config: Config = DEFAULT,
+    auth: bytes | None = None,
+    ssl: SSLContext | None = None,
     start_serving: bool = True,
 ) -> StreamServer:
     """Runs a handler with a reader and a writer for every connection: `asyncio.start_server`."""
@@ -186,5 +191,7 @@ async def start_stream_server(
         via=via,
         backlog=backlog,
         config=config,
+        auth=auth,
+        ssl=ssl,
         start_serving=start_serving,
     )

@@ -16,6 +16,9 @@ from aiordma._core.protocol import (
     MAGIC,
     MAX_LENGTH,
     VERSION,
+    AuthAnswer,
+    AuthHello,
+    AuthProof,
     Error,
     ErrorCode,
     Goodbye,
@@ -41,6 +44,7 @@ rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
 texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
     lambda text: len(text.encode()) <= MAX_TEXT
 )
+bytes32 = st.binary(min_size=32, max_size=32)
 low_addresses = st.integers(0, 1 << 63)
 tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, 1 << 63), u32, rights, u32)
 MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
@@ -56,6 +60,9 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.PONG: st.builds(Pong, u32),
     MessageType.GOODBYE: st.builds(Goodbye, u32, u16, texts),
     MessageType.ERROR: st.builds(Error, u32, u16, texts),
+    MessageType.AUTH_HELLO: st.builds(AuthHello, u32, bytes32),
+    MessageType.AUTH_ANSWER: st.builds(AuthAnswer, u32, bytes32, bytes32),
+    MessageType.AUTH_PROOF: st.builds(AuthProof, u32, bytes32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -93,14 +100,15 @@ def test_layout() -> None:
 def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
-        "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10"
+        "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
+        "AUTH_PROOF=13"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
         "CANCELLED=8"
     )
     assert " ".join(f"{member.name}={member}" for member in GoodbyeCode) == (
-        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4"
+        "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5"
     )
 
 
@@ -159,7 +167,9 @@ REFUSED = [
     (pack(GOOD[:4]), "4 parts, not 5"),
     (pack([*GOOD, 0]), "6 parts, not 5"),
     (envelope(0, []), "unknown type 0"),
-    (envelope(11, []), "unknown type 11"),
+    (envelope(14, []), "unknown type 14"),
+    (envelope(11, [bytes(31)]), "AuthHello with a bad nonce: 32 bytes are needed, not 31"),
+    (envelope(11, ["x" * 32]), "AuthHello with a bad nonce: bytes are needed, not str"),
     (envelope("PING", []), "unknown type 'PING'"),
     (envelope(7.0, []), "unknown type 7.0"),
     (envelope([7], []), "unknown type [7]"),

@@ -1,0 +1,259 @@
+"""Keys that both sides must have, TLS on the exchange, and peers without either."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import suppress
+
+import pytest
+import trustme
+
+from aiordma import (
+    AuthenticationError,
+    Config,
+    Connection,
+    Listener,
+    Rights,
+    connect,
+    listen,
+    start_server,
+    streams,
+)
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma.errors import ProtocolError, UnreachableError
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, check_alive, ends, hello, turns
+from .raw_peer import RawPeer, control, frame
+
+KEY = b"sixteen or more random bytes"
+OTHER = b"other sixteen and more bytes"
+
+
+async def listening(place: Place, auth: bytes | None) -> Listener:
+    return await listen(place.host, 0, device=place.device, via=place.via, config=SMALL, auth=auth)
+
+
+async def dial(place: Place, port: int, auth: bytes | None) -> Connection:
+    return await connect(
+        place.host, port, device=place.device, via=place.via, config=SMALL, auth=auth
+    )
+
+
+async def test_the_same_key_on_both_sides(place: Place) -> None:
+    async with await listening(place, KEY) as listener:
+        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+            # The server may speak first, and at once.
+            await server.send(b"first")
+            assert bytes(await client.recv()) == b"first"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(KEY, OTHER), (None, KEY), (KEY, None), (KEY[:-1], KEY)],
+    ids=["another", "none", "too many", "shorter"],
+)
+async def test_without_the_same_key_there_is_no_connection(
+    place: Place, ours: bytes | None, theirs: bytes | None
+) -> None:
+    async with await listening(place, theirs) as listener:
+        error = await ends(dial(place, listener.port, ours), AuthenticationError)
+        assert isinstance(error, ConnectionRefusedError)
+        # It was not delivered, and the listener goes on.
+        client, server = await asyncio.gather(dial(place, listener.port, theirs), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+async def test_keys_reach_servers_and_streams(place: Place) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(100))
+        writer.close()
+
+    async with await streams.start_stream_server(
+        echo, place.host, device=place.device, via=place.via, auth=KEY
+    ) as server:
+        port = server.address[1]
+        reader, writer = await streams.open_connection(
+            place.host, port, device=place.device, via=place.via, auth=KEY
+        )
+        writer.write(b"hello")
+        assert await reader.read() == b"hello"
+        writer.close()
+        await ends(
+            streams.open_connection(place.host, port, device=place.device, via=place.via),
+            AuthenticationError,
+        )
+    handled = asyncio.Event()
+
+    async def handler(_: object) -> None:
+        handled.set()
+
+    async with await start_server(
+        handler, place.host, device=place.device, via=place.via, auth=KEY
+    ) as other:
+        await ends(dial(place, other.port, OTHER), AuthenticationError)
+        assert not handled.is_set()
+
+
+@one_loop
+async def test_a_key_is_checked_first(place: Place) -> None:
+    for make in (listening(place, b"short"), dial(place, 1, b"short")):
+        error = await ends(make, ValueError)
+        assert "16" in str(error)
+
+
+# ---- peers that lie ------------------------------------------------------------------------------
+
+AUTHENTICATES = hello(SMALL).pack()
+AUTHENTICATES = AUTHENTICATES[:5] + b"\x01" + AUTHENTICATES[6:]  # the flag
+
+HELLO = protocol.AuthHello(0, bytes(32))
+PROOF = protocol.AuthProof(0, bytes(32))
+
+LIES = {
+    "a message": [frame(FrameKind.DATA, b"let me in")],
+    "an offer": [
+        frame(FrameKind.OFFER, protocol.encode(protocol.Rendezvous(1, 4096, 1, 1 << 20, None)))
+    ],
+    "a request": [control(protocol.RegionRequest(1, 4096, Rights.READ, 0))],
+    "a guess": [control(HELLO), control(PROOF)],
+    "a proof of nothing": [control(PROOF)],
+    "two hellos": [control(HELLO), control(HELLO)],
+    "the other's part": [control(protocol.AuthAnswer(0, bytes(32), bytes(32)))],
+}
+
+
+@one_loop
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_peer_without_the_key_gets_nowhere(
+    place: Place, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with place.witness(), await listening(place, KEY) as listener:
+        async with RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer:
+            peer.send(*LIES[lie])
+            async with place.within(5):
+                while True:
+                    said = await peer.control(5 * place.slow)
+                    if isinstance(said, protocol.Goodbye):
+                        break
+                    assert isinstance(said, protocol.AuthAnswer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                raise AssertionError(f"{await listener.accept()!r} was delivered")
+        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> None:
+    """What a client said to one connection proves nothing on another."""
+    heard: list[protocol.Message] = []
+    async with await listening(place, KEY) as listener:
+        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        async with client, server:
+            # What it said, said again: as one who listened would.
+            handshake = client._authentication
+            assert handshake is not None
+            said = [
+                protocol.AuthHello(0, handshake._nonce),
+                protocol.AuthProof(0, handshake._proof("client")),
+            ]
+            async with RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer:
+                peer.send(*(control(message) for message in said))
+                async with place.within(5):
+                    while not heard or not isinstance(heard[-1], protocol.Goodbye):
+                        heard.append(await peer.control(5 * place.slow))
+            last = heard[-1]
+            assert isinstance(last, protocol.Goodbye)
+            assert last.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_a_peer_that_never_answers_is_given_up(place: Place) -> None:
+    """It keeps nobody out, and nothing when its time is over."""
+    quick = Config(handshake_timeout=0.3 * place.slow)
+    async with (
+        await listen(
+            place.host, 0, device=place.device, via=place.via, config=quick, auth=KEY
+        ) as listener,
+        RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES),
+    ):
+        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+        acceptor = listener._acceptor
+        assert acceptor is not None
+        async with place.within(10):
+            while acceptor._handshakes:
+                await asyncio.wait(acceptor._handshakes)
+                await turns(1)
+
+
+# ---- TLS -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@by_tcp
+async def test_tls_on_the_exchange(place: Place, authority: trustme.CA) -> None:
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(place.host).configure_cert(serving)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with await listen(
+        place.host, 0, device=place.device, via="tcp", config=SMALL, ssl=serving, auth=KEY
+    ) as listener:
+
+        async def dialled(context: ssl.SSLContext | None) -> Connection:
+            return await connect(
+                place.host,
+                listener.port,
+                device=place.device,
+                via="tcp",
+                config=SMALL,
+                ssl=context,
+                auth=KEY,
+            )
+
+        client, server = await asyncio.gather(dialled(trusting), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+        error = await ends(dialled(ssl.create_default_context()), ProtocolError)
+        assert isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        # Without TLS: neither side understands the other.
+        await ends(asyncio.wait_for(dialled(None), 5), ProtocolError, UnreachableError)
+        client, server = await asyncio.gather(dialled(trusting), listener.accept())
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+async def test_tls_is_for_the_exchange_by_tcp(place: Place) -> None:
+    context = ssl.create_default_context()
+    for make in (
+        connect(place.host, 1, device=place.device, via="cm", ssl=context),
+        listen(place.host, 0, device=place.device, via="cm", ssl=context),
+    ):
+        error = await ends(make, ValueError)
+        assert "tcp" in str(error)
+    wrong = "a certificate"
+    error = await ends(
+        connect(place.host, 1, device=place.device, via="tcp", ssl=wrong),  # type: ignore[arg-type]
+        TypeError,
+    )
+    assert "SSLContext" in str(error)
