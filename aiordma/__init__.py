@@ -19,6 +19,7 @@ from .errors import (
 )
 from .events import DeviceEvents, device_events
 from .mr_pool import Buffer, MemoryPool, Region
+from .reconnect import reconnect
 from .streams import (
     create_connection,
     create_server,
@@ -30,12 +31,15 @@ from .transport import (
     Connection,
     Listener,
     Message,
+    PendingConnection,
+    RegionToken,
     RemoteRegion,
     Rights,
     Server,
     Share,
     connect,
     listen,
+    prepare_connection,
     start_server,
 )
 
@@ -58,9 +62,11 @@ __all__ = [
     "MemoryPool",
     "Message",
     "MessageTooLongError",
+    "PendingConnection",
     "ProtocolError",
     "RDMAError",
     "Region",
+    "RegionToken",
     "RemoteRangeError",
     "RemoteRegion",
     "RequestRefusedError",
@@ -75,6 +81,8 @@ __all__ = [
     "device_events",
     "listen",
     "open_connection",
+    "prepare_connection",
+    "reconnect",
     "start_server",
     "start_stream_server",
 ]

@@ -43,6 +43,10 @@ class Config:
     """How long a peer that has knocked may take to finish its handshake."""
     max_handshakes: int = 256
     """Handshakes under way at a listener at a time; further peers wait or are turned away."""
+    keep_alive: float | None = 15.0
+    """After so long without a sign of the peer its device is asked for one; None: never."""
+    keep_alive_timeout: float = 30.0
+    """How long it may take to answer before the connection counts as broken."""
     close_timeout: float = 2.0
     """How long `close` waits for work under way before it gives it up."""
 
@@ -62,7 +66,8 @@ class Config:
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"Config.{name} must be within {low} and {high}")
-        for name in ("connect_timeout", "handshake_timeout", "close_timeout"):
+        times = ("connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout")
+        for name in times if self.keep_alive is None else (*times, "keep_alive"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Config.{name} must be more than 0 seconds")
 

@@ -26,9 +26,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 from . import verbs
-from ._core.region import Rights
+from ._core.region import RegionToken, Rights
 from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
+from ._transport.by_endpoint import PendingConnection
 from ._transport.connection import Address, Connection, Received, Statistics
 from ._transport.message import Message
 from ._transport.security import Security
@@ -44,7 +45,9 @@ __all__ = [
     "Connection",
     "Listener",
     "Message",
+    "PendingConnection",
     "Received",
+    "RegionToken",
     "RemoteRegion",
     "RemoteSlice",
     "Rights",
@@ -53,6 +56,7 @@ __all__ = [
     "Statistics",
     "connect",
     "listen",
+    "prepare_connection",
     "start_server",
 ]
 
@@ -136,6 +140,23 @@ async def connect(
             f"{host}:{port} did not finish the handshake within {config.connect_timeout} seconds; "
             f"is it an aiordma listener, with the same device and via={via!r}?"
         ) from error
+
+
+async def prepare_connection(
+    *,
+    device: str | None = None,
+    address: str | None = None,
+    config: Config = DEFAULT,
+    auth: bytes | None = None,
+) -> PendingConnection:
+    """Half of a connection whose endpoints travel on a channel of the caller's own.
+
+    `address` is the local IP address to be reached by; None takes the best that the device has.
+    See `PendingConnection` for the steps.  `auth` as for `connect`.
+    """
+    chosen, _ = choose_device(device)
+    where = (await resolve(address, 0))[0] if address is not None else None
+    return PendingConnection(chosen, where, config, Security(auth))
 
 
 def check_security(

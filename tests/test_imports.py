@@ -47,8 +47,13 @@ ROOMS: dict[str, set[str]] = {
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "cm", "verbs", "config", "waiting"} | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"} | CORE,
+    "reconnect": PUBLIC,
     "streams": PUBLIC,
-    "": PUBLIC | {"streams"},  # the public names are gathered here, so it may not be imported above
+    "": PUBLIC
+    | {
+        "streams",
+        "reconnect",
+    },  # the public names are gathered here, so it may not be imported above
     "testing": PUBLIC | {"", "streams"},
     "cli": PUBLIC | {"", "streams", "testing"},
     "__main__": {"cli"},

@@ -122,10 +122,9 @@ def make_connection(driver: Driver, config: Config, security: Security) -> tuple
 def local_endpoint(side: Side, address: Address | None) -> Endpoint:
     """The endpoint by the GID of the address that the socket uses, else the best GID there is."""
     assert side.qp is not None
-    assert address is not None
     context = side.driver.context
     try:
-        gid = context.find_gid(address[0].partition("%")[0])
+        gid = context.find_gid(address[0].partition("%")[0]) if address else context.choose_gid()
     except ValueError:
         gid = context.choose_gid()
     return side.qp.endpoint(

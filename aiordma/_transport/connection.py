@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from .._core import protocol
 from .._core.authentication import transcript
 from .._core.handshake import Hello
-from .._core.region import Rights
+from .._core.region import RegionToken, Rights
 from ..config import Config
 from ..errors import (
     AuthenticationError,
@@ -33,6 +33,7 @@ from ..mr_pool import Buffer, LocalMemory, Region
 from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
+from .keep_alive import KeepAlive
 from .message import Message
 from .messages import Messages
 from .one_sided import OneSided, Remote, buffer_view
@@ -102,6 +103,7 @@ class Connection:
         self._side = side
         self._security = security
         self._authentication: Authentication | None = None
+        self._keep_alive: KeepAlive | None = None
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
@@ -140,6 +142,13 @@ class Connection:
         self._link = link
         self._peer = peer
         key = self._security.auth
+        if self._config.keep_alive is not None:
+            self._keep_alive = KeepAlive(
+                self._queue,
+                self._config.keep_alive,
+                self._config.keep_alive_timeout,
+                self._silent,
+            )
         if key is None:
             self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
             return
@@ -326,6 +335,32 @@ class Connection:
         check_lease(lease)
         return await self._sharing.share(region, access, lease)
 
+    def share(
+        self,
+        region: LocalMemory,
+        *,
+        access: Rights = Rights.READ,
+        lease: float | None = None,
+    ) -> Share:
+        """As `send_region`, but tells nobody: `Share.token.pack()` is for a channel of your own.
+
+        Whoever gets to know the token and has a connection with this process can use it, for as
+        long as it is good, in the way that it says and on these bytes alone: it is a password.
+        """
+        self._check()
+        check_lease(lease)
+        return self._sharing.open_up(region, access, lease)
+
+    def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
+        """The peer's memory by a token that came on a channel of your own.
+
+        ProtocolError for what is no token.  That it is good shows when it is used: a wrong one
+        costs the connection, as with all that the peer's device refuses.
+        """
+        self._check()
+        known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
+        return self._sharing.told(known)
+
     async def recv_region(self) -> RemoteRegion | Buffer:
         """The next region the peer sent: its memory (RemoteRegion), or this side's, which it had
         borrowed and now hands over (Buffer).  Cancelling loses nothing.
@@ -475,6 +510,14 @@ class Connection:
             self._side.driver.poll()
         self._end(ConnectionBrokenError(reason))
 
+    def _silent(self, seconds: float) -> None:
+        self._end(
+            ConnectionBrokenError(
+                f"the peer's device has not been heard for {seconds:g} seconds and does not answer "
+                f"(Config.keep_alive)"
+            )
+        )
+
     def _end(self, root: BaseException) -> None:
         """The one event that ended the connection; later ones change nothing."""
         if self._root is not None:
@@ -483,6 +526,8 @@ class Connection:
             # Nothing was under way any more: what looks like a break is the peer's answer.
             root = ConnectionClosedError()
         self._root = root
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
         if self._authentication is not None and not self._authentication.done.done():
             self._authentication.done.set_exception(self._waiter_error(root))
             self._authentication.done.exception()  # seen, also if nobody waits yet

@@ -255,9 +255,18 @@ class Sharing:
 
     # ---- this side's memory --------------------------------------------------------------
 
-    async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+    def open_up(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+        """The peer may use it, if it gets to know the token."""
         share = Share(self, next(self._ids), memory, rights, lease)
         self._shares[share.region_id] = share
+        return share
+
+    def told(self, token: RegionToken) -> RemoteRegion:
+        """The token has come by another way."""
+        return RemoteRegion(self, token, lent=False)
+
+    async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+        share = self.open_up(memory, rights, lease)
         try:
             await self.tell(protocol.RegionGrant(0, share.token))
         except BaseException:

@@ -129,6 +129,7 @@ class WorkQueue:
         self._operations = driver.operations
         self.qp = qp
         self.error: BaseException | None = None
+        self.completions = 0  # good ones: each is a sign of life of the peer's device
         self._on_failure = on_failure
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = lambda: None
@@ -247,6 +248,7 @@ class WorkQueue:
             del self._receives[slot.wr_id]
             receive = cast(ReceiveWork, slot.memory)
             if status == 0 and self.error is None:
+                self.completions += 1
                 if wc_flags & WITH_IMM:
                     receive.written(byte_len, imm)
                 else:
@@ -261,6 +263,7 @@ class WorkQueue:
         if self.error is not None:
             work.release()  # `failed` was called when the queue pair failed
         elif status == 0:
+            self.completions += 1
             work.done(byte_len)
             self._use_room()
         else:

@@ -1,0 +1,120 @@
+"""Connecting by endpoints that travel as bytes, on whatever channel the two programs have."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from .. import verbs
+from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from ..config import Config
+from ..driver import Driver
+from ..errors import BufferStateError, ProtocolError
+from .by_tcp import connect_qp, local_endpoint, make_connection
+from .connection import Address, Connection
+from .security import Security
+
+SIZE = ENDPOINT_SIZE + HELLO_SIZE
+
+
+class NoLink:
+    """There is nothing but the connection itself: its peer has no address that is known here."""
+
+    local_address: Address | None = None
+    peer_address: Address | None = None
+
+    def close(self) -> None:
+        """Nobody hears of it but by the goodbye."""
+
+    def release(self) -> None:
+        """There is nothing to give back."""
+
+
+class PendingConnection:
+    """This side's half of a connection.  Made by `prepare_connection`; both sides do the same:
+
+    1. tell the peer `endpoint`, on a channel of your own;
+    2. `accept` what the peer told: from then on this side can receive;
+    3. tell the peer so, and wait until it has told the same;
+    4. `await start()`.
+
+    Who starts before the peer has accepted may find the connection broken after some tries.  An
+    async context manager: what has not been started is given up at its end.
+    """
+
+    def __init__(
+        self, device: verbs.Device, address: Address | None, config: Config, security: Security
+    ) -> None:
+        self._security = security
+        driver = Driver.for_device(device, config.pool_limit)
+        side, self._connection = make_connection(driver, config, security)
+        self._link = NoLink()
+        self._side = side
+        self._peer: Hello | None = None
+        self._client = False
+        self._started = False
+        try:
+            self._local = local_endpoint(side, address)
+        except BaseException as error:
+            self._connection._give_up(self._link, error)
+            raise
+        self.endpoint: bytes = self._local.pack() + side.hello.pack()
+        """What the peer must be told: 72 bytes, with a magic number and a version."""
+
+    def __repr__(self) -> str:
+        state = "started" if self._started else "accepted" if self._peer else "new"
+        return f"<PendingConnection on {self._connection.device}, {state}>"
+
+    def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
+        """Takes the peer's endpoint: ready to receive.  ProtocolError for what is none.
+
+        BufferStateError when it is called twice.
+        """
+        if self._peer is not None:
+            raise BufferStateError(f"{self!r} has accepted its peer already")
+        data = bytes(endpoint)
+        if len(data) != SIZE:
+            raise ProtocolError(f"this is no endpoint of aiordma: {len(data)} bytes, not {SIZE}")
+        if data == self.endpoint:
+            raise ProtocolError("this is this side's own endpoint, not that of the peer")
+        remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
+        peer = Hello.unpack(data[ENDPOINT_SIZE:])
+        self._security.agree(peer)
+        connect_qp(self._side, self._connection, self._local, remote)
+        self._client = self.endpoint < data  # one of the two has to begin
+        self._peer = peer
+
+    async def start(self) -> Connection:
+        """The connection, once the peer has accepted as well.
+
+        BufferStateError before `accept`, or the second time.  With a key it waits for the peer.
+        """
+        if self._peer is None:
+            raise BufferStateError(f"{self!r} has not accepted a peer yet")
+        if self._started:
+            raise BufferStateError(f"{self!r} is a connection already")
+        self._started = True
+        try:
+            await self._connection._start(self._link, self._peer, client=self._client)
+        except BaseException as error:
+            self._connection._give_up(self._link, error)
+            raise
+        return self._connection
+
+    async def close(self) -> None:
+        """Gives up what has not been started; a connection goes on."""
+        if not self._started:
+            self._started = True
+            self._connection._give_up(self._link, BufferStateError("the connection was given up"))
+            await self._connection.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,81 @@
+"""Finding a peer that has fallen silent: its machine, its network or its process is no more.
+
+A connection that nothing is sent on cannot know.  So when nothing has completed for a while, an
+RDMA write of no bytes is posted: it needs no memory and no key (IBTA 9.4.3, C9-88), and the peer's
+*device* answers it.  A program that computes for minutes is not silent in this sense; one that was
+stopped, together with its embedded device, is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .. import verbs
+from .._core.operations import OperationKind
+from .work_queue import Work, WorkQueue
+
+
+class Probe(Work):
+    """A write of nothing; that it completes is all that counts."""
+
+    __slots__ = ("answered",)
+
+    def __init__(self, answered: Callable[[], None]) -> None:
+        super().__init__(OperationKind.WRITE, int(verbs.WROpcode.RDMA_WRITE), 0, 0, 0)
+        self.answered = answered
+
+    def done(self, byte_len: int) -> None:
+        self.answered()
+
+    def failed(self, error: BaseException) -> None:
+        """The queue pair has failed, and everybody is told."""
+
+    def release(self) -> None:
+        """There is no memory."""
+
+
+class KeepAlive:
+    """Asks after `interval` seconds without a completion; `on_silence` after `patience` more."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        interval: float,
+        patience: float,
+        on_silence: Callable[[float], None],
+    ) -> None:
+        self._queue = queue
+        self._interval = interval
+        self._patience = patience
+        self._on_silence = on_silence
+        self._loop = asyncio.get_running_loop()
+        self._heard = queue.completions
+        self._timer = self._loop.call_later(interval, self._look)
+
+    def _look(self) -> None:
+        """Has anything completed since the last time?"""
+        queue = self._queue
+        if queue.completions != self._heard:
+            self._heard = queue.completions
+            self._timer = self._loop.call_later(self._interval, self._look)
+            return
+        if queue.control_room > 0:
+            queue.post_frame(Probe(self._answered))
+        # Else the send queue is full of work that nobody answers: that will do.
+        self._timer = self._loop.call_later(self._patience, self._give_up)
+
+    def _answered(self) -> None:
+        self._timer.cancel()
+        self._heard = self._queue.completions
+        self._timer = self._loop.call_later(self._interval, self._look)
+
+    def _give_up(self) -> None:
+        if self._queue.completions != self._heard:
+            self._answered()  # something else came
+        else:
+            self._on_silence(self._interval + self._patience)
+
+    def stop(self) -> None:
+        """The connection has ended."""
+        self._timer.cancel()

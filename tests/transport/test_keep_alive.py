@@ -1,0 +1,197 @@
+"""Peers that fall silent, and connecting again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from aiordma import AuthenticationError, Config, ConnectionBrokenError, listen, reconnect
+from aiordma.errors import RejectedError
+
+from .marks import by_cm, by_tcp, one_loop
+from .place import SMALL, Place, check_alive, ends
+
+CHILD = """
+import asyncio, sys
+import aiordma
+
+async def main(device, host, via):
+    async with await aiordma.listen(host, 0, device=device, via=via) as listener:
+        print(listener.port, flush=True)
+        async with await listener.accept() as conn:
+            async for message in conn:
+                await conn.send(message)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@contextmanager
+def echoing(place: Place) -> Iterator[tuple[int, int]]:
+    """A process that echoes: its pid, and the port where it listens."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, place.device, place.host, place.via],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+            process.communicate()
+
+
+@one_loop
+async def test_a_stopped_process_is_found(place: Place) -> None:
+    """Nothing is sent and nothing breaks: only asking tells."""
+    config = Config(keep_alive=0.05 * place.slow, keep_alive_timeout=0.5 * place.slow)
+    with echoing(place) as (pid, port):
+        conn = await place.connect(port, config)
+        async with conn:
+            await conn.send(b"x")
+            assert bytes(await conn.recv()) == b"x"
+            receiving = asyncio.create_task(conn.recv())
+            os.kill(pid, signal.SIGSTOP)
+            async with place.within(10):
+                error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
+            assert "keep_alive" in str(error.__cause__ or error)
+
+
+@one_loop
+async def test_a_quiet_peer_is_not_a_silent_one(place: Place) -> None:
+    """It is asked time and again, its program does nothing, and all is well."""
+    config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=5.0)
+    async with place.pair(config, server=SMALL) as (client, server):
+        queue = client._queue
+        before = queue.completions
+        async with place.within(10):
+            while queue.completions < before + 5:  # noqa: ASYNC110 - that time passes is tested
+                await asyncio.sleep(0.01)
+        await check_alive(client, server)
+
+
+@one_loop
+@by_tcp
+async def test_traffic_needs_no_questions(place: Place) -> None:
+    config = replace(SMALL, keep_alive=0.2 * place.slow)
+    async with place.pair(config, server=SMALL) as (client, server):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 3 * 0.2 * place.slow
+        posted = []
+        post = client._queue.post_frame
+
+        def watch(work: object) -> None:
+            posted.append(type(work).__name__)
+            post(work)  # type: ignore[arg-type]
+
+        client._queue.post_frame = watch  # type: ignore[method-assign]
+        while loop.time() < until:
+            await check_alive(client, server)
+        assert "FrameSend" in posted
+        assert "Probe" not in posted
+
+
+def test_times_that_cannot_be() -> None:
+    Config(keep_alive=None)
+    for wrong in ({"keep_alive": 0.0}, {"keep_alive_timeout": 0.0}):
+        with pytest.raises(ValueError, match="keep_alive"):
+            Config(**wrong)  # type: ignore[arg-type]
+
+
+# ---- connecting again ----------------------------------------------------------------------------
+
+
+async def test_a_new_connection_for_each_round(place: Place) -> None:
+    async with await place.listen() as listener:
+        rounds = 0
+        async for conn in reconnect(
+            place.host, listener.port, device=place.device, via=place.via, config=SMALL
+        ):
+            server = await listener.accept()
+            rounds += 1
+            if rounds == 2:  # the peer goes, and the body says so
+                server.abort()
+                await ends(conn.recv(), ConnectionBrokenError)
+                await server.wait_closed()
+                continue
+            await check_alive(conn, server)
+            if rounds == 3:
+                await conn.close()
+                await server.close()
+                break
+            await server.close()
+        assert rounds == 3
+
+
+@one_loop
+async def test_it_waits_for_a_listener(place: Place) -> None:
+    async with await place.listen() as listener:
+        port = listener.port
+
+    async def first() -> str:
+        async for conn in reconnect(
+            place.host,
+            port,
+            first_delay=0.01,
+            longest_delay=0.02,
+            device=place.device,
+            via=place.via,
+            config=SMALL,
+        ):
+            await conn.send(b"at last")
+            await conn.close()
+            return "connected"
+        raise AssertionError("it ended")
+
+    connecting = asyncio.create_task(first())
+    await asyncio.sleep(0.05)  # some attempts in vain
+    assert not connecting.done()
+    async with (
+        await listen(
+            place.host, port, device=place.device, via=place.via, config=SMALL
+        ) as listener,
+        place.within(10),
+    ):
+        async with await listener.accept() as server:
+            assert bytes(await server.recv()) == b"at last"
+        assert await connecting == "connected"
+
+
+@one_loop
+@by_cm
+async def test_attempts_are_counted(place: Place) -> None:
+    async with await place.listen() as listener:
+        port = listener.port
+
+    async def all_of_them() -> None:
+        async for _ in reconnect(
+            place.host, port, first_delay=0.001, attempts=3, device=place.device, via=place.via
+        ):
+            raise AssertionError("nobody listens")
+
+    await ends(all_of_them(), RejectedError)
+
+
+@one_loop
+async def test_what_will_not_pass_is_raised_at_once(place: Place) -> None:
+    key = b"a key that the listener does not have"
+    async with await place.listen() as listener:
+
+        async def once() -> None:
+            async for _ in reconnect(
+                place.host, listener.port, device=place.device, via=place.via, auth=key
+            ):
+                raise AssertionError("it has no key")
+
+        await ends(once(), AuthenticationError)

@@ -1,0 +1,154 @@
+"""Endpoints and tokens that travel on a channel of the programs' own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiordma import (
+    AuthenticationError,
+    BufferStateError,
+    Connection,
+    ProtocolError,
+    RemoteRangeError,
+    Rights,
+    prepare_connection,
+)
+from aiordma.errors import RemoteAccessError
+from aiordma.transport import PendingConnection
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, check_alive, ends, pattern, shared
+
+pytestmark = by_tcp  # how else they could have met does not matter
+
+
+async def half(place: Place, auth: bytes | None = None) -> PendingConnection:
+    return await prepare_connection(
+        device=place.device, address=place.host, config=SMALL, auth=auth
+    )
+
+
+async def joined(
+    place: Place, *, auth: tuple[bytes | None, bytes | None] = (None, None)
+) -> tuple[Connection, Connection]:
+    first, second = await half(place, auth[0]), await half(place, auth[1])
+    async with first, second:
+        first.accept(second.endpoint)
+        second.accept(first.endpoint)
+        one, other = await asyncio.gather(first.start(), second.start())
+    return one, other
+
+
+async def test_two_halves_make_a_connection(place: Place) -> None:
+    one, other = await joined(place)
+    async with one, other:
+        await check_alive(one, other)
+        async with shared(one, other, 4096) as (there, remote):
+            await other.write(pattern(4096), remote)
+            assert there.view == pattern(4096)
+        assert one.peer_address is None
+        assert "open" in repr(one)
+    assert one.closed
+    assert other.closed
+
+
+async def test_with_a_key(place: Place) -> None:
+    key = b"a key of sixteen bytes or more"
+    one, other = await joined(place, auth=(key, key))
+    async with one, other:
+        await check_alive(one, other)
+    await ends(joined(place, auth=(key, b"another key of many bytes")), AuthenticationError)
+    first, second = await half(place, key), await half(place)
+    async with first, second:
+        with pytest.raises(AuthenticationError):
+            first.accept(second.endpoint)
+
+
+@one_loop
+async def test_the_steps_in_another_order(place: Place) -> None:
+    first, second = await half(place), await half(place)
+    async with first, second:
+        assert "new" in repr(first)
+        await ends(first.start(), BufferStateError)
+        first.accept(bytearray(second.endpoint))
+        assert "accepted" in repr(first)
+        with pytest.raises(BufferStateError):
+            first.accept(second.endpoint)
+        second.accept(memoryview(first.endpoint))
+        one, other = await first.start(), await second.start()
+        await ends(first.start(), BufferStateError)
+        assert "started" in repr(first)
+    async with one, other:  # which the halves' end has left alone
+        await check_alive(one, other)
+
+
+@one_loop
+async def test_what_is_no_endpoint(place: Place) -> None:
+    first, second = await half(place), await half(place)
+    async with first, second:
+        good = second.endpoint
+        for wrong in (b"", good[:-1], good + b"x", b"x" + good[1:], good[:5] + b"\xff" + good[6:]):
+            with pytest.raises(ProtocolError):
+                first.accept(wrong)
+        with pytest.raises(ProtocolError, match="own"):
+            first.accept(first.endpoint)
+        first.accept(good)
+
+
+@one_loop
+async def test_halves_that_are_given_up_leave_nothing(place: Place) -> None:
+    pending = await half(place)
+    await pending.close()
+    await pending.close()
+    async with await prepare_connection(device=place.device) as other:
+        assert len(other.endpoint) == len(pending.endpoint) == 72
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+async def test_a_token_by_another_way(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(4096) as buffer:
+            buffer.view[:] = pattern(4096)
+            rights = Rights.READ | Rights.WRITE
+            with server.share(buffer[100:200], access=rights) as share:
+                token = share.token.pack()
+                remote = client.open_region(token)
+                assert len(remote) == 100
+                assert remote.rights == rights
+                target = bytearray(100)
+                await client.read(remote, target)
+                assert target == pattern(4096)[100:200]
+                await client.write(b"here", remote[:4])
+                assert bytes(buffer.view[100:104]) == b"here"
+                with pytest.raises(RemoteRangeError):
+                    await client.fetch_and_add(remote[:8], 1)
+                assert client.open_region(share.token).token == share.token
+            assert share.revoked
+            await ends(client.read(remote, target), RemoteAccessError)
+
+
+@one_loop
+async def test_what_is_no_token(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer, server.share(buffer) as share:
+            good = share.token.pack()
+            for wrong in (b"", good[:-1], good + b"x", b"x" + good[1:]):
+                with pytest.raises(ProtocolError):
+                    client.open_region(wrong)
+            with pytest.raises(ValueError, match="lease"):
+                server.share(buffer, lease=0)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_shares_end_with_their_connection(place: Place) -> None:
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer:
+            share = server.share(buffer)
+            await client.close()
+            await server.wait_closed()
+            assert share.revoked
