@@ -28,6 +28,7 @@ enum {
 	MOST = 3600,
 	LOOKS = 4,  /* in the time after which silence counts */
 	PROBES = 5, /* of the kernel's, in half that time */
+	UNANSWERED = 2,
 	KEEP_MOST = 32767, /* seconds: tcp(7) */
 };
 
@@ -89,7 +90,11 @@ static void look(struct soft_timer *timer)
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
-	if (quiet >= link->path_patience)
+	/* A peer that takes nothing more is asked by the kernel whether that is still so, less and
+	 * less often (tcp(7)): then only questions without an answer tell anything. */
+	bool asking = info.tcpi_unacked == 0;
+
+	if (quiet >= link->path_patience && (!asking || info.tcpi_probes >= UNANSWERED))
 		soft_link_finish(link, ETIMEDOUT);
 	else
 		soft_timer_start(timer, now + link->path_patience / LOOKS);
