@@ -26,7 +26,6 @@ from aiordma._core.trace_records import (
     CreatedQP,
     DestroyedQP,
     End,
-    Fault,
     Header,
     Posted,
     PostedReceive,
@@ -35,7 +34,6 @@ from aiordma._core.trace_records import (
     QPStateChange,
     Record,
     Refused,
-    Retry,
 )
 from aiordma._core.trace_requests import Outcome, Request, requests
 from aiordma._core.trace_runs import Run, offsets, parse_runs
@@ -48,7 +46,6 @@ __all__ = [
     "CreatedQP",
     "DestroyedQP",
     "End",
-    "Fault",
     "Header",
     "Outcome",
     "Posted",
@@ -59,7 +56,6 @@ __all__ = [
     "Record",
     "Refused",
     "Request",
-    "Retry",
     "Run",
     "flush",
     "offsets",

@@ -12,12 +12,14 @@
 #ifndef AIORDMA_TESTS_FUZZ_H
 #define AIORDMA_TESTS_FUZZ_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/types.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "../soft/cm_check.h"
 
@@ -110,6 +112,22 @@ static inline void fuzz_steps(int steps)
 {
 	while (steps--)
 		soft_progress();
+}
+
+/* Open sockets and the like: not the pipes and files that the fuzzer opens. */
+static inline int fuzz_sockets(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	struct dirent *entry;
+	char what[64];
+	int count = 0;
+
+	CHECK(folder);
+	while ((entry = readdir(folder)))
+		if (readlinkat(dirfd(folder), entry->d_name, what, sizeof(what)) > 6)
+			count += !memcmp(what, "socket", 6) || !memcmp(what, "anon_i", 6);
+	closedir(folder);
+	return count;
 }
 
 /* ---- records ---------------------------------------------------------------------------------- */

@@ -76,22 +76,6 @@ static void open_world(void)
 	world.sockets = 0;
 }
 
-/* The process's, but for the pipes and files that the fuzzer opens. */
-static int sockets(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	struct dirent *entry;
-	char what[64];
-	int count = 0;
-
-	CHECK(folder);
-	while ((entry = readdir(folder)))
-		if (readlinkat(dirfd(folder), entry->d_name, what, sizeof(what)) > 6)
-			count += !memcmp(what, "socket", 6) || !memcmp(what, "anon_i", 6);
-	closedir(folder);
-	return count;
-}
-
 /* ---- the application -------------------------------------------------------------------------- */
 
 static void make_queue_pair(struct rdma_cm_id *id)
@@ -449,7 +433,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		fuzz_pass_time(UINT64_C(100000000000));
 	}
 	if (!world.sockets)
-		world.sockets = sockets();
-	CHECK_EQUAL(sockets(), world.sockets);
+		world.sockets = fuzz_sockets();
+	CHECK_EQUAL(fuzz_sockets(), world.sockets);
 	return 0;
 }

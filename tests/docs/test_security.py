@@ -1,0 +1,36 @@
+"""docs/security.md: every claim names a test, and the tests that it names are there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT
+
+PAGE = (DOCS / "security.md").read_text()
+ROWS = re.findall(r"^\| (?!Claim|---)(.+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
+NAMED = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[2])})
+
+
+def test_every_claim_names_a_test() -> None:
+    assert len(ROWS) == len(re.findall(r"^\| (?!Claim)", PAGE, re.MULTILINE))
+    assert len(ROWS) > 20
+    for claim, _, tests in ROWS:
+        assert re.fullmatch(r"`[^`]+`(, `[^`]+`)*", tests), claim
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_tests_are_there(name: str) -> None:
+    place, _, step = name.partition(": ")
+    if place.endswith(".py"):
+        found = rf"^(async )?def {step}\("
+        text = (ROOT / place).read_text()
+    elif step:
+        found = rf"^\t+STEP\({step}\("
+        text = (ROOT / "tests" / "soft" / f"{place}.c").read_text()
+    else:  # a fuzz target, whose kept inputs are replayed
+        assert list((ROOT / "tests" / "fuzz" / "corpus" / place).iterdir())
+        found = f'#include "../fuzz/{place}.c"'
+        text = (ROOT / "tests" / "soft" / f"test_{place}.c").read_text()
+    assert re.search(found, text, re.MULTILINE), name

@@ -1,0 +1,432 @@
+/* A peer that has a connection and means harm: keys that it guesses, was told once, or that are not
+ * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and changes
+ * nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.) */
+#define _GNU_SOURCE /* memfd_create */
+#include <dirent.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "verbs_side.h"
+
+#include "meeting.h"
+#include "objects.h"
+
+enum { PEER_PSN = 100, SECRET = 0x5a };
+
+static int entries_of_files(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+struct scene {
+	struct side side;
+	int fd; /* of the peer */
+	uint32_t psn;
+};
+
+static void open_scene(struct scene *scene, struct options options)
+{
+	const struct address peer = {.psn = PEER_PSN, .qpn = 77}; /* LID 0: the stream is given */
+	int fds[2];
+
+	open_side(&scene->side, options);
+	memset(scene->side.memory, SECRET, scene->side.options.memory);
+	bring_up(&scene->side, &peer);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(scene->side.qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	scene->fd = fds[0];
+	scene->psn = PEER_PSN;
+}
+
+static void close_scene(struct scene *scene)
+{
+	close(scene->fd);
+	close_side(&scene->side);
+}
+
+static void say(struct scene *scene, struct soft_frame frame)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER + 64] = {0};
+
+	frame.psn = scene->psn;
+	scene->psn = soft_psn_add(scene->psn, 1);
+	soft_frame_encode(bytes, &frame);
+	CHECK(frame.length <= 64);
+	CHECK_EQUAL(send(scene->fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
+		    SOFT_FRAME_HEADER + frame.length);
+}
+
+static struct soft_frame answer_of(struct scene *scene)
+{
+	struct pollfd wait = {.fd = scene->fd, .events = POLLIN};
+	uint8_t bytes[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(poll(&wait, 1, -1), 1);
+	CHECK_EQUAL(recv(scene->fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+	CHECK(soft_frame_decode(bytes, &frame));
+	return frame;
+}
+
+/* Refused with that NAK; nothing of the memory has been told or changed, and the connection is over:
+ * each attempt costs one. */
+static void refused(struct scene *scene, struct soft_frame frame, enum soft_nak nak)
+{
+	struct soft_frame answer;
+
+	say(scene, frame);
+	answer = answer_of(scene);
+	CHECK_EQUAL(answer.opcode, SOFT_NAK);
+	CHECK_EQUAL(answer.syndrome, nak);
+	CHECK_EQUAL(answer.length, 0);
+	while (state_of(&scene->side) != IBV_QPS_ERR)
+		soft_progress();
+	for (size_t i = 0; i < scene->side.options.memory; i++)
+		CHECK_EQUAL(scene->side.memory[i], SECRET);
+}
+
+/* ---- keys ------------------------------------------------------------------------------------- */
+
+/* Every bit of a key is a part of it, and so are all of them for a region that is no more. */
+static void guessed(void)
+{
+	for (int bit = 0; bit <= 32; bit++) {
+		struct scene scene;
+
+		open_scene(&scene, (struct options){.memory = 4096});
+		uint32_t key = scene.side.mr->rkey;
+
+		if (bit == 32) {
+			CHECK_EQUAL(verbs->ibv_dereg_mr(scene.side.mr), 0);
+			scene.side.mr = NULL;
+		} else {
+			key ^= 1u << bit;
+		}
+		refused(&scene, (struct soft_frame){.opcode = bit & 1 ? SOFT_READ : SOFT_WRITE,
+						    .address = (uintptr_t)scene.side.memory,
+						    .rkey = key, .total = 8,
+						    .length = bit & 1 ? 0 : 8},
+			SOFT_NAK_REMOTE_ACCESS);
+		close_scene(&scene);
+	}
+}
+
+/* One key says nothing about the next: all differ, in their upper bits and in their lower ones, and
+ * do not count up. */
+static void keys_are_random(void)
+{
+	enum { KEYS = 1000 };
+	static uint32_t keys[KEYS];
+	uint32_t ones = 0, zeros = 0;
+	int rising = 0;
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	for (int i = 0; i < KEYS; i++) {
+		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, ALL_RIGHTS);
+
+		CHECK(mr);
+		keys[i] = mr->rkey;
+		ones |= mr->rkey;
+		zeros |= ~mr->rkey;
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		for (int k = 0; k < i; k++)
+			CHECK(keys[k] != keys[i]);
+		rising += i && keys[i] > keys[i - 1];
+	}
+	CHECK_EQUAL(ones, 0xffffffff);
+	CHECK_EQUAL(zeros, 0xffffffff);
+	CHECK(rising > KEYS / 4 && rising < KEYS - KEYS / 4);
+	close_side(&side);
+}
+
+/* Of another protection domain, of another queue pair's window, of a region that grants only the
+ * other thing. */
+static void keys_of_others(void)
+{
+	for (int way = 0; way < 4; way++) {
+		struct scene scene;
+		struct side *side = &scene.side;
+		struct ibv_pd *other = NULL;
+		struct ibv_mr *mr = NULL;
+
+		open_scene(&scene, (struct options){.memory = 4096});
+		if (way < 2)
+			CHECK(other = verbs->ibv_alloc_pd(side->context));
+		CHECK(mr = verbs->ibv_reg_mr(other ? other : side->pd, side->memory, 4096,
+					     way == 2 ? IBV_ACCESS_REMOTE_READ :
+					     way == 3 ? IBV_ACCESS_LOCAL_WRITE |
+								IBV_ACCESS_REMOTE_WRITE :
+							ALL_RIGHTS));
+		bool read = way & 1;
+
+		refused(&scene, (struct soft_frame){.opcode = read ? SOFT_READ : SOFT_WRITE,
+						    .address = (uintptr_t)side->memory,
+						    .rkey = mr->rkey, .total = 8,
+						    .length = read ? 0 : 8},
+			SOFT_NAK_REMOTE_ACCESS);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		if (other)
+			CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
+		close_scene(&scene);
+	}
+}
+
+/* ---- ranges ----------------------------------------------------------------------------------- */
+
+static void ranges_that_wrap(void)
+{
+	const struct {
+		int64_t offset; /* from the region's start */
+		uint64_t address; /* in its place, if not 0 */
+		uint32_t total;
+	} cases[] = {
+		{.offset = -1, .total = 8},
+		{.offset = 4089, .total = 8},
+		{.offset = 4096, .total = 1},
+		{.offset = 0, .total = 4097},
+		{.offset = 1, .total = 4096},
+		{.offset = 0, .total = 1u << 31},
+		{.address = UINT64_MAX, .total = 1},
+		{.address = UINT64_MAX - 3, .total = 8},
+		{.address = 1, .total = 1u << 31},
+		{.offset = -0x7fffffff, .total = 1u << 31},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		for (int read = 0; read < 2; read++) {
+			struct scene scene;
+
+			open_scene(&scene, (struct options){.memory = 4096});
+			uint64_t start = (uintptr_t)scene.side.memory;
+
+			refused(&scene, (struct soft_frame){
+						.opcode = read ? SOFT_READ : SOFT_WRITE,
+						.address = cases[i].address ? cases[i].address :
+									      start + (uint64_t)cases[i].offset,
+						.rkey = scene.side.mr->rkey,
+						.total = cases[i].total,
+						.length = read ? 0 : 1,
+					},
+				SOFT_NAK_REMOTE_ACCESS);
+			close_scene(&scene);
+		}
+}
+
+/* ---- what it costs ---------------------------------------------------------------------------- */
+
+/* READs of much, none of whose answers is fetched: no more than were agreed on, and no memory for
+ * the answers.  Another queue pair does not wait for that one. */
+static void answers_that_nobody_fetches(void)
+{
+	enum { BIG = 8 << 20, DEPTH = 4 };
+	struct scene scene;
+	struct side a, b;
+
+	open_scene(&scene, (struct options){.memory = BIG, .depth = DEPTH});
+	for (int i = 0; i < DEPTH; i++)
+		say(&scene, (struct soft_frame){.opcode = SOFT_READ, .total = BIG,
+						.address = (uintptr_t)scene.side.memory,
+						.rkey = scene.side.mr->rkey});
+	for (int i = 0; i < 100; i++)
+		soft_progress();
+	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_wc(&a, 2, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+
+	/* One more than was agreed on: IBTA 9.7.4.3.1. */
+	say(&scene, (struct soft_frame){.opcode = SOFT_READ, .total = 8,
+					.address = (uintptr_t)scene.side.memory,
+					.rkey = scene.side.mr->rkey});
+	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
+	close_scene(&scene);
+}
+
+/* Messages for which there is no receive: a NAK each, nothing is kept. */
+static void messages_that_nobody_wants(void)
+{
+	struct scene scene;
+
+	open_scene(&scene, (struct options){.memory = 4096});
+	for (int i = 0; i < 1000; i++) {
+		scene.psn = PEER_PSN;
+		say(&scene, (struct soft_frame){.opcode = SOFT_SEND, .total = 8, .length = 8});
+		CHECK_EQUAL(answer_of(&scene).opcode, SOFT_RNR_NAK);
+	}
+	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
+	close_scene(&scene);
+}
+
+/* ---- at the door, where processes of the same user share memory ------------------------------ */
+
+static int visit(uint16_t lid)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address,
+			    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
+		    0);
+	return fd;
+}
+
+/* A word and a LID, and a file if it is one. */
+static void tell_door(int fd, uint32_t word, int with)
+{
+	uint32_t text[2] = {word, 1};
+	struct iovec bytes = {text, sizeof(text)};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
+
+	if (with >= 0) {
+		letter.msg_control = &control;
+		letter.msg_controllen = sizeof(control);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.header), &with, sizeof(int));
+	}
+	/* It may have hung up already. */
+	CHECK(sendmsg(fd, &letter, MSG_NOSIGNAL) == (ssize_t)sizeof(text) || errno == EPIPE);
+}
+
+static void turned_away(int fd)
+{
+	char byte;
+	ssize_t n = recv(fd, &byte, 1, 0);
+
+	CHECK(n == 0 || (n < 0 && errno == ECONNRESET));
+	close(fd);
+}
+
+enum { HELLO = 1, READY, BELL, LID };
+
+/* Memory that could be cut off, is no memory, is too little, or belongs to another protocol; words
+ * that are out of place. */
+static void bad_memory(void)
+{
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	uint16_t lid = address_of_side(&side).lid;
+	int files = entries_of_files(), pipes[2];
+
+	for (int way = 0; way < 8; way++) {
+		int fd = visit(lid), memory = -1;
+
+		if (way == 0 || way == 1) { /* the right size and no seals; sealed and too small */
+			memory = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+			CHECK_EQUAL(ftruncate(memory, way ? 4096 : 24576 + 2 * SOFT_RING_SIZE), 0);
+			CHECK(!way || !fcntl(memory, F_ADD_SEALS,
+					     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
+		} else if (way == 2) { /* not ours */
+			CHECK((memory = soft_memory_make()) >= 0);
+			CHECK_EQUAL(pwrite(memory, "AIORDMA", 7, 0), 7);
+		} else if (way == 3) {
+			CHECK((memory = open("/dev/zero", O_RDWR | O_CLOEXEC)) >= 0);
+		} else if (way == 4) {
+			CHECK_EQUAL(pipe2(pipes, O_CLOEXEC), 0);
+			memory = pipes[0];
+			close(pipes[1]);
+		} /* 5: none */
+		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : BELL, memory);
+		turned_away(fd);
+		if (memory >= 0)
+			close(memory);
+	}
+	CHECK_EQUAL(entries_of_files(), files);
+	close_side(&side);
+}
+
+/* More than may stand there without a word: the first has to go, and who has something to say comes
+ * in. */
+static void silent_visitors(void)
+{
+	enum { VISITORS = 100 };
+	int fds[VISITORS];
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	uint16_t lid = address_of_side(&side).lid;
+
+	for (int i = 0; i < VISITORS; i++)
+		fds[i] = visit(lid);
+	turned_away(fds[0]);
+	int fd = visit(lid), memory = soft_memory_make();
+	uint32_t text[2];
+
+	tell_door(fd, HELLO, memory);
+	CHECK_EQUAL(recv(fd, text, sizeof(text), 0), sizeof(text));
+	CHECK_EQUAL(text[0], READY);
+	close(memory);
+	close(fd);
+	for (int i = 1; i < VISITORS; i++)
+		close(fds[i]);
+	close_side(&side);
+}
+
+/* Another user's process is not let in, whatever it brings. */
+static void another_user(void)
+{
+	struct process process;
+	struct side side;
+	uint16_t lid = 0;
+
+	if (geteuid() != 0) {
+		puts("not root: no process of another user can be made here");
+		return;
+	}
+	process = split();
+	if (process.child) {
+		open_side(&side, (struct options){0});
+		lid = address_of_side(&side).lid;
+		tell(&process, &lid, sizeof(lid));
+	} else {
+		hear(&process, &lid, sizeof(lid));
+		CHECK_EQUAL(setgid(65534), 0);
+		CHECK_EQUAL(setuid(65534), 0);
+		int fd = visit(lid), memory = soft_memory_make();
+
+		tell_door(fd, HELLO, memory);
+		turned_away(fd);
+		close(memory);
+	}
+	meet(&process);
+	if (process.child)
+		close_side(&side);
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(another_user()); /* first: it forks, and no device has been opened */
+	STEP(bad_memory());
+	STEP(silent_visitors());
+	STEP(guessed());
+	STEP(keys_are_random());
+	STEP(keys_of_others());
+	STEP(ranges_that_wrap());
+	STEP(answers_that_nobody_fetches());
+	STEP(messages_that_nobody_wants());
+	return 0;
+}
