@@ -47,7 +47,7 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software network examples bench softroce counts
+.PHONY: echo test programs software network examples bench many softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -83,6 +83,10 @@ examples: .venv/.test $(MODULE) ## run every example
 
 bench: .venv/.test $(MODULE) ## the echo beside TCP echoes: how many times the speed of each
 	$(BIN)/python -m bench echo $(ARGS)
+
+many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cost that do nothing
+	$(MAKE) --no-print-directory -C tests/soft check ONLY=test_many
+	$(BIN)/python -m bench many $(ARGS)
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,17 @@ def test_echo() -> None:
     assert "medians of 2 turns" in done.stdout
 
 
+def test_many() -> None:
+    done = bench("many", "--count", "20")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "20 connections, made in" in done.stdout
+    own = re.search(r"memory of its own, KiB +(\d+) +(\d+)", done.stdout)
+    assert own is not None
+    assert all(0 < int(kib) < 256 for kib in own.groups())
+
+
 def test_usage() -> None:
     done = bench("nonsense")
     assert done.returncode == 1
-    assert done.stderr == "usage: python -m bench {echo} [-h]\n"
+    assert done.stderr == "usage: python -m bench {echo,many} [-h]\n"
