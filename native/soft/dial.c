@@ -52,7 +52,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 /* False: there is no way there. */
 static bool knock(struct soft_link *link)
 {
-	if (!soft_gid_is_local(peer_gid(link->qp)) ||
+	if (link->refused || !soft_gid_is_local(peer_gid(link->qp)) ||
 	    !soft_link_open_way(link, link->qp, link->qp->attr.ah_attr.dlid))
 		return false;
 	link->state = SOFT_LINK_GREETING;
@@ -88,6 +88,7 @@ static void call(struct soft_link *link)
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	soft_link_over_socket(link, fd);
+	link->refused = false;
 	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
 	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
 	    soft_watch(&link->source, EPOLLOUT)) {

@@ -49,6 +49,7 @@ struct soft_link {
 	/* a way */
 	struct soft_way way;
 	bool heard;   /* data has come through it */
+	bool refused; /* the other process would not meet us: TCP next time */
 	bool to_self; /* a queue pair's that talks to itself */
 	struct soft_neighbour *caller; /* a stranger: who asks for a way, */
 	uint32_t caller_way;           /* and under which number */

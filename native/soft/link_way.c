@@ -59,16 +59,22 @@ static void gone(struct soft_way *way, int error)
 {
 	struct soft_link *link = soft_container(way, struct soft_link, way);
 
-	if (link->state == SOFT_LINK_CHOOSING)
+	switch (link->state) {
+	case SOFT_LINK_CHOOSING:
 		soft_choice_stream(link, true);
-	else if (link->state == SOFT_LINK_GREETING)
+		break;
+	case SOFT_LINK_GREETING:
+		link->refused = error == ECONNREFUSED;
 		soft_dial_later(link);
-	else if (link->state != SOFT_LINK_UP)
-		soft_link_finish(link, 0);
-	/* An end without DISCONNECT is one that nobody wanted, but for that of a side which has left
-	 * before it knew of us. */
-	else
+		break;
+	case SOFT_LINK_UP:
+		/* An end without DISCONNECT is one that nobody wanted, but for that of a side which
+		 * has left before it knew of us. */
 		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
+		break;
+	default:
+		soft_link_finish(link, 0);
+	}
 }
 
 static const struct soft_way_calls calls = {

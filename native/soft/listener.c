@@ -137,7 +137,7 @@ uint16_t soft_listener_port(void)
 	for (int i = 0; i < ATTEMPTS && !port; i++)
 		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
-		else
+		else if (soft_links_meet())
 			soft_meeting_open(port);
 	return port;
 }

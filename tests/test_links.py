@@ -1,0 +1,77 @@
+"""The embedded device's two wires on one host: shared memory, and TCP where that is wanted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What links do for those above them: all kinds of work, many at once, a peer that dies.
+SLICE = (
+    "tests/verbs/test_transport_rules.py",
+    "tests/transport/test_messages.py",
+    "tests/transport/test_other_processes.py",
+)
+
+OPENS = """
+from aiordma import verbs
+verbs.find_device("embedded0").open().close()
+"""
+
+# Two queue pairs of one process, and whether a stream is between them when they have talked.
+TALKS = """
+import asyncio
+from pathlib import Path
+
+import aiordma
+
+async def main():
+    async with await aiordma.listen("127.0.0.1", 0, device="embedded0") as listener:
+        asked = asyncio.create_task(listener.accept())
+        async with await aiordma.connect(*listener.address, device="embedded0") as conn:
+            async with await asked as peer:
+                await conn.send(b"hello")
+                assert bytes(await peer.recv()) == b"hello"
+                tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
+                mine = {entry.readlink().name for entry in Path("/proc/self/fd").iterdir()
+                        if entry.is_symlink()}
+                fields = [line.split() for table in tables for line in table.splitlines()[1:]]
+                print(sum(f[3] == "01" and f"socket:[{f[9]}]" in mine for f in fields))
+
+asyncio.run(main())
+"""
+
+
+def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "AIORDMA_EMBEDDED_LINKS": wire},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_slice_over_tcp() -> None:
+    done = run("tcp", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SLICE)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(("wire", "streams"), [("shared", 0), ("tcp", 2)])
+def test_which_wire(wire: str, streams: int) -> None:
+    done = run(wire, "-c", TALKS)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == streams
+
+
+def test_a_wrong_word_is_refused() -> None:
+    done = run("smoke", "-c", OPENS)
+    assert done.returncode != 0
+    assert "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared' or 'tcp'" in done.stderr
