@@ -55,6 +55,7 @@ def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=600,
+        check=False,
     )
 
 
