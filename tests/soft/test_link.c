@@ -176,6 +176,38 @@ static void strangers(void)
 	close_pair(&a, &b);
 }
 
+/* Whoever answers a HELLO may take its sender for the peer at once: a queue pair that leaves before it
+ * has heard says so, since an end without a word would be a failure (IBTA 10.3.1.2: a peer's error is
+ * nothing that an idle queue pair hears of). */
+static void leaves_unanswered(void)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(here);
+	uint8_t bytes[SOFT_GREETING + SOFT_FRAME_HEADER];
+	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct soft_frame frame;
+	struct side side;
+
+	CHECK(door >= 0);
+	CHECK_EQUAL(bind(door, (struct sockaddr *)&here, sizeof(here)), 0);
+	CHECK_EQUAL(listen(door, 1), 0);
+	CHECK_EQUAL(getsockname(door, (struct sockaddr *)&here, &length), 0);
+	open_side(&side, (struct options){0});
+	/* Nobody has a greater number: the queue pair connects. */
+	bring_up(&side, &(struct address){.qpn = 0xffffff, .psn = 5, .lid = ntohs(here.sin_port)});
+	int fd = accept(door, NULL, NULL);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(recv(fd, bytes, SOFT_GREETING, MSG_WAITALL), SOFT_GREETING);
+	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), SOFT_FRAME_HEADER);
+	CHECK(soft_frame_decode(bytes, &frame));
+	CHECK_EQUAL(frame.opcode, SOFT_DISCONNECT);
+	close(fd);
+	close(door);
+	close_side(&side);
+}
+
 /* ---- the end of a stream ------------------------------------------------------------------- */
 
 static void orderly_end(void)
@@ -491,6 +523,7 @@ int main(void)
 	STEP(late_peer());
 	STEP(nobody());
 	STEP(wrong_psn_found_late());
+	STEP(leaves_unanswered());
 	STEP(strangers());
 	STEP(orderly_end());
 	STEP(impossible_frames());
