@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -47,8 +48,21 @@ static uint8_t *area(const struct soft_neighbour *neighbour, int which)
 	return (uint8_t *)neighbour->memory + AREAS + which * SOFT_NEIGHBOUR_AREA;
 }
 
+/* The limit on the length of files is that of a memfd too, and who goes beyond it gets SIGXFSZ
+ * (setrlimit(2)). */
+static bool limit_allows(off_t length)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= (rlim_t)length;
+}
+
 int soft_memory_make(void)
 {
+	if (!limit_allows(WHOLE)) {
+		errno = EFBIG;
+		return -1;
+	}
 	int fd = memfd_create("aiordma-neighbours", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	if (fd < 0)

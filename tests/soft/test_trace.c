@@ -567,6 +567,7 @@ static void life(void)
 	close_side(&a);
 	/* The last device has been closed: the file is as it should be, without a flush. */
 	read_trace(&trace, path);
+	CHECK_EQUAL(trace.lines[6] + strlen(trace.lines[6]) + 1 - trace.text, trace.size);
 	CHECK_EQUAL(trace.count, 7);
 	for (int i = 0; i < 7; i++) {
 		char text[200];

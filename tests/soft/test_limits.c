@@ -1,0 +1,36 @@
+/* Limits of the process (setrlimit(2)) that forbid what the device would like to have. */
+#include <sys/resource.h>
+
+#include "verbs_side.h"
+
+/* Files may have no length, and so memory that processes share cannot either: they use TCP. */
+static void no_long_files(void)
+{
+	const struct rlimit none = {0, 0};
+	struct process process = split();
+	struct side side;
+
+	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &none), 0);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
+	fill(side.memory, 4096, process.child != 0);
+	meet(&process);
+	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 4096}),
+		    0);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	CHECK(filled(side.memory + 4096, 4096, process.child == 0));
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(no_long_files());
+	return 0;
+}
