@@ -286,6 +286,43 @@ def embedded(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def neighbours(facts: Facts) -> Iterator[Finding]:
+    """How embedded0 reaches other processes of this user on this machine."""
+    if embedded_problem(facts.embedded):
+        return  # said already
+    found = facts.neighbours
+    if found.links == "tcp":
+        yield Finding(
+            "neighbours",
+            Verdict.OK,
+            "embedded0 uses TCP within this machine too, as AIORDMA_EMBEDDED_LINKS=tcp says",
+        )
+    elif found.share_problem:
+        yield Finding(
+            "neighbours",
+            Verdict.WARNING,
+            f"processes cannot share memory ({found.share_problem}): embedded0 uses TCP",
+            "raise the limit, or let the container's seccomp filter pass memfd_create",
+        )
+    elif found.copy_problem or found.pidfd_problem:
+        told = "; ".join(filter(None, (found.copy_problem, found.pidfd_problem)))
+        yield Finding(
+            "neighbours",
+            Verdict.WARNING,
+            "embedded0 reaches the processes of this user through shared memory, but may not do "
+            f"all that it could: {told}",
+            "nothing, unless it matters how quickly long messages pass within this machine; "
+            "kernel.yama.ptrace_scope and the container's seccomp filter decide about it",
+        )
+    else:
+        yield Finding(
+            "neighbours",
+            Verdict.OK,
+            "embedded0 reaches the processes of this user through shared memory, and may copy "
+            "from theirs",
+        )
+
+
 REPORT = "please report this: it should work on every Linux machine with a loopback interface"
 
 
@@ -299,6 +336,7 @@ def embedded_problem(device: DeviceFacts) -> str:
 
 CHECKS: tuple[Check, ...] = (
     library, kernel, providers, permissions, memlock, ports, gids, fork, container, embedded,
+    neighbours,
 )  # fmt: skip
 
 READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2 is that of wrong options

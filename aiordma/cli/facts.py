@@ -12,6 +12,8 @@ from pathlib import Path
 import aiordma
 from aiordma import verbs
 
+from .neighbours import NeighbourFacts
+
 # Kernel modules that have to do with RDMA, by the beginnings of their names.
 MODULES = (
     "ib_", "rdma", "iw_", "mlx4", "mlx5", "bnxt_re", "cxgb4", "efa", "erdma", "hfi1", "hns_roce",
@@ -69,6 +71,7 @@ class Facts:
     fork: verbs.ForkStatus | None = None  # None: the library cannot tell
     container: str = ""
     embedded: DeviceFacts = DeviceFacts("embedded0")
+    neighbours: NeighbourFacts = field(default_factory=NeighbourFacts)
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
@@ -94,6 +97,7 @@ class Facts:
             fork=None if library is None else verbs.fork_status(library),
             container=container(root),
             embedded=ask(found[-1]),
+            neighbours=NeighbourFacts.collect(),
         )
 
 

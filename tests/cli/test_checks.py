@@ -12,6 +12,7 @@ from aiordma import verbs
 from aiordma.cli import checks
 from aiordma.cli.checks import Check, Finding, Verdict, examine, exit_status
 from aiordma.cli.facts import DeviceFacts, Facts, NodeFacts, PortFacts
+from aiordma.cli.neighbours import NeighbourFacts
 from aiordma.errors import LibraryNotFoundError
 
 MIB = 1 << 20
@@ -76,7 +77,7 @@ def test_a_good_machine() -> None:
     assert {finding.verdict for finding in findings} == {OK}
     assert [finding.check for finding in findings] == [
         "library", "kernel", "providers", "permissions", "memlock", "ports", "GIDs", "fork",
-        "embedded",
+        "embedded", "neighbours",
     ]  # fmt: skip
     assert exit_status(GOOD, findings) == 0
 
@@ -85,6 +86,7 @@ def test_a_bare_machine() -> None:
     findings = examine(BARE)
     assert [(finding.check, finding.verdict) for finding in findings] == [
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
+        ("neighbours", OK),
     ]  # fmt: skip
     assert exit_status(BARE, findings) == 1
 
@@ -265,3 +267,27 @@ def test_embedded() -> None:
         DeviceFacts("embedded0", (port(LOOPBACK, state=DOWN),)),
     ):
         assert only(checks.embedded, replace(BARE, embedded=device)).verdict is PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "text"),
+    [
+        (NeighbourFacts(), OK, "through shared memory, and may copy"),
+        (NeighbourFacts("tcp", "none", "none", "none"), OK, "AIORDMA_EMBEDDED_LINKS=tcp"),
+        (
+            NeighbourFacts(share_problem="memfd_create: No"),
+            WARNING,
+            "(memfd_create: No): embedded0",
+        ),
+        (NeighbourFacts(copy_problem="copy: No"), WARNING, "all that it could: copy: No"),
+        (NeighbourFacts(pidfd_problem="fd: No"), WARNING, "all that it could: fd: No"),
+        (NeighbourFacts(copy_problem="a", pidfd_problem="b"), WARNING, "could: a; b"),
+    ],
+)
+def test_neighbours(found: NeighbourFacts, verdict: Verdict, text: str) -> None:
+    finding = only(checks.neighbours, replace(GOOD, neighbours=found))
+    assert finding.verdict is verdict
+    assert text in finding.text
+    assert bool(finding.advice) == (verdict is not OK)
+    broken = replace(GOOD, neighbours=found, embedded=DeviceFacts("embedded0"))
+    assert not list(checks.neighbours(broken))
