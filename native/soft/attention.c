@@ -14,7 +14,8 @@
  * In the first case its writer rings, unless it has rung before and we have not looked since: every
  * visit looks until the ring is empty, asks to be woken, and looks once more (ring.h has the proof for
  * the two memories).  A ring that rings is readable in epoll, level-triggered, for whoever sleeps or
- * comes next.  In the second case the engine's thread is awake and looks at every tick, or a thread of
+ * comes next; and a visit that finds nothing, because the bell was for room, asks again all the same.  In
+ * the second case the engine's thread is awake and looks at every tick, or a thread of
  * the application is looking now; and before either of them stops doing so, it calls
  * soft_neighbours_alert, which asks every attended neighbour and looks once more.  What that finds,
  * or what a bounded visit leaves, is announced by soft_engine_nudge, which is readable in epoll as

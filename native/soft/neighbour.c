@@ -22,7 +22,7 @@ enum kind { OPEN = 1, ACCEPT, DATA, END };
 
 enum {
 	/* A neighbour that reads nothing and makes us say more and more: */
-	MOST_WORDS = 4 * SOFT_MAX_QP,
+	MOST_WORDS = SOFT_MAX_QP,
 };
 
 struct soft_word {
@@ -158,11 +158,21 @@ void *soft_neighbour_their_area(struct soft_neighbour *neighbour)
 
 /* ---- what is said about ways --------------------------------------------------------------- */
 
+/* Its positions cannot be: it is ended when nobody is in the middle of something. */
+static void give_up(struct soft_neighbour *neighbour)
+{
+	neighbour->broken = true;
+	soft_defer(&neighbour->flush);
+}
+
 static bool put_word(struct soft_neighbour *neighbour, const struct soft_word *word)
 {
 	const struct iovec payload = {(void *)word->greeting, word->length};
+	ssize_t room = soft_ring_room(&neighbour->out, SOFT_GREETING);
 
-	if (soft_ring_room(&neighbour->out, SOFT_GREETING) < SOFT_GREETING)
+	if (room < 0)
+		give_up(neighbour);
+	if (room < SOFT_GREETING)
 		return false;
 	soft_ring_put(&neighbour->out,
 		      &(struct soft_record){.kind = word->kind,
@@ -217,7 +227,7 @@ static void say(struct soft_neighbour *neighbour, enum kind kind, uint32_t to, u
 	if (greeting)
 		memcpy(word.greeting, greeting, SOFT_GREETING);
 	if ((neighbour->word_count || !put_word(neighbour, &word)) && !keep(neighbour, &word))
-		neighbour->broken = true;
+		give_up(neighbour);
 	soft_defer(&neighbour->flush);
 }
 
@@ -284,7 +294,8 @@ size_t soft_way_room(struct soft_way *way, size_t least)
 
 	if (room > 0 && (size_t)room >= least)
 		return (size_t)room;
-	neighbour->broken = neighbour->broken || room < 0;
+	if (room < 0)
+		give_up(neighbour);
 	way->least = least;
 	if (soft_list_empty(&way->waiting)) {
 		soft_list_append(&neighbour->waiting, &way->waiting);
@@ -349,10 +360,8 @@ bool soft_neighbour_starves(struct soft_neighbour *neighbour)
 		return false;
 	ssize_t room = soft_ring_starve(&neighbour->out);
 
-	if (room < 0) {
-		neighbour->broken = true;
-		soft_defer(&neighbour->flush);
-	}
+	if (room < 0)
+		give_up(neighbour);
 	return room >= least_of_first(neighbour);
 }
 

@@ -1,0 +1,366 @@
+/* The ring of records: what goes in comes out, at every place of it; one thread writes while another
+ * reads, both asleep whenever they can be; and what the other side may write there by itself. */
+#define _GNU_SOURCE /* memfd_create */
+#include "cm_check.h"
+#include "ring.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+static struct soft_ring_shared shared;
+static uint8_t *bytes;
+static struct soft_ring writer, reader;
+
+static void make(void)
+{
+	int fd = memfd_create("ring", MFD_CLOEXEC);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(ftruncate(fd, SOFT_RING_SIZE), 0);
+	CHECK(bytes = soft_ring_map(fd, 0));
+	close(fd);
+}
+
+static void begin(void)
+{
+	memset(&shared, 0, sizeof(shared));
+	soft_ring_writer(&writer, &shared, bytes);
+	soft_ring_reader(&reader, &shared, bytes);
+}
+
+static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
+{
+	static uint8_t payload[SOFT_RECORD_MOST];
+	uint32_t half = length / 2;
+	struct iovec iov[2] = {{payload, half}, {payload + half, length - half}};
+
+	memset(payload, (int)(kind + to + length), length);
+	soft_ring_put(&writer, &(struct soft_record){.kind = kind, .to = to, .from = from,
+						     .length = length}, iov, 2);
+}
+
+static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
+{
+	struct soft_record record;
+
+	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
+	CHECK_EQUAL(record.kind, kind);
+	CHECK_EQUAL(record.to, to);
+	CHECK_EQUAL(record.from, from);
+	CHECK_EQUAL(record.length, length);
+	for (uint32_t i = 0; i < length; i++)
+		CHECK_EQUAL(record.payload[i], (uint8_t)(kind + to + length));
+	soft_ring_done(&reader, &record);
+}
+
+static void nothing(void)
+{
+	struct soft_record record;
+
+	CHECK_EQUAL(soft_ring_next(&reader, &record), 0);
+	CHECK(!soft_ring_has_input(&reader));
+}
+
+static void twice_in_a_row(void)
+{
+	bytes[5] = 77;
+	CHECK_EQUAL(bytes[SOFT_RING_SIZE + 5], 77);
+}
+
+static void in_and_out(void)
+{
+	begin();
+	nothing();
+	put(1, 2, 3, 0);
+	put(0xffffffff, 0xfffffffe, 0xfffffffd, 1);
+	put(4, 5, 6, 1000);
+	CHECK(soft_ring_has_input(&reader));
+	take(1, 2, 3, 0);
+	take(0xffffffff, 0xfffffffe, 0xfffffffd, 1);
+	take(4, 5, 6, 1000);
+	nothing();
+}
+
+/* Records of every length, over every seam, with one or several in the ring. */
+static void all_the_way_round(void)
+{
+	for (uint32_t behind = 0; behind < 4; behind++) {
+		uint32_t length = 0;
+
+		begin();
+		for (uint32_t i = 0; i < behind; i++)
+			put(7, i, 0, 9000);
+		for (int round = 0; round < 400; round++) {
+			put(9, 1, 2, length % 40000);
+			for (uint32_t i = 0; i < behind; i++)
+				put(7, i, 0, 9000);
+			for (uint32_t i = 0; i < behind; i++)
+				take(7, i, 0, 9000);
+			take(9, 1, 2, length % 40000);
+			length += 317;
+		}
+		CHECK(writer.mine > 2 * SOFT_RING_SIZE || behind == 0);
+		for (uint32_t i = 0; i < behind; i++)
+			take(7, i, 0, 9000);
+		nothing();
+	}
+}
+
+/* Whose reader keeps up stays in the first pages. */
+static void warm(void)
+{
+	uint64_t furthest = 0;
+
+	begin();
+	for (int i = 0; i < 20000; i++) {
+		put(1, 1, 1, 100);
+		take(1, 1, 1, 100);
+		if ((writer.mine & (SOFT_RING_SIZE - 1)) > furthest)
+			furthest = writer.mine & (SOFT_RING_SIZE - 1);
+	}
+	CHECK(writer.mine > 2 * SOFT_RING_SIZE);
+	CHECK(furthest < SOFT_RING_SIZE / 8);
+}
+
+static void room(void)
+{
+	uint32_t count = 0;
+
+	begin();
+	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_RECORD_MOST);
+	while (soft_ring_room(&writer, 5000) >= 5000) {
+		put(1, count, 0, 5000);
+		count++;
+	}
+	/* None of it is wasted. */
+	CHECK((count + 1) * (5000u + 2 * SOFT_RECORD_HEADER) > SOFT_RING_SIZE);
+	ssize_t rest = soft_ring_room(&writer, 1);
+
+	CHECK(rest > 0 && rest < 5000);
+	put(2, 0, 0, (uint32_t)rest);
+	CHECK_EQUAL(soft_ring_room(&writer, 1), 0);
+	CHECK_EQUAL(soft_ring_starve(&writer), 0);
+	CHECK(!soft_ring_wakes(&writer));
+	take(1, 0, 0, 5000);
+	CHECK(soft_ring_is_starved(&reader));
+	CHECK(!soft_ring_is_starved(&reader)); /* said once */
+	CHECK(soft_ring_room(&writer, 1) >= 5000);
+	for (uint32_t i = 1; i < count; i++)
+		take(1, i, 0, 5000);
+	take(2, 0, 0, (uint32_t)rest);
+	nothing();
+}
+
+static void waking(void)
+{
+	begin();
+	put(1, 1, 1, 1);
+	CHECK(!soft_ring_flush(&writer));
+	CHECK(soft_ring_await(&reader)); /* there is something already */
+	take(1, 1, 1, 1);
+	CHECK(soft_ring_awaits(&reader));
+	put(1, 1, 1, 1);
+	CHECK(soft_ring_flush(&writer));
+	CHECK(!soft_ring_flush(&writer)); /* one call is enough */
+	CHECK(!soft_ring_awaits(&reader));
+	take(1, 1, 1, 1);
+	CHECK(!soft_ring_await(&reader));
+	soft_ring_attend(&reader);
+	CHECK(!soft_ring_wakes(&writer));
+}
+
+/* ---- two threads --------------------------------------------------------------------------- */
+
+enum { RECORDS = 60000 };
+static int reader_bell, writer_bell;
+
+static void ring_bell(int fd)
+{
+	const uint64_t one = 1;
+
+	CHECK_EQUAL(write(fd, &one, sizeof(one)), sizeof(one));
+}
+
+static void sleep_at(int fd)
+{
+	uint64_t count;
+
+	CHECK_EQUAL(read(fd, &count, sizeof(count)), sizeof(count));
+}
+
+static uint32_t length_of(uint32_t number)
+{
+	/* Short ones in a row, so that the reader catches up and sleeps; long ones, so that the
+	 * writer has to. */
+	return number % 1000 < 900 ? number % 64 : number * 2654435761u % 60000;
+}
+
+static void *write_all(void *unused)
+{
+	static uint8_t payload[60000];
+
+	(void)unused;
+	for (uint32_t i = 0; i < RECORDS; i++) {
+		uint32_t length = length_of(i);
+		struct iovec iov = {payload, length};
+
+		while (soft_ring_room(&writer, length) < (ssize_t)length ||
+		       soft_ring_room(&writer, length) == 0) {
+			ssize_t now = soft_ring_starve(&writer);
+
+			if (now <= 0 || now < (ssize_t)length)
+				sleep_at(writer_bell);
+		}
+		memset(payload, (int)i, length);
+		soft_ring_put(&writer, &(struct soft_record){.kind = 1, .to = i, .length = length},
+			      &iov, 1);
+		if (soft_ring_flush(&writer))
+			ring_bell(reader_bell);
+	}
+	return NULL;
+}
+
+static void *read_all(void *unused)
+{
+	struct soft_record record;
+
+	(void)unused;
+	for (uint32_t i = 0; i < RECORDS;) {
+		int rc = soft_ring_next(&reader, &record);
+
+		if (rc == 0) {
+			if (soft_ring_is_starved(&reader))
+				ring_bell(writer_bell);
+			if (!soft_ring_await(&reader))
+				sleep_at(reader_bell);
+			continue;
+		}
+		CHECK_EQUAL(rc, 1);
+		CHECK_EQUAL(record.to, i);
+		CHECK_EQUAL(record.length, length_of(i));
+		for (uint32_t at = 0; at < record.length; at += 997)
+			CHECK_EQUAL(record.payload[at], (uint8_t)i);
+		soft_ring_done(&reader, &record);
+		i++;
+	}
+	return NULL;
+}
+
+/* A wake-up that is lost leaves one of them asleep for ever, or both. */
+static void threads(void)
+{
+	pthread_t a, b;
+
+	begin();
+	CHECK((reader_bell = eventfd(0, 0)) >= 0);
+	CHECK((writer_bell = eventfd(0, 0)) >= 0);
+	CHECK_EQUAL(pthread_create(&a, NULL, write_all, NULL), 0);
+	CHECK_EQUAL(pthread_create(&b, NULL, read_all, NULL), 0);
+	CHECK_EQUAL(pthread_join(a, NULL), 0);
+	CHECK_EQUAL(pthread_join(b, NULL), 0);
+	nothing();
+	close(reader_bell);
+	close(writer_bell);
+}
+
+/* ---- the other side's nonsense ------------------------------------------------------------- */
+
+static int next(void)
+{
+	struct soft_record record;
+
+	return soft_ring_next(&reader, &record);
+}
+
+static void impossible_positions(void)
+{
+	static const uint64_t ahead[] = {SOFT_RING_SIZE + 1, SOFT_RING_SIZE + 16, 1ull << 63,
+					 UINT64_MAX};
+
+	for (size_t i = 0; i < sizeof(ahead) / sizeof(ahead[0]); i++) {
+		begin();
+		put(1, 1, 1, 100);
+		take(1, 1, 1, 100);
+		shared.tail = reader.mine + ahead[i];
+		CHECK(soft_ring_has_input(&reader));
+		CHECK_EQUAL(next(), -EPROTO);
+		/* A reader that has read what was never written. */
+		begin();
+		put(1, 1, 1, 100);
+		shared.head = writer.mine - ahead[i];
+		CHECK_EQUAL(soft_ring_starve(&writer), -EPROTO);
+		CHECK_EQUAL(soft_ring_room(&writer, SOFT_RING_SIZE), -EPROTO);
+	}
+	/* Less than a header. */
+	begin();
+	shared.tail = 8;
+	CHECK_EQUAL(next(), -EPROTO);
+}
+
+static void impossible_lengths(void)
+{
+	static const uint32_t lengths[] = {100, 1000, SOFT_RING_SIZE - 16, SOFT_RING_SIZE,
+					   0x7fffffff, 0xfffffff0, 0xffffffff};
+
+	for (uint32_t kind = 0; kind < 2; kind++)
+		for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+			begin();
+			put(kind, 1, 1, 64);
+			memcpy(bytes + 12, &lengths[i], 4);
+			CHECK_EQUAL(next(), -EPROTO);
+		}
+}
+
+/* What has once been seen of a header counts: a record does not grow while it is taken. */
+static void changed_meanwhile(void)
+{
+	struct soft_record record;
+	const uint32_t more = 0x10000000;
+
+	begin();
+	put(1, 1, 1, 64);
+	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
+	memcpy(bytes + 12, &more, 4);
+	shared.head = 12345;
+	soft_ring_done(&reader, &record);
+	CHECK_EQUAL(reader.mine, 64 + SOFT_RECORD_HEADER);
+	CHECK_EQUAL(shared.head, reader.mine);
+	nothing();
+	/* Nor does a writer believe in its own position as the other side has changed it. */
+	shared.tail = 999;
+	put(2, 1, 1, 64);
+	take(2, 1, 1, 64);
+	nothing();
+}
+
+/* Ways to the beginning in a row end somewhere. */
+static void nothing_but_skips(void)
+{
+	begin();
+	memset(bytes, 0, SOFT_RING_SIZE);
+	shared.tail = SOFT_RING_SIZE;
+	CHECK_EQUAL(next(), 0);
+	CHECK_EQUAL(reader.mine, SOFT_RING_SIZE);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	make();
+	STEP(twice_in_a_row());
+	STEP(in_and_out());
+	STEP(all_the_way_round());
+	STEP(warm());
+	STEP(room());
+	STEP(waking());
+	STEP(threads());
+	STEP(impossible_positions());
+	STEP(impossible_lengths());
+	STEP(changed_meanwhile());
+	STEP(nothing_but_skips());
+	soft_ring_unmap(bytes);
+	return 0;
+}
