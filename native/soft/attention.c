@@ -14,9 +14,9 @@
  * In the first case its writer rings, unless it has rung before and we have not looked since: every
  * visit looks until the ring is empty, asks to be woken, and looks once more (ring.h has the proof for
  * the two memories).  A ring that rings is readable in epoll, level-triggered, for whoever sleeps or
- * comes next; and a visit that finds nothing, because the bell was for room, asks again all the same.  In
- * the second case the engine's thread is awake and looks at every tick, or a thread of
- * the application is looking now; and before either of them stops doing so, it calls
+ * comes next; and a visit that finds nothing, because the bell was for room, asks again all the same.
+ * In the second case the engine's thread is awake and looks at every tick, or a thread of the
+ * application is looking now; and before either of them stops doing so, it calls
  * soft_neighbours_alert, which asks every attended neighbour and looks once more.  What that finds,
  * or what a bounded visit leaves, is announced by soft_engine_nudge, which is readable in epoll as
  * well.  The same holds for room in a ring that we write: who waits for it asks, and looks again.
@@ -70,11 +70,12 @@ static void come_again(struct soft_neighbour *neighbour)
 		soft_engine_nudge();
 }
 
-/* True if there is something after all. */
+/* True if there is something after all.  Nobody but us writes to ourselves: that is just looked at. */
 static bool await(struct soft_neighbour *neighbour)
 {
-	return !soft_neighbour_is_self(neighbour) && !soft_ring_awaits(&neighbour->in) &&
-	       soft_ring_await(&neighbour->in);
+	if (soft_neighbour_is_self(neighbour))
+		return soft_ring_has_input(&neighbour->in);
+	return !soft_ring_awaits(&neighbour->in) && soft_ring_await(&neighbour->in);
 }
 
 void soft_attention_see(struct soft_neighbour *neighbour)

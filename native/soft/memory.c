@@ -57,14 +57,22 @@ static bool limit_allows(off_t length)
 	return getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= (rlim_t)length;
 }
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3; sysctl vm.memfd_noexec may ask for it */
+#endif
+
 int soft_memory_make(void)
 {
+	static const char name[] = "aiordma-neighbours";
+
 	if (!limit_allows(WHOLE)) {
 		errno = EFBIG;
 		return -1;
 	}
-	int fd = memfd_create("aiordma-neighbours", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
 
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return -1;
 	if (ftruncate(fd, WHOLE) || fcntl(fd, F_ADD_SEALS, SEALS) ||
