@@ -32,7 +32,6 @@ enum {
 	BACKLOG = 256,
 	STRANGERS = 64, /* who have said nothing yet */
 	VISITS_PER_STEP = 16,
-	MESSAGES_PER_STEP = 16,
 };
 
 #define PATIENCE_NS 10000000000u
@@ -237,18 +236,16 @@ static void heard(struct soft_source *source, uint32_t events)
 {
 	struct soft_neighbour *neighbour = soft_container(source, struct soft_neighbour, socket);
 	struct message message;
-	int fd, rc = 0;
+	int fd;
 
 	(void)events;
-	for (int i = 0; i < MESSAGES_PER_STEP; i++) {
-		rc = hear(neighbour, &message, &fd);
-		if (rc == 1 && !understood(neighbour, &message, fd))
-			rc = -1;
-		if (fd >= 0)
-			close(fd);
-		if (rc != 1)
-			break;
-	}
+	/* One: if there are more, epoll says so. */
+	int rc = hear(neighbour, &message, &fd);
+
+	if (rc == 1 && !understood(neighbour, &message, fd))
+		rc = -1;
+	if (fd >= 0)
+		close(fd);
 	if (rc < 0)
 		soft_neighbour_part(neighbour);
 	else if (neighbour->up)
