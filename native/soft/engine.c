@@ -15,6 +15,16 @@
  * had to serve, it serves at once from then on, until the application does work again; and if that
  * happens time after time, it does not stand back at all for a while.
  *
+ * What is asked.  A step looks into the rings of neighbours first (attention.c), without a system
+ * call, then into the epoll set; a thread that polls, while there are such rings, asks epoll every
+ * two microseconds.  Neighbours need not ring as long as somebody is sure to come by.  That is so while
+ * the engine's thread stands back or works, unless a completion queue is armed, because then a thread
+ * of the application may go to sleep without telling us; and while a thread looks again and again
+ * before it sleeps.  Where the first of these ends and the next begins, mind_neighbours is called
+ * before anybody sleeps: with the sleep of the engine's thread, with arming, with the end of looking.
+ * A polling application finds its work in the rings, which wakes nobody: so the engine's thread is
+ * roused once, to stand back for as long as that goes on.
+ *
  * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
  * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
  * and "no callback after unwatch" true by construction.

@@ -73,6 +73,20 @@ static long naps(void)
 	return count;
 }
 
+/* It may look around for some milliseconds after the last work: until it has slept for 100 ms at a
+ * stretch.  Then nothing wakes it. */
+static void falls_asleep(void)
+{
+	long before;
+
+	do {
+		before = naps();
+		poll(NULL, 0, 100);
+	} while (naps() != before);
+	poll(NULL, 0, 300);
+	CHECK_EQUAL(naps(), before);
+}
+
 /* An idle device with open connections uses no processor time at all. */
 static void idle(void)
 {
@@ -83,17 +97,35 @@ static void idle(void)
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
-	/* It may look around for some milliseconds after the last work: until it has slept for
-	 * 100 ms at a stretch. */
-	long before;
-
-	do {
-		before = naps();
-		poll(NULL, 0, 100);
-	} while (naps() != before);
-	poll(NULL, 0, 300);
-	CHECK_EQUAL(naps(), before);
+	falls_asleep();
 	close_pair(&a, &b);
+}
+
+/* The same between processes, both of which have polled and then waited. */
+static void idle_neighbours(void)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	bring_up(&side, &peer);
+	for (int i = 0; i < 200; i++) {
+		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+		meet(&process);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+							 .length = 8}), 0);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+	meet(&process);
+	falls_asleep();
+	meet(&process);
+	close_side(&side);
+	join(&process);
 }
 
 /* A process that computes serves its peer's writes, reads and atomics; and quickly. */
@@ -332,6 +364,7 @@ int main(void)
 	STEP(busy_application());
 	STEP(nothing_left());
 	STEP(idle());
+	STEP(idle_neighbours());
 	STEP(threads());
 	STEP(forking());
 	return 0;
