@@ -26,6 +26,7 @@ from aiordma._core.trace_records import (
     CreatedQP,
     DestroyedQP,
     End,
+    Fault,
     Header,
     Posted,
     PostedReceive,
@@ -34,6 +35,7 @@ from aiordma._core.trace_records import (
     QPStateChange,
     Record,
     Refused,
+    Retry,
 )
 from aiordma._core.trace_requests import Outcome, Request, requests
 from aiordma._core.trace_runs import Run, offsets, parse_runs
@@ -46,6 +48,7 @@ __all__ = [
     "CreatedQP",
     "DestroyedQP",
     "End",
+    "Fault",
     "Header",
     "Outcome",
     "Posted",
@@ -56,6 +59,7 @@ __all__ = [
     "Record",
     "Refused",
     "Request",
+    "Retry",
     "Run",
     "flush",
     "offsets",

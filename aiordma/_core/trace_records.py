@@ -175,6 +175,30 @@ class AsyncEvent(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retry(Record):
+    """Requests are transmitted again, from the oldest on.
+
+    ``cause`` is ``RNR`` when the receiver was not ready, ``LOSS`` when something got lost.
+    """
+
+    TYPE: ClassVar[str] = "retry"
+
+    qp_num: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(Record):
+    """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
+
+    TYPE: ClassVar[str] = "fault"
+
+    fault: str
+    qp_num: int | None = None
+    cq: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End(Record):
     """The last line: the trace was stopped, or could not go on because of ``error``."""
 
@@ -187,7 +211,7 @@ TYPES: dict[str, type[Record]] = {
     cls.TYPE: cls
     for cls in (
         Header, PostedSend, PostedReceive, PostedSharedReceive, Refused, Completion, CreatedQP,
-        DestroyedQP, QPStateChange, AsyncEvent, End,
+        DestroyedQP, QPStateChange, AsyncEvent, Retry, Fault, End,
     )
 }  # fmt: skip
 """The class of each ``type``."""

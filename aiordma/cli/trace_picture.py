@@ -267,26 +267,41 @@ def clock(at: int) -> str:
 def draw_incidents(
     drawing: Drawing, traced: Traced, incidents: Iterable[Incident], axis: Axis, y: float
 ) -> None:
-    """Triangles that point at the strip of states; named where there is room."""
-    free = 0.0
+    """Triangles that point at the strip of states; named where there is room, and not twice."""
+    groups: dict[tuple[int, str], list[Incident]] = {}
     for incident in incidents:
-        at = traced.at(incident.t)
-        if not axis.has(at):
-            continue
-        x = axis.x(at)
-        text = incident_text(incident)
-        bad = isinstance(incident, trace.Refused) or text.endswith(("ERR", "FATAL"))
-        colour = FAILED if bad else "#444"
-        drawing.path(f"M{x:.1f} {y + 1:.1f}l-4 -7h8z", colour, title=f"{text}, {clock(at)}")
+        if axis.has(traced.at(incident.t)):
+            place = round(axis.x(traced.at(incident.t)))
+            groups.setdefault((place, incident_text(incident)), []).append(incident)
+    places = [place for place, _ in groups]
+    before, said = 0.0, ""
+    for number, ((x, text), group) in enumerate(groups.items()):
+        colour = colour_of(group[0])
+        count = f"{len(group):,} x " if len(group) > 1 else ""
+        title = f"{count}{text}, {clock(traced.at(group[0].t))}"
+        drawing.path(f"M{x} {y + 1:.1f}l-4 -7h8z", colour, title=title)
         name = text.removeprefix("event ")
         width = 5.2 * len(name) + 12
-        flip = x + width > WIDTH - RIGHT
-        if (x - width if flip else x) >= free:
-            anchor = "end" if flip else "start"
-            drawing.text(
-                x - 7 if flip else x + 7, y - 1, name, size=9, colour=colour, anchor=anchor
-            )
-            free = x + (8 if flip else width)
+        after = places[number + 1] if number + 1 < len(places) else WIDTH - RIGHT + 4
+        if name != said and x + width < after:
+            drawing.text(x + 7, y - 1, name, size=9, colour=colour)
+            before, said = x + width, name
+        elif name != said and x - width > before:
+            drawing.text(x - 7, y - 1, name, size=9, colour=colour, anchor="end")
+            before, said = float(x), name
+        else:
+            before = float(x)
+
+
+def colour_of(incident: Incident) -> str:
+    match incident:
+        case trace.Refused():
+            return FAILED
+        case trace.AsyncEvent(event_type=name) if name.endswith(("ERR", "FATAL")):
+            return FAILED
+        case trace.Fault() | trace.Retry():
+            return "#b35900"
+    return "#444"
 
 
 # ---- sends --------------------------------------------------------------------------------------

@@ -17,7 +17,13 @@ TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([nuµm]?s|)")
 
 # What happens to queue pairs, and is shown between the requests.
 Incident = (
-    trace.CreatedQP | trace.DestroyedQP | trace.QPStateChange | trace.AsyncEvent | trace.Refused
+    trace.CreatedQP
+    | trace.DestroyedQP
+    | trace.QPStateChange
+    | trace.AsyncEvent
+    | trace.Refused
+    | trace.Retry
+    | trace.Fault
 )
 
 

@@ -22,6 +22,8 @@ from .trace_selection import Incident, Selection, Traced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+RETRIES = {"RNR": "receiver not ready", "LOSS": "something got lost"}
+
 CAPTION = (
     "Times from post to completion, in microseconds, of what has succeeded. Implicit: not signaled,"
     " known to have succeeded by a later completion, and not among the times."
@@ -238,5 +240,10 @@ def incident_text(incident: Incident) -> str:
             about = "" if incident.cq is None else f" of CQ {incident.cq}"
             about = about if incident.srq is None else f" of SRQ {incident.srq}"
             return f"event {incident.event_type}{about}"
+        case trace.Retry():
+            return f"retry: {RETRIES.get(incident.cause, incident.cause)}"
+        case trace.Fault():
+            about = "" if incident.cq is None else f" of CQ {incident.cq}"
+            return f"fault {incident.fault}{about}"
         case trace.Refused():
             return f"refused {incident.opcode or 'RECV'} {incident.wr_id}: {incident.error}"

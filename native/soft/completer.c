@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 
 #include "link.h"
+#include "trace.h"
 
 /* What a completion sets free: a fence, a place among the READs, the end of draining. */
 static void after_completion(struct soft_qp *qp)
@@ -99,6 +100,7 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 		}
 		qp->rnr_left--;
 	}
+	SOFT_TRACE(retry, qp, "RNR");
 	/* Go back: the responder forgets everything from this message on. */
 	soft_requester_go_back(qp, 0);
 	qp->rnr_waiting = true;

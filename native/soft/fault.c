@@ -6,6 +6,7 @@
 
 #include "fault.h"
 #include "link.h"
+#include "trace.h"
 
 bool soft_faults_set;
 struct soft_fault_plan soft_faults;
@@ -57,6 +58,7 @@ bool soft_fault_overrun(const struct soft_cq *cq)
 	if (!soft_fault_strikes(SOFT_FAULT_OVERRUN, 0, 0, completions, completions))
 		return false;
 	soft_fault_counts.overruns++;
+	SOFT_TRACE(fault, "OVERRUN", 0, cq->ibv.handle);
 	return true;
 }
 
@@ -68,6 +70,7 @@ bool soft_fault_registration(void)
 	if (!soft_fault_strikes(SOFT_FAULT_REGISTER, 0, 0, registrations, registrations))
 		return false;
 	soft_fault_counts.registrations++;
+	SOFT_TRACE(fault, "REGISTER", 0, 0);
 	return true;
 }
 

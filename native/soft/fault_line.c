@@ -10,6 +10,7 @@
 
 #include "fault.h"
 #include "link.h"
+#include "trace.h"
 
 struct packet {
 	struct packet *next;
@@ -122,6 +123,17 @@ static uint64_t due_at(struct soft_fault_line *line, uint32_t length, enum strea
 	return due;
 }
 
+/* Whose it is that comes in here. */
+static uint32_t qp_num_of(const struct soft_fault_line *line, const struct packet *packet)
+{
+	struct envelope envelope;
+
+	if (line->link)
+		return line->link->qp ? line->link->qp->ibv.qp_num : 0;
+	memcpy(&envelope, packet->bytes, sizeof(envelope));
+	return envelope.qp_num;
+}
+
 /* Takes the packet; false: there is no memory for its double. */
 static bool judge(struct soft_fault_line *line, struct packet *packet, enum stream stream)
 {
@@ -135,6 +147,7 @@ static bool judge(struct soft_fault_line *line, struct packet *packet, enum stre
 
 		if (soft_fault_strikes(SOFT_FAULT_LOSS, line->number, stream, draw, frame)) {
 			soft_fault_counts.lost++;
+			SOFT_TRACE(fault, "LOSS", qp_num_of(line, packet), 0);
 			free(packet);
 			return true;
 		}
@@ -146,6 +159,7 @@ static bool judge(struct soft_fault_line *line, struct packet *packet, enum stre
 			}
 			memcpy(copy->bytes, packet->bytes, packet->length);
 			soft_fault_counts.duplicated++;
+			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(line, packet), 0);
 		}
 	}
 	packet->due = due_at(line, packet->length, stream);
@@ -209,6 +223,7 @@ static void cut(struct soft_fault_line *line)
 	if (!line->link)
 		return;
 	soft_fault_counts.cut++;
+	SOFT_TRACE(fault, "CUT", line->link->qp ? line->link->qp->ibv.qp_num : 0, 0);
 	soft_link_finish(line->link, ECONNRESET);
 }
 
@@ -406,6 +421,7 @@ bool soft_fault_not_ready(struct soft_qp *qp)
 	if (!soft_fault_strikes(SOFT_FAULT_RNR, line->number, 0, line->messages, line->messages))
 		return false;
 	soft_fault_counts.not_ready++;
+	SOFT_TRACE(fault, "RNR", qp->ibv.qp_num, 0);
 	return true;
 }
 

@@ -9,6 +9,7 @@
  */
 #include "fault.h"
 #include "link.h"
+#include "trace.h"
 
 /* A process is not a card: what is asked for is the least, four times that the most
  * (IBTA 9.7.6.1.3), and less than this says nothing but that a thread had to wait for its turn. */
@@ -35,6 +36,7 @@ void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
 	}
 	qp->retries_left--;
 	soft_fault_counts.retried++;
+	SOFT_TRACE(retry, qp, "LOSS");
 	soft_requester_go_back(qp, offset);
 	soft_link_output(qp->link);
 }

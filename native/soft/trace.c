@@ -293,6 +293,25 @@ void soft_trace_event(const struct ibv_async_event *event)
 	add(&line);
 }
 
+void soft_trace_retry(const struct soft_qp *qp, const char *cause)
+{
+	BEGIN(line, "retry");
+	SOFT_LINE_NUMBER(&line, "qp_num", qp->ibv.qp_num);
+	SOFT_LINE_NAME(&line, "cause", cause);
+	add(&line);
+}
+
+void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
+{
+	BEGIN(line, "fault");
+	SOFT_LINE_NAME(&line, "fault", fault);
+	if (qp_num)
+		SOFT_LINE_NUMBER(&line, "qp_num", qp_num);
+	if (cq)
+		SOFT_LINE_NUMBER(&line, "cq", cq);
+	add(&line);
+}
+
 /* ---- begin and end --------------------------------------------------------------------------- */
 
 /* The beginning of a file of /proc, with `between` in place of zeros inside it. */

@@ -39,6 +39,10 @@ void soft_trace_created(const struct soft_qp *qp);
 void soft_trace_destroyed(const struct soft_qp *qp);
 void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
 void soft_trace_event(const struct ibv_async_event *event);
+/* Requests of a queue pair are transmitted again, or the receiver was not ready for them. */
+void soft_trace_retry(const struct soft_qp *qp, const char *cause);
+/* One that was asked for (fault.h); of a queue pair or a completion queue unless 0. */
+void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 
 /* The engine starts: begin, if the environment asks for it (AIORDMA_TRACE).  0 or an errno value,
  * which has then been said on the standard error output. */

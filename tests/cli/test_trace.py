@@ -260,6 +260,29 @@ def test_the_picture(files: list[Path], tmp_path: Path) -> None:
     assert sum("REM_ACCESS_ERR" in mark for mark in marks) == 2  # the cross, and what it stands on
 
 
+def test_retries_and_faults(tmp_path: Path) -> None:
+    writer = Writer()
+    posted = writer.send()
+    for _ in range(3):
+        writer.add(trace.Retry(t=writer.now(), qp_num=3, cause="RNR"))
+    writer.t += 1000
+    writer.add(trace.Fault(t=writer.now(), fault="LOSS", qp_num=3))
+    writer.add(trace.Fault(t=writer.now(), fault="OVERRUN", cq=2))
+    writer.t += 1000
+    writer.complete(posted)
+    path = tmp_path / "trace"
+    path.write_bytes(writer.data())
+    found = [row[1:] for row in rows(aiordma_trace(path).output)]
+    assert found.count(["7", "3", "retry:", "receiver", "not", "ready"]) == 3
+    assert ["7", "3", "fault", "LOSS"] in found
+    assert ["7", "-", "fault", "OVERRUN", "of", "CQ", "2"] in found
+    svg = picture(load([path]), Selection())
+    marks = titles(svg, "path")
+    assert marks[0].startswith("2 x retry: receiver not ready, ")  # in one pixel
+    assert sum("fault LOSS" in mark for mark in marks) == 1
+    assert {"retry: receiver not ready", "fault LOSS"} <= set(texts(svg))
+
+
 def test_a_picture_that_cannot_be_written(files: list[Path], tmp_path: Path) -> None:
     done = aiordma_trace(*files, "--picture", tmp_path / "none" / "picture.svg")
     assert done.exit_code == 1

@@ -187,6 +187,30 @@ static inline void dismiss_peers(void)
 		}
 }
 
+/* Once for every wire that two processes of one machine can have. */
+static inline void survive_on_each_wire(void (*survive)(const char *wire), unsigned seconds)
+{
+	static const char *const wires[] = {"tcp", "shared"};
+
+	for (size_t i = 0; i < sizeof(wires) / sizeof(wires[0]); i++) {
+		int status;
+		pid_t pid;
+
+		fflush(NULL);
+		pid = fork();
+		CHECK(pid >= 0);
+		if (pid == 0) {
+			limit_seconds(seconds);
+			isolate();
+			CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", wires[i], 1), 0);
+			survive(wires[i]);
+			exit(0);
+		}
+		CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+		CHECK_EQUAL(status, 0);
+	}
+}
+
 /* ---- what the survivor holds --------------------------------------------------------------- */
 
 struct held {

@@ -475,8 +475,6 @@ static void survive(const char *wire)
 	struct peer *peer;
 	struct line line;
 
-	isolate();
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1), 0);
 	prepare_peers(1 + WARM_UP + ROUNDS + MANY_ROUNDS, obey);
 	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* sanitizers start a thread with ours */
 	before = held_now();
@@ -507,22 +505,6 @@ static void survive(const char *wire)
 
 int main(void)
 {
-	static const char *const wires[] = {"tcp", "shared"};
-
-	for (size_t i = 0; i < sizeof(wires) / sizeof(wires[0]); i++) {
-		pid_t pid;
-		int status;
-
-		fflush(NULL);
-		pid = fork();
-		CHECK(pid >= 0);
-		if (pid == 0) {
-			limit_seconds(100);
-			survive(wires[i]);
-			exit(0);
-		}
-		CHECK_EQUAL(waitpid(pid, &status, 0), pid);
-		CHECK_EQUAL(status, 0);
-	}
+	survive_on_each_wire(survive, 100);
 	return 0;
 }

@@ -3,6 +3,7 @@
  * The calls of the contexts are wrapped: what went through them is the list that the trace must be
  * equal to. */
 #include "extended_side.h"
+#include "fault_side.h"
 #include "trace_side.h"
 #include "ud_side.h"
 
@@ -518,6 +519,100 @@ static void overrun(void)
 	close_pair(&a, &b);
 }
 
+static uint64_t count_of(const char *type, const char *name, const char *value)
+{
+	uint64_t count = 0;
+
+	for (size_t i = 0; i < trace.count; i++)
+		count += is_type(trace.lines[i], type) && is(trace.lines[i], name, value);
+	return count;
+}
+
+static void send_rounds(struct side *a, struct side *b, unsigned rounds)
+{
+	for (unsigned i = 0; i < rounds; i++) {
+		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
+		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}), 0);
+		expect_wc(a, i, IBV_WC_SUCCESS);
+		expect_wc(b, i, IBV_WC_SUCCESS);
+	}
+}
+
+/* Faults that strike, and what they lead to, as often as they are counted. */
+static void faults(void)
+{
+	struct side a, b, lonely;
+
+	open_pair(&a, &b, (struct options){.timeout = 8});
+	plan("seed=7,loss=0.2,duplicate=0.2,rnr=0.2");
+	send_rounds(&a, &b, 60);
+	struct aiordma_fault_counts found = counts();
+
+	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
+	plan("register=@1,cut=1,cut_after=100");
+	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500,
+					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
+	struct aiordma_fault_counts cuts = counts();
+
+	open_side(&lonely, (struct options){0});
+	plan("overrun=@1,cq=%u", lonely.cq->handle);
+	CHECK_EQUAL(to_init(&lonely), 0);
+	CHECK_EQUAL(to_state(&lonely, IBV_QPS_ERR), 0);
+	CHECK_EQUAL(post_recv_at(&lonely, 1, 0, 64), 0);
+	expect_event(&lonely, IBV_EVENT_CQ_ERR);
+	no_plan();
+	aiordma_trace_flush();
+	read_trace(&trace, path);
+	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), found.lost);
+	CHECK_EQUAL(count_of("fault", "fault", "DUPLICATE"), found.duplicated);
+	CHECK_EQUAL(count_of("fault", "fault", "RNR"), found.not_ready);
+	CHECK_EQUAL(count_of("retry", "cause", "LOSS"), found.retried);
+	CHECK(count_of("retry", "cause", "RNR") > 0);
+	CHECK(count_of("retry", "cause", "RNR") <= found.not_ready); /* some refusals get lost */
+	CHECK_EQUAL(count_of("fault", "fault", "REGISTER"), 1);
+	CHECK(cuts.cut > 0);
+	CHECK_EQUAL(count_of("fault", "fault", "CUT"), cuts.cut);
+	CHECK_EQUAL(count_of("fault", "fault", "OVERRUN"), 1);
+	for (size_t i = 0; i < trace.count; i++) {
+		const char *line = trace.lines[i];
+
+		if (is_type(line, "retry"))
+			CHECK_EQUAL(number(line, "qp_num"), a.qp->qp_num);
+		if (is_type(line, "fault") && is(line, "fault", "RNR"))
+			CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
+		if (is_type(line, "fault") && is(line, "fault", "OVERRUN"))
+			CHECK_EQUAL(number(line, "cq"), lonely.cq->handle);
+	}
+	forget_trace(&trace);
+	close_side(&lonely);
+	close_pair(&a, &b);
+}
+
+/* Datagrams know their queue pairs as well. */
+static void lost_datagrams(void)
+{
+	struct side a, b;
+
+	open_two(&a, &b);
+	struct ibv_ah *ah = path_to(&a, &b);
+
+	plan("loss=@1-3");
+	for (unsigned i = 0; i < 4; i++)
+		send_with(&a, ah, &b, QKEY);
+	no_plan();
+	aiordma_trace_flush();
+	read_trace(&trace, path);
+	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
+	for (size_t i = 0; i < trace.count; i++)
+		if (is_type(trace.lines[i], "fault"))
+			CHECK_EQUAL(number(trace.lines[i], "qp_num"), b.qp->qp_num);
+	forget_trace(&trace);
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_pair(&a, &b);
+}
+
 /* What was posted before the trace has no number in it. */
 static void late(void)
 {
@@ -596,6 +691,8 @@ int main(void)
 	STEP(in_child(datagrams));
 	STEP(in_child(extended_calls));
 	STEP(in_child(overrun));
+	STEP(in_child(faults));
+	STEP(in_child(lost_datagrams));
 	STEP(in_child(late));
 	STEP(in_child(life));
 	CHECK_EQUAL(rmdir(folder), 0);

@@ -117,7 +117,7 @@ class Witness:
 
     def __init__(self, place: Place, client: Connection, server: Connection) -> None:
         self._place = place
-        self._client = client
+        self.client = client
         self._server = server
         self._checks = 0
 
@@ -125,7 +125,7 @@ class Witness:
         """Messages of both kinds still arrive in both directions."""
         self._checks += 1
         async with self._place.within(2):
-            await check_alive(self._client, self._server, seed=self._checks)
+            await check_alive(self.client, self._server, seed=self._checks)
 
 
 async def check_alive(client: Connection, server: Connection, seed: int = 0) -> None:

@@ -1,0 +1,480 @@
+/* As test_killed.c, with the connection manager: peers that connect, say something and end it, again
+ * and again, in either role, are killed, stopped or leave in the middle of any of it.
+ */
+#include "killing.h"
+
+#include <arpa/inet.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { ROUNDS = 50 };
+#else
+enum { ROUNDS = 150 };
+#endif
+
+enum {
+	AT_ONCE = 3, /* peers, beside the witness */
+	WARM_UP = 10,
+	CONNECTIONS = 64,
+	EACH = 2,    /* connections that one peer makes at a time */
+	MESSAGE = 32 << 10,
+	WITNESS = 0, /* the first peer, whose connection never ends */
+};
+
+/* ---- one connection ------------------------------------------------------------------------ */
+
+struct connection {
+	struct rdma_cm_id *id; /* NULL: free */
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_mr *mr;
+	uint8_t *memory; /* what is sent, then what is received */
+	uint32_t peer;
+	bool active, up, sending;
+	uint32_t messages, echoes; /* sent (or answered), and so many before it is ended */
+};
+
+/* Of this process, which is the survivor or a peer. */
+static struct rdma_event_channel *channel;
+static struct rdma_cm_id *listener;
+static struct connection connections[CONNECTIONS];
+static uint32_t self; /* the peer's number */
+static uint64_t made, ended; /* connections */
+
+static struct connection *connection_of(const struct rdma_cm_id *id)
+{
+	for (int i = 0; i < CONNECTIONS; i++)
+		if (connections[i].id == id)
+			return &connections[i];
+	return NULL;
+}
+
+static struct connection *new_connection(struct rdma_cm_id *id, uint32_t peer, bool active)
+{
+	struct connection *it = connection_of(NULL);
+
+	CHECK(it);
+	*it = (struct connection){.id = id, .peer = peer, .active = active,
+				  .echoes = active ? 1 + chance(4) : UINT32_MAX};
+	return it;
+}
+
+static void post_receive(struct connection *it)
+{
+	struct ibv_sge sge = {(uintptr_t)it->memory + MESSAGE, MESSAGE, it->mr->lkey};
+	struct ibv_recv_wr wr = {.wr_id = 2, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	CHECK_EQUAL(it->id->verbs->ops.post_recv(it->id->qp, &wr, &bad), 0);
+}
+
+static void make_queue_pair(struct connection *it)
+{
+	CHECK(it->pd = verbs->ibv_alloc_pd(it->id->verbs));
+	CHECK(it->cq = verbs->ibv_create_cq(it->id->verbs, 16, NULL, NULL, 0));
+	CHECK(it->memory = calloc(2, MESSAGE));
+	CHECK(it->mr = verbs->ibv_reg_mr(it->pd, it->memory, 2 * MESSAGE, IBV_ACCESS_LOCAL_WRITE));
+	struct ibv_qp_init_attr attr = {
+		.send_cq = it->cq,
+		.recv_cq = it->cq,
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+	};
+
+	CHECK_EQUAL(verbs->rdma_create_qp(it->id, it->pd, &attr), 0);
+	post_receive(it);
+}
+
+static void drop(struct connection *it)
+{
+	if (it->pd) {
+		verbs->rdma_destroy_qp(it->id);
+		CHECK_EQUAL(verbs->ibv_dereg_mr(it->mr), 0);
+		CHECK_EQUAL(verbs->ibv_destroy_cq(it->cq), 0);
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(it->pd), 0);
+		free(it->memory);
+	}
+	CHECK_EQUAL(verbs->rdma_destroy_id(it->id), 0);
+	it->id = NULL;
+	ended++;
+}
+
+static void send_message(struct connection *it, uint32_t length)
+{
+	struct ibv_sge sge = {(uintptr_t)it->memory, length, it->mr->lkey};
+	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
+	struct ibv_send_wr *bad;
+
+	it->sending = true;
+	CHECK_EQUAL(it->id->verbs->ops.post_send(it->id->qp, &wr, &bad), 0);
+}
+
+static void next_message(struct connection *it)
+{
+	uint32_t length = 1 + chance(MESSAGE - 1);
+
+	fill(it->memory, length, it->messages);
+	send_message(it, length);
+}
+
+/* What came is the next message, or what we have sent. */
+static void take(struct connection *it, const struct ibv_wc *wc)
+{
+	if (wc->wr_id == 1) {
+		it->sending = false;
+		return;
+	}
+	CHECK(filled(it->memory + MESSAGE, wc->byte_len, it->messages));
+	it->messages++;
+	if (!it->active)
+		memcpy(it->memory, it->memory + MESSAGE, wc->byte_len);
+	post_receive(it);
+	if (!it->active)
+		send_message(it, wc->byte_len);
+	else if (it->messages < it->echoes)
+		next_message(it);
+}
+
+/* A little of its traffic.  Its end is told by events. */
+static void step_connection(struct connection *it)
+{
+	struct ibv_wc wc;
+
+	while (it->up && it->id->verbs->ops.poll_cq(it->cq, 1, &wc) == 1)
+		if (wc.status == IBV_WC_SUCCESS)
+			take(it, &wc);
+	if (it->up && it->active && it->messages == it->echoes && !it->sending) {
+		it->up = false;
+		/* EINVAL: the other side has been quicker. */
+		CHECK(verbs->rdma_disconnect(it->id) == 0 || errno == EINVAL);
+	}
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+static struct rdma_conn_param parameters(const uint32_t *number)
+{
+	return (struct rdma_conn_param){
+		.private_data = number, .private_data_len = sizeof(*number),
+		.responder_resources = 1, .initiator_depth = 1,
+		.retry_count = 7, .rnr_retry_count = 7,
+	};
+}
+
+/* To a listener on that port of this host. */
+static void dial(uint16_t port, uint32_t peer)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port),
+				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct rdma_cm_id *id;
+
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	new_connection(id, peer, true);
+	CHECK_EQUAL(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000), 0);
+}
+
+/* False: the connection is over. */
+static bool happens(struct connection *it, enum rdma_cm_event_type type)
+{
+	struct rdma_conn_param ask = parameters(&self);
+
+	switch (type) {
+	case RDMA_CM_EVENT_ADDR_RESOLVED:
+		CHECK_EQUAL(verbs->rdma_resolve_route(it->id, 2000), 0);
+		return true;
+	case RDMA_CM_EVENT_ROUTE_RESOLVED:
+		make_queue_pair(it);
+		return verbs->rdma_connect(it->id, &ask) == 0;
+	case RDMA_CM_EVENT_ESTABLISHED:
+		it->up = true;
+		made++;
+		if (it->active)
+			next_message(it);
+		return true;
+	case RDMA_CM_EVENT_TIMEWAIT_EXIT:
+		return true;
+	case RDMA_CM_EVENT_DISCONNECTED:
+	case RDMA_CM_EVENT_CONNECT_ERROR:
+	case RDMA_CM_EVENT_REJECTED:
+	case RDMA_CM_EVENT_UNREACHABLE:
+		return false;
+	default:
+		fprintf(stderr, "in %s: %s\n", current_step, verbs->rdma_event_str(type));
+		exit(1);
+	}
+}
+
+static void requested(struct rdma_cm_id *id, uint32_t peer)
+{
+	struct connection *it = new_connection(id, peer, false);
+	struct rdma_conn_param answer = parameters(&self);
+
+	make_queue_pair(it);
+	if (verbs->rdma_accept(id, &answer)) /* who has asked is gone already */
+		drop(it);
+}
+
+static bool step_events(void)
+{
+	struct rdma_cm_event *event;
+
+	if (verbs->rdma_get_cm_event(channel, &event))
+		return false;
+	enum rdma_cm_event_type type = event->event;
+	struct rdma_cm_id *id = event->id;
+	uint32_t number = 0;
+
+	if (type == RDMA_CM_EVENT_CONNECT_REQUEST)
+		memcpy(&number, event->param.conn.private_data, sizeof(number));
+	CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+	if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		requested(id, number);
+		return true;
+	}
+	struct connection *it = connection_of(id);
+
+	CHECK(it);
+	/* What was received before the end is not lost by it. */
+	step_connection(it);
+	if (!happens(it, type))
+		drop(it);
+	return true;
+}
+
+static void step(void)
+{
+	while (step_events())
+		;
+	for (int i = 0; i < CONNECTIONS; i++)
+		if (connections[i].id)
+			step_connection(&connections[i]);
+}
+
+static int connections_with(uint32_t peer)
+{
+	int count = 0;
+
+	for (int i = 0; i < CONNECTIONS; i++)
+		count += connections[i].id && connections[i].peer == peer;
+	return count;
+}
+
+static int connection_count(void)
+{
+	int count = 0;
+
+	for (int i = 0; i < CONNECTIONS; i++)
+		count += connections[i].id != NULL;
+	return count;
+}
+
+/* An event channel that does not block, and a listener; its port. */
+static uint16_t open_machine(void)
+{
+	struct sockaddr_in any = {.sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+
+	CHECK(channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(listener, (struct sockaddr *)&any), 0);
+	CHECK_EQUAL(verbs->rdma_listen(listener, 64), 0);
+	return ntohs(verbs->rdma_get_src_port(listener));
+}
+
+/* ---- the peer ------------------------------------------------------------------------------ */
+
+struct order {
+	uint32_t number;
+	uint16_t port;      /* connect there; 0: be connected to */
+	uint64_t leaves_ns; /* by itself, after so long; 0: never */
+};
+
+static void obey(int fd)
+{
+	struct order order;
+	uint64_t start;
+	uint16_t port;
+
+	if (recv(fd, &order, sizeof(order), MSG_WAITALL) != sizeof(order))
+		_exit(0); /* it is not needed */
+	start = now_ns(CLOCK_MONOTONIC);
+	self = order.number;
+	port = open_machine();
+	CHECK_EQUAL(send(fd, &port, sizeof(port), MSG_NOSIGNAL), sizeof(port));
+	for (;;) {
+		while (order.port && connections_with(0) < EACH)
+			dial(order.port, 0);
+		step();
+		if (order.leaves_ns && now_ns(CLOCK_MONOTONIC) - start > order.leaves_ns)
+			exit(0); /* without a word to anybody */
+	}
+}
+
+/* ---- the survivor -------------------------------------------------------------------------- */
+
+enum fate { KILLED, STOPPED_AND_KILLED, STOPPED_AND_KILLED_LATER, LEAVES, FATES };
+
+struct round {
+	struct peer *peer; /* NULL: none is under way */
+	uint32_t number;
+	uint16_t port; /* of its listener, once it has told; 0: it connects to us */
+	bool serves;
+	enum fate fate;
+	uint64_t next_ns, gone_ns;
+	bool stopped;
+};
+
+static uint16_t own_port;
+
+static struct connection *witness(void)
+{
+	for (int i = 0; i < CONNECTIONS; i++)
+		if (connections[i].id && connections[i].peer == WITNESS)
+			return &connections[i];
+	CHECK(!"the witness is there");
+	return NULL;
+}
+
+static void begin(struct round *round)
+{
+	struct order order;
+
+	*round = (struct round){
+		.peer = next_peer(),
+		.number = (uint32_t)peers_used,
+		.serves = chance(2),
+		.fate = chance(FATES),
+		.next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns(),
+	};
+	order = (struct order){
+		.number = round->number,
+		.port = round->serves ? 0 : own_port,
+		.leaves_ns = round->fate == LEAVES ? moment_ns() : 0,
+	};
+	CHECK_EQUAL(send(round->peer->fd, &order, sizeof(order), MSG_NOSIGNAL), sizeof(order));
+}
+
+static void act(struct round *round)
+{
+	round->next_ns = UINT64_MAX;
+	if (round->fate == LEAVES)
+		return;
+	if (round->fate != KILLED && !round->stopped) {
+		stop_peer(round->peer);
+		round->stopped = true;
+	} else if (round->fate == STOPPED_AND_KILLED_LATER) {
+		CHECK_EQUAL(kill(round->peer->pid, SIGCONT), 0);
+		round->fate = KILLED;
+	} else {
+		CHECK_EQUAL(kill(round->peer->pid, SIGKILL), 0);
+		round->gone_ns = now_ns(CLOCK_MONOTONIC);
+		return;
+	}
+	round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
+}
+
+/* False: it is over. */
+static bool step_round(struct round *round)
+{
+	if (round->peer->fd >= 0 && round->serves && !round->port)
+		(void)!recv(round->peer->fd, &round->port, sizeof(round->port), MSG_DONTWAIT);
+	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && !round->gone_ns)
+		round->gone_ns = now_ns(CLOCK_MONOTONIC); /* has left */
+	if (!round->gone_ns) {
+		while (round->port && connections_with(round->number) < EACH)
+			dial(round->port, round->number);
+		if (now_ns(CLOCK_MONOTONIC) > round->next_ns)
+			act(round);
+		return true;
+	}
+	CHECK(now_ns(CLOCK_MONOTONIC) - round->gone_ns < 10 * SECOND);
+	if (round->peer->fd >= 0 || connections_with(round->number))
+		return true;
+	noticed_after(now_ns(CLOCK_MONOTONIC) - round->gone_ns);
+	round->peer = NULL;
+	return false;
+}
+
+static void step_all(void)
+{
+	step();
+	CHECK(witness()->up);
+}
+
+static void see_witness_go_on(void)
+{
+	uint32_t messages = witness()->messages;
+
+	while (witness()->messages < messages + 3)
+		step_all();
+}
+
+static void rounds(int count)
+{
+	static struct round at[AT_ONCE];
+	int begun = 0, under_way = 0;
+
+	while (begun < count || under_way) {
+		for (int i = 0; i < AT_ONCE; i++) {
+			if (!at[i].peer && begun < count) {
+				begin(&at[i]);
+				begun++;
+				under_way++;
+			} else if (at[i].peer && !step_round(&at[i])) {
+				under_way--;
+			}
+		}
+		step_all();
+	}
+	see_witness_go_on();
+	/* Requests of the dead may have been in the listener's queue. */
+	while (connection_count() != 1)
+		step_all();
+}
+
+static void meet_witness(void)
+{
+	struct order order = {.number = WITNESS};
+	struct peer *peer = next_peer();
+	uint16_t port;
+
+	CHECK_EQUAL(send(peer->fd, &order, sizeof(order), MSG_NOSIGNAL), sizeof(order));
+	CHECK_EQUAL(recv(peer->fd, &port, sizeof(port), MSG_WAITALL), sizeof(port));
+	dial(port, WITNESS);
+	witness()->echoes = UINT32_MAX;
+	while (!witness()->up)
+		step();
+}
+
+static void survive(const char *wire)
+{
+	struct held before, with_witness;
+
+	prepare_peers(1 + WARM_UP + ROUNDS, obey);
+	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* sanitizers start a thread with ours */
+	before = held_now();
+	own_port = open_machine();
+	STEP(meet_witness());
+	STEP(rounds(WARM_UP));
+	with_witness = held_now();
+	notice_count = 0;
+	made = ended = 0;
+	STEP(rounds(ROUNDS));
+	STEP(expect_held(&with_witness));
+	printf("%llu connections made, %llu ended; ", (unsigned long long)made,
+	       (unsigned long long)ended);
+	tell_notices(wire);
+	dismiss_peers();
+	drop(witness());
+	CHECK_EQUAL(verbs->rdma_destroy_id(listener), 0);
+	verbs->rdma_destroy_event_channel(channel);
+	before.memory = SIZE_MAX / 2; /* what a library keeps for the next time */
+	STEP(expect_held(&before));
+	STEP(expect_nothing_left());
+}
+
+int main(void)
+{
+	survive_on_each_wire(survive, 100);
+	return 0;
+}
