@@ -486,6 +486,7 @@ static void survive(const char *wire)
 	STEP(see_witness_go_on());
 	STEP(rounds(WARM_UP));
 	with_witness = held_now();
+	CHECK_EQUAL(with_witness.shared > 0, strcmp(wire, "shared") == 0);
 	notice_count = 0;
 	STEP(rounds(ROUNDS));
 	STEP(expect_held(&with_witness));

@@ -457,6 +457,7 @@ static void survive(const char *wire)
 	STEP(meet_witness());
 	STEP(rounds(WARM_UP));
 	with_witness = held_now();
+	CHECK_EQUAL(with_witness.shared > 0, strcmp(wire, "shared") == 0);
 	notice_count = 0;
 	made = ended = 0;
 	STEP(rounds(ROUNDS));
