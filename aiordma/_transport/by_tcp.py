@@ -45,6 +45,15 @@ def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Addr
     return host.removeprefix("::ffff:") if "." in host else host, name[1]
 
 
+def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
+    """For `bind` and `connect`, which want the interface of a link-local address apart."""
+    host, _, interface = address[0].partition("%")
+    if not interface:
+        return address
+    scope = int(interface) if interface.isdecimal() else socket.if_nametoindex(interface)
+    return host, address[1], 0, scope
+
+
 class TCPLink:
     """The socket of a connection, from its making to its end."""
 
@@ -158,8 +167,8 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
     try:
         connecting.setblocking(False)
         if source is not None:
-            connecting.bind(source)
-        await asyncio.get_running_loop().sock_connect(connecting, address)
+            connecting.bind(socket_name(source))
+        await asyncio.get_running_loop().sock_connect(connecting, socket_name(address))
     except BaseException:
         connecting.close()
         raise
@@ -249,7 +258,7 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
         host = "0.0.0.0"
     try:
         listening = socket.create_server(
-            (host, port),
+            socket_name((host, port)),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=backlog,
             dualstack_ipv6=host == "::",

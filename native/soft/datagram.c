@@ -177,16 +177,18 @@ static bool is_mapped(const union ibv_gid *gid)
 }
 
 /* The GID's address in the family of the socket; its length, or 0. */
-static socklen_t address_of(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *to)
+static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			    struct sockaddr_storage *to)
 {
 	if (six) {
 		struct sockaddr_in6 *in6 = (void *)to;
 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
 		memcpy(&in6->sin6_addr, gid->raw, 16); /* IPv4 is mapped in both */
+		in6->sin6_scope_id = soft_gid_scope(gid, own);
 		return sizeof(*in6);
 	}
-	return is_mapped(gid) ? soft_gid_address(gid, port, to) : 0;
+	return is_mapped(gid) ? soft_gid_address(gid, own, port, to) : 0;
 }
 
 union control {
@@ -254,7 +256,7 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	struct sockaddr_storage to;
 	struct msghdr message = {
 		.msg_name = &to,
-		.msg_namelen = address_of(&path->destination, path->lid, &to),
+		.msg_namelen = address_of(&path->destination, &path->source, path->lid, &to),
 		.msg_control = &control,
 	};
 
@@ -277,7 +279,7 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 	if (udp.fd < 0)
 		return ENETDOWN;
 	memcpy(&gid.raw[12], &address, 4);
-	message.msg_namelen = address_of(&gid, port, &to);
+	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
 	put_source(&message, true, &datagram->source, ifindex);
 	put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
 	return transmit(&message, datagram, payload, count);

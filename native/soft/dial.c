@@ -59,6 +59,15 @@ static bool knock(struct soft_link *link)
 	return true;
 }
 
+static struct soft_gid own_gid(const struct soft_qp *qp)
+{
+	struct soft_gid own = {.gid = soft_gid_loopback};
+
+	if (qp->attr.ah_attr.is_global)
+		soft_gid_at(qp->attr.ah_attr.grh.sgid_index, &own);
+	return own;
+}
+
 /* ---- by TCP -------------------------------------------------------------------------------- */
 
 /* From the address that the queue pair has chosen, if it says one that others can see: of several
@@ -75,7 +84,7 @@ static int bind_source(int fd, const struct ibv_ah_attr *ah)
 		return EADDRNOTAVAIL;
 	/* The port with connect(), so that one port serves connections to several places: ip(7). */
 	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-	return bind(fd, (struct sockaddr *)&address, soft_gid_address(&own.gid, 0, &address)) ?
+	return bind(fd, (struct sockaddr *)&address, soft_gid_address(&own.gid, &own.gid, 0, &address)) ?
 		       errno :
 		       0;
 }
@@ -84,7 +93,8 @@ static void call(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
 	struct sockaddr_storage address;
-	socklen_t length = soft_gid_address(peer_gid(qp), qp->attr.ah_attr.dlid, &address);
+	struct soft_gid own = own_gid(qp);
+	socklen_t length = soft_gid_address(peer_gid(qp), &own.gid, qp->attr.ah_attr.dlid, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	soft_link_over_socket(link, fd);
@@ -161,15 +171,13 @@ static bool is_self(const struct soft_qp *qp)
 
 static bool we_connect(const struct soft_qp *qp)
 {
-	struct soft_gid own = {.gid = soft_gid_loopback};
+	struct soft_gid own = own_gid(qp);
 	uint16_t lid = soft_listener_port();
 
 	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
 		return qp->ibv.qp_num < qp->attr.dest_qp_num;
 	if (lid != qp->attr.ah_attr.dlid)
 		return lid < qp->attr.ah_attr.dlid;
-	if (qp->attr.ah_attr.is_global)
-		soft_gid_at(qp->attr.ah_attr.grh.sgid_index, &own);
 	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
 }
 

@@ -1,8 +1,9 @@
 /* The GID table: which addresses of this host a queue pair can have.
  *
  * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  Index 0 is the loopback address,
- * so that what needs no network works without one; the others follow in the order of the kernel.
- * Link-local addresses are left out: they mean nothing without a scope, which a GID cannot carry.
+ * so that what needs no network works without one; the others follow in the order of the kernel, and
+ * then the link-local ones.  These mean nothing without an interface, which a GID cannot carry: it
+ * is the interface of the entry that is used to get there.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -42,7 +43,7 @@ static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
 		const struct sockaddr_in6 *in6 = (const void *)address;
 
 		memcpy(gid->raw, &in6->sin6_addr, 16);
-		return !IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr);
+		return true;
 	}
 	return false;
 }
@@ -55,19 +56,19 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 	return -1;
 }
 
-static int read_addresses(struct soft_gid *fresh)
+static bool is_link_local(const union ibv_gid *gid)
 {
-	struct ifaddrs *addresses = NULL;
-	int count = 1;
+	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */
+}
 
-	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
-	/* Without the list there is still the loopback. */
-	if (getifaddrs(&addresses))
-		addresses = NULL;
-	for (struct ifaddrs *at = addresses; at && count < TABLE_SIZE; at = at->ifa_next) {
+/* Those that are link-local, or the others. */
+static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh, int count)
+{
+	for (; at && count < TABLE_SIZE; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid))
+		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid) ||
+		    is_link_local(&gid) != link_local)
 			continue;
 		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
 			fresh[0].ifindex = if_nametoindex(at->ifa_name);
@@ -77,6 +78,20 @@ static int read_addresses(struct soft_gid *fresh)
 				.ifindex = if_nametoindex(at->ifa_name),
 			};
 	}
+	return count;
+}
+
+static int read_addresses(struct soft_gid *fresh)
+{
+	struct ifaddrs *addresses = NULL;
+	int count = 1;
+
+	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
+	/* Without the list there is still the loopback. */
+	if (getifaddrs(&addresses))
+		addresses = NULL;
+	count = add_addresses(addresses, false, fresh, count);
+	count = add_addresses(addresses, true, fresh, count);
 	freeifaddrs(addresses);
 	return count;
 }
@@ -155,7 +170,14 @@ bool soft_gid_is_local(const union ibv_gid *gid)
 	return soft_gid_index(gid) >= 0;
 }
 
-socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,
+uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
+{
+	int index = is_link_local(gid) ? find(table, table_length, own) : -1;
+
+	return index < 0 ? 0 : table[index].ifindex;
+}
+
+socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			   struct sockaddr_storage *address)
 {
 	struct sockaddr_in6 *in6 = (void *)address;
@@ -166,6 +188,7 @@ socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port,
 	if (!IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
 		in6->sin6_family = AF_INET6;
 		in6->sin6_port = htons(port);
+		in6->sin6_scope_id = soft_gid_scope(gid, own);
 		return sizeof(*in6);
 	}
 	memset(address, 0, sizeof(*address));

@@ -105,7 +105,7 @@ static bool listen_at(const union ibv_gid *gid)
 {
 	struct listening *slot = &listening[listening_count];
 	struct sockaddr_storage address;
-	socklen_t length = soft_gid_address(gid, port, &address);
+	socklen_t length = soft_gid_address(gid, gid, port, &address);
 	int fd;
 
 	if (listening_count == ADDRESSES)

@@ -113,8 +113,12 @@ int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
 /* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 bool soft_gid_is_local(const union ibv_gid *gid);
-/* The socket address that a GID stands for; port in host order.  Returns its length. */
-socklen_t soft_gid_address(const union ibv_gid *gid, uint16_t port, struct sockaddr_storage *address);
+/* The interface that a link-local address is on, as seen from our entry `own`; else 0. */
+uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
+/* The socket address that a GID stands for, as seen from there; port in host order.  Returns its
+ * length. */
+socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			   struct sockaddr_storage *address);
 enum { SOFT_GID_LOOPBACK = 0 }; /* its index */
 extern const union ibv_gid soft_gid_loopback;
 

@@ -148,7 +148,12 @@ Agents = tuple[AgentProcess, AgentProcess]
 
 def address_of(namespace: Namespace, family: str) -> str:
     """The first address of that kind."""
-    return namespace.ipv4 if family == "IPv4" else namespace.ipv6
+    addresses = {
+        "IPv4": namespace.ipv4,
+        "IPv6": namespace.ipv6,
+        "link-local": namespace.link_local,
+    }
+    return addresses[family]
 
 
 @pytest.fixture(params=["IPv4", "IPv6"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .conftest import Agents, Start, connect, exchange, pair
-from .namespaces import Network
+from .namespaces import CABLE, Network
 
 # 1280 is the least that IPv6 allows (RFC 8200, section 5), 9000 is a jumbo frame.
 MTUS = [(1500, 1500), (1280, 1280), (9000, 9000), (9000, 1280)]
@@ -90,3 +90,22 @@ def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> 
     told = left.call("connect", host=wire.right.ipv4, port=port, via=via, source="10.77.0.11")
     assert told[0] == serving.result()[0] == "10.77.0.11"
     left.call("echo", count=10, size=10_000)
+
+
+def test_link_local_addresses(agents: Agents, wire: Network, via: str) -> None:
+    """They need the interface's name behind them, and carry everything."""
+    left, right = agents
+    host = f"{wire.right.link_local}%{CABLE}"
+    port = right.call("listen", host=host, via=via)
+    serving = right.start("serve")
+    left.call("connect", host=host, port=port, via=via)
+    serving.result()
+    left.call("echo", count=10, size=100_000)
+    left.call("one_sided", rounds=2, size=100_000)
+
+
+def test_queue_pairs_at_link_local_addresses(agents: Agents) -> None:
+    """A GID has no room for the interface: it is that of the own entry."""
+    for kind in ("RC", "UC", "UD"):
+        pair(agents, kind, "link-local")
+        exchange(agents, 20, 3000)

@@ -123,7 +123,8 @@ static void from_any_to_any(void)
 		for (int k = 0; verbs->ibv_query_gid(side.context, 1, k, &to) == 0; k++) {
 			bool ipv4 = from.raw[10] == 0xff;
 
-			if (ipv4 != (to.raw[10] == 0xff))
+			if (ipv4 != (to.raw[10] == 0xff) ||
+			    (from.raw[0] == 0xfe) != (to.raw[0] == 0xfe)) /* link-local */
 				continue;
 			peer.gid = to;
 			if (process.child) {
