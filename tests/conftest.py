@@ -14,14 +14,13 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import hypothesis
 import pytest
 import uvloop
 
-from aiordma import cm, verbs
+from aiordma import cm, testing, verbs
 from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
@@ -59,51 +58,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 # --- leaks -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Held:
-    """What a process holds: open files by number, threads, device objects by class."""
-
-    files: dict[str, str]
-    threads: int
-    objects: dict[str, int]
-
-    @classmethod
-    def now(cls) -> Held:
-        files = {}
-        for entry in Path("/proc/self/fd").iterdir():
-            try:
-                files[entry.name] = os.readlink(entry)
-            except OSError:  # the directory's own fd, closed by now
-                continue
-        return cls(files, len(list(Path("/proc/self/task").iterdir())), verbs.live())
-
-    def growth(self, after: Held) -> str:
-        """What there is after, and was not before; empty when nothing."""
-        lines = [
-            f"file {number}: {target}"
-            for number, target in after.files.items()
-            if number not in self.files
-        ]
-        if after.threads > self.threads:
-            lines.append(f"threads: {self.threads} before, {after.threads} after")
-        for kind in {*self.objects, *after.objects}:
-            before, count = self.objects.get(kind, 0), after.objects.get(kind, 0)
-            if count > before:
-                lines.append(f"{kind}: {before} before, {count} after")
-        return "\n".join(lines)
-
-
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fails a test that leaves open files, threads or device objects behind."""
-    before = Held.now()
-    yield
-    growth = before.growth(Held.now())
-    if growth:  # cycles in a test's own locals may hold what refers to closed things
-        gc.collect()
-        growth = before.growth(Held.now())
-    if growth:
-        pytest.fail(f"the test leaks:\n{growth}", pytrace=False)
+    with testing.check_leaks():
+        yield
 
 
 # --- the device --------------------------------------------------------------------------------
@@ -167,6 +126,7 @@ LACKS: dict[str, frozenset[str]] = {
         "device memory",
         "dma-buf",
         "extended completion queues",
+        "faults",
         "moderation",
         "null memory regions",
         "on-demand paging",

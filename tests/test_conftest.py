@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.conftest import LACKS, Held, Run
+from aiordma.testing import Held
+from tests.conftest import LACKS, Run
 
 ROOT = Path(__file__).parents[1]
 

@@ -266,6 +266,7 @@ class CompletionChannel:
 
 class CompletionQueue:
     cqe: int
+    handle: int
 
 class CompletionQueueEx:
     wr_id: int
@@ -540,6 +541,16 @@ class Drain:
     events: int
     spin_us: int
 
+class FaultCounts:
+    lost: int
+    duplicated: int
+    delayed: int
+    cut: int
+    not_ready: int
+    overruns: int
+    registrations: int
+    retried: int
+
 class CField:
     name: str
 
@@ -631,6 +642,8 @@ class FFI:
     def new(self, cdecl: Literal["struct ibv_grh *"]) -> Grh: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_wc *"]) -> WC: ...
+    @overload
+    def new(self, cdecl: Literal["struct aiordma_fault_counts *"]) -> FaultCounts: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_sge[]"], init: int) -> Sge: ...
     @overload
@@ -773,6 +786,8 @@ class Lib:
     ) -> int: ...
     def aiordma_drain_forget(self, drain: Drain, cq: CompletionQueue) -> None: ...
     def aiordma_embedded_raise(self, event: int) -> int: ...
+    def aiordma_embedded_faults(self, plan: bytes | Null, error: Characters, room: int) -> int: ...
+    def aiordma_embedded_fault_counts(self, counts: FaultCounts) -> None: ...
     def aiordma_trace_start(self, path: bytes, used: Characters, size: int) -> int: ...
     def aiordma_trace_flush(self) -> None: ...
     def aiordma_trace_stop(self) -> None: ...

@@ -76,6 +76,7 @@ from .enums import (
     WCStatus,
     WROpcode,
 )
+from .faults import FaultCounts
 from .grh import GRH, GRH_SIZE
 from .memory_region import MemoryRegion
 from .memory_window import MemoryWindow, inc_rkey
@@ -127,6 +128,7 @@ __all__ = [
     "Endpoint",
     "EventType",
     "ExtendedDeviceAttributes",
+    "FaultCounts",
     "ForkStatus",
     "GIDEntry",
     "GIDType",

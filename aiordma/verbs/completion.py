@@ -302,6 +302,11 @@ class CompletionQueue(Resource["h.CQPointer"]):
     # --- size ------------------------------------------------------------------------------
 
     @property
+    def handle(self) -> int:
+        """Its number in the device (``ibv_cq.handle``)."""
+        return self.pointer.handle
+
+    @property
     def cqe(self) -> int:
         """Completions that it has room for."""
         return self.entries.capacity

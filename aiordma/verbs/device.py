@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import Library, embedded, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
+from . import faults
 from .address import GID, IPAddress
 from .attributes import guid_from_network
 from .context import Context
@@ -69,6 +70,29 @@ class Device:
                 raise DeviceNotFoundError(self.name, names)
             pointer = calls.ibv_open_device(pointers[names.index(self.name)])
         return Context(self.library, pointer, self.name)
+
+    def set_faults(self, plan: str | None) -> None:
+        """Lets things go wrong in this process, from now on and as planned; None: nothing more.
+
+        For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
+        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
+        Raises ValueError, which names the part that is wrong, and UnsupportedError for any device
+        but the embedded one.
+        """
+        self._check_faults()
+        faults.set_plan(plan)
+
+    def fault_counts(self) -> faults.FaultCounts:
+        """What has gone wrong on command since the process began.
+
+        Raises UnsupportedError for any device but the embedded one.
+        """
+        self._check_faults()
+        return faults.counts()
+
+    def _check_faults(self) -> None:
+        if self.library is not embedded():
+            raise UnsupportedError("faults on command", device=self.name)
 
     @property
     def numa_node(self) -> int | None:

@@ -31,6 +31,7 @@ ROOMS = (
     "aiordma.transport",
     "aiordma.streams",
     "aiordma.mr_pool",
+    "aiordma.testing",
     "aiordma.config",
     "aiordma.trace",
     "aiordma.errors",

@@ -44,6 +44,7 @@ STRUCTURES = {
     "Ece": "struct ibv_ece",
     "ConnectionEvent": "struct rdma_cm_event",
     "Drain": "struct aiordma_drain",
+    "FaultCounts": "struct aiordma_fault_counts",
     "CompletionQueueEx": "struct ibv_cq_ex",
     "DeviceAttrEx": "struct ibv_device_attr_ex",
     "ValuesEx": "struct ibv_values_ex",

@@ -16,7 +16,7 @@ import pytest
 
 from aiordma import Connection, Server, start_server, verbs
 from aiordma.mr_pool import SPARE_SLABS
-from tests.conftest import Held
+from aiordma.testing import Held
 
 from .marks import one_loop
 from .place import SMALL, Place, pattern, pool_statistics, turns

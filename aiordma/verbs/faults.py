@@ -1,0 +1,50 @@
+"""Faults on command: what :mod:`aiordma.testing` is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from aiordma._native import ffi, lib
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCounts:
+    """What has been injected in this process, and what followed. Two of them can be subtracted."""
+
+    lost: int = 0
+    """Frames and datagrams that came in and were dropped."""
+    duplicated: int = 0
+    """Frames and datagrams that came in once and were taken in twice."""
+    delayed: int = 0
+    """Frames and datagrams that were taken in later than they came."""
+    cut: int = 0
+    """Connections that were broken."""
+    not_ready: int = 0
+    """Requests that were told that there is no receive."""
+    overruns: int = 0
+    """Completions that found their queue full."""
+    registrations: int = 0
+    """Registrations of memory that were refused."""
+    retried: int = 0
+    """How often a requester sent again what it took for lost."""
+
+    def __sub__(self, other: FaultCounts) -> FaultCounts:
+        """What has been added since ``other``."""
+        return FaultCounts(
+            *(getattr(self, it.name) - getattr(other, it.name) for it in fields(self))
+        )
+
+
+def set_plan(plan: str | None) -> None:
+    """Another plan for the embedded device, None for no faults; ValueError says what is wrong."""
+    error = ffi.new("char[]", 256)
+    text = ffi.NULL if plan is None else plan.encode()
+    if lib.aiordma_embedded_faults(text, error, len(error)):
+        raise ValueError(f"plan of faults: {ffi.string(error).decode()}")
+
+
+def counts() -> FaultCounts:
+    """Of the embedded device, since the process began."""
+    found = ffi.new("struct aiordma_fault_counts *")
+    lib.aiordma_embedded_fault_counts(found)
+    return FaultCounts(*(getattr(found, it.name) for it in fields(FaultCounts)))

@@ -1,0 +1,363 @@
+"""aiordma.testing: each fault happens and is counted, the same seed repeats it, pairs, leaks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+import aiordma
+from aiordma import testing, verbs
+from aiordma.errors import (
+    BusyError,
+    ConnectionBrokenError,
+    UnsupportedError,
+    VerbsError,
+)
+from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
+
+from .conftest import ConnectedPair, End, Run
+
+Via = Literal["cm", "tcp"]
+
+needs_faults = pytest.mark.needs("faults")
+
+# Of a lost request until it is sent again: 4.096 us * 2^timeout.
+QUICKLY = 4.096e-6 * (1 << 10)
+
+
+def send(end: End, number: int = 1) -> None:
+    end.qp.post_send_one(number, WROpcode.SEND, SendFlags.SIGNALED, end.mr.addr, 8, end.mr.lkey)
+
+
+def receive(end: End, number: int = 1) -> None:
+    end.qp.post_recv_one(number, end.mr.addr, 8, end.mr.lkey)
+
+
+# --- reliable connections ------------------------------------------------------------------------
+
+
+@needs_faults
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_connection_survives_what_gets_lost(
+    run: Run, device_name: str, via: Via, seed: int
+) -> None:
+    async def main() -> testing.Faults:
+        with testing.faults(
+            seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
+        ) as faults:
+            async with testing.connected_pair(device=device_name, via=via) as (a, b):
+                for size in (1, 3000, 200_000):
+                    data = os.urandom(size)
+                    for _ in range(10):
+                        await a.send(data)
+                        with await b.recv() as message:
+                            assert bytes(message) == data
+                            await b.send(message)
+                        with await a.recv() as message:
+                            assert bytes(message) == data
+        return faults
+
+    counts = run(main()).counts()
+    assert counts.lost
+    assert counts.duplicated
+    assert counts.delayed
+    assert counts.retried
+
+
+@needs_faults
+def test_the_nth_request_of_a_queue_pair(connected_pair: ConnectedPair, device_name: str) -> None:
+    a, b = connected_pair(timeout=QUICKLY)
+    with testing.faults(loss="@2-3", frames="requests", qp=b.qp, device=device_name) as faults:
+        for number in range(4):
+            receive(b, number)
+            send(a, number)
+            assert a.completion().status is WCStatus.SUCCESS
+            assert b.completion().wr_id == number
+    assert faults.counts() == testing.FaultCounts(lost=2, retried=2)
+
+
+@needs_faults
+def test_everything_is_lost(connected_pair: ConnectedPair, device_name: str) -> None:
+    a, b = connected_pair(timeout=QUICKLY, retry_cnt=2)
+    with testing.faults(loss=1, device=device_name) as faults:
+        receive(b)
+        send(a)
+        assert a.completion().status is WCStatus.RETRY_EXC_ERR
+    assert faults.counts().retried == 2
+    assert faults.counts().lost >= 3
+
+
+@needs_faults
+def test_late(connected_pair: ConnectedPair, device_name: str) -> None:
+    a, b = connected_pair()
+    receive(b)
+    with testing.faults(delay=0.02, jitter=0.001, device=device_name) as faults:
+        start = time.monotonic()
+        send(a)
+        b.completion()
+        assert time.monotonic() - start >= 0.02
+        a.completion()
+        assert time.monotonic() - start >= 0.04
+    assert faults.counts().delayed >= 2
+
+
+@needs_faults
+def test_a_slow_device(connected_pair: ConnectedPair, device_name: str) -> None:
+    a, b = connected_pair()
+    with testing.faults(rate=1_000_000, device=device_name):
+        b.qp.post_recv_one(1, b.mr.addr, 1 << 15, b.mr.lkey)
+        start = time.monotonic()
+        a.qp.post_send_one(1, WROpcode.SEND, SendFlags.SIGNALED, a.mr.addr, 1 << 15, a.mr.lkey)
+        b.completion()
+        assert time.monotonic() - start >= 0.03
+        a.completion()
+
+
+@needs_faults
+def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
+    a, b = connected_pair(rnr_retry=3)
+    for number in range(2):
+        receive(b, number)
+    with testing.faults(rnr="@1-3", device=device_name) as faults:
+        send(a)
+        assert a.completion().status is WCStatus.SUCCESS
+        assert b.completion().status is WCStatus.SUCCESS
+    assert faults.counts() == testing.FaultCounts(not_ready=3)
+    with testing.faults(rnr=1, device=device_name):
+        send(a)
+        assert a.completion().status is WCStatus.RNR_RETRY_EXC_ERR
+
+
+@needs_faults
+def test_a_cut(run: Run, device_name: str) -> None:
+    async def main() -> None:
+        async with testing.connected_pair(device=device_name) as (a, b):
+            await a.send(b"before")
+            with await b.recv() as message:
+                assert message == b"before"
+            with testing.faults(cut="@1", device=device_name) as faults:
+                with pytest.raises(ConnectionBrokenError):
+                    await a.recv()
+                with pytest.raises(ConnectionBrokenError):
+                    await b.recv()
+                # Of those that there were the first one; new ones are others.
+                async with testing.connected_pair(device=device_name) as (c, d):
+                    await c.send(b"after")
+                    with await d.recv() as message:
+                        assert message == b"after"
+            assert faults.counts().cut == 1
+
+    run(main())
+
+
+# --- other kinds ---------------------------------------------------------------------------------
+
+
+@needs_faults
+def test_a_full_queue(
+    context: verbs.Context, connected_pair: ConnectedPair, device_name: str
+) -> None:
+    a, b = connected_pair()
+    receive(b)
+    with testing.faults(overrun=1, cq=b.cq, device=device_name) as faults:
+        send(a)
+        with pytest.raises(VerbsError):
+            b.completions(1)
+    assert faults.counts().overruns == 1
+    assert EventType.CQ_ERR in [event.type for event in context.async_events()]
+
+
+@needs_faults
+def test_registrations(pd: verbs.ProtectionDomain, device_name: str) -> None:
+    with testing.faults(register="@2", device=device_name) as faults:
+        pd.reg_mr(64).close()
+        with pytest.raises(VerbsError, match="memory"):
+            pd.reg_mr(64)
+        pd.reg_mr(64).close()
+    assert faults.counts() == testing.FaultCounts(registrations=1)
+
+
+@needs_faults
+def test_counts_end_with_the_plan(pd: verbs.ProtectionDomain, device_name: str) -> None:
+    for _ in range(2):
+        with testing.faults(register=1, device=device_name) as faults, pytest.raises(VerbsError):
+            pd.reg_mr(64)
+        pd.reg_mr(64).close()
+        assert faults.counts().registrations == 1
+
+
+def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
+    """Of thirty registrations, one of two of which fails."""
+    found = ""
+    for _ in range(30):
+        try:
+            pd.reg_mr(64).close()
+            found += "."
+        except VerbsError:
+            found += "x"
+    assert faults.counts().registrations == found.count("x")
+    return found
+
+
+@needs_faults
+def test_the_seed_decides(pd: verbs.ProtectionDomain, device_name: str) -> None:
+    found = []
+    for seed in (1, 1, 2):
+        with testing.faults(seed=seed, register=0.5, device=device_name) as faults:
+            found.append(which_fail(pd, faults))
+    assert found[0] == found[1] != found[2]
+
+
+@needs_faults
+def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_name: str) -> None:
+    found = ""
+
+    def fail(faults: testing.Faults) -> None:
+        nonlocal found
+        found = which_fail(pd, faults)
+        raise LookupError(faults.seed)
+
+    with (
+        pytest.raises(LookupError) as info,
+        testing.faults(register=0.5, device=device_name) as faults,
+    ):
+        fail(faults)
+    (seed,) = info.value.args
+    (note,) = info.value.__notes__
+    assert note.startswith(f"faults were injected, as planned by seed={seed},register=0.5: ")
+    assert f"registrations={found.count('x')}," in note
+    with testing.faults(seed=seed, register=0.5, device=device_name) as faults:
+        assert which_fail(pd, faults) == found
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+@needs_faults
+def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> None:
+    with testing.faults(
+        seed=3, loss=1e-9, duplicate="0.5@7-", frames="answers", delay=1e-6, jitter=2.5,
+        rate=10, cut="@4", cut_after=5, rnr=0.25, overrun="@6-8", register=0, qp=17, cq=cq,
+        device=device_name,
+    ) as faults:  # fmt: skip
+        assert faults.plan == (
+            "seed=3,loss=0.000000001,duplicate=0.5@7-,frames=answers,delay=1000ns,"
+            "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,"
+            f"qp=17,cq={cq.handle}"
+        )
+        assert repr(faults) == f"<Faults {faults.plan}: {testing.FaultCounts()}>"
+
+
+@needs_faults
+def test_one_plan_at_a_time(device_name: str) -> None:
+    with (
+        testing.faults(seed=1, device=device_name),
+        pytest.raises(BusyError, match="already: seed=1"),
+        testing.faults(device=device_name),
+    ):
+        pass
+    with testing.faults(device=device_name):
+        pass
+
+
+@needs_faults
+def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
+    with (
+        pytest.raises(ValueError, match="'loss=2': a probability from 0 to 1"),
+        testing.faults(loss=2, device=device_name),
+    ):
+        pass
+    with pytest.raises(ValueError, match="plan of faults: 'los=1': there is no such part"):
+        device.set_faults("los=1")
+    with testing.faults(device=device_name):  # it has not been set
+        pass
+    assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
+
+
+def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = replace(verbs.find_device("embedded0"), name="card0")
+    monkeypatch.setattr("aiordma.verbs.device.embedded", lambda: None)
+    monkeypatch.setattr(verbs, "find_device", lambda name: card)
+    with (
+        pytest.raises(UnsupportedError, match="'card0' does not offer faults on command"),
+        testing.faults(loss=1, device="card0"),
+    ):
+        pass
+    with pytest.raises(UnsupportedError):
+        card.set_faults(None)
+
+
+def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "AIORDMA_EMBEDDED_FAULTS": plan, "AIORDMA_DEVICE": "embedded0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_environment() -> None:
+    program = (
+        "from aiordma import verbs\n"
+        "with verbs.find_device('embedded0').open() as context, context.alloc_pd() as pd:\n"
+        "    for n in range(3):\n"
+        "        try: pd.reg_mr(64).close(); print('fine')\n"
+        "        except verbs.VerbsError as error: print(error.errno)\n"
+    ).replace("verbs.VerbsError", "Exception")
+    assert child(program, "register=@2").stdout == "fine\n12\nfine\n"
+    done = child(program, "register=@2,speed=3")
+    assert done.returncode == 1
+    assert "aiordma: AIORDMA_EMBEDDED_FAULTS: 'speed=3': there is no such part" in done.stderr
+
+
+# --- pairs and leaks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+def test_a_connected_pair(run: Run, device_name: str, via: Via) -> None:
+    async def main() -> tuple[aiordma.Connection, aiordma.Connection]:
+        config = aiordma.Config(max_message=100_000)
+        async with testing.connected_pair(device=device_name, via=via, config=config) as pair:
+            for one, other in (pair, pair[::-1]):
+                await one.send(b"hello")
+                with await other.recv() as message:
+                    assert message == b"hello"
+        return pair
+
+    for connection in run(main()):
+        assert "closed" in repr(connection)
+
+
+@pytest.fixture
+def left() -> Iterator[list[object]]:
+    things: list[object] = []
+    yield things
+    for it in things:
+        it.close()  # type: ignore[attr-defined]
+
+
+def test_leaks(device: verbs.Device, left: list[object]) -> None:
+    with testing.check_leaks(), device.open() as context, context.alloc_pd():
+        pass
+    with pytest.raises(AssertionError, match="Context: 0 before, 1 after"), testing.check_leaks():
+        left.append(device.open())
+    with pytest.raises(AssertionError, match=r"file \d+: /dev/null"), testing.check_leaks():
+        left.append(open(os.devnull))  # noqa: SIM115
+
+
+def test_the_blocks_own_exception_goes_before(left: list[object]) -> None:
+    def leak_and_fail() -> None:
+        left.append(open(os.devnull))  # noqa: SIM115
+        raise LookupError
+
+    with pytest.raises(LookupError), testing.check_leaks():
+        leak_and_fail()
