@@ -2,11 +2,16 @@
 
 _OF_THE_PEER = "the peer's operation ends with it, not this call: tests/transport/test_sharing.py"
 _BOTH_HAVE = "both devices have it"
+_OF_THE_BLOCK = "entering or leaving the block raises it, not the call: tests/test_testing.py"
 _NO_XRC = "neither device has XRC, to which this belongs; the refusal to make one is tested"
 
 NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("_transport.sharing.Share.revoke", "RemoteAccessError"): _OF_THE_PEER,
     ("cm.lookup.get_devices", "VerbsError"): "there is always the device that the tests run on",
+    ("testing.check_leaks", "AssertionError"): _OF_THE_BLOCK,
+    ("testing.faults", "BusyError"): _OF_THE_BLOCK,
+    ("testing.faults", "UnsupportedError"): _OF_THE_BLOCK,
+    ("testing.faults", "ValueError"): _OF_THE_BLOCK,
     ("transport.connect", "RouteError"): (
         "neither device has an address with a device but without a route; the event that leads to"
         " it is told from others in tests/cm/test_events.py"
