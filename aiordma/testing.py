@@ -88,6 +88,7 @@ def faults(
     rnr: When = 0,
     overrun: When = 0,
     register: When = 0,
+    handshake: When = 0,
     qp: verbs.QueuePair | AsyncQueuePair | int | None = None,
     cq: verbs.CompletionQueue | int | None = None,
     device: str | None = None,
@@ -111,6 +112,8 @@ def faults(
       as rnr_retry says.
     - ``overrun``: a completion finds its queue full, which is the end of the queue.
     - ``register``: a registration of memory fails with ENOMEM.
+    - ``handshake``: a message of the connection manager that comes in is dropped: the first one of
+      a connection is the listener's, the next two are the caller's. Nobody sends them again.
 
     ``qp`` and ``cq`` limit connections, requests and datagrams to one queue pair, and overruns to
     one completion queue. The plan replaces that of the environment variable
@@ -140,6 +143,7 @@ def faults(
         "rnr": _when(rnr),
         "overrun": _when(overrun),
         "register": _when(register),
+        "handshake": _when(handshake),
         "qp": qp if qp is None or isinstance(qp, int) else _qp_num(qp),
         "cq": cq.handle if isinstance(cq, verbs.CompletionQueue) else cq,
     }

@@ -265,11 +265,15 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  *  rnr=WHEN       a request that needs a receive is told that there is none
  *  overrun=WHEN   a completion finds its queue full
  *  register=WHEN  a registration of memory fails with ENOMEM
+ *  handshake=WHEN a message of the connection manager that comes in gets lost
  *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
  *  cq=HANDLE      completions of this queue alone
  *
  * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later ones),
  * or both (0.5@3-).  Frames, and requests that need a receive, are counted for each connection.
+ *
+ * What is late waits in memory: of a connection at most 64 MiB, beyond which the oldest is taken in
+ * early.
  *
  * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
  * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if timeout
@@ -290,6 +294,7 @@ struct aiordma_fault_counts {
 	uint64_t not_ready;
 	uint64_t overruns;
 	uint64_t registrations;
+	uint64_t handshakes;
 	uint64_t retried; /* and what followed: how often a requester went back */
 };
 

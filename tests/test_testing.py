@@ -17,6 +17,7 @@ from aiordma import testing, verbs
 from aiordma.errors import (
     BusyError,
     ConnectionBrokenError,
+    UnreachableError,
     UnsupportedError,
     VerbsError,
 )
@@ -158,6 +159,19 @@ def test_a_cut(run: Run, device_name: str) -> None:
     run(main())
 
 
+@needs_faults
+def test_a_lost_handshake(run: Run, device_name: str) -> None:
+    async def main() -> None:
+        config = aiordma.Config(connect_timeout=0.3)
+        with testing.faults(handshake="@1", device=device_name) as faults:
+            with pytest.raises(UnreachableError):
+                async with testing.connected_pair(device=device_name, config=config):
+                    pytest.fail("it has not been lost")
+            assert faults.counts() == testing.FaultCounts(handshakes=1)
+
+    run(main())
+
+
 # --- other kinds ---------------------------------------------------------------------------------
 
 
@@ -245,12 +259,12 @@ def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_nam
 def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> None:
     with testing.faults(
         seed=3, loss=1e-9, duplicate="0.5@7-", frames="answers", delay=1e-6, jitter=2.5,
-        rate=10, cut="@4", cut_after=5, rnr=0.25, overrun="@6-8", register=0, qp=17, cq=cq,
-        device=device_name,
+        rate=10, cut="@4", cut_after=5, rnr=0.25, overrun="@6-8", register=0, handshake="@9",
+        qp=17, cq=cq, device=device_name,
     ) as faults:  # fmt: skip
         assert faults.plan == (
             "seed=3,loss=0.000000001,duplicate=0.5@7-,frames=answers,delay=1000ns,"
-            "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,"
+            "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,handshake=@9,"
             f"qp=17,cq={cq.handle}"
         )
         assert repr(faults) == f"<Faults {faults.plan}: {testing.FaultCounts()}>"

@@ -549,6 +549,7 @@ class FaultCounts:
     not_ready: int
     overruns: int
     registrations: int
+    handshakes: int
     retried: int
 
 class CField:

@@ -25,6 +25,8 @@ class FaultCounts:
     """Completions that found their queue full."""
     registrations: int = 0
     """Registrations of memory that were refused."""
+    handshakes: int = 0
+    """Messages of the connection manager that were dropped."""
     retried: int = 0
     """How often a requester sent again what it took for lost."""
 

@@ -13,6 +13,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "fault.h"
+
 static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
 
 /* Messages at the front of the input.  False: read no more, the link may be gone. */
@@ -31,6 +33,8 @@ static bool take_messages(struct soft_cm_link *link)
 		}
 		link->have -= used;
 		memmove(link->input, link->input + used, link->have);
+		if (soft_fault_handshake())
+			continue;
 		if (!link->calls->message(link, &message))
 			return false;
 	}

@@ -12,8 +12,8 @@ bool soft_faults_set;
 struct soft_fault_plan soft_faults;
 struct aiordma_fault_counts soft_fault_counts;
 
-/* Of this process, since there is a plan. */
-static uint64_t completions, registrations;
+/* Occurrences of what is counted in the process, since there is a plan. */
+static uint64_t seen[SOFT_FAULTS];
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
@@ -49,29 +49,34 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
 
 /* ---- on the spot --------------------------------------------------------------------------- */
 
-bool soft_fault_overrun(const struct soft_cq *cq)
+/* Does it strike the next one of those that are counted in the process? */
+static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, uint64_t *count)
 {
-	if (!soft_faults_set || !(soft_faults.when[SOFT_FAULT_OVERRUN].probability > 0) ||
-	    (soft_faults.cq && soft_faults.cq != cq->ibv.handle))
+	if (!soft_faults_set)
 		return false;
-	completions++;
-	if (!soft_fault_strikes(SOFT_FAULT_OVERRUN, 0, 0, completions, completions))
+	seen[fault]++;
+	if (!soft_fault_strikes(fault, 0, 0, seen[fault], seen[fault]))
 		return false;
-	soft_fault_counts.overruns++;
-	SOFT_TRACE(fault, "OVERRUN", 0, cq->ibv.handle);
+	++*count;
+	SOFT_TRACE(fault, name, 0, cq);
 	return true;
+}
+
+bool soft_fault_fills(const struct soft_cq *cq)
+{
+	return (!soft_faults.cq || soft_faults.cq == cq->ibv.handle) &&
+	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq->ibv.handle,
+			    &soft_fault_counts.overruns);
 }
 
 bool soft_fault_registration(void)
 {
-	if (!soft_faults_set)
-		return false;
-	registrations++;
-	if (!soft_fault_strikes(SOFT_FAULT_REGISTER, 0, 0, registrations, registrations))
-		return false;
-	soft_fault_counts.registrations++;
-	SOFT_TRACE(fault, "REGISTER", 0, 0);
-	return true;
+	return strikes_next(SOFT_FAULT_REGISTER, "REGISTER", 0, &soft_fault_counts.registrations);
+}
+
+bool soft_fault_handshake(void)
+{
+	return strikes_next(SOFT_FAULT_HANDSHAKE, "HANDSHAKE", 0, &soft_fault_counts.handshakes);
 }
 
 /* ---- setting ------------------------------------------------------------------------------- */
@@ -81,7 +86,7 @@ static void set(const struct soft_fault_plan *plan)
 	soft_faults_set = plan;
 	if (plan)
 		soft_faults = *plan;
-	completions = registrations = 0;
+	memset(seen, 0, sizeof(seen));
 	soft_faults_begin();
 	soft_links_plan();
 }

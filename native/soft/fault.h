@@ -19,6 +19,7 @@ enum soft_fault {
 	SOFT_FAULT_CUT,       /* a connection breaks */
 	SOFT_FAULT_OVERRUN,   /* a completion finds its queue full */
 	SOFT_FAULT_REGISTER,  /* a registration finds no memory */
+	SOFT_FAULT_HANDSHAKE, /* a message of the connection manager gets lost */
 	SOFT_FAULTS,
 };
 
@@ -56,9 +57,21 @@ double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned st
 			 uint64_t occurrence);
 bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream,
 			uint64_t draw, uint64_t occurrence);
-bool soft_fault_not_ready(struct soft_qp *qp);
-bool soft_fault_overrun(const struct soft_cq *cq);
 bool soft_fault_registration(void);
+bool soft_fault_handshake(void);
+bool soft_fault_fills(const struct soft_cq *cq);
+bool soft_fault_refuses(struct soft_qp *qp); /* fault_line.c */
+
+/* For every completion, and every message that needs a receive. */
+static inline bool soft_fault_overrun(const struct soft_cq *cq)
+{
+	return soft_faults_set && soft_fault_fills(cq);
+}
+
+static inline bool soft_fault_not_ready(struct soft_qp *qp)
+{
+	return soft_faults_set && soft_fault_refuses(qp);
+}
 
 /* fault_line.c: the way that frames and datagrams take before they are taken in */
 void soft_fault_attach(struct soft_link *link); /* it is up, or there is another plan */

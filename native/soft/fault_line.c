@@ -19,6 +19,9 @@ struct packet {
 	uint8_t bytes[];
 };
 
+/* Bytes that wait in one line: beyond this the oldest are taken in early, datagrams dropped. */
+#define LINE_MOST (64u << 20)
+
 /* Occurrences are counted apart: how many acknowledgements come depends on who is quicker. */
 enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 
@@ -35,6 +38,7 @@ struct soft_fault_line {
 	uint64_t frames; /* that the plan means */
 	uint64_t messages; /* that needed a receive */
 	uint64_t due;    /* of the last one */
+	uint64_t waiting; /* bytes */
 	struct packet *first, **last;
 	/* of the frame that is coming in */
 	uint8_t header[SOFT_FRAME_HEADER];
@@ -74,6 +78,7 @@ static struct packet *take_first(struct soft_fault_line *line)
 	line->first = packet->next;
 	if (!line->first)
 		line->last = &line->first;
+	line->waiting -= packet->length;
 	return packet;
 }
 
@@ -82,6 +87,7 @@ static void append(struct soft_fault_line *line, struct packet *packet)
 	packet->next = NULL;
 	*line->last = packet;
 	line->last = &packet->next;
+	line->waiting += packet->length;
 }
 
 static void empty(struct soft_fault_line *line)
@@ -93,9 +99,14 @@ static void empty(struct soft_fault_line *line)
 	line->packet = NULL;
 }
 
-static bool is_due(const struct packet *packet)
+/* The first one, if it is time to take it in. */
+static struct packet *take_due_one(struct soft_fault_line *line)
 {
-	return !packet->due || packet->due <= soft_now();
+	struct packet *packet = line->first;
+
+	return packet && (!packet->due || line->waiting > LINE_MOST || packet->due <= soft_now()) ?
+		       take_first(line) :
+		       NULL;
 }
 
 /* ---- judging ------------------------------------------------------------------------------- */
@@ -188,9 +199,9 @@ static void deliver(struct soft_fault_line *line, struct packet *packet)
 /* What is due is taken in, by a busy line. */
 static void take_due(struct soft_fault_line *line)
 {
-	while (line->link && line->first && is_due(line->first)) {
-		struct packet *packet = take_first(line);
+	struct packet *packet;
 
+	while (line->link && (packet = take_due_one(line)) != NULL) {
 		deliver(line, packet);
 		free(packet);
 	}
@@ -411,7 +422,7 @@ bool soft_fault_detach(struct soft_link *link)
 	return ended;
 }
 
-bool soft_fault_not_ready(struct soft_qp *qp)
+bool soft_fault_refuses(struct soft_qp *qp)
 {
 	struct soft_fault_line *line = qp->link->line;
 
@@ -429,12 +440,13 @@ bool soft_fault_not_ready(struct soft_qp *qp)
 
 static void run_datagrams(void)
 {
+	struct packet *packet;
+
 	/* What is received may be answered, and comes in here again. */
 	if (datagrams.busy)
 		return;
 	datagrams.busy = true;
-	while (datagrams.first && is_due(datagrams.first)) {
-		struct packet *packet = take_first(&datagrams);
+	while ((packet = take_due_one(&datagrams)) != NULL) {
 		struct envelope envelope;
 
 		memcpy(&envelope, packet->bytes, sizeof(envelope));
@@ -464,7 +476,9 @@ bool soft_fault_datagram(const struct soft_qp *qp, const struct soft_datagram *d
 	if (!wants_lines(&soft_faults) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
-	struct packet *packet = new_packet((uint32_t)sizeof(envelope) + length);
+	struct packet *packet = datagrams.waiting > LINE_MOST ?
+					NULL :
+					new_packet((uint32_t)sizeof(envelope) + length);
 
 	if (!packet)
 		return true; /* one may always get lost */

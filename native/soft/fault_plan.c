@@ -172,6 +172,7 @@ static const struct {
 	{"rnr", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_RNR])},
 	{"overrun", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_OVERRUN])},
 	{"register", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_REGISTER])},
+	{"handshake", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_HANDSHAKE])},
 	{"qp", read_number32, offsetof(struct soft_fault_plan, qp_num)},
 	{"cq", read_number32, offsetof(struct soft_fault_plan, cq)},
 };
@@ -194,7 +195,7 @@ static const char *read_part(char *part, struct soft_fault_plan *plan, unsigned 
 			return parts[i].read(value + 1, (char *)plan + parts[i].offset);
 		}
 	return "there is no such part; those are seed, loss, duplicate, frames, delay, jitter, "
-	       "rate, cut, cut_after, rnr, overrun, register, qp, cq";
+	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq";
 }
 
 int soft_fault_parse(const char *text, struct soft_fault_plan *plan, char *error, size_t room)

@@ -55,7 +55,8 @@ static void wrong_plans(void)
 static void right_plans(void)
 {
 	plan("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
-	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,qp=12,cq=34");
+	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,handshake=@2,qp=12,"
+	     "cq=34");
 	CHECK(soft_faults_set);
 	CHECK_EQUAL(soft_faults.seed, 7);
 	CHECK(soft_faults.when[SOFT_FAULT_LOSS].probability == 0.25);
@@ -72,6 +73,7 @@ static void right_plans(void)
 	CHECK(soft_faults.when[SOFT_FAULT_CUT].last == UINT64_MAX);
 	CHECK_EQUAL(soft_faults.cut_after, 65536);
 	CHECK(soft_faults.when[SOFT_FAULT_RNR].probability == 1);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_HANDSHAKE].last, 2);
 	CHECK_EQUAL(soft_faults.qp_num, 12);
 	CHECK_EQUAL(soft_faults.cq, 34);
 	no_plan();
@@ -329,6 +331,24 @@ static void late_ends(bool killed)
 	}
 	close(process.fd);
 	close_side(&side);
+	no_plan();
+}
+
+/* What is late waits in memory, which is bounded: beyond that the oldest comes early. */
+static void much_is_late(void)
+{
+	enum { LONG = 1 << 20, MANY = 70 };
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.memory = LONG, .sends = MANY, .receives = MANY});
+	plan("delay=1000s");
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, LONG), 0);
+	for (unsigned i = 0; i < MANY; i++)
+		CHECK_EQUAL(post(&a, send_request(i, LONG)), 0);
+	for (unsigned i = 0; i < MANY - 65; i++)
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
 	no_plan();
 }
 
@@ -657,6 +677,7 @@ int main(void)
 	STEP(late_frames(false));
 	STEP(late_frames(true));
 	STEP(in_the_middle());
+	STEP(much_is_late());
 	STEP(slow_device());
 	STEP(one_lost_frame("requests"));
 	STEP(one_lost_frame("answers"));
