@@ -3,8 +3,8 @@
  * 9.7.5.1, 9.7.6.1).  The other side is the test. */
 #include <sys/socket.h>
 
+#include "fault_side.h"
 #include "link.h"
-#include "verbs_side.h"
 
 enum { FIRST = 100 /* PSN */, PIECE = 64 };
 
@@ -71,11 +71,13 @@ static void get_nothing(const struct stage *stage)
 static void open_stage(struct stage *stage, struct options options)
 {
 	const struct address nobody = {.psn = FIRST, .qpn = 77};
+	const int small = 4096; /* of what the other side does not read at once most has to wait */
 	int fds[2];
 
 	open_side(&stage->side, options);
 	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
 	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
 	bring_up(&stage->side, &nobody); /* LID 0: the stream comes from elsewhere */
 	soft_lock();
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
@@ -485,6 +487,133 @@ static void draining(void)
 	close_stage(&stage);
 }
 
+/* ---- frames that the wire has in part ------------------------------------------------------ */
+
+enum { LONG = SOFT_FRAME_MAX + 1000 };
+
+static uint8_t long_payload[SOFT_FRAME_MAX];
+
+static struct soft_frame get_long(const struct stage *stage)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
+	CHECK(soft_frame_decode(header, &frame));
+	CHECK(frame.length <= sizeof(long_payload));
+	CHECK_EQUAL(recv(stage->fd, long_payload, frame.length, MSG_WAITALL), frame.length);
+	return frame;
+}
+
+static bool is_partial(struct stage *stage)
+{
+	soft_lock();
+	bool partial = soft_qp_of(stage->side.qp)->link->partial;
+
+	soft_unlock();
+	return partial;
+}
+
+/* Nothing is lost that has not left: no retry is used up, however long that takes. */
+static void nobody_reads(void)
+{
+	struct stage stage;
+	struct ibv_wc wc;
+
+	open_stage(&stage, (struct options){.memory = LONG, .timeout = 8, .retry_cnt = 1});
+	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+						       .length = SOFT_FRAME_MAX}), 0);
+	CHECK(is_partial(&stage));
+	for (uint64_t end = now_ns(CLOCK_MONOTONIC) + 20000000; now_ns(CLOCK_MONOTONIC) < end;)
+		CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* The request is answered while it is being sent again.  The frame must have its length all the
+ * same, but the memory is the application's again. */
+static void answered_in_the_middle(void)
+{
+	struct soft_frame frame = answer(SOFT_ACK, 0);
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
+	memset(stage.side.memory, 0xaa, LONG);
+	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+						       .length = SOFT_FRAME_MAX}), 0);
+	CHECK(is_partial(&stage));
+	frame.flags = SOFT_FRAME_ACK;
+	frame.ack = stage.side.psn;
+	put(&stage, frame, NULL);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
+						       .length = PIECE}), 0);
+	frame = get_long(&stage);
+	CHECK_EQUAL(frame.psn, stage.side.psn);
+	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
+	CHECK_EQUAL(long_payload[0], 0xaa);
+	CHECK_EQUAL(long_payload[SOFT_FRAME_MAX - 1], 0);
+	frame = get_long(&stage);
+	CHECK_EQUAL(frame.psn, soft_psn_add(stage.side.psn, 1));
+	CHECK_EQUAL(frame.length, PIECE);
+	CHECK_EQUAL(long_payload[PIECE - 1], 0xaa);
+	close_stage(&stage);
+}
+
+/* An answer is asked for again while it is being given: the frame under way is its last one, then it
+ * begins anew.  It holds its place for so long; the next READ is as good as lost. */
+static void asked_in_the_middle(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.memory = LONG, .depth = 2});
+	memset(stage.side.memory, 0xaa, LONG);
+	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	while (!is_partial(&stage))
+		soft_progress();
+	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	soft_progress();
+	soft_progress();
+	CHECK_EQUAL(get_long(&stage).offset, 0);
+	CHECK_EQUAL(get_long(&stage).offset, 0);
+	CHECK_EQUAL(get_long(&stage).offset, SOFT_FRAME_MAX);
+	get_nothing(&stage);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	CHECK_EQUAL(get_long(&stage).psn, FIRST + 1);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* ---- a plan that comes in the middle of a frame -------------------------------------------- */
+
+static void planned_in_the_middle(void)
+{
+	for (size_t cut = 1; cut < SOFT_FRAME_HEADER + PIECE; cut += 9) {
+		uint8_t bytes[SOFT_FRAME_HEADER + PIECE];
+		struct soft_frame frame = send_of(FIRST, 0, PIECE, PIECE);
+		struct stage stage;
+
+		open_stage(&stage, (struct options){0});
+		CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, PIECE), 0);
+		CHECK_EQUAL(post_recv_at(&stage.side, 2, 1024, PIECE), 0);
+		soft_frame_encode(bytes, &frame);
+		fill(bytes + SOFT_FRAME_HEADER, PIECE, 7);
+		CHECK_EQUAL(send(stage.fd, bytes, cut, 0), cut);
+		soft_progress();
+		soft_progress();
+		plan("delay=10us");
+		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0), sizeof(bytes) - cut);
+		get_ack(&stage, FIRST);
+		expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+		CHECK(filled(stage.side.memory + 1024, PIECE, 7));
+		put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), bytes);
+		get_ack(&stage, FIRST + 1);
+		no_plan();
+		close_stage(&stage);
+	}
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -499,5 +628,9 @@ int main(void)
 	STEP(told_of_a_gap());
 	STEP(missing_answers());
 	STEP(draining());
+	STEP(nobody_reads());
+	STEP(answered_in_the_middle());
+	STEP(asked_in_the_middle());
+	STEP(planned_in_the_middle());
 	return 0;
 }
