@@ -303,7 +303,7 @@ static uint64_t address_of_record(const uint8_t *at)
 
 static const uint8_t opcodes[] = {
 	SOFT_SEND, SOFT_WRITE, SOFT_READ, SOFT_COMPARE_SWAP, SOFT_FETCH_ADD, SOFT_ATOMIC_WRITE, SOFT_ACK,
-	SOFT_NAK, SOFT_RNR_NAK, SOFT_READ_DATA, SOFT_ATOMIC_DATA, SOFT_DISCONNECT, 0, 77,
+	SOFT_NAK, SOFT_RNR_NAK, SOFT_READ_DATA, SOFT_ATOMIC_DATA, SOFT_DISCONNECT, SOFT_LOSSY, 0,
 };
 
 /*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
