@@ -25,6 +25,12 @@ static inline void no_plan(void)
 	CHECK_EQUAL(aiordma_embedded_faults(NULL, NULL, 0), 0);
 }
 
+/* What the links of devices that are opened from now on are made of. */
+static inline void links_of(const char *wire)
+{
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1), 0);
+}
+
 static inline struct aiordma_fault_counts counts(void)
 {
 	struct aiordma_fault_counts counts;

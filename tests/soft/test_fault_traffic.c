@@ -196,6 +196,7 @@ int main(void)
 {
 	limit_seconds(110);
 	for (unsigned seed = 1; seed <= 10; seed++) {
+		links_of(seed % 4 < 2 ? "shared" : "tcp");
 		STEP(a_full_queue(seed));
 		STEP(within_a_process(seed));
 		STEP(between_processes(seed, seed & 1));
