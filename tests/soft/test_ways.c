@@ -378,10 +378,11 @@ static void leaving_or_broken(int what)
 		if (what == 0)
 			soft_way_end(&raw.way);
 		soft_unlock();
-		while (what && !raw.gone) {
+		for (bool over = what == 0; !over;) {
 			soft_progress();
 			soft_lock();
-			if (raw.accepted && !raw.gone && soft_way_room(&raw.way, 64)) {
+			over = raw.gone;
+			if (raw.accepted && !over && soft_way_room(&raw.way, 64)) {
 				soft_way_write(&raw.way, &iov, 1, iov.iov_len);
 				raw.accepted = false;
 			}
