@@ -118,11 +118,12 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* More than was agreed.  Unless a place is still held by an answer that was given up in the middle of
- * a frame: then it is as if the request had got lost. */
+/* More than was agreed.  Unless frames get lost: then places are also held by answers that are told
+ * again and have not gone out, or were given up in the middle of a frame, and it is as if the request
+ * had got lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
-	if (!qp->link->lossy || !qp->link->partial)
+	if (!qp->link->lossy)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
 	qp->responder.resend_wanted = true;
 	return SOFT_SINK_DISCARD;
