@@ -104,6 +104,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 /* What is left in the send queue, in the order it was posted. */
 void soft_flush_sends(struct soft_qp *qp)
 {
+	soft_references_flush(qp);
 	while (qp->sq.oldest != qp->sq.tail)
 		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
 	qp->sq.next = qp->sq.tail;

@@ -141,6 +141,9 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 	case SOFT_NAK_REMOTE_OPERATION:
 		soft_requester_fail(qp, IBV_WC_REM_OP_ERR);
 		return SOFT_SINK_DISCARD;
+	case SOFT_NAK_REQUESTERS_MEMORY:
+		soft_requester_fail(qp, IBV_WC_LOC_PROT_ERR);
+		return SOFT_SINK_DISCARD;
 	default:
 		return SOFT_SINK_BROKEN;
 	}

@@ -152,7 +152,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		.fixed = true,
 		.dm = dm,
 		.range = {
-			.access = access,
+			.access = access | SOFT_ACCESS_REFERENCE,
 			.memory = dm->memory + dm_offset,
 			.length = length,
 		},

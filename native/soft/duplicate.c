@@ -99,9 +99,14 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	if (soft_psn_before(frame->psn, responder->psn)) {
 		answer_again(qp, frame);
 	} else if (frame->psn != responder->psn || frame->offset + frame->length > offset) {
-		if (!responder->resend_wanted)
-			soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
-		responder->resend_wanted = true;
+		soft_responder_missed(qp);
 	}
 	return SOFT_SINK_DISCARD;
+}
+
+void soft_responder_missed(struct soft_qp *qp)
+{
+	if (!qp->responder.resend_wanted)
+		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
+	qp->responder.resend_wanted = true;
 }

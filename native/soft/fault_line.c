@@ -284,7 +284,8 @@ static size_t collect(struct soft_fault_line *line, const uint8_t *data, size_t 
 		/* What is no frame has no payload either, and ends the link when it is taken in. */
 		bool whole = soft_frame_decode(line->header, &frame);
 
-		line->packet = new_packet(SOFT_FRAME_HEADER + (whole ? frame.length : 0));
+		line->packet = new_packet(SOFT_FRAME_HEADER +
+					  (whole ? soft_frame_rest(&frame) : 0));
 		if (!line->packet) {
 			soft_link_finish(line->link, ENOMEM);
 			return part;
@@ -397,12 +398,8 @@ void soft_fault_attach(struct soft_link *link)
 	line->doomed = soft_fault_strikes(SOFT_FAULT_CUT, 0, 0, line->number, line->number);
 	if (line->doomed && !plan->cut_after)
 		soft_timer_start(&line->timer, soft_now());
-	if (makes_lossy(plan) && !link->lossy) {
-		link->lossy = true;
-		link->warns = !soft_qp_is_uc(link->qp);
-		soft_link_output(link);
-		soft_requester_await(link->qp);
-	}
+	if (makes_lossy(plan))
+		soft_link_loses(link);
 }
 
 bool soft_fault_detach(struct soft_link *link)

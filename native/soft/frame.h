@@ -22,8 +22,10 @@
  *        0  u8   opcode            enum soft_opcode
  *        1  u8   flags             enum soft_frame_flag
  *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45)
- *        3  u8   zero
- *        4  u32  length            payload bytes that follow
+ *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
+ *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
+ *                                  host), and in its place follows a reference
+ *        4  u32  length            of the payload
  *        8  u32  psn               of the message (24 bits)
  *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done
  *       16  u64  address           WRITE, READ, atomics: remote address of the message's first byte
@@ -32,6 +34,11 @@
  *       32  u32  total             length of the whole message
  *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
  *                                  first byte that is missing
+ *
+ *   offset  reference (reach.h)
+ *        0  u32  slot of the grant
+ *        4  u32  its generation
+ *        8  for each piece: u64 address, u64 length; the lengths make `length` together
  *
  *   offset  greeting (48 bytes)
  *        0  u8[8] "aiordma" and a zero
@@ -55,9 +62,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "reach.h"
+
 enum {
 	SOFT_FRAME_HEADER = 40,
 	SOFT_FRAME_MAX = 256 * 1024, /* payload */
+	SOFT_REFERENCE_MAX = 1024 * 1024, /* the same, of a frame that refers to it */
 	SOFT_GREETING = 48,
 	SOFT_WIRE_VERSION = 1,
 	SOFT_PSN_MASK = 0xffffff,
@@ -98,12 +108,16 @@ enum soft_nak {
 	SOFT_NAK_INVALID_REQUEST = 1,
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,
+	/* not of the specification: the memory that the requester has referred to is not there any
+	 * more, which with a card it would have found out itself */
+	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
 
 struct soft_frame {
 	uint8_t opcode;
 	uint8_t flags;
 	uint8_t syndrome;
+	uint8_t pieces;
 	uint32_t length;
 	uint32_t psn;
 	uint32_t ack;
@@ -168,7 +182,7 @@ static inline void soft_frame_encode(uint8_t *at, const struct soft_frame *frame
 	at[0] = frame->opcode;
 	at[1] = frame->flags;
 	at[2] = frame->syndrome;
-	at[3] = 0;
+	at[3] = frame->pieces;
 	soft_put32(at + 4, frame->length);
 	soft_put32(at + 8, frame->psn);
 	soft_put32(at + 12, frame->ack);
@@ -185,6 +199,7 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	frame->opcode = at[0];
 	frame->flags = at[1];
 	frame->syndrome = at[2];
+	frame->pieces = at[3];
 	frame->length = soft_take32(at + 4);
 	frame->psn = soft_take32(at + 8);
 	frame->ack = soft_take32(at + 12);
@@ -193,9 +208,17 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	memcpy(&frame->immediate, at + 28, sizeof(frame->immediate));
 	frame->total = soft_take32(at + 32);
 	frame->offset = soft_take32(at + 36);
-	return frame->length <= SOFT_FRAME_MAX && frame->psn <= SOFT_PSN_MASK &&
-	       frame->ack <= SOFT_PSN_MASK && frame->total <= 1u << 31 &&
-	       frame->offset <= frame->total;
+	return frame->length <= (frame->pieces ? SOFT_REFERENCE_MAX : SOFT_FRAME_MAX) &&
+	       frame->pieces <= SOFT_REACH_PIECES && (!frame->pieces || frame->length) &&
+	       frame->psn <= SOFT_PSN_MASK && frame->ack <= SOFT_PSN_MASK &&
+	       frame->total <= 1u << 31 && frame->offset <= frame->total;
+}
+
+/* Bytes that follow the header. */
+static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
+{
+	return frame->pieces ? SOFT_REFERENCE_HEAD + frame->pieces * (uint32_t)SOFT_REFERENCE_PIECE :
+			       frame->length;
 }
 
 void soft_greeting_encode(uint8_t *at, const struct soft_greeting *greeting);

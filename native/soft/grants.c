@@ -16,7 +16,7 @@ enum {
 bool soft_reach_is_open(const struct soft_reach *reach)
 {
 	/* Who is always busy when memory is taken back would make every such call wait. */
-	return reach->peer && reach->let_downs < LET_DOWNS &&
+	return reach->let_downs < LET_DOWNS &&
 	       __atomic_load_n(&reach->peer->copies, __ATOMIC_ACQUIRE);
 }
 
@@ -42,6 +42,7 @@ struct soft_grant *soft_reach_grant(struct soft_reach *reach)
 
 		if (grant->used && !is_done(reach, grant))
 			continue;
+		reach->used += !grant->used;
 		*grant = (struct soft_grant){
 			.used = true,
 			.slot = slot,
@@ -61,6 +62,7 @@ void soft_reach_cancel(struct soft_reach *reach, struct soft_grant *grant)
 	renew(reach, grant);
 	grant->generation++;
 	grant->used = false;
+	reach->used--;
 }
 
 /* Until the other side is not busy with one of these. */
@@ -69,7 +71,7 @@ static void wait_for(struct soft_reach *reach, const bool taken[SOFT_REACH_SLOTS
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	uint64_t deadline = 0;
 
-	if (!reach->pid)
+	if (reach->own == reach->peer)
 		return; /* we copy ourselves, under the same lock */
 	for (unsigned looks = 0;; looks++) {
 		uint32_t busy = __atomic_load_n(&reach->peer->busy, __ATOMIC_ACQUIRE);
@@ -108,16 +110,19 @@ unsigned soft_reach_take_back(struct soft_reach *reach,
 	bool taken[SOFT_REACH_SLOTS] = {false};
 	unsigned count = 0;
 
-	for (unsigned slot = 0; slot < SOFT_REACH_SLOTS; slot++) {
+	for (unsigned slot = 0; slot < SOFT_REACH_SLOTS && reach->used; slot++) {
 		struct soft_grant *grant = &reach->grants[slot];
 
-		if (!grant->used || !concerned(grant, what))
+		if (!grant->used)
 			continue;
-		taken[slot] = true;
-		renew(reach, grant);
-		lost[count++] = *grant;
-		grant->generation++;
-		grant->used = false;
+		if (is_done(reach, grant)) {
+			grant->used = false;
+			reach->used--;
+		} else if (concerned(grant, what)) {
+			taken[slot] = true;
+			lost[count++] = *grant;
+			soft_reach_cancel(reach, grant);
+		}
 	}
 	if (!count)
 		return 0;

@@ -84,7 +84,8 @@ static const struct soft_range *remote(const struct soft_qp *qp, uint32_t rkey, 
 	return opened(range, qp->ibv.pd, address, length, right);
 }
 
-/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame. */
+/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and nobody
+ * refers to it. */
 static uint8_t nothing[SOFT_FRAME_MAX], sink[SOFT_FRAME_MAX];
 
 static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)

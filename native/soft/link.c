@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "fault.h"
-#include "link.h"
+#include "reference.h"
 
 #define LINGER_NS 2000000000u
 
@@ -67,6 +67,8 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	qp->link = link;
 	qp->unheard = false;
 	soft_path_watch(link);
+	if (link->way.neighbour)
+		soft_references_probe(link->way.neighbour);
 	soft_timer_stop(&qp->reach_timer);
 	if (soft_faults_set)
 		soft_fault_attach(link);
@@ -110,6 +112,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_ack_settled(link);
 	soft_list_remove(&link->node);
 	soft_fault_detach(link);
+	soft_references_forget(link);
 	soft_link_close_wires(link);
 	if (qp) {
 		link->qp = NULL;

@@ -72,6 +72,7 @@ struct soft_link {
 	struct soft_frame frame; /* the frame whose payload is being taken in */
 	uint32_t taken;          /* of the payload */
 	uint32_t left;           /* of the payload */
+	uint32_t referred;       /* to, by the frames of one record (reference.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
@@ -114,6 +115,8 @@ void soft_link_close(struct soft_link *link);
 void soft_link_leave(struct soft_link *link);
 /* The port is up again: what has waited may go. */
 void soft_links_resume(void);
+/* What comes in on it gets lost from now on; the other side is told (retry.c). */
+void soft_link_loses(struct soft_link *link);
 /* There may be something to send; flush: now. */
 void soft_link_output(struct soft_link *link);
 void soft_link_flush(struct soft_link *link);

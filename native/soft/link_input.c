@@ -5,7 +5,7 @@
 #include <sys/uio.h>
 
 #include "fault.h"
-#include "link.h"
+#include "reference.h"
 
 enum { BULK_PAYLOAD = 16 * 1024 }; /* frames like this one are expected to be followed by more */
 
@@ -141,10 +141,21 @@ void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
 
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
+	link->referred = 0;
 	while (length && link->state == SOFT_LINK_UP) {
 		const uint8_t *header = data;
 		size_t part;
 
+		if (link->left && link->frame.pieces) {
+			part = soft_frame_rest(&link->frame);
+			if (length < part || !soft_reference_take(link, data)) {
+				soft_link_finish(link, EPROTO);
+				return;
+			}
+			data += part;
+			length -= part;
+			continue;
+		}
 		if (link->left) {
 			part = link->left < length ? link->left : length;
 			deliver(link, data, (uint32_t)part);

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "link.h"
+#include "reference.h"
 
 enum {
 	FRAMES = 128,
@@ -27,6 +27,7 @@ struct batch {
 	size_t used;  /* of the scratch memory */
 	size_t bytes; /* in all */
 	size_t room;  /* of the wire */
+	size_t referred; /* bytes that are not among these */
 	bool closed;  /* to requests: the next one cannot be sent */
 	struct soft_outgoing frames[FRAMES];
 	struct iovec iov[IOVECS];
@@ -57,6 +58,7 @@ static size_t frame_room(const struct soft_link *link)
 static bool has_room(const struct batch *batch)
 {
 	return batch->frame_count < FRAMES && batch->bytes < SOFT_STEP_BYTES &&
+	       batch->referred < SOFT_REFERENCE_MAX && /* see soft_reference_take */
 	       batch->room - batch->bytes >= frame_room(batch->link) && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
@@ -82,6 +84,23 @@ static int hollow(uint32_t length, struct iovec *iov)
 
 	*iov = (struct iovec){.iov_base = (void *)(uintptr_t)zeros, .iov_len = length};
 	return length ? 1 : 0;
+}
+
+/* A frame that says where its payload is; false: this one cannot. */
+static bool add_reference(struct batch *batch, struct soft_outgoing *out)
+{
+	uint8_t *at = soft_scratch()->output + batch->used;
+	struct iovec pieces[SOFT_REACH_PIECES];
+	int count = gather(batch->link->qp, out, 0, out->frame.length, pieces, SOFT_REACH_PIECES);
+
+	if (count < 0 ||
+	    !soft_reference_give(batch->link, out, pieces, count, at + SOFT_FRAME_HEADER))
+		return false;
+	soft_frame_encode(at, &out->frame);
+	add_scratch(batch, SOFT_FRAME_HEADER + soft_frame_rest(&out->frame));
+	batch->referred += out->frame.length;
+	batch->frames[batch->frame_count++] = *out;
+	return true;
 }
 
 /* The frame from its byte `from` on (header included).  False: its memory may not be read. */
@@ -129,46 +148,67 @@ static bool add_whole(struct batch *batch, struct soft_outgoing *out, uint32_t d
 		out->frame.flags |= SOFT_FRAME_ACK;
 		out->frame.ack = done;
 	}
-	return add(batch, out, 0);
+	return out->refers ? add_reference(batch, out) : add(batch, out, 0);
+}
+
+/* The next frame of one of the two kinds, with the acknowledgement that is due: one that refers to its
+ * payload, or else one that carries it.  False: there is none, or its memory may not be read. */
+static bool add_next(struct batch *batch,
+		     bool (*next)(struct soft_qp *qp, struct soft_plan *plan,
+				  struct soft_outgoing *out),
+		     struct soft_outgoing *out, bool *there)
+{
+	struct soft_qp *qp = batch->link->qp;
+	const struct soft_plan before = batch->plan;
+	uint32_t done = soft_responder_done(qp, &before);
+
+	for (int may_refer = 1; may_refer >= 0; may_refer--) {
+		batch->plan = before;
+		batch->plan.refers_to =
+			may_refer ? soft_reference_most(batch->link, &batch->plan.refers_from) : 0;
+		*there = next(qp, &batch->plan, out);
+		if (!*there)
+			return false;
+		if (add_whole(batch, out, done, before.acked)) {
+			if (!is_answer(out) || !out->last)
+				batch->plan.acked = done;
+			return true;
+		}
+		if (!out->refers)
+			break;
+	}
+	batch->plan = before;
+	return false;
 }
 
 static bool add_answer(struct batch *batch)
 {
 	struct soft_qp *qp = batch->link->qp;
-	struct soft_plan before = batch->plan;
 	struct soft_outgoing out;
-	uint32_t done = soft_responder_done(qp, &before);
+	bool there;
 
-	if (!soft_responder_next(qp, &batch->plan, &out))
-		return false;
-	if (add_whole(batch, &out, done, before.acked)) {
-		if (!out.last)
-			batch->plan.acked = done;
+	if (add_next(batch, soft_responder_next, &out, &there))
 		return true;
+	if (there) { /* the memory was deregistered after the request had been accepted */
+		qp->responder.response_tail = out.index;
+		soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, out.frame.psn);
 	}
-	/* The memory was deregistered after the request had been accepted. */
-	qp->responder.response_tail = out.index;
-	batch->plan = before;
-	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, out.frame.psn);
 	return false;
 }
 
 static bool add_request(struct batch *batch)
 {
-	struct soft_qp *qp = batch->link->qp;
-	struct soft_plan before = batch->plan;
 	struct soft_outgoing out;
-	uint32_t done = soft_responder_done(qp, &before);
+	bool there;
 
-	if (batch->closed || !soft_requester_next(qp, &batch->plan, &out))
+	if (batch->closed)
 		return false;
-	if (add_whole(batch, &out, done, before.acked)) {
-		batch->plan.acked = done;
+	if (add_next(batch, soft_requester_next, &out, &there))
 		return true;
+	if (there) {
+		soft_send_at(batch->link->qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
+		batch->closed = true;
 	}
-	soft_send_at(qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
-	batch->plan = before;
-	batch->closed = true;
 	return false;
 }
 
@@ -236,7 +276,7 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	batch->link = link;
 	batch->room = room;
 	batch->frame_count = batch->iov_count = 0;
-	batch->used = batch->bytes = 0;
+	batch->used = batch->bytes = batch->referred = 0;
 	batch->closed = false;
 	batch->plan = (struct soft_plan){
 		.next = qp->sq.next,
@@ -261,6 +301,13 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	return true;
 }
 
+/* After this NAK there is nothing more to say. */
+static bool is_last(enum soft_nak syndrome)
+{
+	/* A gap will be filled; what the requester did not have is no error of ours. */
+	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
+}
+
 /* The kernel has the whole frame: now it counts. */
 static void commit(struct soft_link *link, const struct soft_outgoing *out)
 {
@@ -282,7 +329,7 @@ static void commit(struct soft_link *link, const struct soft_outgoing *out)
 		if (link->nak_opcode == out->frame.opcode &&
 		    link->nak_syndrome == out->frame.syndrome)
 			link->nak_opcode = 0;
-		if (out->frame.opcode == SOFT_NAK && out->frame.syndrome != SOFT_NAK_SEQUENCE)
+		if (out->frame.opcode == SOFT_NAK && is_last(out->frame.syndrome))
 			soft_qp_error(qp);
 		break;
 	case SOFT_LOSSY:
@@ -301,7 +348,7 @@ static void account(struct soft_link *link, const struct batch *batch, size_t se
 	for (int i = 0; i < batch->frame_count; i++) {
 		const struct soft_outgoing *out = &batch->frames[i];
 		uint32_t already = i == 0 && link->partial ? link->sent : 0;
-		size_t left = SOFT_FRAME_HEADER + (size_t)out->frame.length - already;
+		size_t left = SOFT_FRAME_HEADER + (size_t)soft_frame_rest(&out->frame) - already;
 
 		if (sent < left) {
 			if (sent || already) {

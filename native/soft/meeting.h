@@ -29,6 +29,7 @@ struct soft_neighbour {
 	/* memory.c */
 	void *memory; /* what is shared beside the rings */
 	uint8_t *own_area, *their_area;
+	struct soft_reach *reach; /* reference.c; NULL if there was no memory for it */
 	struct soft_ring in, out;
 
 	/* neighbour.c */

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "meeting.h"
+#include "reference.h"
 
 enum {
 	VERSION = 1,
@@ -132,6 +133,7 @@ int soft_memory_enter(struct soft_neighbour *neighbour, int fd, bool made)
 	}
 	neighbour->own_area = area(neighbour, own);
 	neighbour->their_area = area(neighbour, their);
+	soft_references_meet(neighbour);
 	return 0;
 }
 
@@ -154,11 +156,13 @@ int soft_memory_private(struct soft_neighbour *neighbour)
 	soft_ring_writer(&neighbour->out, positions(neighbour, 0), bytes);
 	soft_ring_reader(&neighbour->in, positions(neighbour, 0), bytes);
 	neighbour->own_area = neighbour->their_area = area(neighbour, 0);
+	soft_references_meet(neighbour);
 	return 0;
 }
 
 void soft_memory_leave(struct soft_neighbour *neighbour)
 {
+	soft_references_part(neighbour);
 	if (neighbour->in.bytes)
 		soft_ring_unmap(neighbour->in.bytes);
 	if (neighbour->out.bytes && neighbour->out.bytes != neighbour->in.bytes)

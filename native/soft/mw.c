@@ -62,10 +62,12 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 
 static void unbind(struct soft_mw *mw)
 {
-	if (mw->range.bound)
-		mw->region->windows--;
+	if (!mw->range.bound)
+		return;
+	mw->region->windows--;
 	mw->region = NULL;
 	mw->range.bound = false;
+	soft_references_withdraw(mw->range.key);
 }
 
 /* ibv_alloc_mw(3): a bound window is unbound first. */
@@ -164,7 +166,7 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
 	mw->region = mr;
 	mr->windows++;
 	mw->range.bound = true;
-	mw->range.access = bind->access;
+	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_REFERENCE);
 	mw->range.qp_num = mw->ibv.type == IBV_MW_TYPE_2 ? qp->ibv.qp_num : 0;
 	mw->range.on_demand = mr->range.on_demand;
 	mw->range.memory = mr->range.memory + (bind->address - mr->range.start);

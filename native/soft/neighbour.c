@@ -15,8 +15,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "link.h"
 #include "meeting.h"
+#include "reference.h"
 
 enum kind { OPEN = 1, ACCEPT, DATA, END };
 
@@ -438,6 +438,7 @@ bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
 		budget = within_turn(neighbour, budget);
 	while (taken < budget && !neighbour->dead && neighbour->up && !soft_port_is_down()) {
 		int rc = soft_ring_next(&neighbour->in, &record);
+		uint64_t copied = soft_reach_copied;
 
 		if (rc == 0)
 			break;
@@ -451,6 +452,7 @@ bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
 		if (neighbour->dead)
 			break;
 		soft_ring_done(&neighbour->in, &record);
+		taken += (size_t)(soft_reach_copied - copied); /* what it referred to */
 	}
 	neighbour->allowance -= taken < neighbour->allowance ? taken : neighbour->allowance;
 	return taken;
@@ -539,6 +541,7 @@ void soft_neighbours_forget(void)
 		soft_attention_forget(neighbour);
 		while (!soft_list_empty(&neighbour->ways))
 			forget(soft_list_entry(neighbour->ways.next, struct soft_way, node));
+		soft_references_part(neighbour);
 		free(neighbour->words);
 		free(neighbour);
 	}

@@ -157,13 +157,17 @@ struct soft_range {
 	bool bound;       /* window: it opens anything at all */
 	bool on_demand;   /* pages are asked for when they are needed */
 	bool null;        /* no memory: zeros to read, and nothing kept of what is written */
-	unsigned access;  /* enum ibv_access_flags */
+	unsigned access;  /* enum ibv_access_flags, SOFT_ACCESS_REFERENCE */
 	uint32_t qp_num;  /* window of type 2B: of the only queue pair it is for; else 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
 	uint64_t start;   /* the address that stands for `memory` in work requests */
 	uint64_t length;
 };
+
+/* A right beside those of enum ibv_access_flags: it is memory like any other, of which another process
+ * can copy. */
+#define SOFT_ACCESS_REFERENCE (1u << 31)
 
 /* Give it a random key; 0 or an errno value. */
 int soft_range_add(struct soft_range *range);
@@ -189,6 +193,10 @@ void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32
 		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
 			 uint64_t length, unsigned right);
+
+/* reference.c.  The key opens nothing any more, or something else: what has been referred to by it is
+ * not copied any more when this returns. */
+void soft_references_withdraw(uint32_t key);
 
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
@@ -614,6 +622,7 @@ struct soft_outgoing {
 	struct soft_frame frame;
 	uint32_t index;   /* requester: slot of the send queue; responder: of the responses */
 	bool last;        /* of its message */
+	bool refers;      /* instead of carrying its payload */
 };
 
 /* Where transmission has got to, while a batch of frames is built and not yet sent. */
@@ -621,8 +630,16 @@ struct soft_plan {
 	uint32_t next, next_offset, reads;
 	uint32_t response, response_offset;
 	uint32_t acked;
-	uint32_t most; /* bytes of payload that the next frame may have */
+	uint32_t most;     /* bytes of payload that the next frame may carry */
+	uint32_t refers_to; /* the same if it refers to them; 0: it cannot */
+	uint32_t refers_from; /* as many as are worth it */
 };
+
+/* reference.c.  Of the `left` bytes of a message, those of its next frame; and does that refer to them? */
+uint32_t soft_frame_share(const struct soft_plan *plan, uint32_t left, bool *refers);
+/* The requests of the queue pair complete without being answered: their memory will be the
+ * application's again. */
+void soft_references_flush(const struct soft_qp *qp);
 
 /* requester.c.  next: false when nothing may be sent now. */
 bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
@@ -670,6 +687,7 @@ void soft_retry_expired(struct soft_timer *timer);
 
 /* duplicate.c: what it needs of the responder (IBTA 9.7.4.1.2, 9.7.5.1) */
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
 					    uint8_t opcode, uint32_t total);
@@ -706,6 +724,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
 
 /* Memory for payload bytes [from, from + length) of the frame, as iovecs; their number, or -1 when
  * it may not be written (what follows from that has then been done). */
+void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* does that */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room);
 int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,

@@ -220,6 +220,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	qp->link_down = NULL;
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
+	soft_references_flush(qp);
 	if (link)
 		soft_link_leave(link);
 	soft_queues_reset(qp);

@@ -1,7 +1,14 @@
-/* See reach.h.  Grants are in grants.c, this is the side that copies. */
+/* See reach.h.  Grants are in grants.c, this is the side that copies.
+ *
+ * Is it worth while?  The kernel looks up each page of the other process, so where those are small a
+ * copy takes about three times as long as a memcpy, and the way through a ring, whose two copies are
+ * made at the same time on two cores, is quicker at every length; where they are huge, it takes no
+ * longer than the ring and only one core (bench_reach.c).  Nobody can tell what a process's pages are
+ * like, so who copies looks at the clock, and when it was slow twice in a row says that it rests for a
+ * while: longer and longer, as long as it stays so.
+ */
 #define _GNU_SOURCE /* process_vm_readv */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/uio.h>
@@ -9,42 +16,31 @@
 #include "objects.h"
 #include "reach.h"
 
+#define REST_NS 100000000u
+#define REST_MOST_NS 10000000000u
+
+enum { SLOW_IN_A_ROW = 2, LONG = 64 * 1024 /* enough to be measured */ };
+
 uint64_t soft_reach_copied;
+uint64_t soft_reach_slow = 50000;
 
 int soft_reach_init(struct soft_reach *reach, struct soft_reach_page *own,
-		    struct soft_reach_page *peer, pid_t pid)
+		    struct soft_reach_page *peer)
 {
 	memset(reach, 0, sizeof(*reach));
 	if (getrandom(reach->secret, sizeof(reach->secret), 0) != sizeof(reach->secret))
 		return errno;
 	reach->own = own;
 	reach->peer = peer;
-	reach->pid = pid;
 	memcpy(own->secret, reach->secret, sizeof(own->secret));
 	own->secret_at = (uintptr_t)reach->secret;
 	return 0;
 }
 
-int soft_reach_init_self(struct soft_reach *reach)
-{
-	struct soft_reach_page *page = calloc(1, sizeof(*page));
-	int rc = page ? soft_reach_init(reach, page, page, 0) : ENOMEM;
-
-	if (rc) {
-		free(page);
-		memset(reach, 0, sizeof(*reach));
-		return rc;
-	}
-	page->copies = true;
-	return 0;
-}
-
 void soft_reach_end(struct soft_reach *reach)
 {
-	if (reach->own && reach->own == reach->peer)
-		free(reach->own);
-	/* The secret too: whoever should still copy finds that this is not what it was. */
-	memset(reach, 0, sizeof(*reach));
+	/* Whoever should still copy finds that this is not what it was. */
+	explicit_bzero(reach->secret, sizeof(reach->secret));
 }
 
 /* ---- copying ------------------------------------------------------------------------------- */
@@ -179,6 +175,44 @@ static void move(const struct iovec *to, const struct iovec *from)
 	}
 }
 
+static void judge(struct soft_reach *reach, size_t length, uint64_t since)
+{
+	uint64_t now = soft_now();
+
+	if ((now - since) * (1024 * 1024) / length <= soft_reach_slow) {
+		reach->slow = 0;
+		reach->rest_ns = 0;
+		return;
+	}
+	if (++reach->slow < SLOW_IN_A_ROW)
+		return;
+	reach->slow = 0;
+	reach->rest_ns = reach->rest_ns ? 2 * reach->rest_ns : REST_NS;
+	if (reach->rest_ns > REST_MOST_NS)
+		reach->rest_ns = REST_MOST_NS;
+	__atomic_store_n(&reach->own->rests, now + reach->rest_ns, __ATOMIC_RELAXED);
+}
+
+static enum soft_reached read_judged(struct soft_reach *reach, const struct iovec *to, int to_count,
+				     const struct iovec *from, int from_count)
+{
+	size_t length = bytes_of(to, to_count);
+	uint64_t since = length >= LONG ? soft_now() : 0;
+	enum soft_reached reached = read_all(reach, to, to_count, from, from_count);
+
+	if (since && reached == SOFT_REACH_COPIED)
+		judge(reach, length, since);
+	return reached;
+}
+
+bool soft_reach_rests(const struct soft_reach *reach)
+{
+	uint64_t rests = __atomic_load_n(&reach->peer->rests, __ATOMIC_RELAXED);
+
+	/* Its clock may be another one (time_namespaces(7)). */
+	return rests && rests - soft_now() <= REST_MOST_NS;
+}
+
 static bool is_current(const struct soft_reach *reach, const struct soft_reference *reference)
 {
 	return __atomic_load_n(&reach->peer->generation[reference->slot], __ATOMIC_RELAXED) ==
@@ -204,10 +238,10 @@ enum soft_reached soft_reach_copy(struct soft_reach *reach, const struct soft_re
 	 * that it has taken back. */
 	__sync_synchronize();
 	if (is_current(reach, reference)) {
-		if (reach->pid)
-			reached = read_all(reach, to, count, from, from_count);
-		else
+		if (reach->own == reach->peer)
 			move(to, from);
+		else
+			reached = read_judged(reach, to, count, from, from_count);
 		__sync_synchronize();
 	}
 	if (!is_current(reach, reference))
@@ -215,15 +249,19 @@ enum soft_reached soft_reach_copy(struct soft_reach *reach, const struct soft_re
 	else if (reached != SOFT_REACH_COPIED || offset + length == reference->length)
 		soft_reach_done(reach, reference);
 	__atomic_store_n(&reach->own->busy, 0, __ATOMIC_RELEASE);
-	soft_reach_copied += length;
+	if (reached == SOFT_REACH_COPIED)
+		soft_reach_copied += length;
 	if (reached == SOFT_REACH_FORBIDDEN)
 		__atomic_store_n(&reach->own->copies, 0, __ATOMIC_RELEASE);
 	return reached;
 }
 
-bool soft_reach_probe(struct soft_reach *reach)
+bool soft_reach_probe(struct soft_reach *reach, pid_t pid)
 {
-	bool copies = read_some(reach, NULL, 0, NULL, 0, 0) == 0;
+	reach->pid = pid;
+	reach->probed = true;
+	bool copies = reach->own == reach->peer ||
+		      (pid && read_some(reach, NULL, 0, NULL, 0, 0) == 0);
 
 	__atomic_store_n(&reach->own->copies, copies, __ATOMIC_RELEASE);
 	return copies;

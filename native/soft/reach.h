@@ -20,9 +20,9 @@
 #ifndef AIORDMA_SOFT_REACH_H
 #define AIORDMA_SOFT_REACH_H
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <sys/types.h>
+
+#include "soft.h"
 
 struct iovec;
 struct soft_link;
@@ -39,6 +39,7 @@ struct soft_reach_page {
 	uint64_t secret[2]; /* random: is found at `secret_at` in the memory of this process, and of
 			     * no other that might come to have its number */
 	uint64_t secret_at;
+	uint64_t rests;  /* until that time of CLOCK_MONOTONIC it would rather not copy */
 	uint32_t copies; /* this process may copy from the other's memory */
 	uint32_t busy;   /* 1 + the slot that it is copying from at this moment, or 0 */
 	uint32_t generation[SOFT_REACH_SLOTS]; /* of the slots that it grants */
@@ -65,30 +66,39 @@ struct soft_grant {
 struct soft_reach {
 	struct soft_reach_page *own;
 	struct soft_reach_page *peer; /* the same one if the other is this process */
-	pid_t pid;                    /* of the other; 0: this process */
-	uint64_t secret[2];           /* what own->secret_at points to */
+	struct soft_node node;        /* reference.c */
+	bool probed;
+	pid_t pid;          /* of the other */
+	uint64_t secret[2]; /* what own->secret_at points to */
 	uint64_t order;
+	unsigned used;      /* grants, some of which the other side may be done with */
 	unsigned cursor;    /* the slot after the last one granted */
 	unsigned let_downs; /* waits that ended without the other's having gone on */
+	unsigned slow;      /* copies in a row that took too long */
+	uint64_t rest_ns;
 	struct soft_grant grants[SOFT_REACH_SLOTS];
 };
 
 /* Bytes copied so far, by all: for those who share out the time of a step. */
 extern uint64_t soft_reach_copied;
+/* Nanoseconds for a MiB that make a copy slow. */
+extern uint64_t soft_reach_slow;
 
 /* Both pages are mapped; the own one gets its contents.  0 or an errno value. */
 int soft_reach_init(struct soft_reach *reach, struct soft_reach_page *own,
-		    struct soft_reach_page *peer, pid_t pid);
-int soft_reach_init_self(struct soft_reach *reach);
-/* The other side's page has its contents: may this process copy?  Told to the other side. */
-bool soft_reach_probe(struct soft_reach *reach);
-/* Before the pages are unmapped; a zeroed struct is allowed. */
+		    struct soft_reach_page *peer);
+/* The other side's page has its contents, and its process this number (0: nobody knows): may this
+ * process copy?  Told to the other side. */
+bool soft_reach_probe(struct soft_reach *reach, pid_t pid);
+/* Before the pages are unmapped. */
 void soft_reach_end(struct soft_reach *reach);
 
 /* ---- the owner of the memory --------------------------------------------------------------- */
 
 /* May something be granted: can the other side copy? */
 bool soft_reach_is_open(const struct soft_reach *reach);
+/* Has the other side found that copying costs more than it saves? */
+bool soft_reach_rests(const struct soft_reach *reach);
 /* A grant to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_grant *soft_reach_grant(struct soft_reach *reach);
 /* Nothing came of it: the other side has not been told. */

@@ -95,6 +95,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 	uint8_t opcode = wire_opcode(send->opcode);
 	bool read = soft_is_read(opcode);
 	uint32_t length = send->length - plan->next_offset;
+	bool refers = false;
 
 	if (plan->next == qp->sq.tail || qp->rnr_waiting || send->status)
 		return false;
@@ -104,12 +105,13 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 		length = 0;
 	else if (read)
 		length = SOFT_ATOMIC_ARGUMENTS;
-	else if (length > plan->most)
-		length = plan->most;
+	else
+		length = soft_frame_share(plan, length, &refers);
 
 	*out = (struct soft_outgoing){
 		.index = plan->next,
 		.last = read || plan->next_offset + length == send->length,
+		.refers = refers,
 		.frame = {
 			.opcode = opcode,
 			.length = length,
@@ -179,11 +181,13 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 		return 1;
 	}
 	return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-			     (uint64_t)out->frame.offset + from, length, 0, iov, room);
+			     (uint64_t)out->frame.offset + from, length,
+			     out->refers ? SOFT_ACCESS_REFERENCE : 0, iov, room);
 }
 
 void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
+	soft_references_flush(qp);
 	soft_complete_send(qp, status);
 	if (qp->ibv.qp_type == IBV_QPT_RC)
 		soft_qp_error(qp);

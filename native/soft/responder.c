@@ -300,6 +300,15 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	}
 }
 
+void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (frame->opcode == SOFT_SEND)
+		/* IBTA 9.9.3: local protection error for us, operational error there */
+		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
+	else
+		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+}
+
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room)
 {
@@ -313,8 +322,8 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 					  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
 					  iov, room);
 
-		if (count < 0) /* IBTA 9.9.3: local protection error for us, operational error there */
-			fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
+		if (count < 0)
+			soft_request_unwritable(qp, frame);
 		return count;
 	}
 	/* Address and key of the message's first frame, which is where they were checked. */
@@ -322,7 +331,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 					  IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
-		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+		soft_request_unwritable(qp, frame);
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
@@ -453,13 +462,14 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 	if (plan->response == qp->responder.response_tail)
 		return false;
 	const struct soft_response *response = response_at(qp, plan->response);
-	uint32_t length = response->total - plan->response_offset;
+	bool refers;
+	uint32_t length =
+		soft_frame_share(plan, response->total - plan->response_offset, &refers);
 
-	if (length > plan->most)
-		length = plan->most;
 	*out = (struct soft_outgoing){
 		.index = plan->response,
 		.last = plan->response_offset + length == response->total,
+		.refers = refers,
 		.frame = {
 			.opcode = response->opcode,
 			.length = length,
@@ -505,7 +515,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 	else
 		memory = soft_remote_memory(qp, response->rkey,
 					    response->address + out->frame.offset + from, length,
-					    IBV_ACCESS_REMOTE_READ);
+					    IBV_ACCESS_REMOTE_READ |
+						    (out->refers ? SOFT_ACCESS_REFERENCE : 0));
 	if (!memory)
 		return -1;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};

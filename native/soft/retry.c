@@ -20,6 +20,16 @@ static bool is_lossy(const struct soft_qp *qp)
 	return qp->link && qp->link->state == SOFT_LINK_UP && qp->link->lossy;
 }
 
+void soft_link_loses(struct soft_link *link)
+{
+	if (link->lossy)
+		return;
+	link->lossy = true;
+	link->warns = !soft_qp_is_uc(link->qp);
+	soft_link_output(link);
+	soft_requester_await(link->qp);
+}
+
 void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
 {
 	qp->sq.next = qp->sq.oldest;

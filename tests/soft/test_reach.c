@@ -1,13 +1,8 @@
 /* One copy between two processes (native/soft/reach.c, grants.c), without queue pairs: the owner of
  * the memory is the parent, the child copies. */
 #define _GNU_SOURCE
-#include "verbs_side.h"
+#include "reach_side.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include "objects.h"
@@ -35,23 +30,13 @@ static struct soft_reach_page *page_of(bool parent)
 
 static void open_reach(const struct process *process, struct soft_reach *reach)
 {
-	CHECK_EQUAL(soft_reach_init(reach, page_of(process->child), page_of(!process->child),
-				    process->child ? process->child : getppid()), 0);
+	CHECK_EQUAL(soft_reach_init(reach, page_of(process->child), page_of(!process->child)), 0);
 	meet(process);
 }
 
-static void forbid_copying(void)
+static bool probe(const struct process *process, struct soft_reach *reach)
 {
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_process_vm_readv, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = {.len = 4, .filter = filter};
-
-	CHECK_EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-	CHECK_EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+	return soft_reach_probe(reach, process->child ? process->child : getppid());
 }
 
 static uint8_t *map(size_t length)
@@ -61,14 +46,6 @@ static uint8_t *map(size_t length)
 
 	CHECK(memory != MAP_FAILED);
 	return memory;
-}
-
-static uint32_t next_random(void)
-{
-	static uint64_t state = 1;
-
-	state = state * 6364136223846793005u + 1442695040888963407u;
-	return (uint32_t)(state >> 33);
 }
 
 static struct soft_reference refer(const struct soft_grant *grant, const uint8_t *memory,
@@ -134,7 +111,7 @@ static void every_byte(void)
 	open_reach(&process, &reach);
 	if (process.child)
 		fill(memory, MIB, 5);
-	CHECK(soft_reach_probe(&reach));
+	CHECK(probe(&process, &reach));
 	meet(&process);
 	CHECK(soft_reach_is_open(&reach));
 	for (int round = 0; round < ROUNDS; round++) {
@@ -214,7 +191,7 @@ static void holes(void)
 	uint8_t *memory = map(8 * PAGE);
 
 	open_reach(&process, &reach);
-	CHECK(soft_reach_probe(&reach));
+	CHECK(probe(&process, &reach));
 	meet(&process);
 	if (process.child) {
 		munmap(memory + 3 * PAGE, PAGE);
@@ -249,10 +226,12 @@ static void holes(void)
 
 static void within_one_process(void)
 {
+	struct soft_reach_page *page = calloc(1, sizeof(*page));
 	struct soft_reach reach;
 	uint8_t *memory = map(MIB);
 
-	CHECK_EQUAL(soft_reach_init_self(&reach), 0);
+	CHECK_EQUAL(soft_reach_init(&reach, page, page), 0);
+	CHECK(soft_reach_probe(&reach, getpid()));
 	CHECK(soft_reach_is_open(&reach));
 	fill(memory, 1000, 9);
 	struct soft_reference reference = grant_of(&reach, memory, 1000);
@@ -276,7 +255,42 @@ static void within_one_process(void)
 	CHECK_EQUAL(take_all_back(&reach), 1);
 	CHECK_EQUAL(copy_all(&reach, &reference, memory, 1000), SOFT_REACH_TAKEN_BACK);
 	soft_reach_end(&reach);
-	soft_reach_end(&reach); /* nothing is left of it */
+	free(page);
+	munmap(memory, MIB);
+}
+
+/* Who finds twice in a row that it takes too long says so, and the other side knows. */
+static void too_slow(void)
+{
+	struct process process = part();
+	struct soft_reach reach;
+	struct soft_reference reference;
+	uint8_t *memory = map(MIB);
+
+	open_reach(&process, &reach);
+	CHECK(probe(&process, &reach));
+	for (int copies = 0; copies < 5; copies++) {
+		if (process.child) {
+			CHECK_EQUAL(soft_reach_rests(&reach), copies == 4);
+			reference = grant_of(&reach, memory, MIB);
+			tell(&process, &reference, sizeof(reference));
+		} else {
+			/* One alone says nothing, and short ones are not measured. */
+			soft_reach_slow = copies == 1 ? UINT64_MAX : 0;
+			hear(&process, &reference, sizeof(reference));
+			CHECK_EQUAL(copy_all(&reach, &reference, memory, copies < 4 ? MIB : PAGE),
+				    SOFT_REACH_COPIED);
+		}
+		meet(&process);
+	}
+	if (process.child) { /* in time it is over; and a clock of another world is not believed */
+		page_of(false)->rests = soft_now() - 1;
+		CHECK(!soft_reach_rests(&reach));
+		page_of(false)->rests = UINT64_MAX;
+		CHECK(!soft_reach_rests(&reach));
+	}
+	soft_reach_end(&reach);
+	join(&process);
 	munmap(memory, MIB);
 }
 
@@ -294,7 +308,7 @@ static void forbidden(void)
 		open_reach(&process, &reach);
 		if (!process.child && !late)
 			forbid_copying();
-		CHECK_EQUAL(soft_reach_probe(&reach), process.child || late);
+		CHECK_EQUAL(probe(&process, &reach), process.child || late);
 		meet(&process);
 		CHECK_EQUAL(soft_reach_is_open(&reach), !process.child || late);
 		if (process.child) {
@@ -324,16 +338,14 @@ static void somebody_else(void)
 
 	open_reach(&process, &reach);
 	if (!process.child) {
-		pid_t right = reach.pid;
-
 		hear(&process, &reference, sizeof(reference));
-		reach.pid = getpid(); /* the memory is there too, but not the secret */
-		CHECK(!soft_reach_probe(&reach));
+		CHECK(!soft_reach_probe(&reach, 0)); /* it is not known who it is */
+		/* The memory is there too, but not the secret. */
+		CHECK(!soft_reach_probe(&reach, getpid()));
 		CHECK_EQUAL(copy_all(&reach, &reference, memory, PAGE), SOFT_REACH_GONE);
-		reach.pid = right;
-		CHECK(soft_reach_probe(&reach));
+		CHECK(probe(&process, &reach));
 		page_of(true)->secret_at = 8; /* nothing is there */
-		CHECK(!soft_reach_probe(&reach));
+		CHECK(!probe(&process, &reach));
 	} else {
 		reference = grant_of(&reach, memory, PAGE);
 		tell(&process, &reference, sizeof(reference));
@@ -356,15 +368,14 @@ static void owner_dies(void)
 
 		if (!process.child) {
 			fill(memory, MIB, (unsigned)round);
-			CHECK_EQUAL(soft_reach_init(&reach, page_of(false), page_of(true),
-						    getppid()), 0);
+			CHECK_EQUAL(soft_reach_init(&reach, page_of(false), page_of(true)), 0);
 			reference = grant_of(&reach, memory, MIB);
 			tell(&process, &reference, sizeof(reference));
 			pause();
 		}
 		hear(&process, &reference, sizeof(reference));
-		CHECK_EQUAL(soft_reach_init(&reach, page_of(true), page_of(false), process.child),
-			    0);
+		CHECK_EQUAL(soft_reach_init(&reach, page_of(true), page_of(false)), 0);
+		CHECK(soft_reach_probe(&reach, process.child));
 		for (;; copied++) {
 			memset(memory, 0, MIB);
 			if (copied == (unsigned)round)
@@ -397,7 +408,7 @@ static void unmapped_at_once(void)
 	enum { ROUNDS = 2000, LENGTH = 256 * 1024 };
 
 	open_reach(&process, &reach);
-	CHECK(soft_reach_probe(&reach));
+	CHECK(probe(&process, &reach));
 	meet(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		struct soft_reference reference;
@@ -461,7 +472,7 @@ static void stopped_while_busy(void)
 	uint8_t *memory = map(MIB);
 
 	open_reach(&process, &reach);
-	CHECK(soft_reach_probe(&reach));
+	CHECK(probe(&process, &reach));
 	meet(&process);
 	if (!process.child) {
 		hear(&process, references, sizeof(references));
@@ -522,9 +533,11 @@ static void bookkeeping(void)
 	struct soft_reach reach;
 	struct soft_reference references[SOFT_REACH_SLOTS];
 	struct soft_grant lost[SOFT_REACH_SLOTS], *grant;
+	struct soft_reach_page *page = calloc(1, sizeof(*page));
 	uint8_t byte = 7, copy = 0;
 
-	CHECK_EQUAL(soft_reach_init_self(&reach), 0);
+	CHECK_EQUAL(soft_reach_init(&reach, page, page), 0);
+	CHECK(soft_reach_probe(&reach, getpid()));
 	for (uint32_t i = 0; i < SOFT_REACH_SLOTS; i++) {
 		CHECK(grant = soft_reach_grant(&reach));
 		grant->psn = i % 3;
@@ -560,6 +573,7 @@ static void bookkeeping(void)
 	CHECK_EQUAL(copy_all(&reach, &references[2], &copy, 1), SOFT_REACH_COPIED);
 	CHECK_EQUAL(copy_all(&reach, &references[4], &copy, 1), SOFT_REACH_TAKEN_BACK);
 	soft_reach_end(&reach);
+	free(page);
 }
 
 /* ---- as bytes ------------------------------------------------------------------------------ */
@@ -615,6 +629,7 @@ int main(void)
 	STEP(within_one_process());
 	STEP(every_byte());
 	STEP(holes());
+	STEP(too_slow());
 	STEP(forbidden());
 	STEP(somebody_else());
 	STEP(owner_dies());
