@@ -334,10 +334,10 @@ void soft_engine_armed(int change)
 	__atomic_fetch_add(&engine.armed, (unsigned)change, __ATOMIC_RELAXED);
 }
 
+/* Also when no neighbour is attended now: what is put before one later, by a call that makes no
+ * progress, is announced only if it is known then that nobody comes by. */
 void soft_engine_sleepy(void)
 {
-	if (!soft_neighbours_attended())
-		return;
 	soft_lock();
 	mind_neighbours();
 	soft_unlock();
