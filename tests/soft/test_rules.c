@@ -129,6 +129,36 @@ static void giving_up(void)
 	}
 }
 
+/* With a timeout of 0 nothing is sent again because time has passed (IBTA 9.7.6.1.3), only because
+ * the responder tells of a gap. */
+static void no_timeout(void)
+{
+	uint64_t lost = counts().lost, retried = counts().retried;
+	struct side a, b;
+
+	plan("loss=@1,frames=requests");
+	open_pair(&a, &b, (struct options){.timeout = 255});
+	for (unsigned i = 0; i < 2; i++)
+		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 0, .length = 8}), 0);
+	while (counts().lost == lost)
+		soft_progress();
+	soft_lock();
+	bool waiting = soft_qp_of(a.qp)->retry_timer.running;
+
+	soft_unlock();
+	CHECK(!waiting);
+	CHECK_EQUAL(counts().retried, retried);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		expect_wc(&b, i, IBV_WC_SUCCESS);
+	}
+	CHECK_EQUAL(counts().retried, retried + 1);
+	close_pair(&a, &b);
+	no_plan();
+}
+
 /* Only what needs a receive can be told that there is none. */
 static void needs_no_receive(void)
 {
@@ -483,6 +513,7 @@ int main(void)
 	STEP(rnr_codes());
 	STEP(rnr_counts());
 	STEP(giving_up());
+	STEP(no_timeout());
 	STEP(needs_no_receive());
 	STEP(zero_bytes());
 	STEP(drained(true));
