@@ -126,7 +126,7 @@ coverage: .venv/.dev ## which lines of the embedded device the C tests run; fail
 	rm -rf build/soft/coverage
 	$(MAKE) --no-print-directory -C tests/soft check COVERAGE=yes
 	$(BIN)/gcovr --root . --filter native/soft/ --sort uncovered-number --fail-under-line 95 \
-		build/soft/coverage
+		build/soft/coverage/native
 
 # ---- sanitizers -----------------------------------------------------------------------------
 
