@@ -16,6 +16,7 @@ struct packet {
 	struct packet *next;
 	uint64_t due; /* of soft_now(); 0: at once */
 	uint32_t length;
+	uint32_t weight; /* the same, but with what it refers to */
 	uint8_t bytes[];
 };
 
@@ -67,7 +68,7 @@ static struct packet *new_packet(uint32_t length)
 	struct packet *packet = malloc(sizeof(*packet) + length);
 
 	if (packet)
-		*packet = (struct packet){.length = length};
+		*packet = (struct packet){.length = length, .weight = length};
 	return packet;
 }
 
@@ -78,7 +79,7 @@ static struct packet *take_first(struct soft_fault_line *line)
 	line->first = packet->next;
 	if (!line->first)
 		line->last = &line->first;
-	line->waiting -= packet->length;
+	line->waiting -= packet->weight;
 	return packet;
 }
 
@@ -87,7 +88,7 @@ static void append(struct soft_fault_line *line, struct packet *packet)
 	packet->next = NULL;
 	*line->last = packet;
 	line->last = &packet->next;
-	line->waiting += packet->length;
+	line->waiting += packet->weight;
 }
 
 static void empty(struct soft_fault_line *line)
@@ -168,12 +169,13 @@ static bool judge(struct soft_fault_line *line, struct packet *packet, enum stre
 				free(packet);
 				return false;
 			}
+			copy->weight = packet->weight;
 			memcpy(copy->bytes, packet->bytes, packet->length);
 			soft_fault_counts.duplicated++;
 			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(line, packet), 0);
 		}
 	}
-	packet->due = due_at(line, packet->length, stream);
+	packet->due = due_at(line, packet->weight, stream);
 	soft_fault_counts.delayed += packet->due != 0;
 	append(line, packet);
 	if (copy) {
@@ -253,7 +255,7 @@ static void arrived(struct soft_fault_line *line, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
 
-	line->input += packet->length;
+	line->input += packet->weight;
 	if (line->judged && line->doomed && line->input >= soft_faults.cut_after) {
 		free(packet);
 		cut(line);
@@ -290,6 +292,8 @@ static size_t collect(struct soft_fault_line *line, const uint8_t *data, size_t 
 			soft_link_finish(line->link, ENOMEM);
 			return part;
 		}
+		if (whole)
+			line->packet->weight = SOFT_FRAME_HEADER + frame.length;
 		memcpy(line->packet->bytes, line->header, SOFT_FRAME_HEADER);
 	} else {
 		if (part > line->packet->length - line->have)
