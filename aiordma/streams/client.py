@@ -104,7 +104,8 @@ async def sendfile(
     end = size if count is None else min(size, offset + count)
     if end <= offset:
         return 0
-    mapped = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+    # Private: the kernel registers no shared mapping that may not be written (ib_umem_get).
+    mapped = mmap.mmap(file.fileno(), end, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     await transport.write_from(memoryview(mapped)[offset:])
     file.seek(end)
     return end - offset
