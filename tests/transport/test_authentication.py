@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import trustme
@@ -34,7 +35,10 @@ OTHER = b"other sixteen and more bytes"
 
 
 async def listening(place: Place, auth: bytes | None) -> Listener:
-    return await listen(place.host, 0, device=place.device, via=place.via, config=SMALL, auth=auth)
+    patient = replace(SMALL, handshake_timeout=5.0 * place.slow)
+    return await listen(
+        place.host, 0, device=place.device, via=place.via, config=patient, auth=auth
+    )
 
 
 async def dial(place: Place, port: int, auth: bytes | None) -> Connection:
