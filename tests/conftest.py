@@ -28,6 +28,8 @@ from .docs import provoking
 
 T = TypeVar("T")
 
+EMBEDDED = "embedded0"
+
 # A job that a shell started in the background ignores SIGINT, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +41,7 @@ hypothesis.settings.load_profile("aiordma")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--device", default="embedded0", help="RDMA device to test on (default: embedded0)"
+        "--device", default=EMBEDDED, help="RDMA device to test on (default: embedded0)"
     )
     provoking.add_option(parser)
 
@@ -66,6 +68,19 @@ def no_leaks() -> Iterator[None]:
 
 
 # --- the device --------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another device than the embedded one, what asks for no device is not tested once more."""
+    if config.getoption("--device") == EMBEDDED:
+        return
+    for_device = []
+    elsewhere = []
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        (for_device if "device_name" in names else elsewhere).append(item)
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = for_device
 
 
 @pytest.fixture(scope="session")
