@@ -74,8 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """On another device than the embedded one, what asks for no device is not tested once more."""
     if config.getoption("--device") == EMBEDDED:
         return
-    for_device = []
-    elsewhere = []
+    for_device: list[pytest.Item] = []
+    elsewhere: list[pytest.Item] = []
     for item in items:
         names = getattr(item, "fixturenames", ())
         (for_device if "device_name" in names else elsewhere).append(item)

@@ -16,11 +16,9 @@ from zlib import crc32
 import pytest
 
 from aiordma.transport import Via
-from tests.conftest import LOOPS, Run
+from tests.conftest import EMBEDDED, LOOPS, Run
 
 from .place import Place
-
-EMBEDDED = "embedded0"
 
 # Which of asyncio by cm, asyncio by tcp, uvloop by cm and uvloop by tcp go together.
 HALVES = (0, 1, 1, 0)

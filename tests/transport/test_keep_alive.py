@@ -22,6 +22,7 @@ from aiordma import (
     reconnect,
 )
 from aiordma.errors import RejectedError
+from tests.conftest import EMBEDDED
 
 from .marks import by_cm, by_tcp, one_loop
 from .place import SMALL, Place, check_alive, ends
@@ -74,7 +75,7 @@ async def test_a_stopped_process_is_found(place: Place) -> None:
             assert bytes(await conn.recv()) == b"x"
             receiving = asyncio.create_task(conn.recv())
             os.kill(pid, signal.SIGSTOP)
-            if place.device == "embedded0":
+            if place.device == EMBEDDED:
                 async with place.within(10):
                     error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
                 assert "keep_alive" in str(error.__cause__ or error)
