@@ -207,6 +207,9 @@ async def test_many_small_writes_arrive_as_one_stream(place: Place) -> None:
         whole = b"".join(pieces)
         await server.until(len(whole))
         assert server.data == whole
+        # Joined: what was written while others were under way is one message.
+        messages = transport.get_extra_info("connection").statistics().messages_sent
+        assert messages < len(pieces) // 10
 
 
 @one_loop
