@@ -37,12 +37,12 @@ def broken(tmp_path: Path) -> Path:
         "import os, pytest\n"
         "from aiordma import verbs\n"
         "from tests.conftest import *\n"
-        "def test_leak():\n"
+        "def test_leak(device_name):\n"
         "    globals()['kept'] = open(os.devnull)\n"
         "def test_object(device):\n"
         "    globals()['context'] = device.open()\n"
         "@pytest.mark.needs('UD')\n"
-        "def test_it_works_after_all():\n"
+        "def test_it_works_after_all(device_name):\n"
         "    pass\n"
     )
     return path
@@ -55,6 +55,16 @@ def test_leaks_and_wrong_expectations_fail(broken: Path, device_name: str) -> No
     listed = "the device is listed as lacking UD" in done.stdout
     assert listed == ("UD" in LACKS.get(device_name.rstrip("0123456789"), ()))
     assert done.returncode == 1
+
+
+def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "test_pure.py"
+    path.write_text("def test_fails():\n    raise LookupError\n")
+    arguments = "-p", "tests.conftest", str(path), "--device"
+    elsewhere = pytest_run(*arguments, "nobody0")
+    assert elsewhere.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "1 deselected" in elsewhere.stdout
+    assert pytest_run(*arguments, "embedded0").returncode == pytest.ExitCode.TESTS_FAILED
 
 
 def test_growth() -> None:
