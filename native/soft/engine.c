@@ -678,6 +678,8 @@ static int start(void)
 	}
 	rc = soft_links_configure();
 	if (!rc)
+		rc = soft_path_configure();
+	if (!rc)
 		rc = soft_faults_of_environment();
 	if (!rc)
 		rc = soft_trace_begin();

@@ -106,6 +106,8 @@ void soft_neighbours_forget(void);
 /* Called when the engine starts: what the environment wants.  0 or an errno value, and it has been said
  * what is wrong. */
 int soft_links_configure(void);
+/* path.c: how long a path to another machine may be silent, by the environment; likewise. */
+int soft_path_configure(void);
 void soft_multicast_forget(void);
 
 #endif

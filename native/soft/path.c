@@ -14,6 +14,7 @@
  */
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -32,17 +33,30 @@ enum {
 	KEEP_MOST = 32767, /* seconds: tcp(7) */
 };
 
+static uint64_t seconds = USUAL;
+
+int soft_path_configure(void)
+{
+	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
+	char *end;
+
+	seconds = USUAL;
+	if (!text || !*text)
+		return 0;
+	unsigned long value = strtoul(text, &end, 10);
+
+	if (!*end && value >= 1 && value <= MOST) {
+		seconds = value;
+		return 0;
+	}
+	fprintf(stderr,
+		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to %d\n",
+		text, MOST);
+	return EINVAL;
+}
+
 uint64_t soft_path_patience(void)
 {
-	static uint64_t seconds;
-
-	if (!seconds) {
-		const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
-		char *end = NULL;
-		unsigned long value = text ? strtoul(text, &end, 10) : 0;
-
-		seconds = text && end != text && !*end && value >= 1 && value <= MOST ? value : USUAL;
-	}
 	return seconds * SECOND_NS;
 }
 

@@ -170,9 +170,42 @@ static void patience(void)
 	}
 }
 
+/* What is no time is refused, and it is said what is wrong. */
+static void no_time(void)
+{
+	static const char *const wrong[] = {"soon", "0", "3601", "5s", "-1"};
+	int fds[2], count, error = dup(2);
+
+	CHECK(error >= 0);
+	CHECK_EQUAL(pipe(fds), 0);
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		char text[200] = "", expected[60];
+
+		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", wrong[i], 1), 0);
+		CHECK_EQUAL(dup2(fds[1], 2), 2);
+		struct ibv_device **list = verbs->ibv_get_device_list(&count);
+
+		errno = 0;
+		struct ibv_context *context = verbs->ibv_open_device(list[0]);
+		int why = errno;
+
+		CHECK_EQUAL(dup2(error, 2), 2);
+		CHECK(!context);
+		CHECK_EQUAL(why, EINVAL);
+		verbs->ibv_free_device_list(list);
+		CHECK(read(fds[0], text, sizeof(text) - 1) > 0);
+		snprintf(expected, sizeof(expected), "PATH_TIMEOUT is '%s'", wrong[i]);
+		CHECK(strstr(text, expected));
+	}
+	close(fds[0]);
+	close(fds[1]);
+	close(error);
+}
+
 int main(void)
 {
 	limit_seconds(60);
+	STEP(no_time());
 	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1), 0);
 	bool cut = own_network();
 
