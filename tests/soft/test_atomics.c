@@ -137,7 +137,7 @@ int main(void)
 	}
 	CHECK_EQUAL(pthread_join(thread, NULL), 0);
 	count_seen(owner.seen, times);
-	CHECK_EQUAL(*owner.word, ALL);
+	CHECK_EQUAL(__atomic_load_n(owner.word, __ATOMIC_SEQ_CST), ALL);
 	for (int i = 0; i < PROCESSES; i++) {
 		meet(&processes[i]);
 		close_side(&sides[i]);
