@@ -20,7 +20,9 @@ from aiordma import (
     RDMAError,
     RemoteRegion,
     RequestRefusedError,
+    WorkCompletionError,
 )
+from tests.conftest import EMBEDDED
 
 from .marks import one_loop
 from .place import SMALL, Place, ends, pattern, turns
@@ -119,9 +121,12 @@ async def broken_soon(place: Place, conn: Connection, *work: asyncio.Task[Any]) 
     async with place.within(1):
         results = await asyncio.gather(*work, return_exceptions=True)
         await conn.wait_closed()
-    assert all(
-        result is None or isinstance(result, ConnectionBrokenError | int) for result in results
-    ), results
+    # A kernel that clears up after the peer may take its memory away before its queue pair: then
+    # the operation under way is refused, and that is what ends the connection.
+    refused = [result for result in results if isinstance(result, WorkCompletionError)]
+    assert len(refused) <= (place.device != EMBEDDED), refused
+    others = [result for result in results if result not in refused]
+    assert {type(result) for result in others} <= {type(None), int, ConnectionBrokenError}
     assert any(isinstance(result, ConnectionBrokenError) for result in results)
     for call in (conn.recv, lambda: conn.send(b"x"), conn.recv_region):
         error = await ends(call(), ConnectionBrokenError)
