@@ -29,6 +29,7 @@ from .docs import provoking
 T = TypeVar("T")
 
 EMBEDDED = "embedded0"
+NOT_REPEATED = pytest.StashKey[int]()
 
 # A job that a shell started in the background ignores SIGINT, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,13 +75,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """On another device than the embedded one, what asks for no device is not tested once more."""
     if config.getoption("--device") == EMBEDDED:
         return
-    for_device: list[pytest.Item] = []
-    elsewhere: list[pytest.Item] = []
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        (for_device if "device_name" in names else elsewhere).append(item)
-    config.hook.pytest_deselected(items=elsewhere)
-    items[:] = for_device
+    asking = [item for item in items if "device_name" in getattr(item, "fixturenames", ())]
+    config.stash[NOT_REPEATED] = len(items) - len(asking)
+    items[:] = asking
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    count = config.stash.get(NOT_REPEATED, 0)
+    return f"{count} tests ask for no device and are not repeated" if count else ""
 
 
 @pytest.fixture(scope="session")

@@ -60,10 +60,10 @@ def test_leaks_and_wrong_expectations_fail(broken: Path, device_name: str) -> No
 def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
     path = tmp_path / "test_pure.py"
     path.write_text("def test_fails():\n    raise LookupError\n")
-    arguments = "-p", "tests.conftest", str(path), "--device"
+    arguments = "-v", "-p", "tests.conftest", str(path), "--device"
     elsewhere = pytest_run(*arguments, "nobody0")
     assert elsewhere.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "1 deselected" in elsewhere.stdout
+    assert "1 tests ask for no device and are not repeated" in elsewhere.stdout
     assert pytest_run(*arguments, "embedded0").returncode == pytest.ExitCode.TESTS_FAILED
 
 
