@@ -285,6 +285,10 @@ class Inbox:
         waited = False
         while True:
             first = self._incoming[0] if self._incoming else None
+            # What has been read into the memory of another is that one's, also in the moment
+            # between its being told and its taking it.
+            if first is not None and first.landing not in (None, target):
+                first = None
             if waited or not self._receivers:
                 if first is not None and first.ready:
                     return first

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from aiordma import Config, MessageTooLongError
+from aiordma import Config, Message, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
+from aiordma._transport.inbox import Incoming
 from aiordma.errors import ConnectionClosedError
 from aiordma.mr_pool import LocalMemory
 
@@ -145,6 +146,33 @@ async def test_cancelled_the_next_in_the_line_gets_it(place: Place) -> None:
                 second.cancel()
                 await asyncio.wait([second])
             await sending
+
+
+@one_loop
+async def test_who_comes_just_then_waits_for_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being told that a message has landed and taking it, nobody else can take it."""
+    size = 1 << 20
+    async with place.pair(Config()) as (client, server):
+        inbox = server._messages.inbox
+        late: list[asyncio.Task[Message]] = []
+        fetched = inbox.fetched
+
+        def fetched_and_called(incoming: Incoming) -> None:
+            late.append(asyncio.create_task(server.recv()))  # its turn is before the first's
+            fetched(incoming)
+
+        memory = bytearray(size)
+        first = asyncio.create_task(server.recv_into(memory))
+        await turns(5)
+        monkeypatch.setattr(inbox, "fetched", fetched_and_called)
+        await client.send(pattern(size))
+        async with place.within(5):
+            assert (await first).length == size
+            assert memory == pattern(size)
+            await client.send(b"the next")
+            assert await late[0] == b"the next"
 
 
 @one_loop
