@@ -174,32 +174,13 @@ static void patience(void)
 static void no_time(void)
 {
 	static const char *const wrong[] = {"soon", "0", "3601", "5s", "-1"};
-	int fds[2], count, error = dup(2);
 
-	CHECK(error >= 0);
-	CHECK_EQUAL(pipe(fds), 0);
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		char text[200] = "", expected[60];
+		char expected[60];
 
-		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", wrong[i], 1), 0);
-		CHECK_EQUAL(dup2(fds[1], 2), 2);
-		struct ibv_device **list = verbs->ibv_get_device_list(&count);
-
-		errno = 0;
-		struct ibv_context *context = verbs->ibv_open_device(list[0]);
-		int why = errno;
-
-		CHECK_EQUAL(dup2(error, 2), 2);
-		CHECK(!context);
-		CHECK_EQUAL(why, EINVAL);
-		verbs->ibv_free_device_list(list);
-		CHECK(read(fds[0], text, sizeof(text) - 1) > 0);
 		snprintf(expected, sizeof(expected), "PATH_TIMEOUT is '%s'", wrong[i]);
-		CHECK(strstr(text, expected));
+		expect_setting_refused("AIORDMA_EMBEDDED_PATH_TIMEOUT", wrong[i], expected);
 	}
-	close(fds[0]);
-	close(fds[1]);
-	close(error);
 }
 
 int main(void)

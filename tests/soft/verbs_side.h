@@ -484,4 +484,32 @@ static inline uint64_t now_ns(clockid_t clock)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* With this in the environment the device does not open, and says what is wrong. */
+static inline void expect_setting_refused(const char *name, const char *value, const char *expected)
+{
+	char text[200] = "";
+	int fds[2], count, error = dup(2);
+
+	CHECK(error >= 0);
+	CHECK_EQUAL(pipe(fds), 0);
+	CHECK_EQUAL(setenv(name, value, 1), 0);
+	CHECK_EQUAL(dup2(fds[1], 2), 2);
+	struct ibv_device **list = verbs->ibv_get_device_list(&count);
+
+	errno = 0;
+	struct ibv_context *context = verbs->ibv_open_device(list[0]);
+	int why = errno;
+
+	CHECK_EQUAL(dup2(error, 2), 2);
+	CHECK(!context);
+	CHECK_EQUAL(why, EINVAL);
+	verbs->ibv_free_device_list(list);
+	CHECK(read(fds[0], text, sizeof(text) - 1) > 0);
+	CHECK(strstr(text, expected));
+	CHECK_EQUAL(unsetenv(name), 0);
+	close(fds[0]);
+	close(fds[1]);
+	close(error);
+}
+
 #endif
