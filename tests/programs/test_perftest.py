@@ -47,8 +47,9 @@ def test_latency(operation: str, options: str, port: int) -> None:
     size, count, least, most, typical, average, *_ = result(text)
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["lat"])
     assert count == ITERATIONS
-    # Half a microsecond for each way, and a second for a machine that is busy.
-    assert 0.5 < least <= typical <= most < 1e6
+    # Two processors of one memory answer in less than half a microsecond, but in no time they
+    # cannot; and a second is for a machine that is busy.
+    assert 0 < least <= typical <= most < 1e6
     assert least <= average <= most
 
 
