@@ -37,6 +37,9 @@ class Config:
     pool_limit: int = 4 * GIB
     """Registered memory of the pool, shared by all connections of the event loop and device;
     the first connection's value counts."""
+    polling: float = 50e-6
+    """For how long the event loop looks for the next completion before it sleeps, at most, and only
+    while such looks find something; 0: it sleeps at once.  Shared as `pool_limit` is."""
     connect_timeout: float = 10.0
     """From `connect` until the peer has answered the handshake."""
     handshake_timeout: float = 10.0
@@ -66,6 +69,8 @@ class Config:
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"Config.{name} must be within {low} and {high}")
+        if not 0 <= self.polling <= 1:
+            raise ValueError("Config.polling must be within 0 and 1 second")
         times = ("connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout")
         for name in times if self.keep_alive is None else (*times, "keep_alive"):
             if not getattr(self, name) > 0:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import weakref
 from collections.abc import Callable
 from typing import ClassVar, Protocol, Self, cast
@@ -44,9 +45,9 @@ logger = logging.getLogger("aiordma.driver")
 BATCH = 256
 ROUNDS = 4
 
-# How long a look before sleeping takes at most: about what a wake-up costs.  And how many wake-ups
-# go by without such a look, at most, when the looks before found nothing.
-SPIN_US = 50
+# Seconds that a look before sleeping takes, unless `Config.polling` says otherwise: about what a
+# wake-up costs.  And how many wake-ups go by without one, at most, when looks found nothing.
+POLLING = 50e-6
 # Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
 WAKE_SPIN_US = 15
 MAX_WAKES_SKIPPED = 255
@@ -128,6 +129,7 @@ class Driver(_Shared):
         key: object,
         context: verbs.Context,
         pool_limit: int,
+        polling: float,
     ) -> None:
         super().__init__(loop, key)
         self.context = context
@@ -139,6 +141,8 @@ class Driver(_Shared):
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain
+        self._spin_us = math.ceil(polling * 1e6)
+        self._wake_spin_us = min(WAKE_SPIN_US, self._spin_us)
         self._coming_back = False  # for completions that one turn had no time for
         self._looking = False  # a look before sleeping is scheduled
         self._skip = 0  # wake-ups to go without one
@@ -148,18 +152,20 @@ class Driver(_Shared):
         self._token = self._events.subscribe(self._on_async_event)
 
     @classmethod
-    def for_context(cls, context: verbs.Context, pool_limit: int) -> Driver:
+    def for_context(
+        cls, context: verbs.Context, pool_limit: int, polling: float = POLLING
+    ) -> Driver:
         """The driver of a context that somebody else owns, as the connection manager does."""
-        return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit))
+        return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit, polling))
 
     @classmethod
-    def for_device(cls, device: verbs.Device, pool_limit: int) -> Driver:
+    def for_device(cls, device: verbs.Device, pool_limit: int, polling: float = POLLING) -> Driver:
         """The driver of a device, opened for this loop."""
 
         def make(loop: asyncio.AbstractEventLoop) -> Driver:
             context = device.open()
             try:
-                return cls(loop, device.name, context, pool_limit)
+                return cls(loop, device.name, context, pool_limit, polling)
             except BaseException:
                 context.close()
                 raise
@@ -212,7 +218,7 @@ class Driver(_Shared):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_completions(self) -> None:
-        if self._handle(WAKE_SPIN_US) and not self._looking:
+        if self._handle(self._wake_spin_us) and self._spin_us and not self._looking:
             if self._skip:
                 self._skip -= 1
             else:
@@ -225,7 +231,7 @@ class Driver(_Shared):
     def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
         self._looking = False
-        if self._handle(SPIN_US):
+        if self._handle(self._spin_us):
             self._misses = 0
             self._look_soon()
         else:

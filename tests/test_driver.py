@@ -288,6 +288,43 @@ def test_channel_that_fails(
     run(main())
 
 
+@pytest.mark.parametrize("polling", [0, 1e-3])
+def test_looks_before_sleeping(
+    run: Run, device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the configuration says, or not at all."""
+    looks = []
+    drain = verbs.CompletionChannel.drain
+
+    def noted(
+        channel: verbs.CompletionChannel, capacity: int, spin_us: int
+    ) -> tuple[Iterator[verbs.Record], bool]:
+        looks.append(spin_us)
+        return drain(channel, capacity, spin_us)
+
+    monkeypatch.setattr(verbs.CompletionChannel, "drain", noted)
+
+    async def main() -> None:
+        config = Config(polling=polling)
+        async with (
+            await listen(host, device=device_name, config=config) as listener,
+            await connect(host, listener.port, device=device_name, config=config) as there,
+            await listener.accept() as here,
+        ):
+            for _ in range(3):
+                await there.send(b"a message")
+                await here.recv()
+
+    run(main())
+    assert max(looks) == polling * 1e6
+
+
+def test_polling_that_cannot_be() -> None:
+    for polling in (-1e-6, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"Config\.polling must be within 0 and 1"):
+            Config(polling=polling)
+
+
 # ---- completion queues ---------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ def make_connection(link: CMLink, config: Config, security: Security) -> tuple[S
     """The queue pair of a resolved id; the caller posts its receives."""
     context = link.id.context
     assert context is not None
-    driver = Driver.for_context(context, config.pool_limit)
+    driver = Driver.for_context(context, config.pool_limit, config.polling)
     side = Side(driver, config, authenticates=security.auth is not None)
     try:
         pd = side.driver.pd

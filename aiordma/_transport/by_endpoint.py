@@ -46,7 +46,7 @@ class PendingConnection:
         self, device: verbs.Device, address: Address | None, config: Config, security: Security
     ) -> None:
         self._security = security
-        driver = Driver.for_device(device, config.pool_limit)
+        driver = Driver.for_device(device, config.pool_limit, config.polling)
         side, self._connection = make_connection(driver, config, security)
         self._link = NoLink()
         self._side = side

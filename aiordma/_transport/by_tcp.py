@@ -230,7 +230,7 @@ async def connect(
     link = await open_link(address, source, security)
     connection: Connection | None = None
     try:
-        driver = Driver.for_device(device, config.pool_limit)
+        driver = Driver.for_device(device, config.pool_limit, config.polling)
         side, connection = make_connection(driver, config, security)
         endpoint = local_endpoint(side, link.local_address)
         await link.write(offer(endpoint, side))
@@ -323,7 +323,9 @@ class TCPAcceptor:
             async with asyncio.timeout(self._config.handshake_timeout):
                 link = await accepted_link(peer_socket, self._security)
                 remote, peer = await read_offer(link)
-                driver = Driver.for_device(self._device, self._config.pool_limit)
+                driver = Driver.for_device(
+                    self._device, self._config.pool_limit, self._config.polling
+                )
                 side, connection = make_connection(driver, self._config, self._security)
                 endpoint = local_endpoint(side, link.local_address)
                 connect_qp(side, connection, endpoint, remote)
