@@ -39,10 +39,12 @@ class FaultCounts:
 
 def set_plan(plan: str | None) -> None:
     """Another plan for the embedded device, None for no faults; ValueError says what is wrong."""
+    if plan is not None and "\0" in plan:
+        raise ValueError("plan of faults: there is a null character in it")
     error = ffi.new("char[]", 256)
     text = ffi.NULL if plan is None else plan.encode()
     if lib.aiordma_embedded_faults(text, error, len(error)):
-        raise ValueError(f"plan of faults: {ffi.string(error).decode()}")
+        raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 
 
 def counts() -> FaultCounts:

@@ -1,0 +1,236 @@
+"""Every decoder in Python of bytes or text that others have written, in one table.
+
+`tests/test_decoders.py` feeds each with arbitrary and with mutated input, and fails for a function
+of `aiordma._core` that takes such input and is in neither `DECODERS` nor `NO_DECODERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from aiordma._core import fields, frames, handshake, layout, protocol, trace_records
+from aiordma._core.region import RegionToken
+from aiordma._core.trace_requests import requests
+from aiordma._core.trace_runs import offsets, parse_runs
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, TCPLink, read_offer
+from aiordma.errors import ProtocolError, TraceFormatError
+from aiordma.verbs import faults
+from aiordma.verbs.grh import GRH
+
+from .core.test_handshake import endpoints, hellos
+from .core.test_protocol import messages
+from .core.test_region import tokens
+from .core.test_trace_records import records
+from .core.trace_model import header, line
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """`valid` are inputs that it takes; `errors` all that it may raise for others.
+
+    `again` makes the input from the result, where that is possible: the same result must come out
+    of it.  `covers` names functions of `aiordma._core` as module.qualified_name.
+    """
+
+    decode: Callable[[bytes], Any]
+    valid: st.SearchStrategy[bytes]
+    errors: tuple[type[Exception], ...]
+    again: Callable[[Any], bytes] | None = None
+    covers: tuple[str, ...] = ()
+    whole: bool = True
+    """No valid input is valid when its end is cut off."""
+
+
+u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
+
+
+def frame_header(kind: frames.FrameKind, control: int, data: int, imm: int | None) -> bytes:
+    buffer = bytearray(frames.HEADER_SIZE)
+    frames.pack_header(buffer, 0, kind, control, data, imm=imm)
+    return bytes(buffer)
+
+
+def checked(data: bytes) -> None:
+    layout.check_layout(data, what="thing", magic=b"AIOT", version=1, flags=3, size=20, padded=True)
+
+
+def text(data: bytes) -> trace_records.Record:
+    return trace_records.parse(data.decode(errors="replace"))
+
+
+def runs(data: bytes) -> object:
+    """As `aiordma trace` does it: what can be read must also be put together."""
+    found = parse_runs(data, "file")
+    offsets(found)
+    return [requests(run) for run in found]
+
+
+def offer(data: bytes) -> object:
+    """What the server of the exchange over TCP makes of a stranger's bytes."""
+
+    async def read() -> object:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            theirs.sendall(data)
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                return await read_offer(TCPLink(reader, writer))
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    return asyncio.run(read())
+
+
+def plan(data: bytes) -> None:
+    """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
+    try:
+        faults.set_plan(data.decode(errors="replace"))
+    finally:
+        faults.set_plan(None)
+
+
+def field(name: str) -> Callable[[bytes], object]:
+    """A field's codec, by what msgpack makes of the bytes."""
+    codec = fields.__dict__[name].__metadata__[0]
+
+    def decode(data: bytes) -> object:
+        return codec.decode(protocol._unpack(data))
+
+    return decode
+
+
+packed_values = st.one_of(
+    st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(), st.text(),
+    st.binary(), st.lists(st.integers(0, 9)), tokens().map(RegionToken.pack),
+).map(protocol._pack)  # fmt: skip
+
+lines = records().map(lambda record: line(record).encode())
+inner_lines = (
+    records()
+    .filter(lambda record: not isinstance(record, trace_records.Header | trace_records.End))
+    .map(lambda record: line(record).encode())
+)
+
+DECODERS: dict[str, Decoder] = {
+    "frame header": Decoder(
+        frames.unpack_header,
+        st.one_of(
+            st.builds(frame_header, st.sampled_from(frames.FrameKind), u8, u16, st.none()),
+            st.builds(frame_header, st.just(frames.FrameKind.DATA), u8, u16, u32),
+        ),
+        (ProtocolError,),
+        lambda found: frame_header(*found),
+        ("frames.unpack_header",),
+    ),
+    "control message": Decoder(
+        protocol.decode,
+        messages.map(protocol.encode),
+        (ProtocolError,),
+        protocol.encode,
+        ("protocol.decode",),
+    ),
+    "hello": Decoder(
+        handshake.Hello.unpack,
+        hellos.map(handshake.Hello.pack),
+        (ProtocolError,),
+        handshake.Hello.pack,
+        ("handshake.Hello.unpack",),
+    ),
+    "private data of the connection manager": Decoder(
+        handshake.Hello.unpack,
+        st.builds(lambda hello, size: hello.pack().ljust(size, b"\0"), hellos, st.integers(0, 196)),
+        (ProtocolError,),
+        handshake.Hello.pack,
+        whole=False,
+    ),
+    "endpoint": Decoder(
+        handshake.Endpoint.unpack,
+        endpoints.map(handshake.Endpoint.pack),
+        (ProtocolError,),
+        handshake.Endpoint.pack,
+        ("handshake.Endpoint.unpack",),
+    ),
+    "region token": Decoder(
+        RegionToken.unpack,
+        tokens().map(RegionToken.pack),
+        (ProtocolError,),
+        RegionToken.pack,
+        ("region.RegionToken.unpack",),
+    ),
+    "first bytes of a layout": Decoder(
+        checked,
+        st.builds(lambda rest: b"AIOT\x01\x03" + rest, st.binary(min_size=14, max_size=14)),
+        (ProtocolError,),
+        None,
+        ("layout.check_layout",),
+        whole=False,
+    ),
+    **{
+        f"field {name}": Decoder(
+            field(name), packed_values, (ValueError, ProtocolError), whole=False
+        )
+        for name, value in vars(fields).items()
+        if hasattr(value, "__metadata__")
+    },
+    "record of a trace": Decoder(
+        text,
+        lines,
+        (ValueError,),
+        lambda record: line(record).encode(),
+        ("trace_records.parse",),
+        whole=False,
+    ),
+    "file of a trace": Decoder(
+        runs,
+        st.lists(inner_lines, max_size=6).map(
+            lambda found: line(header()).encode() + b"".join(found)
+        ),
+        (TraceFormatError,),
+        None,
+        ("trace_runs.parse_runs",),
+        whole=False,
+    ),
+    "offer of the exchange over TCP": Decoder(
+        offer,
+        st.builds(
+            lambda endpoint, hello: GREETING + endpoint.pack() + hello.pack(), endpoints, hellos
+        ).filter(lambda data: len(data) == OFFER_SIZE),
+        (ProtocolError,),
+    ),
+    "header of a datagram": Decoder(
+        GRH.parse,
+        st.builds(
+            lambda start, rest: start + rest,
+            st.sampled_from([b"\x60", bytes(20) + b"\x45"]),
+            st.binary(min_size=39, max_size=39),
+        ),
+        (ValueError,),
+        whole=False,
+    ),
+    "plan of faults": Decoder(
+        plan,
+        st.lists(
+            st.sampled_from(["seed=7", "loss=0.5@3-", "delay=2ms", "rate=9", "qp=17", "cut=@1"]),
+            min_size=1,
+            unique=True,
+        ).map(lambda parts: ",".join(parts).encode()),
+        (ValueError,),
+        whole=False,
+    ),
+}
+
+NO_DECODERS = {
+    "authentication.check_key": "this side's own key",
+    "authentication.proof": "bytes of fixed sizes that were decoded before",
+    "authentication.proves": "compares",
+    "frames.pack_header": "writes",
+}
+"""Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

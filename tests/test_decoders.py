@@ -1,0 +1,196 @@
+"""Whatever a decoder is given: what it says it takes, or the errors it says, in bounds."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import aiordma._core
+
+from .decoders import DECODERS, NO_DECODERS, Decoder
+
+FUZZ = settings(
+    max_examples=60,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def taking_input() -> Iterator[str]:
+    """Functions of the pure core that take bytes, or are named as those that read input."""
+    for path in sorted(Path(aiordma._core.__path__[0]).glob("*.py")):
+        for node, name in functions(ast.parse(path.read_text()), path.stem):
+            arguments = (*node.args.args, *node.args.kwonlyargs)
+            types = {ast.unparse(each.annotation) for each in arguments if each.annotation}
+            reads = node.name.startswith(("unpack", "decode", "parse", "read", "from_"))
+            if reads or any("bytes" in one or "memoryview" in one for one in types):
+                yield name
+
+
+def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """Public ones, of public classes as well; a Protocol says what others do."""
+    for node in ast.iter_child_nodes(inside):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            name = f"{prefix}.{node.name}"
+            if isinstance(node, ast.FunctionDef):
+                yield node, name
+            elif "Protocol" not in map(ast.unparse, node.bases):
+                yield from functions(node, name)
+
+
+def test_no_decoder_of_the_core_is_missing() -> None:
+    covered = [name for decoder in DECODERS.values() for name in decoder.covers]
+    assert sorted([*covered, *NO_DECODERS]) == sorted(taking_input())
+
+
+def mutated(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """A valid input with bytes changed, cut, doubled or added."""
+
+    @st.composite
+    def make(draw: st.DrawFn) -> bytes:
+        data = bytearray(draw(valid))
+        for _ in range(draw(st.integers(1, 3))):
+            start = draw(st.integers(0, len(data)))
+            stop = draw(st.integers(start, min(len(data), start + 8)))
+            match draw(st.sampled_from(["change", "cut", "double", "add", "swap"])):
+                case "change" if data:
+                    data[start % len(data)] = draw(st.integers(0, 255))
+                case "cut":
+                    del data[start:stop]
+                case "double":
+                    data[start:start] = data[start:stop]
+                case "add":
+                    data[start:start] = draw(st.binary(max_size=9))
+                case _:
+                    data[start:stop] = data[start:stop][::-1]
+        return bytes(data)
+
+    return make()
+
+
+def inputs(decoder: Decoder) -> st.SearchStrategy[bytes]:
+    return st.one_of(st.binary(max_size=300), decoder.valid, mutated(decoder.valid))
+
+
+def same(one: object, other: object) -> bool:
+    return one == other or repr(one) == repr(other)  # a float that is no number
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@FUZZ
+@given(st.data())
+def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.DataObject) -> None:
+    decoder = DECODERS[name]
+    content = data.draw(inputs(decoder))
+    try:
+        result = decoder.decode(content)
+    except decoder.errors as error:
+        text = str(error)
+        assert text
+        assert len(text) <= 400 + 8 * len(content)
+        return
+    if decoder.again is not None:
+        assert same(decoder.decode(decoder.again(result)), result)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if not name.startswith("field")])
+@settings(FUZZ, max_examples=25)
+@given(st.data())
+def test_valid_input_is_taken(name: str, data: st.DataObject) -> None:
+    """Else the test above would try nothing but refusals."""
+    decoder = DECODERS[name]
+    result = decoder.decode(data.draw(decoder.valid))
+    if decoder.again is not None:
+        assert same(decoder.decode(decoder.again(result)), result)
+
+
+@pytest.mark.parametrize("name", [name for name, one in DECODERS.items() if one.whole])
+@settings(FUZZ, max_examples=10)
+@given(st.data())
+def test_what_was_cut_off_is_refused(name: str, data: st.DataObject) -> None:
+    """Wherever a connection was lost in the middle of it."""
+    decoder = DECODERS[name]
+    content = data.draw(decoder.valid)
+    for length in range(len(content)):
+        assert refuses(decoder, content[:length]), length
+
+
+def refuses(decoder: Decoder, content: bytes) -> Exception | None:
+    try:
+        decoder.decode(content)
+    except decoder.errors as error:
+        return error
+    return None
+
+
+# ---- bounded memory and time ---------------------------------------------------------------------
+
+
+@dataclass
+class Cost:
+    lines: int = 0
+    memory: int = 0
+
+
+@contextmanager
+def measured() -> Iterator[Cost]:
+    """Lines of Python that are run, and the most bytes that were allocated at a time."""
+    cost = Cost()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        cost.lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    tracemalloc.start()
+    sys.settrace(trace)
+    try:
+        yield cost
+    finally:
+        sys.settrace(before)
+        cost.memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+CLAIMS = {
+    "nothing": b"",
+    "zeros": bytes(1 << 16),
+    "ones": b"\xff" * (1 << 16),
+    "array of 2^32": b"\xdd\xff\xff\xff\xff",
+    "text of 2^32": b"\xdb\xff\xff\xff\xff",
+    "bytes of 2^32": b"\xc6\xff\xff\xff\xff",
+    "map of 2^32": b"\xdf\xff\xff\xff\xff",
+    "nested arrays": b"\x91" * 500,
+    "nested lists": b"[" * 100_000,
+    "nested objects": b'{"a":' * 20_000,
+    "a long number": b'{"type":"end","t":' + b"9" * 60_000 + b"}",
+    "a long name": b'{"type":"' + b"x" * 60_000 + b'"}',
+    "empty lines": b"\n" * 5_000,
+}
+
+
+BEGINNINGS = (b"", b"AIOT\x01\0", b"AIOR\x01\0", b"AIOE\x01\0")
+
+
+@pytest.mark.parametrize("name", [name for name, one in DECODERS.items() if one.covers])
+def test_cost_is_that_of_the_input(name: str) -> None:
+    """Whatever lengths the input speaks of, and whatever it begins with."""
+    decoder = DECODERS[name]
+    for claim, content in CLAIMS.items():
+        for data in (beginning + content for beginning in BEGINNINGS):
+            with measured() as cost, suppress(*decoder.errors):
+                decoder.decode(data)
+            assert cost.memory <= (256 << 10) + 64 * len(data), claim
+            assert cost.lines <= 2_000 + 20 * len(data), claim
