@@ -29,6 +29,7 @@ from . import verbs
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
 from .errors import BufferStateError, LocalRangeError, QuotaError
+from .memory_line import MemoryLine
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
@@ -113,19 +114,29 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """Bytes registered and bytes of blocks that are leased, or still seen or under way."""
+    """Bytes registered and bytes of blocks that are leased, or still seen or under way.
+
+    `waiting` is how many wait for memory to come back.
+    """
 
     registered_bytes: int
     leased_bytes: int
     leases: int
     regions: int
     limit: int
+    waiting: int
+
+
+def block_size(size: int) -> int:
+    """How many bytes a block for `size` has: the next power of two."""
+    return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
 class MemoryPool:
     """Leases of registered memory, for local access, within one protection domain.
 
-    `limit` bounds the bytes registered in all; `alloc` beyond it raises QuotaError.
+    `limit` bounds the bytes registered in all.  Beyond it `lease` waits until enough has come back,
+    in line with others; `alloc` raises QuotaError.
     """
 
     def __init__(self, pd: verbs.ProtectionDomain, *, limit: int) -> None:
@@ -142,10 +153,15 @@ class MemoryPool:
         self._leased_bytes = 0
         self._leases = 0
         self._closed = False
+        self.line: MemoryLine[Block] = MemoryLine(self.block)
+        """Who waits for memory.  Internal to the library."""
 
     def block(self, size: int) -> Block:
-        """A leased block of at least `size` bytes, contents undefined.  Internal to the library."""
-        size = max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
+        """A leased block of at least `size` bytes, contents undefined, whoever else waits.
+
+        QuotaError if there is none now.  Internal to the library.
+        """
+        size = block_size(size)
         ready = self._ready.get(size)
         if ready:
             block = ready.pop()
@@ -162,9 +178,56 @@ class MemoryPool:
         self._leased_bytes += size
         return block
 
+    def block_in_turn(self, size: int, *, brief: bool) -> Block | None:
+        """A block if there is one and nobody has to be served before; else None: join the line.
+
+        QuotaError for what can never be.  Internal to the library.
+        """
+        if self.line.free_for(brief=brief):
+            try:
+                return self.block(size)
+            except QuotaError:
+                pass
+        self.require_possible(size)
+        return None
+
+    def require_possible(self, size: int) -> None:
+        """QuotaError for a size that the pool cannot have however much is given back."""
+        needed = max(SLAB_SIZE, block_size(size))
+        if needed > self.limit:
+            raise QuotaError(
+                f"{size} bytes take {needed} of registered memory, and the memory pool is limited "
+                f"to {self.limit}; raise Config.pool_limit",
+                amount=needed,
+                limit=self.limit,
+            )
+
     def alloc(self, size: int) -> Buffer:
-        """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long."""
-        return Buffer(self.block(size), size)
+        """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long.
+
+        QuotaError if they are not there now, or others wait for memory.
+        """
+        block = self.block_in_turn(size, brief=False)
+        if block is None:
+            raise self._exhausted(size)
+        return Buffer(block, size)
+
+    async def lease(self, size: int) -> Buffer:
+        """As `alloc`, but waits for memory to come back, in line with others.
+
+        Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
+        Who holds memory while waiting for more can wait for ever, as with any lock: take what is
+        needed together at once, or wait with a timeout.
+        """
+        block = self.block_in_turn(size, brief=False)
+        if block is None:
+            turn = self.line.join(size, brief=False)
+            try:
+                block = await turn
+            except BaseException:
+                self.line.leave(turn)
+                raise
+        return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
         """What is registered and leased now."""
@@ -173,6 +236,16 @@ class MemoryPool:
             leased_bytes=self._leased_bytes,
             leases=self._leases,
             regions=len(self._regions) + self._large,
+            limit=self.limit,
+            waiting=len(self.line),
+        )
+
+    def _exhausted(self, size: int) -> QuotaError:
+        return QuotaError(
+            f"the memory pool is limited to {self.limit} bytes, {self._registered} are registered "
+            f"and {len(self.line)} wait for some; release buffers and messages, wait with `lease`, "
+            f"or raise Config.pool_limit",
+            amount=self._registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,
         )
 
@@ -199,12 +272,9 @@ class MemoryPool:
         if self._registered + size > self.limit:
             self._drop_large()
         if self._registered + size > self.limit:
-            raise QuotaError(
-                f"the memory pool is limited to {self.limit} bytes, {self._registered} are "
-                f"registered; release buffers and messages, or raise Config.pool_limit",
-                amount=self._registered + size,
-                limit=self.limit,
-            )
+            self._drop_slabs(keep=0)
+        if self._registered + size > self.limit:
+            raise self._exhausted(size)
         region = self.pd.reg_mr(size, verbs.AccessFlags.LOCAL_WRITE)
         self._registered += size
         return region
@@ -224,11 +294,15 @@ class MemoryPool:
         """
         if len(self._regions) <= SPARE_SLABS or self._in_slabs >= self._trim_below:
             return
+        self._drop_slabs(keep=SPARE_SLABS)
+        self._trim_below = self._in_slabs // 2
+
+    def _drop_slabs(self, *, keep: int) -> None:
+        """Deregisters slabs of which nothing is leased, but for some."""
         self._reclaim()
-        for slab in self._slabs.trim(keep=SPARE_SLABS):
+        for slab in self._slabs.trim(keep=keep):
             self._regions.pop(slab)[0].close()
             self._registered -= SLAB_SIZE
-        self._trim_below = self._in_slabs // 2
 
     def _drop_large(self) -> None:
         for size, ready in self._ready.items():
@@ -262,6 +336,7 @@ class MemoryPool:
             self._large_ready_bytes += size
         else:
             self._close_large(block)
+        self.line.look_soon()
 
     def close(self) -> None:
         """No more leases.  The regions are deregistered with the protection domain, which the
@@ -269,6 +344,7 @@ class MemoryPool:
         self._closed = True
         self._drop_large()
         self._ready.clear()
+        self.line.fail(BufferStateError("the memory pool is closed"))
 
 
 class LocalMemory:

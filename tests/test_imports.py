@@ -39,7 +39,8 @@ ROOMS: dict[str, set[str]] = {
     "_native": {"errors"},
     "verbs": {"_native", "_core.qp_states", "_core.handshake", "errors"},
     "cm": {"_native", "verbs"} | CORE,
-    "mr_pool": {"verbs"} | CORE,
+    "memory_line": {"errors"},
+    "mr_pool": {"verbs", "memory_line"} | CORE,
     "event_router": {"verbs"},
     "trace": {"_native"} | CORE,
     "driver": {"verbs", "cm", "mr_pool", "event_router"} | CORE,
@@ -60,7 +61,7 @@ ROOMS: dict[str, set[str]] = {
 }
 
 PURE = ("errors", "_core", "config")
-WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm", "mr_pool")
+WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
 
 # What a pure module must not know of: the event loop, the clock, the outside, other threads.
 IMPURE = {

@@ -29,11 +29,12 @@ from ..errors import (
     RDMAError,
     WorkCompletionError,
 )
-from ..mr_pool import Buffer, LocalMemory, Region
+from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
 from .keep_alive import KeepAlive
+from .memory import Memory
 from .message import Message
 from .messages import Messages
 from .one_sided import OneSided, Remote, buffer_view
@@ -115,9 +116,10 @@ class Connection:
         self._statistics = Statistics()
         driver = side.driver
         self._queue = WorkQueue(driver, side.qp, self._end, self._waiter_error)
+        self._memory = Memory(driver.pool, self._waiter_error)
         self._messages = Messages(
             queue=self._queue,
-            pool=driver.pool,
+            memory=self._memory,
             config=config,
             on_control=self._control,
             on_protocol_error=self._protocol_error,
@@ -126,7 +128,9 @@ class Connection:
         self._messages.gated = security.auth is not None
         self._queue.on_room = self._messages.pump
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
-        self._one_sided = OneSided(self._queue, self._messages, self._sharing, self._check)
+        self._one_sided = OneSided(
+            self._queue, self._messages, self._sharing, self._memory, self._check
+        )
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
@@ -221,7 +225,8 @@ class Connection:
         Returns when the peer's device has it (small messages) or the peer has read it (large
         ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
         travels beside the data.  Messages arrive in the order of the calls.  Waits while the peer
-        has no room.  Cancelled before it was posted, the message is not sent; after that it is.
+        has no room, and while the memory pool has none.  Cancelled before it was posted, the
+        message is not sent; after that it is.
         Raises MessageTooLongError before anything is sent.
         """
         length, future = self._send(data, imm)
@@ -261,8 +266,10 @@ class Connection:
     async def recv(self) -> Message:
         """The next message, as a leased view of the memory it arrived in; see `Message`.
 
-        Cancelling loses nothing.  Messages that arrived before the end can still be received
-        after it; then ConnectionClosedError or ConnectionBrokenError.
+        Waits for memory too, where a long message comes and the pool is exhausted; QuotaError for
+        one that it can never hold, which stays for `recv_into`.  Cancelling loses nothing.
+        Messages that arrived before the end can still be received after it; then
+        ConnectionClosedError or ConnectionBrokenError.
         """
         message = await self._messages.inbox.recv()
         self._statistics.messages_received += 1
@@ -301,9 +308,26 @@ class Connection:
     # ---- memory --------------------------------------------------------------------------
 
     def alloc(self, size: int) -> Buffer:
-        """Leases `size` bytes of registered memory from the pool; contents undefined."""
+        """Leases `size` bytes of registered memory from the pool; contents undefined.
+
+        QuotaError when the pool has reached its limit (`Config.pool_limit`), or others wait.
+        """
         self._check()
-        return self._side.driver.pool.alloc(size)
+        return self._memory.pool.alloc(size)
+
+    async def lease(self, size: int) -> Buffer:
+        """As `alloc`, but waits until so much has come back, first come first served.
+
+        Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
+        Who holds memory while waiting for more can wait for ever, as with any lock: take what is
+        needed together at once, or wait with a timeout.  The end of the connection ends it too.
+        """
+        self._check()
+        return await self._memory.lease(size, brief=False)
+
+    def pool_statistics(self) -> PoolStatistics:
+        """The memory pool that all connections of this loop and device share, as it is now."""
+        return self._memory.pool.statistics()
 
     def register(self, memory: BufferLike) -> Region:
         """Registers the caller's own memory (anything with the buffer protocol) for operations.
@@ -532,6 +556,7 @@ class Connection:
             self._authentication.done.set_exception(self._waiter_error(root))
             self._authentication.done.exception()  # seen, also if nobody waits yet
         self._queue.fail(root)
+        self._memory.end(root)
         self._sharing.end(root)
         self._messages.end(root)
         # Not from here: this may be the middle of a drain, or of a post.

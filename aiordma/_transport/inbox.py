@@ -10,6 +10,8 @@ Some facts, and what they mean here:
   when that somebody is cancelled: so such a message is not answered for, and can be read once more,
   until it has been taken.
 - Memory under a posted read must stay: it is pinned until the completion.
+- The pool may have no memory now: then messages to be fetched into it wait, one behind another.
+  What it can never have is told to who calls `recv`, and stays for `recv_into`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from .. import verbs
 from .._core import protocol
 from .._core.operations import OperationKind
 from ..config import Config
-from ..errors import MessageTooLongError, ProtocolError, RDMAError
-from ..mr_pool import Block, LocalMemory, MemoryPool, Region
+from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
+from ..mr_pool import Block, LocalMemory, Region
+from .memory import Memory, never
 from .message import Message
 from .work_queue import Work, WorkQueue
 
@@ -53,13 +56,17 @@ class Receiver:
 
 
 class Target:
-    """Where `recv_into` wants its message: the bytes, and registered memory once it is needed."""
+    """Where `recv_into` wants its message: the bytes, and registered memory once it is needed.
 
-    __slots__ = ("_own", "_plain", "memory", "view")
+    `refused` is why the device would not register it, where nothing else can be done.
+    """
+
+    __slots__ = ("_own", "_plain", "memory", "refused", "view")
 
     def __init__(self, view: memoryview, memory: LocalMemory | None) -> None:
         self.view = view
         self.memory = memory
+        self.refused: Exception | None = None
         self._own: Region | None = None
         self._plain = memory is None
 
@@ -151,27 +158,26 @@ class Fetch(Work):
 
 class Inbox:
     """`answer` sends a control message; `on_taken` hears that a message has been taken;
-    `before_waiting` that somebody is about to wait; `on_protocol_error` of a peer at fault.
+    `on_protocol_error` of a peer at fault.
     """
 
     def __init__(
         self,
         *,
         queue: WorkQueue,
-        pool: MemoryPool,
+        memory: Memory,
         config: Config,
         answer: Callable[[protocol.Message], None],
         on_taken: Callable[[], None],
-        before_waiting: Callable[[], None],
         on_protocol_error: Callable[[ProtocolError], None],
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._queue = queue
-        self._pool = pool
+        self._pool = memory.pool
+        self._supply = memory.supply(self._fetch_ahead, brief=False)
         self._fetch_ahead_limit = config.fetch_ahead
         self._answer = answer
         self._on_taken = on_taken
-        self._before_waiting = before_waiting
         self._on_protocol_error = on_protocol_error
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
@@ -201,32 +207,45 @@ class Inbox:
                 return
             target = wanted.target if wanted is not None else None
             if target is not None and STAGED < offer.length <= len(target.view):
-                self._fetch_into(incoming, offer, target)
+                if not self._fetch_into(incoming, offer, target):
+                    return
             elif target is not None and offer.length > len(target.view):
                 self._wake_first()  # to be told that it is too long
                 return
-            else:
-                self._fetch(incoming, offer)
+            elif not self._fetch(incoming, offer):
+                if wanted is not None and never(self._pool, offer.length) is not None:
+                    self._wake_first()  # to be told
+                return
 
-    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> None:
+    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> bool:
+        """False when those behind it must wait as well."""
         try:
-            block = self._pool.block(offer.length)
+            block = self._supply.block(offer.length)
+        except QuotaError:
+            return False
         except (RDMAError, OSError) as error:
             self._on_protocol_error(
                 ProtocolError(f"no memory for a message of {offer.length} bytes: {error}")
             )
-            return
+            return False
+        if block is None:
+            return False
         incoming.message = Message(block, 0, offer.length, offer.imm)
         self._read(incoming, offer, block)
+        return True
 
-    def _fetch_into(self, incoming: Incoming, offer: protocol.Rendezvous, target: Target) -> None:
+    def _fetch_into(self, incoming: Incoming, offer: protocol.Rendezvous, target: Target) -> bool:
         try:
             memory = target.registered(self._pool.pd)
-        except (RDMAError, OSError):
-            self._fetch(incoming, offer)  # the pool's memory will do
-            return
+        except (RDMAError, OSError) as error:
+            if never(self._pool, offer.length) is None:
+                return self._fetch(incoming, offer)  # the pool's memory will do
+            target.refused = error
+            self._wake_first()
+            return False
         incoming.landing = target
         self._read(incoming, offer, memory)
+        return True
 
     def _read(
         self, incoming: Incoming, offer: protocol.Rendezvous, memory: Block | LocalMemory
@@ -292,11 +311,10 @@ class Inbox:
             if waited or not self._receivers:
                 if first is not None and first.ready:
                     return first
-                if first is not None and target is not None and len(first) > len(target.view):
+                if first is not None and self._refused(first, target) is not None:
                     return first
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
-            self._before_waiting()
             receiver = Receiver(self._loop.create_future(), target)
             self._receivers.append(receiver)
             self._fetch_ahead()
@@ -310,13 +328,32 @@ class Inbox:
                 raise
             waited = True
 
+    def _refused(self, incoming: Incoming, target: Target | None) -> Exception | None:
+        """Why it can never be taken in this way; it stays for the next."""
+        length = len(incoming)
+        if target is not None:
+            if length > len(target.view):
+                return MessageTooLongError(length, len(target.view), received=True)
+            return target.refused
+        return None if incoming.started or incoming.message else never(self._pool, length)
+
+    def _pass_on(self) -> None:
+        """The first message stays where it is, for the next in line."""
+        self._fetch_ahead()
+        self._wake()
+
     async def recv(self) -> Message:
         """The next message.  Raises what the connection ended with once none is left.
 
         Cancelling loses nothing: the message stays for the next call.
         """
-        message = (await self._first(None)).message
-        assert message is not None
+        incoming = await self._first(None)
+        message = incoming.message
+        if message is None:
+            refused = self._refused(incoming, None)
+            assert refused is not None
+            self._pass_on()
+            raise refused
         self._take()
         return message
 
@@ -328,10 +365,10 @@ class Inbox:
         try:
             incoming = await self._first(target)
             length = len(incoming)
-            if length > len(target.view):
-                self._fetch_ahead()  # for the next in the line
-                self._wake()
-                raise MessageTooLongError(length, len(target.view), received=True)
+            refused = self._refused(incoming, target)
+            if refused is not None:
+                self._pass_on()
+                raise refused
             message, offer = incoming.message, incoming.offer
             self._take()
             if message is None:

@@ -27,8 +27,9 @@ from .._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
 from .._core.operations import OperationKind
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
-from ..mr_pool import Block, MemoryPool
+from ..mr_pool import Block
 from .inbox import Inbox, Incoming
+from .memory import Memory
 from .message import Message
 from .work_queue import Work, WorkQueue
 
@@ -145,14 +146,17 @@ class Messages:
         self,
         *,
         queue: WorkQueue,
-        pool: MemoryPool,
+        memory: Memory,
         config: Config,
         on_control: Callable[[protocol.Message], None],
         on_protocol_error: Callable[[ProtocolError], None],
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._queue = queue
-        self._pool = pool
+        self._pool = memory.pool
+        # Each message must keep its place, and so must each receive: the row waits for memory.
+        self._frames = memory.supply(self.pump, brief=True)
+        self._receives = memory.supply(self._post_again, brief=True)
         self._config = config
         self._on_control = on_control
         self._on_protocol_error = on_protocol_error
@@ -167,11 +171,10 @@ class Messages:
         self._next_request = 0
         self.inbox = Inbox(
             queue=queue,
-            pool=pool,
+            memory=memory,
             config=config,
             answer=self.send_control,
             on_taken=self._message_taken,
-            before_waiting=self._post_if_owed,
             on_protocol_error=on_protocol_error,
             waiter_error=waiter_error,
         )
@@ -251,7 +254,12 @@ class Messages:
 
     def _can_send(self) -> bool:
         credits = self._credits
-        return credits is not None and credits.data_credits > 0 and self._queue.room > 0
+        return (
+            credits is not None
+            and credits.data_credits > 0
+            and self._queue.room > 0
+            and not self._frames.waiting
+        )
 
     def _send(self, outgoing: Outgoing) -> None:
         if isinstance(outgoing, OutgoingWrite):
@@ -263,8 +271,11 @@ class Messages:
         length = view.nbytes
         try:
             if length + HEADER_SIZE <= self._peer_eager:
-                block = self._pool.block(HEADER_SIZE + length)
-                self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future, block)
+                block = self._frames.block(HEADER_SIZE + length)
+                if block is None:
+                    self._waiting.appendleft(outgoing)
+                else:
+                    self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future, block)
             else:
                 self._offer(outgoing)
         except (RDMAError, OSError, ValueError, BufferError) as error:
@@ -311,6 +322,17 @@ class Messages:
         return True
 
     def _offer(self, outgoing: Outgoing) -> None:
+        block = self._frames.block(HEADER_SIZE + protocol.MAX_LENGTH)
+        if block is None:
+            self._waiting.appendleft(outgoing)
+            return
+        try:
+            self._offer_with(outgoing, block)
+        except BaseException:
+            block.release()
+            raise
+
+    def _offer_with(self, outgoing: Outgoing, block: Block) -> None:
         mr = self._pool.pd.reg_mr(outgoing.view, verbs.AccessFlags.REMOTE_READ)
         request_id = self.request_id()
         offer = protocol.Rendezvous(
@@ -318,7 +340,6 @@ class Messages:
         )
         try:
             content = protocol.encode(offer)
-            block = self._pool.block(HEADER_SIZE + len(content))
             self._send_frame(FrameKind.OFFER, content, None, None, block)
         except BaseException:
             mr.close()
@@ -433,23 +454,18 @@ class Messages:
         if self._taken >= self._refill:
             self._post_again()
 
-    def _post_if_owed(self) -> None:
-        """There was no memory for it before: there may be now."""
-        if self._taken >= self._refill:
-            self._post_again()
-
     def _post_again(self) -> None:
         """Posts receives for the messages that were taken, which the peer may then fill."""
         credits = self._credits
         if credits is None or self._ended is not None:
             return
         posted = 0
-        try:
-            while posted < self._taken:
-                self._post_receive(self._pool.block(self._config.eager_size))
-                posted += 1
-        except QuotaError:
-            pass  # the pool is exhausted by what the user holds: tried again at the next message
+        while posted < self._taken:
+            block = self._receives.block(self._config.eager_size)
+            if block is None:
+                break  # the pool is exhausted: this is called again when memory has come back
+            self._post_receive(block)
+            posted += 1
         self._taken -= posted
         credits.reposted_data(posted)
         self.pump()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
-from ..mr_pool import LocalMemory, Region
+from ..mr_pool import Block, Buffer, LocalMemory, Region
+from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
 from .transfers import Atomic, Piece, Progress, Together
@@ -43,8 +44,25 @@ def buffer_view(data: BufferLike) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
+def writable_view(data: BufferLike) -> memoryview:
+    """As `buffer_view`; ValueError for what cannot be read into."""
+    view = buffer_view(data)
+    if view.readonly:
+        raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
+    return view
+
+
+def staged(view: memoryview) -> bool:
+    """Whether it goes through the pool."""
+    return len(view) <= STAGED
+
+
 def nothing() -> None:
     """For memory that needs no copying."""
+
+
+# Registered memory that is read into, and what brings the bytes to where they are wanted.
+Landing = tuple[LocalMemory, Callable[[], None]]
 
 
 class OneSided:
@@ -55,11 +73,13 @@ class OneSided:
         queue: WorkQueue,
         messages: Messages,
         sharing: Sharing,
+        memory: Memory,
         check: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._messages = messages
-        self._pool = sharing.pool
+        self._memory = memory
+        self._pool = memory.pool
         self._sharing = sharing
         self._check = check
         self._loop = asyncio.get_running_loop()
@@ -72,7 +92,7 @@ class OneSided:
         progress: Progress | None = None,
     ) -> None:
         self._check()
-        with self.source(source) as local:
+        with await self._source(source) as local:
             pieces = self.transfer(Opcode.RDMA_WRITE, local, target)
             if imm is None:
                 await self._all(pieces, progress)
@@ -86,44 +106,68 @@ class OneSided:
         progress: Progress | None = None,
     ) -> None:
         self._check()
-        with self.target(target) as (local, landed):
+        with await self._target(target) as (local, landed):
             await self._all(self.transfer(Opcode.RDMA_READ, local, source), progress)
             landed()
 
     # ---- the local side ------------------------------------------------------------------
 
-    def source(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[LocalMemory]:
-        """Registered memory with these bytes, for the time of the operation."""
+    async def _source(
+        self, memory: LocalMemory | BufferLike
+    ) -> AbstractContextManager[LocalMemory]:
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
         view = buffer_view(memory)
-        if len(view) > STAGED:
+        staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
+        return self._with_bytes(view, staging)
+
+    def source(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[LocalMemory]:
+        """Registered memory with these bytes, for the time of the operation.
+
+        QuotaError when they would have to wait for memory of the pool.
+        """
+        if isinstance(memory, LocalMemory):
+            return nullcontext(memory)
+        view = buffer_view(memory)
+        return self._with_bytes(view, self._pool.alloc(len(view)) if staged(view) else None)
+
+    def _with_bytes(
+        self, view: memoryview, staging: Buffer | None
+    ) -> AbstractContextManager[LocalMemory]:
+        if staging is None:
             return Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.NONE))
-        buffer = self._pool.alloc(len(view))
-        buffer.view[:] = view
-        return buffer
+        staging.view[:] = view
+        return staging
+
+    async def _target(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[Landing]:
+        if isinstance(memory, LocalMemory):
+            return nullcontext((memory, nothing))
+        view = writable_view(memory)
+        staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
+        return self._landing(view, staging)
+
+    def target(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[Landing]:
+        """Registered memory to read into, and what brings it to where it is wanted.
+
+        QuotaError when it would have to wait for memory of the pool.
+        """
+        if isinstance(memory, LocalMemory):
+            return nullcontext((memory, nothing))
+        view = writable_view(memory)
+        return self._landing(view, self._pool.alloc(len(view)) if staged(view) else None)
 
     @contextmanager
-    def target(
-        self, memory: LocalMemory | BufferLike
-    ) -> Iterator[tuple[LocalMemory, Callable[[], None]]]:
-        """Registered memory to read into, and what brings it to where it is wanted."""
-        if isinstance(memory, LocalMemory):
-            yield memory, nothing
-            return
-        view = buffer_view(memory)
-        if view.readonly:
-            raise ValueError(f"cannot read into {type(memory).__name__}: it is read-only")
-        if len(view) > STAGED:
+    def _landing(self, view: memoryview, staging: Buffer | None) -> Iterator[Landing]:
+        if staging is None:
             with Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.LOCAL_WRITE)) as region:
                 yield region, nothing
         else:
-            with self._pool.alloc(len(view)) as buffer:
+            with staging:
 
                 def copy() -> None:
-                    view[:] = buffer.view
+                    view[:] = staging.view
 
-                yield buffer, copy
+                yield staging, copy
 
     # ---- transfers -----------------------------------------------------------------------
 
@@ -176,46 +220,65 @@ class OneSided:
     # ---- atomics -------------------------------------------------------------------------
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
-        return await self._alone(self.compare_and_swap_work(target, expected, desired))
+        block = await self._memory.block(ATOMIC_SIZE)
+        return await self._alone(self._compare_and_swap(block, target, expected, desired))
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
-        return await self._alone(self.fetch_and_add_work(target, add))
+        block = await self._memory.block(ATOMIC_SIZE)
+        return await self._alone(self._fetch_and_add(block, target, add))
 
     async def _alone(self, work: Atomic) -> int:
         self._queue.post(work)
         return await work.future
 
     def compare_and_swap_work(self, target: Remote, expected: int, desired: int) -> Atomic:
+        """To be posted; QuotaError when it would have to wait for memory of the pool."""
+        block = self._pool.block(ATOMIC_SIZE)
+        return self._compare_and_swap(block, target, expected, desired)
+
+    def fetch_and_add_work(self, target: Remote, add: int) -> Atomic:
+        """To be posted; QuotaError when it would have to wait for memory of the pool."""
+        return self._fetch_and_add(self._pool.block(ATOMIC_SIZE), target, add)
+
+    def _compare_and_swap(
+        self, block: Block, target: Remote, expected: int, desired: int
+    ) -> Atomic:
         return self._atomic(
+            block,
             OperationKind.COMPARE_AND_SWAP,
             Opcode.ATOMIC_CMP_AND_SWP,
             target,
-            unsigned("expected", expected),
-            unsigned("desired", desired),
+            lambda: (unsigned("expected", expected), unsigned("desired", desired)),
         )
 
-    def fetch_and_add_work(self, target: Remote, add: int) -> Atomic:
-        if not -(1 << 63) <= add < 1 << 64:
-            raise ValueError(f"add must fit 64 bits, not {add}")
+    def _fetch_and_add(self, block: Block, target: Remote, add: int) -> Atomic:
         return self._atomic(
-            OperationKind.FETCH_AND_ADD, Opcode.ATOMIC_FETCH_AND_ADD, target, add % (1 << 64), 0
+            block,
+            OperationKind.FETCH_AND_ADD,
+            Opcode.ATOMIC_FETCH_AND_ADD,
+            target,
+            lambda: (any_sign("add", add), 0),
         )
 
     def _atomic(
         self,
+        block: Block,
         kind: OperationKind,
         opcode: verbs.WROpcode,
         remote: Remote,
-        compare_add: int,
-        swap: int,
+        operands: Callable[[], tuple[int, int]],
     ) -> Atomic:
-        """An atomic that is allowed; raises for one that is not."""
-        self._check()
-        self._usable(remote)
-        remote.range.require_atomic()
+        """An atomic that is allowed; one that is not raises, and gives the block back."""
+        try:
+            self._check()
+            self._usable(remote)
+            remote.range.require_atomic()
+            compare_add, swap = operands()
+        except BaseException:
+            block.release()
+            raise
         future: asyncio.Future[int] = self._loop.create_future()
         target = remote.range
-        block = self._pool.block(ATOMIC_SIZE)
         return Atomic(kind, opcode, block, target.address, target.rkey, compare_add, swap, future)
 
     def _usable(self, remote: Remote) -> None:
@@ -227,3 +290,10 @@ def unsigned(name: str, value: int) -> int:
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name} must be an unsigned 64-bit number, not {value}")
     return value
+
+
+def any_sign(name: str, value: int) -> int:
+    """Modulo 2^64."""
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"{name} must fit 64 bits, not {value}")
+    return value % (1 << 64)

@@ -379,7 +379,7 @@ async def finish(task: asyncio.Task[None]) -> None:
 
 @one_loop
 async def test_pool_held_by_the_user(place: Place) -> None:
-    """Who holds all of it cannot send, but receives, and answers what the peer asks."""
+    """Who holds all of it waits to send, but receives, and answers what the peer asks."""
     async with await place.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
         accepting = asyncio.create_task(listener.accept())
         async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
@@ -391,11 +391,14 @@ async def test_pool_held_by_the_user(place: Place) -> None:
                 peer.send_control(protocol.Ping(n))
                 assert await peer.control(place.slow) == protocol.Pong(n)
             held += take_all(conn)  # of what has become free meanwhile
-            with pytest.raises(QuotaError):
-                await conn.send(b"x")
+            sending = asyncio.create_task(conn.send(b"x"))
+            peer.send_control(protocol.Ping(99))
+            assert await peer.control(place.slow) == protocol.Pong(99)
+            assert conn.pool_statistics().waiting
+            assert not sending.done()
             for buffer in held:
                 buffer.release()
-            await conn.send(b"x")
+            await sending
 
 
 def take_all(conn: Connection) -> list[Buffer]:

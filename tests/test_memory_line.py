@@ -1,0 +1,220 @@
+"""Who waits for memory of a pool: whose turn it is, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma import Buffer, BufferStateError, MemoryPool, verbs
+from aiordma.errors import QuotaError
+from aiordma.mr_pool import SLAB_SIZE, Block
+from tests.conftest import Run
+
+LIMIT = 2 * SLAB_SIZE
+
+
+@pytest.fixture
+def pool(pd: verbs.ProtectionDomain) -> Iterator[MemoryPool]:
+    pool = MemoryPool(pd, limit=LIMIT)
+    yield pool
+    assert pool.statistics().waiting == 0
+    pool.close()
+    pd.close()
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Waiting:
+    """Leases under way; `order` has the sizes that have come, in the order in which they came."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self.pool = pool
+        self.order: list[int] = []
+        self.tasks: list[asyncio.Task[Buffer]] = []
+
+    async def start(self, *sizes: int) -> None:
+        before = self.pool.statistics().waiting
+        for size in sizes:
+            self.tasks.append(asyncio.create_task(self._one(size)))
+        await turns()
+        assert self.pool.statistics().waiting == before + len(sizes)
+
+    async def _one(self, size: int) -> Buffer:
+        buffer = await self.pool.lease(size)
+        self.order.append(size)
+        return buffer
+
+    async def release_all(self) -> None:
+        for task in self.tasks:
+            (await task).release()
+
+
+def test_what_is_there_is_not_waited_for(pool: MemoryPool, run: Run) -> None:
+    async def main() -> None:
+        with await pool.lease(300) as buffer:
+            assert len(buffer) == 300
+            assert pool.statistics().leases == 1
+
+    run(main())
+
+
+def test_what_never_fits_is_refused_at_once(pool: MemoryPool, run: Run) -> None:
+    async def main() -> None:
+        with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
+            await pool.lease(LIMIT + 1)
+        assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
+
+    run(main())
+
+
+def test_first_come_first_served_whatever_the_size(pool: MemoryPool, run: Run) -> None:
+    async def main() -> None:
+        held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT, 300, 200)
+        held.pop().release()
+        await turns()
+        assert not waiting.order  # there is room for the second, but the first came first
+        with pytest.raises(QuotaError, match="3 wait"):
+            pool.alloc(1)
+        held.pop().release()
+        (await waiting.tasks[0]).release()
+        await asyncio.gather(*waiting.tasks[1:])
+        assert waiting.order == [LIMIT, 300, 200]
+        for task in waiting.tasks:
+            task.result().release()
+
+    run(main())
+
+
+def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool, run: Run) -> None:
+    async def main() -> None:
+        held = pool.alloc(LIMIT)
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT)
+        assert pool.block_in_turn(300, brief=True) is None
+        brief = pool.line.join(300, brief=True)
+        held.release()
+        block = await brief
+        await turns()
+        assert not waiting.order
+        # And it does not stand behind a user's need, which may wait for what its own task holds.
+        another = pool.block_in_turn(300, brief=True)
+        assert isinstance(another, Block)
+        block.release()
+        another.release()
+        await waiting.release_all()
+
+    run(main())
+
+
+def test_cancelled_in_line(pool: MemoryPool, run: Run) -> None:
+    """Who was waiting behind it is served as if it had never been there."""
+
+    async def main() -> None:
+        held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT, 300)
+        held.pop().release()
+        await turns()
+        waiting.tasks.pop(0).cancel()
+        await waiting.release_all()
+        assert waiting.order == [300]
+        held.pop().release()
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, run: Run, count: int) -> None:
+    """Also between being told that the memory is there and taking it."""
+
+    async def main() -> None:
+        held = pool.alloc(LIMIT)
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT, SLAB_SIZE)
+        first = waiting.tasks.pop(0)
+        held.release()
+        for _ in range(count):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        if not first.cancelled():
+            first.result().release()
+        await waiting.release_all()
+        assert pool.statistics().leases == 0
+
+    run(main())
+
+
+def test_memory_that_nobody_released_is_given_on(pool: MemoryPool, run: Run) -> None:
+    async def main() -> None:
+        held = pool.alloc(LIMIT)
+        view = held.view
+        held.release()
+        waiting = Waiting(pool)
+        await waiting.start(300)
+        del view  # the last one who saw it
+        await waiting.release_all()
+
+    run(main())
+
+
+def test_slabs_that_nobody_uses_make_room(pool: MemoryPool, run: Run) -> None:
+    """Kept for the next small need, they must not keep a large one waiting for ever."""
+
+    async def main() -> None:
+        small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT)
+        for buffer in small:
+            buffer.release()
+        await waiting.release_all()
+
+    run(main())
+
+
+def test_the_end_of_the_pool(context: verbs.Context, run: Run) -> None:
+    async def main() -> None:
+        pd = context.alloc_pd()
+        pool = MemoryPool(pd, limit=LIMIT)
+        held = pool.alloc(LIMIT)
+        waiting = Waiting(pool)
+        await waiting.start(1, 2)
+        pool.close()
+        for task in waiting.tasks:
+            with pytest.raises(BufferStateError, match="closed"):
+                await task
+        held.release()
+        pd.close()
+
+    run(main())
+
+
+def test_what_the_device_refuses(
+    pool: MemoryPool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told to the one whose turn it is; the next has its own try."""
+
+    async def main() -> None:
+        held = pool.alloc(LIMIT)
+        waiting = Waiting(pool)
+        await waiting.start(1, 300)
+        take = pool.block
+
+        def refuse_once(size: int) -> Block:
+            pool.line._take = take
+            raise OSError("no memory")
+
+        pool.line._take = refuse_once
+        held.release()
+        with pytest.raises(OSError, match="no memory"):
+            await waiting.tasks.pop(0)
+        await waiting.release_all()
+
+    run(main())

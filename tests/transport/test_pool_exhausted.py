@@ -1,0 +1,256 @@
+"""Where the memory pool has reached its limit: everybody waits for memory, nobody for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from aiordma import (
+    Buffer,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    RequestRefusedError,
+)
+from aiordma.errors import QuotaError
+
+from .marks import one_loop
+from .place import SMALL, Place, barrier, ends, pattern, shared, turns
+
+LIMIT = 4 << 20
+CONFIG = replace(SMALL, pool_limit=LIMIT, fetch_ahead=1 << 20)
+LONG = 100_000  # a message that is fetched
+
+
+def take_all(conn: Connection) -> list[Buffer]:
+    held = []
+    for size in (1 << 20, 1 << 16, 1 << 12, 256):
+        with suppress(QuotaError):
+            while True:
+                held.append(conn.alloc(size))
+    return held
+
+
+@asynccontextmanager
+async def exhausted(place: Place) -> AsyncIterator[tuple[Connection, Connection, Held]]:
+    """Two ends that share a pool, all of which is held by their user."""
+    async with place.pair(CONFIG) as (client, server):
+        held = Held(client)
+        try:
+            yield client, server, held
+        finally:
+            held.release()
+
+
+class Held:
+    """All of the pool."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._buffers = take_all(conn)
+
+    async def until_waiting(self, count: int) -> None:
+        """Until so many wait; the ends have then dealt with all they said before."""
+        while self._conn.pool_statistics().waiting < count:  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0)
+        with pytest.raises(RequestRefusedError, match="limited"):
+            await barrier(self._conn)
+
+    def release(self) -> None:
+        for buffer in self._buffers:
+            buffer.release()
+        self._buffers.clear()
+
+
+async def test_messages_wait_and_keep_their_order(place: Place) -> None:
+    async with exhausted(place) as (client, server, held):
+        sizes = [10, 0, LONG, 20, 900, LONG + 1, 30]
+        sending = [asyncio.create_task(client.send(pattern(size))) for size in sizes]
+        receiving = asyncio.create_task(server.recv())
+        await held.until_waiting(1)
+        assert not any(task.done() for task in sending)
+        held.release()
+        for size in sizes:
+            with await receiving as message:
+                assert message == pattern(size)
+            receiving = asyncio.create_task(server.recv())
+        await asyncio.gather(*sending)
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        assert client.pool_statistics().waiting == 0
+
+
+async def test_cancelled_while_it_waits_a_message_is_not_sent(place: Place) -> None:
+    async with exhausted(place) as (client, server, held):
+        sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(4)]
+        await held.until_waiting(1)
+        for n in (0, 2):
+            sending[n].cancel()
+        await asyncio.wait([sending[0], sending[2]])
+        held.release()
+        for n in (1, 3):
+            with await server.recv() as message:
+                assert message == b"%d" % n
+            await sending[n]
+
+
+@pytest.mark.parametrize("also_gone", [False, True])
+async def test_fetching_waits(place: Place, also_gone: bool) -> None:
+    """And goes on for the next `recv` when the first one is gone."""
+    async with place.pair(CONFIG) as (client, server):
+        sending = asyncio.create_task(client.send(pattern(LONG)))
+        await turns(1)
+        held = Held(client)  # the offer is on its way with what it needs
+        receiving = asyncio.create_task(server.recv())
+        await held.until_waiting(1)
+        assert not receiving.done()
+        if also_gone:
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            receiving = asyncio.create_task(server.recv())
+        held.release()
+        with await receiving as message:
+            assert message == pattern(LONG)
+        await sending
+
+
+async def test_memory_of_ones_own_need_not_wait(place: Place) -> None:
+    async with place.pair(CONFIG) as (client, server):
+        sending = asyncio.create_task(client.send(pattern(LONG)))
+        await turns(1)
+        held = Held(client)
+        await held.until_waiting(1)
+        memory = bytearray(LONG)
+        assert (await server.recv_into(memory)).length == LONG
+        assert memory == pattern(LONG)
+        await sending
+        held.release()
+        while client.pool_statistics().waiting:  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0)
+
+
+async def test_one_sided_operations_wait(place: Place) -> None:
+    async with (
+        place.pair(CONFIG) as (client, server),
+        shared(server, client, 64) as (buffer, remote),
+    ):
+        held = Held(client)
+        data, target = pattern(56), bytearray(56)
+        tasks: list[asyncio.Task[object]] = [
+            asyncio.create_task(client.write(data, remote[:56])),
+            asyncio.create_task(client.fetch_and_add(remote[56:64], 7)),
+            asyncio.create_task(client.compare_and_swap(remote[56:64], 7, 8)),
+        ]
+        await held.until_waiting(len(tasks))
+        tasks.pop().cancel()
+        assert not any(task.done() for task in tasks)
+        held.release()
+        assert await asyncio.gather(*tasks) == [None, 0]
+        held = Held(client)
+        reading = asyncio.create_task(client.read(remote[:56], target))
+        await held.until_waiting(1)
+        held.release()
+        await reading
+        assert target == data
+        assert int.from_bytes(buffer.view[56:], "little") == 7
+
+
+async def test_leases_wait(place: Place) -> None:
+    async with exhausted(place) as (client, server, held):
+        leasing = [asyncio.create_task(conn.lease(1 << 20)) for conn in (client, server)]
+        await held.until_waiting(2)
+        with pytest.raises(QuotaError, match="2 wait"):
+            client.alloc(1)
+        held.release()
+        for task in leasing:
+            (await task).release()
+
+
+@one_loop
+async def test_a_lease_that_waits_does_not_keep_messages_back(place: Place) -> None:
+    """Who holds what another waits for can send, and then release it."""
+    async with place.pair(CONFIG) as (client, server):
+        with client.alloc(1 << 20) as buffer:
+            leasing = asyncio.create_task(server.lease(4 << 20))
+            await turns(3)
+            assert client.pool_statistics().waiting == 1
+            sending = asyncio.create_task(client.send(buffer.view[:100]))
+            with await server.recv() as message:
+                assert len(message) == 100
+            await sending
+        leasing.cancel()
+        await asyncio.wait([leasing])
+
+
+async def test_the_end_of_the_connection_ends_the_waiting(place: Place) -> None:
+    async with place.pair(CONFIG) as (anchor, _), place.pair(CONFIG) as (client, server):
+        async with shared(server, client, 8) as (_, remote):
+            held = Held(client)
+            waiting = [
+                asyncio.create_task(ends(each, ConnectionClosedError, ConnectionBrokenError))
+                for each in (
+                    client.send(b"x"),
+                    client.lease(1),
+                    client.fetch_and_add(remote[:], 1),
+                    client.write(b"12345678", remote[:]),
+                    client.recv(),
+                )
+            ]
+            await held.until_waiting(4)
+            client.abort()
+            await asyncio.gather(*waiting)
+            await server.wait_closed()
+        held.release()
+        assert anchor.pool_statistics().waiting == 0
+
+
+@one_loop
+@pytest.mark.parametrize("fetch_ahead", [0, 1 << 30])
+async def test_what_the_pool_can_never_hold(place: Place, fetch_ahead: int) -> None:
+    """It is told at once, and the message stays for who brings memory."""
+    size = LIMIT + 1
+    async with place.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):
+        early = [asyncio.create_task(ends(server.recv(), QuotaError)) for _ in range(2)]
+        sending = asyncio.create_task(client.send(pattern(size)))
+        for task in early:
+            error = await task
+            assert isinstance(error, QuotaError)
+            assert error.limit == LIMIT
+        with pytest.raises(QuotaError, match="pool_limit"):
+            await server.recv()
+        behind = asyncio.create_task(client.send(b"behind"))
+        memory = bytearray(size)
+        assert (await server.recv_into(memory)).length == size
+        assert memory == pattern(size)
+        assert bytes(await server.recv()) == b"behind"
+        await asyncio.gather(sending, behind)
+        with pytest.raises(QuotaError, match="pool_limit"):
+            await client.lease(size)
+
+
+@one_loop
+async def test_receives_are_posted_when_memory_comes_back(place: Place) -> None:
+    """Also when the one who waits for a message has long been waiting."""
+    async with place.pair(CONFIG) as (client, server):
+        for n in range(CONFIG.data_receives):
+            await client.send(b"%d" % n)
+        held = Held(client)
+        kept = [await server.recv() for _ in range(CONFIG.data_receives)]
+        receiving = asyncio.create_task(server.recv())
+        await held.until_waiting(1)
+        for message in kept:
+            message.release()
+        while client.pool_statistics().waiting:  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0)
+        held.release()
+        for n in range(2 * CONFIG.data_receives):
+            await client.send(b"again %d" % n)
+            with await receiving as message:
+                assert message == b"again %d" % n
+            receiving = asyncio.create_task(server.recv())
+        receiving.cancel()
+        await asyncio.wait([receiving])
