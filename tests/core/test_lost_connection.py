@@ -263,7 +263,9 @@ class Wire:
             case "ping" | "give_back" | "cancel" | "take" | "poll":
                 done: bool = getattr(end, name)()
                 return done
-            case "notice" if self.lost:  # by a disconnect, for instance
+            case "notice" if self.lost:  # by a disconnect: what has arrived is looked at first
+                while end.poll():
+                    pass
                 return end.fail()
         return False
 
