@@ -46,6 +46,12 @@ class Config:
     """How long a peer that has knocked may take to finish its handshake."""
     max_handshakes: int = 256
     """Handshakes under way at a listener at a time; further peers wait or are turned away."""
+    max_connections: int | None = None
+    """Connections of a listener at a time, those in their handshake included; further peers are
+    turned away and told why (RejectedError).  A place is free again when its connection has ended,
+    in whatever way.  None: as many as come."""
+    max_connections_per_host: int | None = None
+    """The same for the peers of one address."""
     keep_alive: float | None = 15.0
     """After so long without a sign of the peer its device is asked for one; None: never."""
     keep_alive_timeout: float = 30.0
@@ -65,9 +71,12 @@ class Config:
             "max_regions": (1, 1 << 20),
             "pool_limit": (MIB, 1 << 62),
             "max_handshakes": (1, 1 << 20),
+            "max_connections": (1, 1 << 62),
+            "max_connections_per_host": (1, 1 << 62),
         }
         for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
                 raise ValueError(f"Config.{name} must be within {low} and {high}")
         if not 0 <= self.polling <= 1:
             raise ValueError("Config.polling must be within 0 and 1 second")

@@ -14,12 +14,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiordma._core import fields, frames, handshake, layout, protocol, trace_records
+from aiordma._core import fields, frames, handshake, layout, protocol, refusal, trace_records
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, TCPLink, read_offer
-from aiordma.errors import ProtocolError, TraceFormatError
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, REFUSED, TCPLink, read_offer
+from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.verbs import faults
 from aiordma.verbs.grh import GRH
 
@@ -158,6 +158,13 @@ DECODERS: dict[str, Decoder] = {
         handshake.Endpoint.pack,
         ("handshake.Endpoint.unpack",),
     ),
+    "refusal": Decoder(
+        refusal.unpack_refusal,
+        st.text(max_size=30).map(refusal.pack_refusal),
+        (),
+        covers=("refusal.unpack_refusal",),
+        whole=False,
+    ),
     "region token": Decoder(
         RegionToken.unpack,
         tokens().map(RegionToken.pack),
@@ -204,6 +211,11 @@ DECODERS: dict[str, Decoder] = {
             lambda endpoint, hello: GREETING + endpoint.pack() + hello.pack(), endpoints, hellos
         ).filter(lambda data: len(data) == OFFER_SIZE),
         (ProtocolError,),
+    ),
+    "answer of the exchange over TCP": Decoder(
+        offer,
+        st.text(max_size=30).map(lambda text: REFUSED + refusal.pack_refusal(text)),
+        (ProtocolError, RejectedError),
     ),
     "header of a datagram": Decoder(
         GRH.parse,

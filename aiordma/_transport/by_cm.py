@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from .. import cm, verbs
 from .._core.handshake import Hello
+from .._core.refusal import pack_refusal, unpack_refusal
 from ..config import Config
 from ..driver import Driver, EventDriver
-from ..errors import ConnectionManagerError, ProtocolError, RDMAError
+from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
 from ..verbs.bring_up import ACK_TIMEOUT
 from .connection import Address, Connection
+from .places import Places
 from .security import Security
 from .side import RETRIES, Side
 
 logger = logging.getLogger("aiordma.cm")
-
-# Private data of a rejection starts with these bytes when an aiordma listener refused.
-REJECTION_MAGIC = b"AIOX"
 
 ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
@@ -63,7 +63,7 @@ class CMLink:
         """The next event, which must be `wanted`; what it says otherwise is raised."""
         event = await self._seen.get()
         if event.type is not wanted:
-            raise event.error() or ConnectionManagerError(
+            raise told(event.error()) or ConnectionManagerError(
                 f"{event.type.name} came instead of {wanted.name}",
                 event=event.type.name,
                 status=event.status,
@@ -90,6 +90,15 @@ class CMLink:
         self._events.detach(self.id)
         self.id.close()
         self._events.release()
+
+
+def told(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+    """With what the listener itself has said, if it was one of aiordma's."""
+    if isinstance(error, RejectedError) and (why := unpack_refusal(error.private_data)):
+        return RejectedError(
+            why, reason=error.reason, private_data=error.private_data, event=error.event
+        )
+    return error
 
 
 def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters:
@@ -190,6 +199,7 @@ class CMAcceptor:
         self._security = security
         self._device = device
         self._deliver = deliver
+        self._places = Places(config)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._requests: set[cm.ConnectionId] = set()  # whose handshake has not begun
         self._events = EventDriver.for_library(library)
@@ -213,12 +223,19 @@ class CMAcceptor:
             refuse(event.id, "too many handshakes are under way")
             event.id.close()
             return
+        host = event.id.peer_address[0] if event.id.peer_address else ""
+        why = self._places.take(host)
+        if why is not None:
+            logger.info("%s turned away: %s", host, why)
+            refuse(event.id, why)
+            event.id.close()
+            return
         self._requests.add(event.id)
-        task = asyncio.get_running_loop().create_task(self._accept(event))
+        task = asyncio.get_running_loop().create_task(self._accept(event, host))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _accept(self, event: cm.ConnectionEvent) -> None:
+    async def _accept(self, event: cm.ConnectionEvent, host: str) -> None:
         id = event.id
         self._requests.discard(id)
         link = CMLink(EventDriver.for_library(id.channel.library), id)
@@ -227,6 +244,7 @@ class CMAcceptor:
             peer = Hello.unpack(event.private_data)
             check_device(id, self._device, self.address)
             side, connection = make_connection(link, self._config, self._security)
+            connection._on_closed = partial(self._places.give_back, host)
             connection._post_receives()
             id.accept(parameters(side, peer))
             async with asyncio.timeout(self._config.handshake_timeout):
@@ -240,6 +258,7 @@ class CMAcceptor:
             if connection is None:
                 refuse(id, str(error))
                 link.release()
+                self._places.give_back(host)
             else:
                 connection._give_up(link, error)
             if not isinstance(error, (RDMAError, OSError, ProtocolError)):
@@ -265,8 +284,7 @@ class CMAcceptor:
 
 def refuse(id: cm.ConnectionId, why: str) -> None:
     """Rejects a request, with the reason for the peer's log."""
-    data = (REJECTION_MAGIC + why.encode(errors="replace"))[: cm.REJECT_DATA_MAX]
     try:
-        id.reject(data)
+        id.reject(pack_refusal(why))
     except (RDMAError, OSError) as error:
         logger.debug("reject: %s", error)

@@ -4,6 +4,8 @@
     server -> client   greeting, endpoint, hello      and connects it, then answers
     client -> server   READY                          the client has connected its own
 
+A server that has no place answers REFUSED and the reason instead of an offer.
+
 Fixed layouts of fixed length, so nothing that a stranger sends makes this side allocate; what is
 no greeting of aiordma ends the exchange.  The socket stays open: its end, without a goodbye on the
 connection itself, is how the death of the peer is noticed at once.
@@ -16,14 +18,17 @@ import logging
 import socket
 from collections.abc import Callable
 from errno import ECONNREFUSED
+from functools import partial
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from .._core.refusal import REFUSAL_SIZE, pack_refusal, unpack_refusal
 from ..config import Config
 from ..driver import Driver
 from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Address, Connection
+from .places import Places
 from .security import Security
 from .side import RETRIES, Side
 
@@ -31,7 +36,11 @@ logger = logging.getLogger("aiordma.tcp")
 
 GREETING = b"aiordma\x01"
 READY = b"ready\x00\x00\x01"
+REFUSED = b"refused\x01"
 OFFER_SIZE = len(GREETING) + ENDPOINT_SIZE + HELLO_SIZE
+
+# IBTA clause 12.6.7.2, as by the connection manager.
+REJECTED_BY_APPLICATION = 28
 
 # Seconds until a listener tries again when it cannot accept.
 ACCEPT_PAUSE = 0.1
@@ -83,17 +92,18 @@ class TCPLink:
         """`size` bytes that begin with `greeting`; wrong ones are refused as soon as seen."""
         try:
             start = await self._reader.readexactly(len(greeting))
-            if start != greeting:
-                raise ProtocolError(
-                    f"{self._peer} does not speak aiordma's exchange: it said {start!r}"
-                )
-            return await self._reader.readexactly(size - len(greeting))
+            if start == greeting:
+                return await self._reader.readexactly(size - len(greeting))
+            said = await self._reader.readexactly(REFUSAL_SIZE) if start == REFUSED else b""
         except asyncio.IncompleteReadError as error:
             raise ProtocolError(
                 f"{self._peer} ended the exchange after {len(error.partial)} bytes"
             ) from error
         except OSError as error:
             raise self._broken_off(error) from error
+        if start == REFUSED:
+            raise refusal(said)
+        raise ProtocolError(f"{self._peer} does not speak aiordma's exchange: it said {start!r}")
 
     def _broken_off(self, error: OSError) -> ProtocolError:
         return ProtocolError(f"{self._peer} broke the exchange off: {error}")
@@ -116,6 +126,14 @@ class TCPLink:
 
     def release(self) -> None:
         self._writer.close()
+
+
+def refusal(data: bytes) -> RejectedError | ProtocolError:
+    """What a listener that has turned us away has said."""
+    why = unpack_refusal(data)
+    if why is None:
+        return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
+    return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
 
 
 def make_connection(driver: Driver, config: Config, security: Security) -> tuple[Side, Connection]:
@@ -287,6 +305,7 @@ class TCPAcceptor:
         self._security = security
         self._config = config
         self._deliver = deliver
+        self._places = Places(config)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepted: set[socket.socket] = set()  # whose handshake has not begun
         self._socket = listening_socket(address, backlog)
@@ -323,10 +342,19 @@ class TCPAcceptor:
             async with asyncio.timeout(self._config.handshake_timeout):
                 link = await accepted_link(peer_socket, self._security)
                 remote, peer = await read_offer(link)
-                driver = Driver.for_device(
-                    self._device, self._config.pool_limit, self._config.polling
-                )
-                side, connection = make_connection(driver, self._config, self._security)
+                host = link.peer_address[0] if link.peer_address else ""
+                if (why := self._places.take(host)) is not None:
+                    await link.write(REFUSED + pack_refusal(why))
+                    raise RejectedError(why, reason=REJECTED_BY_APPLICATION, event="")
+                try:
+                    driver = Driver.for_device(
+                        self._device, self._config.pool_limit, self._config.polling
+                    )
+                    side, connection = make_connection(driver, self._config, self._security)
+                except BaseException:
+                    self._places.give_back(host)
+                    raise
+                connection._on_closed = partial(self._places.give_back, host)
                 endpoint = local_endpoint(side, link.local_address)
                 connect_qp(side, connection, endpoint, remote)
                 await link.write(offer(endpoint, side))

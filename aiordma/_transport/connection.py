@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -113,6 +113,7 @@ class Connection:
         self._closing = False
         self._said_goodbye = False
         self._closed = asyncio.Event()
+        self._on_closed: Callable[[], None] | None = None
         self._statistics = Statistics()
         driver = side.driver
         self._queue = WorkQueue(driver, side.qp, self._end, self._waiter_error)
@@ -571,6 +572,8 @@ class Connection:
         if self._link is not None:
             self._link.release()
         self._closed.set()
+        if self._on_closed is not None:
+            self._on_closed()
 
     async def close(self) -> None:
         """Ends the connection in order: waits for what is under way, says goodbye, disconnects.

@@ -1,0 +1,29 @@
+"""Why a listener turns a peer away, in the words that the peer's user will read.
+
+The private data of a rejection (148 bytes for RDMA_PS_TCP; rdma_reject(3)), which arrives padded
+with zeros, and the same bytes in an exchange over TCP::
+
+    offset  0  4s    b"AIOX"
+    offset  4  144s  text, UTF-8, ended by zeros
+"""
+
+from __future__ import annotations
+
+_MAGIC = b"AIOX"
+
+REFUSAL_SIZE = 148
+"""Bytes of a packed refusal."""
+
+
+def pack_refusal(text: str) -> bytes:
+    """REFUSAL_SIZE bytes; what does not fit of the text is left out."""
+    said = text.encode(errors="replace")[: REFUSAL_SIZE - len(_MAGIC)]
+    return (_MAGIC + said).ljust(REFUSAL_SIZE, b"\0")
+
+
+def unpack_refusal(data: bytes) -> str | None:
+    """The text, with nothing in it that a terminal would obey; None for what is no refusal."""
+    if not data.startswith(_MAGIC):
+        return None
+    text = data[len(_MAGIC) : REFUSAL_SIZE].rstrip(b"\0").decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

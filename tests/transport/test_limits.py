@@ -1,0 +1,194 @@
+"""Listeners that take a limited number of connections, and peers that are turned away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from aiordma import (
+    AuthenticationError,
+    Config,
+    Connection,
+    ProtocolError,
+    connect,
+    start_server,
+    streams,
+)
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, REFUSED
+from aiordma.errors import RejectedError
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, check_alive, ends
+
+TWO = replace(SMALL, max_connections=2)
+
+
+async def turned_away(place: Place, port: int) -> str:
+    """The reason that a peer is given."""
+    async with place.within(5):
+        error = await ends(place.connect(port), RejectedError)
+    return str(error)
+
+
+async def test_who_comes_too_many(place: Place) -> None:
+    """The reason is told, those who are in notice nothing, and a place that is free is given."""
+    async with await place.listen(TWO) as listener:
+        first, second = await place.both(listener), await place.both(listener)
+        for _ in range(3):
+            assert "as many connections as it takes (2)" in await turned_away(place, listener.port)
+        await check_alive(*first)
+        await second[0].close()
+        async with place.within(5):
+            await second[1].wait_closed()
+        third = await place.both(listener)
+        await turned_away(place, listener.port)
+        first[1].abort()
+        await first[1].wait_closed()
+        fourth = await place.both(listener)
+        await check_alive(*fourth)
+        for end in (*first, *third, *fourth):
+            await end.close()
+
+
+async def test_one_host_takes_no_more_than_its_share(place: Place) -> None:
+    limits = replace(SMALL, max_connections=5, max_connections_per_host=1)
+    async with await place.listen(limits) as listener:
+        client, server = await place.both(listener)
+        assert client.local_address is not None
+        why = await turned_away(place, listener.port)
+        assert f"with {client.local_address[0]} as it takes (1)" in why
+        await client.close()
+        async with place.within(5):
+            await server.wait_closed()
+        client, server = await place.both(listener)
+        async with client, server:
+            await check_alive(client, server)
+
+
+@one_loop
+async def test_who_has_not_been_accepted_counts(place: Place) -> None:
+    """A connection that waits for `accept` costs as much as another."""
+    async with await place.listen(TWO) as listener:
+        clients = [await place.connect(listener.port) for _ in range(2)]
+        await turned_away(place, listener.port)
+    for client in clients:
+        async with place.within(5):
+            await client.wait_closed()
+
+
+@one_loop
+async def test_a_failed_handshake_keeps_no_place(place: Place) -> None:
+    key = bytes(range(16))
+
+    async def wait(conn: Connection) -> None:
+        await conn.wait_closed()
+
+    server = await start_server(
+        wait,
+        place.host,
+        device=place.device,
+        via=place.via,
+        config=replace(SMALL, max_connections=1),
+        auth=key,
+    )
+
+    async def with_key(auth: bytes) -> Connection:
+        """The listener has its place back when it has heard of the end, a moment later."""
+        while True:
+            try:
+                return await connect(
+                    place.host,
+                    server.port,
+                    device=place.device,
+                    via=place.via,
+                    config=SMALL,
+                    auth=auth,
+                )
+            except RejectedError:
+                continue
+
+    async with server, place.within(10):
+        for _ in range(3):
+            await ends(with_key(bytes(16)), AuthenticationError)
+            async with await with_key(key):
+                pass
+
+
+@asynccontextmanager
+async def aborting(server: streams.StreamServer) -> AsyncIterator[None]:
+    """So that a test that fails does not wait for the end of what it has left open."""
+    try:
+        yield
+    finally:
+        server.abort_clients()
+
+
+@one_loop
+async def test_servers_of_streams(place: Place) -> None:
+    """The same setting; a place is free again when the transport is closed."""
+    ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+        ended.put_nowait(None)
+
+    server = await streams.start_stream_server(
+        echo,
+        place.host,
+        device=place.device,
+        via=place.via,
+        config=replace(SMALL, max_connections=1),
+    )
+
+    async def visit() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await streams.open_connection(
+            place.host, server.address[1], device=place.device, via=place.via, config=SMALL
+        )
+
+    async with server, aborting(server), place.within(10):
+        for _ in range(2):
+            reader, writer = await visit()
+            await ends(visit(), RejectedError)
+            writer.write(b"hello")
+            writer.write_eof()
+            assert await reader.read() == b"hello"
+            writer.close()
+            await writer.wait_closed()
+            await ended.get()
+
+
+REFUSALS = {
+    "no reason": (REFUSED + bytes(148), ProtocolError),
+    "half a reason": (REFUSED + b"AIOX", ProtocolError),
+    "a reason": (REFUSED + (b"AIOX" + b"closed today").ljust(148, b"\0"), RejectedError),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+@one_loop
+@by_tcp
+async def test_what_a_server_may_answer(place: Place, kind: str) -> None:
+    answer, expected = REFUSALS[kind]
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readexactly(OFFER_SIZE)).startswith(GREETING)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, place.host, 0)
+    async with server, place.within(2):
+        error = await ends(place.connect(server.sockets[0].getsockname()[1]), expected)
+        assert ("closed today" in str(error)) == (kind == "a reason")
+
+
+@pytest.mark.parametrize("name", ["max_connections", "max_connections_per_host"])
+def test_no_place_at_all_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Config(**{name: 0})
+    assert getattr(Config(**{name: 1}), name) == 1
