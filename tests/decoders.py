@@ -89,6 +89,14 @@ def offer(data: bytes) -> object:
     return asyncio.run(read())
 
 
+def answer(data: bytes) -> object:
+    """What the client makes of an answer: an offer, or the error that says why there is none."""
+    try:
+        return offer(data)
+    except RejectedError as error:
+        return error
+
+
 def plan(data: bytes) -> None:
     """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
     try:
@@ -213,9 +221,9 @@ DECODERS: dict[str, Decoder] = {
         (ProtocolError,),
     ),
     "answer of the exchange over TCP": Decoder(
-        offer,
+        answer,
         st.text(max_size=30).map(lambda text: REFUSED + refusal.pack_refusal(text)),
-        (ProtocolError, RejectedError),
+        (ProtocolError,),
     ),
     "header of a datagram": Decoder(
         GRH.parse,

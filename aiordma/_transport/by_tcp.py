@@ -133,6 +133,7 @@ def refusal(data: bytes) -> RejectedError | ProtocolError:
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
+    why = why or "the connection was rejected"
     return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
 
 
