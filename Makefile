@@ -47,7 +47,7 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software network examples bench many softroce counts
+.PHONY: echo test programs software network examples bench many cost softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -87,6 +87,9 @@ bench: .venv/.test $(MODULE) ## the echo beside TCP echoes: how many times the s
 many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cost that do nothing
 	$(MAKE) --no-print-directory -C tests/soft check ONLY=test_many
 	$(BIN)/python -m bench many $(ARGS)
+
+cost: .venv/.test $(MODULE) ## memory and CPU of idle connections, memory of a large transfer
+	$(BIN)/python -m bench cost $(ARGS)
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from . import echo, many
+from . import cost, echo, many
 
-COMPARISONS = {"echo": echo.main, "many": many.main}
+COMPARISONS = {"cost": cost.main, "echo": echo.main, "many": many.main}
 
 if len(sys.argv) < 2 or sys.argv[1] not in COMPARISONS:
     sys.exit(f"usage: python -m bench {{{','.join(COMPARISONS)}}} [-h]")

@@ -1,7 +1,7 @@
 """What connections cost that have nothing to do: memory and CPU on both ends, and when all talk.
 
 The server is a process of its own. Memory is what belongs to a process alone (Private_Dirty), less
-that which the pool has registered; the pool's share is what a connection's receives need.
+what of the pool is in memory; the pool's share is what a connection's receives need.
 
 python -m bench.many          the server: prints its port, then a report for each line of its input
 """
@@ -11,22 +11,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 import aiordma
-from aiordma.driver import Driver
 
-KIB = 1024
+from .end import allow_files, pool_of
+from .footprint import KIB, footprint
+
 IDLE_SECONDS = 2.0
 
 Report = dict[str, float]
@@ -36,27 +34,14 @@ def report(pool: aiordma.MemoryPool) -> Report:
     """Bytes of this process and of its pool, its open files, and its seconds of CPU: before this
     was found out, and after."""
     cpu = time.process_time()
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
-    registered = pool.statistics().registered_bytes
+    found = footprint(pool)
     return {
-        "pool": registered,
-        "memory": private * KIB - registered,
-        "files": len(os.listdir("/proc/self/fd")),
+        "pool": found["registered"],
+        "memory": found["private"] - found["pool"],
+        "files": found["files"],
         "before": cpu,
         "after": time.process_time(),
     }
-
-
-def allow_files() -> None:
-    """As many as the system lets a process ask for; the library never asks."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
-    driver: Driver = conn._side.driver
-    return driver.pool
 
 
 async def serve() -> None:

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 from aiordma.errors import InternalError, LibraryNotFoundError, VerbsError
 
 from ._lib import ffi, lib
-from .calls import Calls
+from .calls import Calls, Convention, checked
 from .provider_calls import ProviderCalls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from . import handles as h
     from .handles import CallsPointer
+
+    Register = Callable[[h.PDPointer, h.VoidPointer | h.Characters, int, int], h.MRPointer]
 
 
 class Library:
@@ -23,12 +28,24 @@ class Library:
     any thread.
     """
 
-    __slots__ = ("_providers", "calls", "name", "table")
+    __slots__ = ("_providers", "calls", "name", "reg_own_mr", "table")
 
-    def __init__(self, name: str, table: CallsPointer) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: CallsPointer,
+        reg_own_mr: Register | None = None,
+    ) -> None:
         self.name = name
         self.table = table
         self.calls = Calls(table)
+        self.reg_own_mr: Register = (
+            self.calls.ibv_reg_mr
+            if reg_own_mr is None
+            else checked("ibv_reg_mr", reg_own_mr, Convention.POINTER)
+        )
+        """ibv_reg_mr(3) of memory that was mapped for this alone: private, anonymous pages, which
+        a device that pins nothing need not bring in before they are used."""
         self._providers: ProviderCalls | None = None
 
     @property
@@ -83,5 +100,6 @@ def embedded() -> Library:
         table = lib.aiordma_embedded_calls()
         if not table:
             raise InternalError("the embedded device has no table of calls")
-        library = _libraries.setdefault("embedded", Library("embedded", table))
+        made = Library("embedded", table, lib.aiordma_embedded_reg_own_mr)
+        library = _libraries.setdefault("embedded", made)
     return library

@@ -207,7 +207,9 @@ def register(
     if not length:
         raise ValueError("a memory region of 0 bytes")
     try:
-        pointer, addr = reg_mr(pd, pin, length, access, iova)
+        # Where huge pages are wanted, all of them are: they are taken at once.
+        own = bool(page_size) and not huge_pages
+        pointer, addr = reg_mr(pd, pin, length, access, iova, own=own)
     except BaseException:
         ffi.release(pin)  # not when the exception is forgotten, but now
         raise
@@ -220,21 +222,29 @@ def reg_mr(
     length: int,
     access: AccessFlags,
     iova: int | None,
+    *,
+    own: bool = False,
 ) -> tuple[h.MRPointer, int]:
-    """The verb, by whichever of its names; the region and the address that it has."""
+    """The verb, by whichever of its names; the region and the address that it has.
+
+    `own` memory is new pages of the library's own: where nothing pins them, they come with use.
+    """
     check_rights(access)
     require_on_demand(pd.context, access)
     if access & AccessFlags.ZERO_BASED:
         if iova:
             raise ValueError("a zero-based region is at address 0: no iova beside it")
         iova = 0
-    calls = pd.context.library.calls
+    library = pd.context.library
     addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
     try:
         with pd.context.offering(f"registering memory with {access!r}"):
             if iova is not None or access & _OPTIONAL:
-                return calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, access), addr
-            return calls.ibv_reg_mr(pd.pointer, memory, length, access), addr
+                return library.calls.ibv_reg_mr_iova2(
+                    pd.pointer, memory, length, addr, access
+                ), addr
+            call = library.reg_own_mr if own else library.calls.ibv_reg_mr
+            return call(pd.pointer, memory, length, access), addr
     except UnsupportedError:
         raise
     except VerbsError as error:

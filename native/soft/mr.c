@@ -2,7 +2,8 @@
  *
  * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
  * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
- * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.
+ * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.  Who has just
+ * mapped the memory knows that there is no hole: then pages come with the bytes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 
 /* Fill in the range, if that can be: 0 or an errno value. */
 static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
-		    unsigned access)
+		    unsigned access, bool promised)
 {
 	int rc = soft_mr_access(&access, RIGHTS);
 
@@ -48,7 +49,7 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 		return EINVAL;
 	if (access & IBV_ACCESS_ON_DEMAND)
 		rc = soft_pages_can_fault() ? 0 : EOPNOTSUPP;
-	else
+	else if (!promised)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
 	*range = (struct soft_range){
 		.access = access | SOFT_ACCESS_REFERENCE,
@@ -87,11 +88,11 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 	return &mr->ibv;
 }
 
-struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-				     unsigned int access)
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+			     unsigned access, bool promised)
 {
 	struct soft_mr mr = {.ibv.addr = addr};
-	int rc = describe(&mr.range, addr, length, iova, access);
+	int rc = describe(&mr.range, addr, length, iova, access, promised);
 
 	if (rc) {
 		errno = rc;
@@ -100,9 +101,20 @@ struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t lengt
 	return soft_mr_register(pd, &mr);
 }
 
+struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+				     unsigned int access)
+{
+	return reg_mr(pd, addr, length, iova, access, false);
+}
+
 struct ibv_mr *soft_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return soft_ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned)access);
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, false);
+}
+
+struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, true);
 }
 
 int soft_ibv_dereg_mr(struct ibv_mr *ibv)
@@ -166,7 +178,8 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 			      moved ? (uintptr_t)addr : mr->range.start,
 			      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned)access :
 								   mr->range.access &
-									   ~SOFT_ACCESS_REFERENCE);
+									   ~SOFT_ACCESS_REFERENCE,
+			      false);
 	soft_lock();
 	if (!input && mr->windows) {
 		rc = EBUSY; /* bound meanwhile */

@@ -130,6 +130,38 @@ static void on_demand(void)
 	close_pair(&a, &b);
 }
 
+/* New pages come when they are used, and are all there where nobody has given that word. */
+static void own(void)
+{
+	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	uint8_t *memory = pages(4);
+	struct ibv_mr *mr = aiordma_embedded_reg_own_mr(b.pd, memory, 4 * PAGE, rights);
+
+	CHECK(mr);
+	for (int i = 0; i < 4; i++)
+		CHECK(!resident(memory + i * PAGE));
+	fill(a.memory, PAGE, 5);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
+	CHECK(filled(memory + PAGE - 8, 16, 5));
+	CHECK(resident(memory) && resident(memory + PAGE));
+	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
+	/* Nothing else is taken on anybody's word. */
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
+	again(&a, &b);
+	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	REFUSED(aiordma_embedded_reg_own_mr(b.pd, memory, 0, rights), EINVAL);
+	REFUSED(aiordma_embedded_reg_own_mr(b.pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights));
+	CHECK(resident(memory + 2 * PAGE) && resident(memory + 3 * PAGE));
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	munmap(memory, 4 * PAGE);
+	close_pair(&a, &b);
+}
+
 /* The whole address space: memory that is mapped after the registration as well. */
 static void implicit(void)
 {
@@ -578,6 +610,7 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(on_demand());
+	STEP(own());
 	STEP(implicit());
 	STEP(advising());
 	STEP(null_region());

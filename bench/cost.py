@@ -1,0 +1,257 @@
+"""What aiordma costs beside the traffic: memory of connections that are idle, memory of a large
+transfer beyond the buffers of its users, and CPU while nothing happens. Each beside what is asked.
+
+Two processes, one for each end, on the embedded device of this machine. Memory is what is resident.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import aiordma
+
+from .end import Commands, End
+from .footprint import scheduled
+
+KIB, MIB = 1 << 10, 1 << 20
+
+# What a connection may cost (bytes).
+IDLE_CONNECTION = 64 * KIB
+THOUSAND = 200 * MIB
+TRANSFER = 64 * MIB
+
+IDLE_SECONDS = 5.0
+# Stretches to wait for one in which nobody runs: what the connecting has left behind, such as an
+# alarm for a handshake that is long done, rings once within its time of 10 s.
+STRETCHES = 4
+# So often that a few seconds show several.
+KEEP_ALIVE = 1.0
+READ_WRITE = int(aiordma.Rights.READ | aiordma.Rights.WRITE)
+
+Data = dict[str, Any]
+
+
+def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
+    """Tells each its command, and waits for both."""
+    for end, command in zip((first, second), commands, strict=True):
+        end.tell(*command)
+    return [first.answer(), second.answer()]
+
+
+class Pair:
+    """Two processes with connections between them; `count` at first."""
+
+    def __init__(self, stack: ExitStack, count: int, keep_alive: float | None = None) -> None:
+        self.client, self.server = (stack.enter_context(End()) for _ in range(2))
+        self._keep_alive = keep_alive
+        self._port = self.server.do(Commands.listen, keep_alive)
+        self.connect(count)
+
+    def connect(self, count: int) -> None:
+        """So many more."""
+        self.both((Commands.connect, self._port, count, self._keep_alive), (Commands.accept, count))
+
+    def both(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> list[Any]:
+        return both(self.client, self.server, client, server)
+
+    def talk(self, count: int) -> None:
+        self.both((Commands.ask, count), (Commands.answer, count))
+
+    def footprints(self) -> list[Any]:
+        return self.both((Commands.footprint,), (Commands.footprint,))
+
+    def scheduled(self) -> list[tuple[int, int]]:
+        return [scheduled(end.pid) for end in (self.client, self.server)]
+
+    def idle(self, seconds: float) -> list[tuple[int, int]]:
+        """Of a stretch of so long, for each end: how often it ran, and nanoseconds for which.
+
+        Of the first in which neither ran, or the last of a few.
+        """
+        for _ in range(STRETCHES):
+            before = self.scheduled()
+            time.sleep(seconds)
+            found = [
+                (now[0] - was[0], now[1] - was[1])
+                for now, was in zip(self.scheduled(), before, strict=True)
+            ]
+            if not any(runs for runs, _ in found):
+                break
+        return found
+
+
+def connections(count: int, seconds: float) -> Data:
+    """Memory and CPU of idle connections, of both ends."""
+    with ExitStack() as stack:
+        pair = Pair(stack, 1)
+        pair.talk(1)
+        before = pair.footprints()
+        pair.connect(count)
+        pair.talk(1)
+        after = pair.footprints()
+        idle = pair.idle(seconds)
+        pair.talk(100)
+        used = pair.footprints()
+    own = [
+        (now["private"] - now["pool"] - was["private"] + was["pool"]) / count
+        for now, was in zip(after, before, strict=True)
+    ]
+    return {
+        "count": count,
+        "own": own,
+        "pool": [
+            (now["pool"] - was["pool"]) / count for now, was in zip(after, before, strict=True)
+        ],
+        "registered": [
+            (now["registered"] - was["registered"]) / count
+            for now, was in zip(after, before, strict=True)
+        ],
+        "files": [
+            (now["files"] - was["files"]) / count for now, was in zip(after, before, strict=True)
+        ],
+        "resident": [now["resident"] for now in after],
+        "resident_after_use": [now["resident"] for now in used],
+        "idle_seconds": seconds,
+        "idle_runs": [runs for runs, _ in idle],
+        "idle_ns": [ns for _, ns in idle],
+    }
+
+
+def keep_alive(count: int, seconds: float) -> Data:
+    """What looking after silent peers takes."""
+    with ExitStack() as stack:
+        pair = Pair(stack, count, KEEP_ALIVE)
+        pair.talk(1)
+        before = pair.scheduled()
+        time.sleep(seconds)
+        spent = [now[1] - was[1] for now, was in zip(pair.scheduled(), before, strict=True)]
+    probes = count * seconds / KEEP_ALIVE
+    return {"count": count, "interval": KEEP_ALIVE, "ns_per_probe": [ns / probes for ns in spent]}
+
+
+TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "send, recv_into": ((Commands.send,), (Commands.recv_into,)),
+    "write": ((Commands.write,), (Commands.share, READ_WRITE)),
+    "read": ((Commands.read,), (Commands.share, READ_WRITE)),
+}
+
+
+def transfers(size: int) -> Data:
+    """Memory beyond the two users' own buffers, of both ends."""
+    found: Data = {"size": size, "extra": {}, "seconds": {}}
+    for name, commands in TRANSFERS.items():
+        with ExitStack() as stack:
+            pair = Pair(stack, 1)
+            filled = name != "read"
+            pair.both((Commands.buffer, size, filled), (Commands.buffer, size, not filled))
+            start = time.perf_counter()
+            pair.both(*commands)
+            found["seconds"][name] = time.perf_counter() - start
+            (here, one), (there, other) = pair.both((Commands.extra,), (Commands.extra,))
+            if one != other:
+                raise RuntimeError(f"{name}: {size} bytes did not arrive as they were")
+            found["extra"][name] = [here, there]
+    return found
+
+
+def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
+    """All of it; sizes in bytes, of the client and the server where there are two."""
+    return {
+        "connections": connections(count, seconds),
+        "keep_alive": keep_alive(min(count, 100), seconds),
+        "transfers": transfers(size),
+    }
+
+
+def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
+    """What, what is asked, what was measured, and whether that is reached (None: nothing asked)."""
+    idle, alive, large = data["connections"], data["keep_alive"], data["transfers"]
+    count = idle["count"]
+
+    def amounts(values: Sequence[float], unit: int, name: str) -> str:
+        return " and ".join(f"{value / unit:.0f}" for value in values) + f" {name}"
+
+    thousand = count == 1000
+    gib = large["size"] / (1 << 30)
+    found: list[tuple[str, str, str, bool | None]] = [
+        (
+            "an idle connection, beyond the pool",
+            "at most 64 KiB",
+            amounts(idle["own"], KIB, "KiB"),
+            max(idle["own"]) <= IDLE_CONNECTION,
+        ),
+        (
+            "its receives in the pool, in memory after a message each way",
+            "",
+            amounts(idle["pool"], KIB, "KiB") + f" of {idle['registered'][0] / KIB:.0f}",
+            None,
+        ),
+        (
+            f"{count:,} idle connections in a process, in all",
+            "at most 200 MiB" if thousand else "",
+            amounts(idle["resident"], MIB, "MiB"),
+            max(idle["resident"]) <= THOUSAND if thousand else None,
+        ),
+        (
+            "the same when each has carried 100 messages each way",
+            "",
+            amounts(idle["resident_after_use"], MIB, "MiB"),
+            None,
+        ),
+        (
+            f"CPU of the process with them in {idle['idle_seconds']:g} s",
+            "none",
+            amounts(idle["idle_ns"], 1000, "us"),
+            not any(idle["idle_runs"]),
+        ),
+        (
+            "keep-alive: CPU for each question and its answer",
+            "",
+            amounts(alive["ns_per_probe"], 1000, "us"),
+            None,
+        ),
+    ]
+    for name, extra in large["extra"].items():
+        found.append(
+            (
+                f"{gib:g} GiB by {name}, beyond the users' buffers",
+                "at most 64 MiB",
+                amounts(extra, MIB, "MiB"),
+                max(extra) <= TRANSFER,
+            )
+        )
+    return found
+
+
+def table(data: Data) -> Table:
+    made = Table(box=SIMPLE_HEAD, caption="of the client and the server", title="what it costs")
+    for name in ("cost", "asked", "measured", "reached"):
+        made.add_column(name)
+    for what, asked, measured, reached in rows(data):
+        made.add_row(what, asked, measured, {True: "yes", False: "no", None: ""}[reached])
+    return made
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="connections (%(default)s)")
+    parser.add_argument("--mib", type=int, default=1024, help="of a transfer (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=IDLE_SECONDS, help="of doing nothing (%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    options = parser.parse_args(arguments)
+    data = measure(options.count, options.mib * MIB, options.seconds)
+    if options.json:
+        options.json.write_text(json.dumps(data, indent=2) + "\n")
+    Console().print(table(data))

@@ -1,0 +1,178 @@
+"""One end of connections, in a process of its own, which does what it is told.
+
+python -m bench.end          reads a command a line, `NAME ARGUMENTS` as JSON, and answers each so
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import zlib
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import aiordma
+from aiordma.driver import Driver
+
+from .footprint import footprint, peak, reset_peak
+
+# What a transfer carries: this over and over.
+PATTERN = 1 << 20
+
+
+def allow_files() -> None:
+    """As many as the system lets a process ask for; the library never asks."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
+    driver: Driver = conn._side.driver
+    return driver.pool
+
+
+class Commands:
+    """What an end can be told; the first connection is the one that transfers."""
+
+    def __init__(self) -> None:
+        self._conns: list[aiordma.Connection] = []
+        self._listener: aiordma.Listener | None = None
+        self._buffer = bytearray()
+        self._base = 0
+
+    async def listen(self, keep_alive: float | None) -> int:
+        config = aiordma.Config(keep_alive=keep_alive, max_message=1 << 40)
+        self._listener = await aiordma.listen("127.0.0.1", 0, config=config)
+        return self._listener.port
+
+    async def accept(self, count: int) -> None:
+        assert self._listener is not None
+        for _ in range(count):
+            self._conns.append(await self._listener.accept())
+
+    async def connect(self, port: int, count: int, keep_alive: float | None) -> None:
+        config = aiordma.Config(keep_alive=keep_alive, max_message=1 << 40)
+        for _ in range(count):
+            self._conns.append(await aiordma.connect("127.0.0.1", port, config=config))
+
+    async def ask(self, count: int) -> None:
+        """So many small messages by each connection, and as many answers."""
+        for conn in self._conns:
+            for _ in range(count):
+                await conn.send(b"a small message")
+                with await conn.recv():
+                    pass
+
+    async def answer(self, count: int) -> None:
+        for conn in self._conns:
+            for _ in range(count):
+                with await conn.recv() as message:
+                    await conn.send(message)
+
+    async def footprint(self) -> dict[str, int]:
+        return footprint(pool_of(self._conns[0]))
+
+    # ---- one large transfer --------------------------------------------------------------
+
+    async def buffer(self, size: int, filled: bool) -> None:
+        """A buffer of the user's, all of it in memory; what is taken beyond it counts from here."""
+        self._buffer = bytearray(os.urandom(PATTERN) if filled else b"\xff" * PATTERN) * (
+            size // PATTERN
+        )
+        reset_peak()
+        self._base = peak()
+
+    async def send(self) -> None:
+        await self._conns[0].send(self._buffer)
+
+    async def recv_into(self) -> None:
+        await self._conns[0].recv_into(self._buffer)
+
+    async def share(self, rights: int) -> None:
+        conn = self._conns[0]
+        with conn.register(self._buffer) as memory:
+            share = await conn.send_region(memory, access=aiordma.Rights(rights))
+            assert share is not None
+            with share, await conn.recv():  # an empty message: it is done
+                pass
+
+    async def read(self) -> None:
+        conn = self._conns[0]
+        remote = await conn.recv_region()
+        assert isinstance(remote, aiordma.RemoteRegion)
+        await conn.read(remote, self._buffer)
+        await conn.send(b"")
+
+    async def write(self) -> None:
+        conn = self._conns[0]
+        remote = await conn.recv_region()
+        assert isinstance(remote, aiordma.RemoteRegion)
+        await conn.write(self._buffer, remote)
+        await conn.send(b"")
+
+    async def extra(self) -> tuple[int, int]:
+        """The most that was in memory at a time beyond what there was before, and a checksum."""
+        extra = peak() - self._base
+        return extra, zlib.crc32(self._buffer)
+
+    async def close(self) -> None:
+        for conn in self._conns:
+            await conn.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+
+async def main() -> None:
+    allow_files()
+    commands = Commands()
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        name, arguments = json.loads(line)
+        command: Callable[..., Awaitable[Any]] = getattr(commands, name)
+        print(json.dumps(await command(*arguments)), flush=True)
+    await commands.close()
+
+
+class End:
+    """The process, in `with`: told with `tell`, asked for its answer with `answer`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.end"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.pid = self._process.pid
+
+    def tell(self, command: Callable[..., Awaitable[Any]], *arguments: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([command.__name__, arguments]).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def do(self, command: Callable[..., Awaitable[Any]], *arguments: object) -> Any:
+        self.tell(command, *arguments)
+        return self.answer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,65 @@
+"""What a process takes up: memory by kind, open files, the scheduler's account of it."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+
+from aiordma.mr_pool import MemoryPool
+
+KIB = 1 << 10
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PRESENT = 1 << 63  # proc_pid_pagemap(5)
+
+Footprint = dict[str, int]
+
+
+def footprint(pool: MemoryPool) -> Footprint:
+    """Bytes of this process in memory, in all and of its own (`private`), and of the latter those
+    in slabs of the pool; what the pool has registered; open files."""
+    kinds = {"Rss": 0, "Private_Dirty": 0}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name in kinds:
+            kinds[name] = int(amount.split()[0]) * KIB
+    return {
+        "resident": kinds["Rss"],
+        "private": kinds["Private_Dirty"],
+        "pool": sum(present(slab.addr, slab.length) for slab, _ in pool._regions.values()),
+        "registered": pool.statistics().registered_bytes,
+        "files": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def present(address: int, length: int) -> int:
+    """Bytes of a range that are in memory."""
+    first, last = address // PAGE, (address + length - 1) // PAGE
+    entries = array("Q")
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(first * entries.itemsize)
+        entries.frombytes(pagemap.read((last - first + 1) * entries.itemsize))
+    return PAGE * sum(1 for entry in entries if entry & PRESENT)
+
+
+def reset_peak() -> None:
+    """`peak` counts from here (proc_pid_clear_refs(5))."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """The most that this process has had in memory at a time, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIB
+    raise LookupError("/proc/self/status does not say VmHWM")
+
+
+def scheduled(pid: int) -> tuple[int, int]:
+    """Of all threads of a process: how often they have run, and nanoseconds for which they have."""
+    times = runs = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        ran, _waited, slices = (int(word) for word in (task / "schedstat").read_text().split())
+        times += ran
+        runs += slices
+    return runs, times
