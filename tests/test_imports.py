@@ -56,7 +56,8 @@ ROOMS: dict[str, set[str]] = {
         "reconnect",
     },  # the public names are gathered here, so it may not be imported above
     "testing": PUBLIC | {"", "streams"},
-    "cli": PUBLIC | {"", "streams", "testing"},
+    "perf": PUBLIC | {"", "streams"},
+    "cli": PUBLIC | {"", "streams", "testing", "perf"},
     "__main__": {"cli"},
 }
 
@@ -90,6 +91,7 @@ IMPURE = {
 THIRD_PARTY = {
     "_core": {"msgpack"},
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
+    "perf": {"msgpack"},
     "cli": {"click", "rich"},
 }
 

@@ -10,6 +10,7 @@ from .devinfo import devinfo
 from .doctor import doctor
 from .echo import echo
 from .echo_server import echo_server
+from .perf import perf
 from .run import run
 from .trace import trace
 
@@ -24,5 +25,6 @@ app.add_command(devinfo)
 app.add_command(doctor)
 app.add_command(echo)
 app.add_command(echo_server)
+app.add_command(perf)
 app.add_command(run)
 app.add_command(trace)

@@ -46,6 +46,14 @@ def loop_factory(name: str) -> LoopFactory:
 
 def connection_options(command: Command) -> Command:
     """--device, --via, --host and --loop."""
+    listening = click.option(
+        "--host", metavar="ADDRESS", help="Address to listen on [default: the device's own]."
+    )
+    return transport_options(listening(command))
+
+
+def transport_options(command: Command) -> Command:
+    """--device, --via and --loop."""
     for option in (
         click.option(
             "--loop",
@@ -53,9 +61,6 @@ def connection_options(command: Command) -> Command:
             default="asyncio",
             show_default=True,
             help="Event loop.",
-        ),
-        click.option(
-            "--host", metavar="ADDRESS", help="Address to listen on [default: the device's own]."
         ),
         click.option(
             "--via",

@@ -54,6 +54,7 @@ def test_help_lists_the_commands_for_people() -> None:
         "devinfo",
         "doctor",
         "echo",
+        "perf",
         "run",
         "trace",
     ]

@@ -32,6 +32,12 @@ def test_echo(tmp_path: Path) -> None:
     assert re.findall(r"^ *(\S+ \w+) +20 ", printed, re.MULTILINE) == ["64 B", "1 MiB"]
 
 
+def test_perf(tmp_path: Path) -> None:
+    printed = run_section("perf", tmp_path)
+    assert "send lat on embedded0" in printed
+    assert re.findall(r"^ *(64 B|4 KiB) .* yes", printed, re.MULTILINE) == ["64 B", "64 B", "4 KiB"]
+
+
 def test_trace(tmp_path: Path) -> None:
     printed = run_section("trace", tmp_path)
     assert len(re.findall(r"^process \d+ on ", printed, re.MULTILINE)) == 4

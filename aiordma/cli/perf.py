@@ -1,0 +1,309 @@
+"""`aiordma perf`: latency, bandwidth and rate of every kind of operation, between two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import aiordma
+from aiordma import verbs
+from aiordma.perf.client import PerfClient, RefusedError, Result
+from aiordma.perf.machine import machine
+from aiordma.perf.record import Where, record
+from aiordma.perf.server import PerfServer
+from aiordma.perf.settings import (
+    EVERY_SIZE,
+    METRICS,
+    OPERATIONS,
+    Settings,
+    default_depth,
+    default_sizes,
+)
+
+from .child import ChildError, listening_child
+from .echo_server import end_of_input
+from .options import (
+    Via,
+    connection_options,
+    loop_factory,
+    own_address,
+    parse_sizes,
+    transport_options,
+)
+from .perf_table import show
+from .report import size_text
+
+DEFAULT_PORT = 7472
+
+# The program of the other end; its options follow.
+SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
+
+# As a shell has it for a program that Ctrl-C ended.
+INTERRUPTED = 130
+
+Record = dict[str, Any]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class PerfGroup(click.Group):
+    """`perf --local ...` is `perf local ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["--local"]:
+            args = ["local", *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=PerfGroup)
+@click.option("--local", is_flag=True, help="The same as the command local.")
+def perf(local: bool) -> None:
+    """Measure latency, bandwidth or rate between two processes.
+
+    `aiordma perf --local send lat` starts both of them on this machine; `server` and `client` are
+    for two machines.
+    """
+
+
+def measurement_options(command: Command) -> Command:
+    """OPERATION, METRIC, and how much of it."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
+        click.option(
+            "--verify-all", is_flag=True, help="Compare every message, not first and last alone."
+        ),
+        click.option("--imm", is_flag=True, help="With immediate data: send and write."),
+        click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
+        click.option("--connections", type=int, default=1, help="Connections [default: 1]."),
+        click.option(
+            "--depth",
+            type=int,
+            help="Operations under way on each connection [default: 64; for lat and stream 1].",
+        ),
+        click.option(
+            "--warm-up",
+            type=int,
+            help="Operations before the timed ones [default: up to 200, fewer of large ones].",
+        ),
+        click.option(
+            "--duration",
+            type=float,
+            metavar="SECONDS",
+            default=1.0,
+            help="How long each size is measured [default: 1].",
+        ),
+        click.option("--iterations", type=int, help="Operations of each size, instead of a time."),
+        click.option("--all", "every", is_flag=True, help="Powers of two from 2 B to 8 MiB."),
+        click.option(
+            "--sizes",
+            type=parse_sizes,
+            metavar="SIZE,...",
+            help="Sizes in bytes, as 64,4KiB,1M [default: 64; for bw 64K; of atomic 8].",
+        ),
+        click.argument("metric", type=click.Choice(METRICS)),
+        click.argument("operation", type=click.Choice(OPERATIONS)),
+    ):
+        command = option(command)
+    return command
+
+
+def settings_of(
+    operation: str,
+    metric: str,
+    sizes: list[int] | None,
+    every: bool,
+    depth: int | None,
+    **rest: Any,
+) -> Settings:
+    if every and sizes:
+        raise click.UsageError("--all and --sizes exclude each other")
+    chosen = EVERY_SIZE if every else tuple(sizes or default_sizes(operation, metric))
+    try:
+        return Settings(
+            operation=operation,
+            metric=metric,
+            sizes=chosen,
+            depth=default_depth(operation, metric) if depth is None else depth,
+            **rest,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@perf.command()
+@measurement_options
+@connection_options
+def local(
+    device: str | None, via: Via, host: str | None, loop: str, as_json: bool, **asked: Any
+) -> None:
+    """Measure between two processes on this machine.
+
+    OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
+    """
+    settings = settings_of(**asked)
+
+    async def run() -> Record:
+        chosen = verbs.find_device(device)
+        at = host or own_address(chosen)
+        options = ["--device", chosen.name, "--via", via, "--host", at, "--loop", loop]
+        async with listening_child([*SERVER, *options]) as server:
+            measuring = measure(settings, chosen, via, loop, server.host, server.port)
+            return await server.guard(measuring)
+
+    finish(run, loop, as_json)
+
+
+def finish(run: Callable[[], Coroutine[Any, Any, Record]], loop: str, as_json: bool) -> None:
+    """Runs, shows, and exits with a status that says how it went."""
+    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        try:
+            told = runner.run(run())
+        except (aiordma.RDMAError, RefusedError, ChildError, OSError, EOFError) as error:
+            raise click.ClickException(str(error) or type(error).__name__) from error
+    if as_json:
+        click.echo(json.dumps(told, indent=1))
+    else:
+        show(Console(width=None if sys.stdout.isatty() else 132), told)
+    if not told["verified"]:
+        raise SystemExit(1)
+    if told["interrupted"]:
+        raise SystemExit(INTERRUPTED)
+
+
+async def measure(
+    settings: Settings, device: verbs.Device, via: Via, loop: str, host: str, port: int
+) -> Record:
+    results: list[Result] = []
+    async with PerfClient.connect(settings, host, port, device=device.name, via=via) as client:
+        with stopped_by_ctrl_c(client), progress_bar(settings) as progress:
+            for number, size in enumerate(settings.sizes):
+                result = await client.measure(size, progress(number))
+                if result is not None:
+                    results.append(result)
+                if client.stopped:
+                    break
+    where = Where(
+        aiordma=aiordma.__version__,
+        device=client.device,
+        library=device.library.name,
+        via=via,
+        loop=loop,
+        client=machine(),
+        server=client.server_machine,
+    )
+    return record(settings, where, results)
+
+
+@contextmanager
+def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
+    """The first Ctrl-C ends the run in order, the second one at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        client.stop()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+@contextmanager
+def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float], None]]]:
+    """On a terminal; for each number of a size, what is told how much of it is done."""
+    errors = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        auto_refresh=False,  # a thread would take the interpreter from what is timed
+        disable=not errors.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", total=len(settings.sizes))
+
+        def of(number: int) -> Callable[[float], None]:
+            text = f"{settings.operation} {settings.metric}, {size_text(settings.sizes[number])}"
+
+            def told(part: float) -> None:
+                progress.update(bar, description=text, completed=number + part, refresh=True)
+
+            return told
+
+        yield of
+
+
+@perf.command()
+@click.argument("server_host", metavar="HOST")
+@measurement_options
+@click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
+@transport_options
+def client(
+    server_host: str,
+    port: int,
+    device: str | None,
+    via: Via,
+    loop: str,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Measure against `aiordma perf server` on HOST.
+
+    OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
+    """
+    settings = settings_of(**asked)
+
+    async def run() -> Record:
+        return await measure(settings, verbs.find_device(device), via, loop, server_host, port)
+
+    finish(run, loop, as_json)
+
+
+@perf.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 0xFFFF),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; 0 picks one.",
+)
+@click.option("--child", is_flag=True, hidden=True)
+@connection_options
+def server(
+    port: int, child: bool, device: str | None, via: Via, host: str | None, loop: str
+) -> None:
+    """Serve measurements, one client after another, until Ctrl-C.
+
+    Without --host it listens on every address.  There are no passwords: whoever reaches the port
+    can make it work.
+    """
+    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        try:
+            runner.run(serve(device, via, host or "", 0 if child else port, child))
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+        except (aiordma.RDMAError, OSError) as error:
+            raise click.ClickException(f"perf server: {error}") from error
+
+
+async def serve(device: str | None, via: Via, host: str, port: int, child: bool) -> None:
+    async with await PerfServer.start(host, port, device=device, via=via) as server:
+        if child:
+            print(server.host, server.port, flush=True)
+            await end_of_input()
+        else:
+            click.echo(f"serving on {server.device}, {server.host} port {server.port}, via {via}")
+            await server.forever()

@@ -1,0 +1,95 @@
+"""What `aiordma perf` prints for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .report import size_text, time_text
+
+TIMES = {
+    "min": "min",
+    "median": "median",
+    "p90": "p90",
+    "p99": "p99",
+    "p99_9": "p99.9",
+    "max": "max",
+}
+
+
+def show(console: Console, record: dict[str, Any]) -> None:
+    """A table, with what its figures mean below."""
+    settings = record["settings"]
+    console.print(
+        f"{record['operation']} {record['metric']} on {record['device']} "
+        f"({record['library']} library), via {record['via']}, {record['loop']} loop, "
+        f"{settings['connections']} connection{'s' * (settings['connections'] > 1)}, "
+        f"depth {settings['depth']}, batch {settings['batch']}\n"
+        f"client {record['client']}\nserver {record['server']}",
+        highlight=False,
+    )
+    table = latencies(record) if record["metric"] == "lat" else throughputs(record)
+    table.box, table.padding, table.caption_justify = SIMPLE_HEAD, (0, 1, 0, 0), "left"
+    console.print(table)
+    for row in record["results"]:
+        if row["mismatch"]:
+            console.print(f"[bold red]{size_text(row['size'])}: {row['mismatch']}[/]")
+    if record["interrupted"]:
+        console.print("[yellow]interrupted: what had been measured by then[/]")
+
+
+def verdict(row: dict[str, Any]) -> str:
+    return "[bold red]NO[/]" if row["mismatch"] else "[green]yes[/]"
+
+
+def latencies(record: dict[str, Any]) -> Table:
+    table = Table(
+        caption=f"Times in us. Latency: {record['latency_is']}. Completion: "
+        f"{record['completion_is']}. Python's garbage collection is off meanwhile."
+    )
+    for name in ("size", "count"):
+        table.add_column(name, justify="right")
+    for name in TIMES.values():
+        table.add_column(name, justify="right")
+    for name in ("completion", "p99"):
+        table.add_column(name, justify="right", style="cyan")
+    table.add_column("verified")
+    for row in record["results"]:
+        latency, completion = row["latency_us"], row["completion_us"]
+        if latency is None:
+            continue
+        table.add_row(
+            size_text(row["size"]),
+            f"{latency['count']:,}",
+            *(time_text(latency[key]) for key in TIMES),
+            *(time_text(completion[key]) if completion else "-" for key in ("median", "p99")),
+            verdict(row),
+        )
+    return table
+
+
+def throughputs(record: dict[str, Any]) -> Table:
+    table = Table(
+        caption="1 MB = 2^20 bytes, as perftest; 1 Gb = 10^9 bits; payload alone. "
+        "Python's garbage collection is off meanwhile."
+    )
+    for name in ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s"):
+        table.add_column(name, justify="right")
+    table.add_column("verified")
+    for row in record["results"]:
+        table.add_row(
+            size_text(row["size"]),
+            f"{row['operations']:,}",
+            f"{row['seconds']:.2f}",
+            *(amount(row[key]) for key in ("mb_per_s", "gbit_per_s")),
+            f"{row['mmsg_per_s']:.4f}",
+            verdict(row),
+        )
+    return table
+
+
+def amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

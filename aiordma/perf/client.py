@@ -1,0 +1,284 @@
+"""The client of measurements: opens the connections, runs the parts, takes the time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import aiordma
+from aiordma import Config
+from aiordma.errors import ProtocolError
+from aiordma.transport import Via
+
+from . import client_ends, client_memory, wire
+from .client_ends import ENDLESS, ClientEnd, Run
+from .client_streams import Streams
+from .quiet import quiet
+from .settings import Settings
+from .statistics import Summary, Throughput, tail
+from .stream_frames import STREAM_LIMIT, close, send_over
+
+# Seconds between two looks at how far a part has come.
+LOOK = 0.1
+
+ENDS: dict[str, Callable[[aiordma.Connection], ClientEnd]] = {
+    "send": client_ends.Sends,
+    "write": client_memory.Writes,
+    "read": client_memory.Reads,
+    "atomic": client_memory.Atomics,
+}
+
+Progress = Callable[[float], None]
+Kind = TypeVar("Kind")
+
+
+class RefusedError(Exception):
+    """The server will not do what was asked for; the text says why."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What was measured of one size.  Times in seconds."""
+
+    size: int
+    operations: int
+    seconds: float
+    latency: Summary | None = None
+    completion: Summary | None = None
+    distribution: list[tuple[float, float]] | None = None
+    mismatch: str = ""
+    interrupted: bool = False
+
+    @property
+    def throughput(self) -> Throughput:
+        return Throughput(self.operations, self.size, self.seconds)
+
+
+@dataclass(slots=True)
+class Part:
+    """One part, over all connections."""
+
+    runs: list[Run]
+    seconds: float
+    mismatch: str
+
+    @property
+    def done(self) -> int:
+        return sum(run.done for run in self.runs)
+
+    @property
+    def times(self) -> list[float]:
+        return [time for run in self.runs for time in run.times]
+
+
+class PerfClient:
+    """One run against a server.  Made by `connect`."""
+
+    def __init__(
+        self, settings: Settings, control: aiordma.Connection, ends: list[ClientEnd], server: str
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._ends = ends
+        self._runs: list[Run] = []
+        self.stopped = False
+        self.server_machine = server
+        self.device = control.device
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        settings: Settings,
+        host: str,
+        port: int,
+        *,
+        device: str | None = None,
+        via: Via = "cm",
+    ) -> AsyncIterator[PerfClient]:
+        """Opens a run; waits while the server is busy with another.
+
+        RefusedError when it will not.  Otherwise raises what `aiordma.connect` raises.
+        """
+        config = Config(
+            send_queue=max(Config().send_queue, min(2 * settings.depth, 0xFFFF)),
+            max_message=max(*settings.sizes, 1 << 20),
+        )
+
+        async def connection() -> aiordma.Connection:
+            return await stack.enter_async_context(
+                await aiordma.connect(host, port, device=device, via=via, config=config)
+            )
+
+        async with AsyncExitStack() as stack:
+            control = await connection()
+            await control.send(
+                wire.pack(
+                    wire.Open(wire.VERSION, settings.operation, settings.connections, settings.imm)
+                )
+            )
+            opened = await answer(control, wire.Opened)
+            ends: list[ClientEnd] = []
+            for index in range(settings.connections):
+                first = wire.Attach(opened.key, index)
+                if settings.operation == "stream":
+                    reader, writer = await aiordma.open_connection(
+                        host,
+                        opened.port,
+                        limit=STREAM_LIMIT,
+                        device=device,
+                        via=via,
+                        config=config,
+                    )
+                    stack.push_async_callback(close, writer)
+                    send_over(writer, first)
+                    ends.append(Streams(reader, writer))
+                else:
+                    conn = await connection()
+                    await conn.send(wire.pack(first))
+                    ends.append(ENDS[settings.operation](conn))
+            with quiet():
+                yield cls(settings, control, ends, opened.machine)
+
+    def stop(self) -> None:
+        """Ends the run as soon as what is under way is done; what was measured is kept."""
+        self.stopped = True
+        for run in self._runs:
+            run.limit = 0
+
+    async def measure(self, size: int, progress: Progress = lambda part: None) -> Result | None:
+        """Measures one size; None when it was stopped before anything was."""
+        settings = self._settings
+        if settings.metric != "lat":
+            part = await self._warm_and_timed("flood", size, progress)
+            return None if part is None else self._result(size, part)
+        # Reads and atomics need no answer of the peer's program: their latency is their completion.
+        first = "ping" if settings.halved else "alone"
+        part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
+        if part is None:
+            return None
+        result = self._result(size, part)
+        result.latency = Summary.of(part.times).scaled(0.5 if settings.halved else 1)
+        result.distribution = tail(part.times)
+        if settings.operation in ("read", "atomic"):
+            result.completion = result.latency
+        elif settings.operation != "stream" and not self.stopped:
+            more = await self._warm_and_timed("alone", size, lambda done: progress(0.5 + done / 2))
+            if more is not None:
+                result.completion = Summary.of(more.times)
+                result.mismatch = result.mismatch or more.mismatch
+        result.interrupted = self.stopped
+        return result
+
+    def _result(self, size: int, part: Part) -> Result:
+        return Result(
+            size, part.done, part.seconds, mismatch=part.mismatch, interrupted=self.stopped
+        )
+
+    async def _warm_and_timed(self, kind: str, size: int, progress: Progress) -> Part | None:
+        warm_up = self._settings.warm_up_for(size)
+        if warm_up:
+            warm = await self._part(kind, size, warm_up, None, lambda done: None)
+            if warm.mismatch:
+                return warm
+        limit = self._settings.share()
+        if limit is None:
+            part = await self._part(kind, size, ENDLESS, self._settings.duration, progress)
+        else:
+            part = await self._part(kind, size, limit, None, progress)
+        return part if part.done else None
+
+    async def _part(
+        self, kind: str, size: int, limit: int, duration: float | None, progress: Progress
+    ) -> Part:
+        seed = int.from_bytes(os.urandom(7))
+        try:
+            return await self._work(kind, seed, size, limit, duration, progress)
+        finally:
+            for end in self._ends:
+                end.release()
+
+    async def _work(
+        self,
+        kind: str,
+        seed: int,
+        size: int,
+        limit: int,
+        duration: float | None,
+        progress: Progress,
+    ) -> Part:
+        settings = self._settings
+        tokens = [end.prepare(seed, size) for end in self._ends]
+        way = "ping" if kind == "ping" else "flood"
+        begun = await self._ask(
+            wire.Begin(way, size, seed, settings.verify_all, tokens), wire.Begun
+        )
+        for end, token in zip(self._ends, begun.tokens, strict=True):
+            end.use(token)
+        self._runs = [
+            Run(
+                0 if self.stopped else limit,
+                settings.depth,
+                settings.batch,
+                settings.imm,
+                settings.verify_all,
+                answered=way == "ping",
+            )
+            for _ in self._ends
+        ]
+        start = perf_counter()
+        await self._all(kind, duration, progress)
+        done = [run.done for run in self._runs]
+        await self._ask(wire.Finish(done), wire.Reached)
+        seconds = perf_counter() - start
+        finished = await answer(self._control, wire.Finished)
+        mine = [end.verify(run) for end, run in zip(self._ends, self._runs, strict=True)]
+        mismatch = finished.mismatch or next(filter(None, mine), "")
+        return Part(self._runs, seconds, mismatch)
+
+    async def _all(self, kind: str, duration: float | None, progress: Progress) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        timer: asyncio.Handle | None = None
+
+        def look() -> None:
+            nonlocal timer
+            passed = loop.time() - start
+            if duration is not None and passed >= duration:
+                for run in self._runs:
+                    run.limit = 0
+                return
+            done = sum(run.done for run in self._runs)
+            whole = sum(run.limit for run in self._runs)
+            progress(passed / duration if duration is not None else done / max(whole, 1))
+            pause = LOOK if duration is None else min(LOOK, duration - passed)
+            timer = loop.call_later(pause, look)
+
+        timer = loop.call_soon(look)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for end, run in zip(self._ends, self._runs, strict=True):
+                    group.create_task(getattr(end, kind)(run))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            timer.cancel()
+
+    async def _ask(self, message: wire.Wire, kind: type[Kind]) -> Kind:
+        await self._control.send(wire.pack(message))
+        return await answer(self._control, kind)
+
+
+async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:
+    with await control.recv() as message:
+        told = wire.unpack(bytes(message))
+    if isinstance(told, wire.Refused):
+        raise RefusedError(f"the server refuses: {told.text}")
+    if not isinstance(told, kind):
+        raise ProtocolError(f"the server answers with {type(told).__name__}")
+    return told

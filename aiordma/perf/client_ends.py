@@ -1,0 +1,141 @@
+"""The client's end of one connection, for each operation: what is done, and what is timed.
+
+Three kinds of work.  `ping`: one operation at a time, which the peer's program answers with one of
+the same; timed is the way there and back.  `alone`: one at a time without an answer; timed is the
+await.  `flood`: as many under way as the depth allows; none is timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+import aiordma
+from aiordma import Message
+
+from .contents import SERVER, contents, difference
+
+U32 = 0xFFFF_FFFF
+
+ENDLESS = 1 << 62
+
+
+@dataclass(slots=True)
+class Run:
+    """One part on one connection.  Setting the limit to 0 ends it after what is under way."""
+
+    limit: int
+    depth: int = 1
+    batch: int = 1
+    imm: bool = False
+    verify_all: bool = False
+    answered: bool = False
+    """Whether it is pings."""
+    started: int = 0
+    done: int = 0
+    times: array[float] = field(default_factory=lambda: array("d"))
+
+
+class ClientEnd(Protocol):
+    """One connection; `prepare`, and `verify` and `release`, stand around each part."""
+
+    def prepare(self, seed: int, size: int) -> bytes:
+        """Makes what the part works on; a token for the peer where that has to write here."""
+
+    def use(self, token: bytes) -> None:
+        """The peer's memory."""
+
+    async def ping(self, run: Run) -> None: ...
+    async def alone(self, run: Run) -> None: ...
+    async def flood(self, run: Run) -> None: ...
+
+    def verify(self, run: Run) -> str:
+        """What was wrong with what has come; empty: nothing."""
+
+    def release(self) -> None:
+        """Gives the part's memory back; a second call does nothing."""
+
+
+async def time_each(operate: Callable[[], Awaitable[object]], run: Run) -> None:
+    times = run.times
+    while run.done < run.limit:
+        start = perf_counter()
+        await operate()
+        times.append(perf_counter() - start)
+        run.done += 1
+
+
+class Sends:
+    """Messages of ordinary memory, as most programs send them."""
+
+    def __init__(self, conn: aiordma.Connection) -> None:
+        self._conn = conn
+        self._sent = self._expected = b""
+        self._last: Message | None = None
+        self._mismatch = ""
+
+    def prepare(self, seed: int, size: int) -> bytes:
+        self._sent, self._expected = contents(seed, size), contents(seed + SERVER, size)
+        self._mismatch = ""
+        return b""
+
+    def use(self, token: bytes) -> None:
+        """There is none."""
+
+    async def ping(self, run: Run) -> None:
+        conn, data, times = self._conn, self._sent, run.times
+        while run.done < run.limit:
+            imm = run.done & U32 if run.imm else None
+            start = perf_counter()
+            await conn.send(data, imm=imm)
+            message = await conn.recv()
+            times.append(perf_counter() - start)
+            if self._last is not None:
+                self._last.release()
+            self._last = message
+            if run.verify_all or not run.done or message.imm != imm:
+                self._compare(message, imm, run.done)
+            run.done += 1
+
+    def _compare(self, message: Message, imm: int | None, number: int) -> None:
+        wrong = difference(message.data, self._expected)
+        if message.imm != imm:
+            wrong = f"immediate data {message.imm} instead of {imm}"
+        if wrong and not self._mismatch:
+            self._mismatch = f"answer {number}: {wrong}"
+
+    async def alone(self, run: Run) -> None:
+        conn, data = self._conn, self._sent
+        if run.imm:
+            await time_each(lambda: conn.send(data, imm=run.done & U32), run)
+        else:
+            await time_each(lambda: conn.send(data), run)
+
+    async def flood(self, run: Run) -> None:
+        conn, data = self._conn, self._sent
+        waiting: deque[asyncio.Future[None]] = deque()
+        while run.started < run.limit or waiting:
+            while len(waiting) < run.depth and run.started < run.limit:
+                imm = run.started & U32 if run.imm else None
+                waiting.append(conn.send_nowait(data, imm=imm))
+                run.started += 1
+            await waiting.popleft()
+            run.done += 1
+            while waiting and waiting[0].done():
+                waiting.popleft().result()
+                run.done += 1
+
+    def verify(self, run: Run) -> str:
+        if self._last is not None:
+            self._compare(self._last, self._last.imm, run.done - 1)
+        return self._mismatch
+
+    def release(self) -> None:
+        if self._last is not None:
+            self._last.release()
+            self._last = None

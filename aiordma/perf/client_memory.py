@@ -1,0 +1,175 @@
+"""The client's end of one connection where it works on the server's memory: write, read, atomic."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable
+
+import aiordma
+from aiordma import Batch, Buffer, RemoteRegion, Rights, Share
+
+from .client_ends import U32, Run, time_each
+from .contents import SERVER, contents, difference
+
+
+class OneSided:
+    """What the three have in common.  All operations of a part are on the same bytes."""
+
+    def __init__(self, conn: aiordma.Connection) -> None:
+        self._conn = conn
+        self._memory: Buffer | None = None
+        self._remote: RemoteRegion | None = None
+
+    def use(self, token: bytes) -> None:
+        self._remote = self._conn.open_region(token)
+
+    @property
+    def remote(self) -> RemoteRegion:
+        assert self._remote is not None
+        return self._remote
+
+    @property
+    def memory(self) -> Buffer:
+        assert self._memory is not None
+        return self._memory
+
+    @abstractmethod
+    def operate(self, run: Run) -> Awaitable[object]:
+        """One operation."""
+
+    @abstractmethod
+    def collect(self, batch: Batch) -> None:
+        """The same, in a batch."""
+
+    async def ping(self, run: Run) -> None:
+        """Reads and atomics wake nobody, so that nobody could answer."""
+        raise NotImplementedError
+
+    async def alone(self, run: Run) -> None:
+        await time_each(lambda: self.operate(run), run)
+
+    async def flood(self, run: Run) -> None:
+        work = self._singly if run.batch == 1 else self._in_batches
+        async with asyncio.TaskGroup() as group:
+            for _ in range(run.depth // run.batch):
+                group.create_task(work(run))
+
+    async def _singly(self, run: Run) -> None:
+        while run.started < run.limit:
+            operation = self.operate(run)
+            run.started += 1
+            await operation
+            run.done += 1
+
+    async def _in_batches(self, run: Run) -> None:
+        while run.started < run.limit:
+            count = min(run.batch, run.limit - run.started)
+            run.started += count
+            async with self._conn.batch() as batch:
+                for _ in range(count):
+                    self.collect(batch)
+            run.done += count
+
+    def verify(self, run: Run) -> str:
+        return ""
+
+    def release(self) -> None:
+        self._remote = None
+        if self._memory is not None:
+            self._memory.release()
+            self._memory = None
+
+
+class Writes(OneSided):
+    """Answered by a write of the peer into memory of this side, and woken by its immediate data."""
+
+    def __init__(self, conn: aiordma.Connection) -> None:
+        super().__init__(conn)
+        self._inbox: Buffer | None = None
+        self._share: Share | None = None
+        self._expected = b""
+        self._mismatch = ""
+
+    def prepare(self, seed: int, size: int) -> bytes:
+        self._memory = self._conn.alloc(size)
+        self._memory.view[:] = contents(seed, size)
+        self._expected = contents(seed + SERVER, size)
+        self._mismatch = ""
+        self._inbox = self._conn.alloc(size)
+        self._share = self._conn.share(self._inbox, access=Rights.WRITE)
+        return self._share.token.pack()
+
+    def operate(self, run: Run) -> Awaitable[object]:
+        imm = run.started & U32 if run.imm else None
+        return self._conn.write(self.memory, self.remote, imm=imm)
+
+    def collect(self, batch: Batch) -> None:
+        batch.write(self.memory, self.remote)
+
+    async def alone(self, run: Run) -> None:
+        conn, memory, remote = self._conn, self.memory, self.remote
+        if run.imm:
+            await time_each(lambda: conn.write(memory, remote, imm=run.done & U32), run)
+        else:
+            await time_each(lambda: conn.write(memory, remote), run)
+
+    async def ping(self, run: Run) -> None:
+        conn, memory, remote = self._conn, self.memory, self.remote
+
+        async def there_and_back() -> None:
+            await conn.write(memory, remote, imm=run.done & U32)
+            with await conn.recv() as message:
+                if message.imm != run.done & U32:
+                    self._mismatch = f"answer {run.done} came with number {message.imm}"
+
+        await time_each(there_and_back, run)
+
+    def verify(self, run: Run) -> str:
+        # Where nothing was to come back, the server has written nothing.
+        if self._mismatch or not run.answered or not run.done or self._inbox is None:
+            return self._mismatch
+        return difference(self._inbox.view, self._expected)
+
+    def release(self) -> None:
+        super().release()
+        if self._share is not None:
+            self._share.revoke()
+            self._share = None
+        if self._inbox is not None:
+            self._inbox.release()
+            self._inbox = None
+
+
+class Reads(OneSided):
+    def __init__(self, conn: aiordma.Connection) -> None:
+        super().__init__(conn)
+        self._expected = b""
+
+    def prepare(self, seed: int, size: int) -> bytes:
+        self._memory = self._conn.alloc(size)
+        self._memory.view[:] = bytes(size)
+        self._expected = contents(seed + SERVER, size)
+        return b""
+
+    def operate(self, run: Run) -> Awaitable[object]:
+        return self._conn.read(self.remote, self.memory)
+
+    def collect(self, batch: Batch) -> None:
+        batch.read(self.remote, self.memory)
+
+    def verify(self, run: Run) -> str:
+        return difference(self.memory.view, self._expected) if run.done else ""
+
+
+class Atomics(OneSided):
+    """Each adds one; the server sees whether the sum is the number of operations."""
+
+    def prepare(self, seed: int, size: int) -> bytes:
+        return b""
+
+    def operate(self, run: Run) -> Awaitable[object]:
+        return self._conn.fetch_and_add(self.remote, 1)
+
+    def collect(self, batch: Batch) -> None:
+        batch.fetch_and_add(self.remote, 1)

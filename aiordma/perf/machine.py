@@ -1,0 +1,26 @@
+"""What stands beside figures, since they mean nothing without it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def machine() -> str:
+    """Name, processors, kernel and interpreter of this machine, in a line."""
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{platform.node()}: {cores} x {processor()}, {platform.system()} {platform.release()}, "
+        f"{platform.python_implementation()} {platform.python_version()}"
+    )[:256]
+
+
+def processor() -> str:
+    """Its name, as the kernel tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,85 @@
+"""A run as JSON: what is written, drawn and shown.  `docs/perf.md` describes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .client import Result
+from .settings import Settings
+from .statistics import Summary
+
+FORMAT, VERSION = "aiordma-perf", 1
+
+HALF = "half of a round trip between the two programs, as perftest has it"
+FULL = "from the call until the await has ended, as perftest has it"
+LATENCY = {"send": HALF, "write": HALF, "stream": HALF, "read": FULL, "atomic": FULL}
+COMPLETION = "from the call until the await has ended, one at a time, not answered by the peer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """What ran where."""
+
+    aiordma: str
+    device: str
+    library: str
+    via: str
+    loop: str
+    client: str
+    server: str
+
+
+def record(settings: Settings, where: Where, results: list[Result]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "aiordma": where.aiordma,
+        "device": where.device,
+        "library": where.library,
+        "via": where.via,
+        "loop": where.loop,
+        "client": where.client,
+        "server": where.server,
+        "operation": settings.operation,
+        "metric": settings.metric,
+        "settings": {
+            "iterations": settings.iterations,
+            "duration": settings.duration if settings.iterations is None else None,
+            "warm_up": settings.warm_up,
+            "connections": settings.connections,
+            "depth": settings.depth,
+            "batch": settings.batch,
+            "imm": settings.imm,
+            "verify_all": settings.verify_all,
+            "garbage_collection": "off in the timed parts, on both sides",
+        },
+        "latency_is": LATENCY[settings.operation] if settings.metric == "lat" else None,
+        "completion_is": COMPLETION if settings.metric == "lat" else None,
+        "verified": not any(result.mismatch for result in results),
+        "interrupted": any(result.interrupted for result in results),
+        "results": [row(result) for result in results],
+    }
+
+
+def row(result: Result) -> dict[str, Any]:
+    throughput = result.throughput
+    return {
+        "size": result.size,
+        "operations": result.operations,
+        "seconds": result.seconds,
+        "latency_us": times(result.latency),
+        "completion_us": times(result.completion),
+        "distribution_us": result.distribution
+        and [[time * 1e6, part] for time, part in result.distribution],
+        "mb_per_s": throughput.mb_per_s,
+        "gbit_per_s": throughput.gbit_per_s,
+        "mmsg_per_s": throughput.mmsg_per_s,
+        "mismatch": result.mismatch or None,
+    }
+
+
+def times(summary: Summary | None) -> dict[str, float] | None:
+    if summary is None:
+        return None
+    return asdict(summary.scaled(1e6))

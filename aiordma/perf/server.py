@@ -1,0 +1,318 @@
+"""The server of measurements: one client after another, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import aiordma
+from aiordma import Config
+from aiordma.errors import ProtocolError, RDMAError
+from aiordma.transport import Via
+
+from . import server_ends, server_memory, wire
+from .machine import machine
+from .quiet import quiet
+from .server_ends import ServerEnd, Tally
+from .server_streams import Streams
+from .stream_frames import STREAM_LIMIT, receive_from
+
+MIB = 1 << 20
+
+# Seconds for the connections of a measurement to come.
+ATTACH_TIMEOUT = 60.0
+# Messages of the control connection, and the first on each, are short.
+MAX_CONTROL = 1 << 20
+
+ENDS: dict[str, Callable[[aiordma.Connection, bool], ServerEnd]] = {
+    "send": server_ends.Sends,
+    "write": server_memory.Writes,
+    "read": server_memory.Reads,
+    "atomic": server_memory.Atomics,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a client may ask for."""
+
+    size: int = 1024 * MIB
+    """Bytes of one operation."""
+    memory: int = 2048 * MIB
+    """Bytes of all connections' operations together."""
+    connections: int = 1024
+    waiting: int = 16
+    """Clients in line behind the one that is served."""
+    silence: float = 600.0
+    """Seconds between two messages of a client, and so the longest part of a measurement."""
+
+
+class Refusal(Exception):
+    """The client is told, and goes on or not."""
+
+
+class Session:
+    """One client's connections."""
+
+    def __init__(self, opened: wire.Open) -> None:
+        self.opened = opened
+        self.key = os.urandom(wire.KEY_SIZE)
+        self.ends: list[ServerEnd | None] = [None] * opened.connections
+        self.complete = asyncio.Event()
+        self.over = asyncio.Event()
+
+    def attach(self, index: int, end: ServerEnd) -> None:
+        if index >= len(self.ends) or self.ends[index] is not None:
+            raise ProtocolError(f"connection {index} is there already, or was not announced")
+        self.ends[index] = end
+        if None not in self.ends:
+            self.complete.set()
+
+
+class PerfServer:
+    """Runs in `async with`; `host` and `port` are where it listens."""
+
+    def __init__(self, limits: Limits, via: Via, config: Config) -> None:
+        self._limits = limits
+        self._via = via
+        self._config = config
+        self._server: aiordma.Server | None = None
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._session: Session | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        host: str,
+        port: int,
+        *,
+        device: str | None = None,
+        via: Via = "cm",
+        receives: int = Config().data_receives,
+        limits: Limits = Limits(),
+    ) -> Self:
+        """Listens.  Raises what `aiordma.listen` raises."""
+        config = Config(data_receives=receives, max_message=max(limits.size, MAX_CONTROL))
+        self = cls(limits, via, config)
+        self._server = await aiordma.start_server(
+            self._serve, host, port, device=device, via=via, config=config
+        )
+        return self
+
+    @property
+    def _listening(self) -> aiordma.Server:
+        assert self._server is not None
+        return self._server
+
+    @property
+    def device(self) -> str:
+        return self._listening.device
+
+    @property
+    def host(self) -> str:
+        return self._listening.host
+
+    @property
+    def port(self) -> int:
+        return self._listening.port
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._listening.close()
+
+    async def forever(self) -> None:
+        """Serves until cancelled."""
+        await self._listening.serve_forever()
+
+    async def _serve(self, conn: aiordma.Connection) -> None:
+        async with asyncio.timeout(ATTACH_TIMEOUT):
+            first = await receive(conn)
+        match first:
+            case wire.Open():
+                await self._measure(conn, first)
+            case _:
+                index, session = self._index(first), self._session
+                assert session is not None
+                kind = ENDS.get(session.opened.operation)
+                if kind is None:
+                    raise ProtocolError("a message came where a stream was announced")
+                session.attach(index, kind(conn, session.opened.imm))
+                await session.over.wait()
+
+    def _index(self, first: wire.Wire) -> int:
+        """Of a connection that belongs to the session at hand."""
+        if not isinstance(first, wire.Attach):
+            raise ProtocolError(f"a connection does not begin with {type(first).__name__}")
+        if self._session is None or self._session.key != first.key:
+            raise ProtocolError("a connection for a measurement that there is not")
+        return first.index
+
+    async def _measure(self, control: aiordma.Connection, opened: wire.Open) -> None:
+        try:
+            self._check_open(opened)
+            async with self._in_turn():
+                await self._session_of(control, opened)
+        except Refusal as refusal:
+            await control.send(wire.pack(wire.Refused(str(refusal))))
+
+    def _check_open(self, opened: wire.Open) -> None:
+        if opened.version != wire.VERSION:
+            raise Refusal(f"the server speaks version {wire.VERSION}, not {opened.version}")
+        if opened.connections > self._limits.connections:
+            raise Refusal(
+                f"{opened.connections} connections are more than the server's limit of "
+                f"{self._limits.connections}"
+            )
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        if self._waiting > self._limits.waiting:
+            raise Refusal(f"{self._limits.waiting} clients are waiting already")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._waiting -= 1
+
+    async def _session_of(self, control: aiordma.Connection, opened: wire.Open) -> None:
+        session = self._session = Session(opened)
+        try:
+            async with self._streams(session) as port:
+                await control.send(wire.pack(wire.Opened(session.key, port, machine())))
+                async with asyncio.timeout(ATTACH_TIMEOUT):
+                    await session.complete.wait()
+                with quiet():
+                    await self._parts(control, session)
+        except TimeoutError:
+            raise Refusal("the client was silent for too long") from None
+        finally:
+            session.over.set()
+            self._session = None
+
+    @asynccontextmanager
+    async def _streams(self, session: Session) -> AsyncIterator[int]:
+        """Where streams are taken in, if the session has them; otherwise 0."""
+        if session.opened.operation != "stream":
+            yield 0
+            return
+
+        async def attach(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                async with asyncio.timeout(ATTACH_TIMEOUT):
+                    first = await receive_from(reader)
+                session.attach(self._index(first), Streams(reader, writer))
+                await session.over.wait()
+            finally:
+                writer.close()
+
+        listening = await aiordma.start_stream_server(
+            attach,
+            self.host,
+            0,
+            limit=STREAM_LIMIT,
+            device=self.device,
+            via=self._via,
+            config=self._config,
+        )
+        async with listening:
+            try:
+                yield listening.address[1]
+            finally:
+                session.over.set()
+
+    async def _parts(self, control: aiordma.Connection, session: Session) -> None:
+        while True:
+            async with asyncio.timeout(self._limits.silence):
+                begin = await receive(control)
+            if not isinstance(begin, wire.Begin):
+                raise ProtocolError(f"a part does not begin with {type(begin).__name__}")
+            await self._part(control, session, begin)
+
+    def _check_part(self, session: Session, begin: wire.Begin) -> None:
+        limits, count = self._limits, len(session.ends)
+        if begin.size > limits.size:
+            raise Refusal(f"{begin.size} bytes are more than the server's limit of {limits.size}")
+        if begin.size * count > limits.memory:
+            raise Refusal(
+                f"{count} times {begin.size} bytes are more than the server's limit of "
+                f"{limits.memory}"
+            )
+        if len(begin.tokens) != count:
+            raise ProtocolError(f"{len(begin.tokens)} tokens for {count} connections")
+
+    async def _part(self, control: aiordma.Connection, session: Session, begin: wire.Begin) -> None:
+        self._check_part(session, begin)
+        ends = [end for end in session.ends if end is not None]
+        try:
+            mismatch = await self._work(control, ends, begin)
+        finally:
+            for end in ends:
+                end.release()
+        await control.send(wire.pack(wire.Finished(mismatch[: wire.MAX_TEXT])))
+
+    async def _work(
+        self, control: aiordma.Connection, ends: list[ServerEnd], begin: wire.Begin
+    ) -> str:
+        tokens = [
+            end.prepare(begin.seed, begin.size, token)
+            for end, token in zip(ends, begin.tokens, strict=True)
+        ]
+        tallies = [Tally() for _ in ends]
+        tasks = [
+            asyncio.create_task(work(end, tally, begin))
+            for end, tally in zip(ends, tallies, strict=True)
+        ]
+        try:
+            await control.send(wire.pack(wire.Begun(tokens)))
+            async with asyncio.timeout(self._limits.silence):
+                counts = await self._counts(control, len(ends))
+                for end, tally, count in zip(ends, tallies, counts, strict=True):
+                    if begin.way == "ping" or end.hears:
+                        await tally.reach(count)
+            await control.send(wire.pack(wire.Reached()))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        wrong = (
+            tally.mismatch or end.verify(count)
+            for end, tally, count in zip(ends, tallies, counts, strict=True)
+        )
+        return next(filter(None, wrong), "")
+
+    async def _counts(self, control: aiordma.Connection, connections: int) -> list[int]:
+        finish = await receive(control)
+        if not isinstance(finish, wire.Finish) or len(finish.counts) != connections:
+            raise ProtocolError(f"a part does not end with {finish}")
+        return finish.counts
+
+
+async def work(end: ServerEnd, tally: Tally, begin: wire.Begin) -> None:
+    try:
+        if begin.way == "ping":
+            await end.answer(tally, begin.verify_all)
+        else:
+            await end.sink(tally, begin.verify_all)
+    except (RDMAError, OSError, EOFError) as error:
+        tally.fail(str(error) or type(error).__name__)
+
+
+async def receive(conn: aiordma.Connection) -> wire.Wire:
+    with await conn.recv() as message:
+        if len(message) > MAX_CONTROL:
+            raise ProtocolError(f"a message of {len(message)} bytes is none of a measurement")
+        return wire.unpack(bytes(message))

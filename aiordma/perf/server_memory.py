@@ -1,0 +1,114 @@
+"""The server's end of one connection whose memory the client works on: write, read, atomic."""
+
+from __future__ import annotations
+
+import sys
+
+import aiordma
+from aiordma import Buffer, RemoteRegion, Rights, Share
+
+from .contents import SERVER, contents, difference
+from .server_ends import Tally
+
+
+class Memory:
+    """Memory of the server's for one part, with the rights that the operation needs."""
+
+    hears = False
+    """Whether the server's program is told of each operation."""
+    rights: Rights
+
+    def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
+        self._conn = conn
+        self._memory: Buffer | None = None
+        self._share: Share | None = None
+
+    @property
+    def memory(self) -> Buffer:
+        assert self._memory is not None
+        return self._memory
+
+    def open_up(self, size: int, filling: bytes) -> bytes:
+        self._memory = self._conn.alloc(size)
+        self._memory.view[:] = filling
+        self._share = self._conn.share(self._memory, access=self.rights)
+        return self._share.token.pack()
+
+    async def answer(self, tally: Tally, verify_all: bool) -> None:
+        raise aiordma.ProtocolError("only send, write and stream can be answered")
+
+    async def sink(self, tally: Tally, verify_all: bool) -> None:
+        """The device does it."""
+
+    def release(self) -> None:
+        if self._share is not None:
+            self._share.revoke()
+            self._share = None
+        if self._memory is not None:
+            self._memory.release()
+            self._memory = None
+
+
+class Writes(Memory):
+    rights = Rights.WRITE
+
+    def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
+        super().__init__(conn, imm)
+        self.hears = imm
+        self._reply: Buffer | None = None
+        self._remote: RemoteRegion | None = None
+        self._expected = b""
+
+    def prepare(self, seed: int, size: int, token: bytes) -> bytes:
+        self._expected = contents(seed, size)
+        self._remote = self._conn.open_region(token)
+        self._reply = self._conn.alloc(size)
+        self._reply.view[:] = contents(seed + SERVER, size)
+        return self.open_up(size, bytes(size))
+
+    async def answer(self, tally: Tally, verify_all: bool) -> None:
+        assert self._reply is not None
+        assert self._remote is not None
+        while True:
+            imm = await self._take(tally)
+            await self._conn.write(self._reply, self._remote, imm=imm)
+
+    async def sink(self, tally: Tally, verify_all: bool) -> None:
+        while self.hears:
+            await self._take(tally)
+
+    async def _take(self, tally: Tally) -> int | None:
+        with await self._conn.recv() as message:
+            imm = message.imm
+        tally.add("" if imm == tally.count & 0xFFFF_FFFF else f"immediate data {imm}")
+        return imm
+
+    def verify(self, count: int) -> str:
+        return difference(self.memory.view, self._expected) if count else ""
+
+    def release(self) -> None:
+        super().release()
+        if self._reply is not None:
+            self._reply.release()
+            self._reply = None
+
+
+class Reads(Memory):
+    rights = Rights.READ
+
+    def prepare(self, seed: int, size: int, token: bytes) -> bytes:
+        return self.open_up(size, contents(seed + SERVER, size))
+
+    def verify(self, count: int) -> str:
+        return ""  # the client sees
+
+
+class Atomics(Memory):
+    rights = Rights.ATOMIC
+
+    def prepare(self, seed: int, size: int, token: bytes) -> bytes:
+        return self.open_up(8, bytes(8))
+
+    def verify(self, count: int) -> str:
+        there = int.from_bytes(self.memory.view, sys.byteorder)
+        return "" if there == count else f"the sum of {count} additions of one is {there}"

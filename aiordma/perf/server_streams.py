@@ -1,0 +1,42 @@
+"""The server's end of one stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .contents import SERVER, contents, difference
+from .server_ends import Tally
+
+
+class Streams:
+    hears = True
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._reply = self._expected = self._last = b""
+
+    def prepare(self, seed: int, size: int, token: bytes) -> bytes:
+        self._expected, self._reply = contents(seed, size), contents(seed + SERVER, size)
+        return b""
+
+    async def answer(self, tally: Tally, verify_all: bool) -> None:
+        while True:
+            await self._take(tally, verify_all)
+            self._writer.write(self._reply)
+            await self._writer.drain()
+
+    async def sink(self, tally: Tally, verify_all: bool) -> None:
+        while True:
+            await self._take(tally, verify_all)
+
+    async def _take(self, tally: Tally, verify_all: bool) -> None:
+        self._last = await self._reader.readexactly(len(self._expected))
+        compared = verify_all or not tally.count
+        tally.add(difference(self._last, self._expected) if compared else "")
+
+    def verify(self, count: int) -> str:
+        return difference(self._last, self._expected) if count else ""
+
+    def release(self) -> None:
+        self._last = b""

@@ -1,0 +1,95 @@
+"""Figures from samples: quantiles that occurred, bandwidth and rate in perftest's units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import fsum, sqrt
+
+MIB = 1 << 20
+
+
+def rank(count: int, permille: int) -> int:
+    """Nearest rank: the index, in order, of the least one with so many of all at or below it."""
+    return max(0, -(-count * permille // 1000) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is told of samples, in their unit.  A quantile is a sample, not between two."""
+
+    count: int
+    min: float
+    median: float
+    p90: float
+    p99: float
+    p99_9: float
+    max: float
+    mean: float
+    deviation: float
+    """Standard deviation of the samples at hand."""
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Summary:
+        """ValueError when there is none."""
+        if not samples:
+            raise ValueError("there is nothing to summarise")
+        ordered = sorted(samples)
+        count = len(ordered)
+        mean = fsum(ordered) / count
+        return cls(
+            count,
+            min=ordered[0],
+            median=ordered[rank(count, 500)],
+            p90=ordered[rank(count, 900)],
+            p99=ordered[rank(count, 990)],
+            p99_9=ordered[rank(count, 999)],
+            max=ordered[-1],
+            mean=mean,
+            deviation=sqrt(fsum((sample - mean) ** 2 for sample in ordered) / count),
+        )
+
+    def scaled(self, factor: float) -> Summary:
+        """The same in another unit."""
+        return Summary(
+            **{
+                name: value if name == "count" else value * factor
+                for name, value in asdict(self).items()
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Operations in so many seconds."""
+
+    operations: int
+    size: int
+    seconds: float
+
+    @property
+    def mb_per_s(self) -> float:
+        """In units of 2^20 bytes, as perftest."""
+        return self.operations * self.size / MIB / self.seconds
+
+    @property
+    def gbit_per_s(self) -> float:
+        """In units of 10^9 bits."""
+        return self.operations * self.size * 8 / 1e9 / self.seconds
+
+    @property
+    def mmsg_per_s(self) -> float:
+        """In millions."""
+        return self.operations / 1e6 / self.seconds
+
+
+def tail(samples: Sequence[float], points: int = 200) -> list[tuple[float, float]]:
+    """The distribution as (sample, part of all that are above it), evenly spread over the logarithm
+    of that part; the last one is the greatest sample, with what one sample is of all.
+    """
+    ordered = sorted(samples)
+    count = len(ordered)
+    above = sorted(
+        {round(count ** (1 - step / points)) for step in range(points + 1)}, reverse=True
+    )
+    return [(ordered[count - number], number / count) for number in sorted(above, reverse=True)]

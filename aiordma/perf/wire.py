@@ -1,0 +1,180 @@
+"""What client and server of a measurement say to each other, each message one of msgpack.
+
+Open -> Opened; then on every connection that is measured Attach; then for each part of the
+measurement Begin -> Begun, the work, Finish -> Reached, Finished.  Instead of any answer: Refused.
+What arrives is checked like anything from a network: ProtocolError says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+
+import msgpack  # type: ignore[import-untyped]  # it has no types; pack and unpack do
+
+from aiordma.errors import ProtocolError
+
+from .settings import OPERATIONS
+
+VERSION = 1
+
+KEY_SIZE = 16
+"""Bytes of the number by which a connection finds its measurement."""
+MAX_TEXT = 512
+U32 = 0xFFFF_FFFF
+U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+WAYS = ("ping", "flood")
+"""Whether the server answers each operation, or is silent."""
+
+
+def number(low: int, high: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def key(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == KEY_SIZE
+
+
+def one_of(*words: str) -> Callable[[object], bool]:
+    return lambda value: value in words
+
+
+def several(good: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(good, value))
+
+
+def token(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) <= 256
+
+
+# What a field may be, by its name, which means the same in each message.
+FIELDS: dict[str, Callable[[object], bool]] = {
+    "version": number(0, U32),
+    "operation": one_of(*OPERATIONS),
+    "connections": number(1, 0xFFFF),
+    "imm": flag,
+    "key": key,
+    "index": number(0, 0xFFFF),
+    "port": number(0, 0xFFFF),
+    "machine": text,
+    "way": one_of(*WAYS),
+    "size": number(0, U64),
+    "seed": number(0, U64),
+    "verify_all": flag,
+    "tokens": several(token),
+    "counts": several(number(0, U64)),
+    "mismatch": text,
+    "text": text,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The client wants to measure an operation on so many connections."""
+
+    version: int
+    operation: str
+    connections: int
+    imm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The connections shall come; those of streams to a port of their own."""
+
+    key: bytes
+    port: int
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """The first message on a connection that is measured."""
+
+    key: bytes
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A part: its messages' contents follow from the seed; tokens are of the client's memory."""
+
+    way: str
+    size: int
+    seed: int
+    verify_all: bool
+    tokens: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The server is ready; tokens are of its memory, one for each connection."""
+
+    tokens: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """So many operations were done on each connection."""
+
+    counts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The server's program has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What was wrong with them; empty: nothing."""
+
+    mismatch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server will not, and why."""
+
+    text: str
+
+
+Wire = Open | Opened | Attach | Begin | Begun | Finish | Reached | Finished | Refused
+
+KINDS: dict[str, type[Wire]] = {
+    kind.__name__: kind
+    for kind in (Open, Opened, Attach, Begin, Begun, Finish, Reached, Finished, Refused)
+}
+
+
+def pack(message: Wire) -> bytes:
+    packed: bytes = msgpack.packb([type(message).__name__, asdict(message)])
+    return packed
+
+
+def unpack(data: bytes) -> Wire:
+    try:
+        value = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"the peer's message is no msgpack: {error}") from error
+    match value:
+        case [str(name), dict(given)] if name in KINDS:
+            kind = KINDS[name]
+        case _:
+            raise ProtocolError("the peer's message is none of a measurement")
+    wanted = {field.name for field in fields(kind)}
+    if set(given) != wanted:
+        raise ProtocolError(f"the peer's {name} has other fields than {sorted(wanted)}")
+    for field, content in given.items():
+        if not FIELDS[field](content):
+            raise ProtocolError(f"the peer's {name} has a {field} that cannot be")
+    return kind(**given)

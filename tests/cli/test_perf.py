@@ -1,0 +1,161 @@
+"""`aiordma perf`: two processes, on the device under test."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiordma.cli.app import app
+
+PAGE = (Path(__file__).parents[2] / "docs" / "perf.md").read_text()
+
+FEW = ["--iterations", "20", "--warm-up", "2"]
+
+
+def perf(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["perf", *arguments], prog_name="aiordma")
+
+
+def test_the_table(device_name: str) -> None:
+    done = perf("--local", "send", "lat", "--device", device_name, "--sizes", "1,4K", *FEW)
+    assert done.exit_code == 0, done.output
+    assert f"send lat on {device_name} " in done.stdout
+    assert re.findall(r"^ *(1 B|4 KiB) +20 .* yes", done.stdout, re.MULTILINE) == ["1 B", "4 KiB"]
+    assert "half of a round trip" in " ".join(done.stdout.split())
+
+
+def names(heading: str) -> set[str]:
+    """Those in the first column of the table below a heading in docs/perf.md."""
+    table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def listed(heading: str, row: str) -> set[str]:
+    """The names that a row explains."""
+    table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
+    line = next(line for line in table.splitlines() if line.startswith(f"| {row} |"))
+    return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))
+
+
+def test_json_is_as_the_page_says(device_name: str) -> None:
+    done = perf("local", "write", "lat", "--device", device_name, "--json", *FEW)
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert set(told) == names("| name | what")
+    assert set(told["settings"]) == listed("| name | what", "`settings`")
+    (row,) = told["results"]
+    assert set(row) == names("| name in a result |")
+    times = set(row["latency_us"])
+    assert times == set(row["completion_us"])
+    assert times == listed("| name in a result |", "`latency_us`, `completion_us`")
+    assert (told["format"], told["version"]) == ("aiordma-perf", 1)
+    assert (told["device"], told["operation"], told["metric"]) == (device_name, "write", "lat")
+    assert (told["verified"], told["interrupted"], row["mismatch"]) == (True, False, None)
+    assert (row["size"], row["operations"], row["latency_us"]["count"]) == (64, 20, 20)
+    first, last = row["distribution_us"][0], row["distribution_us"][-1]
+    assert first == [2 * row["latency_us"]["min"], 1.0] or first[1] == 1.0
+    assert last[1] == 1 / 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["local", "send", "lat", "--all", "--sizes", "4"], "--all and --sizes exclude each other"),
+        (["local", "send", "lat", "--depth", "2"], "one operation at a time"),
+        (["local", "send", "swim"], "'swim' is not one of 'lat', 'bw', 'rate'"),
+        (["local", "jump", "lat"], "'jump' is not one of"),
+        (["--local"], "Missing argument"),
+        (["local", "send", "bw", "--duration", "0"], "a duration is more than 0"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], text: str) -> None:
+    done = perf(*arguments)
+    assert done.exit_code == 2
+    assert text in done.stderr
+
+
+class ServerProcess:
+    """`aiordma perf server` on the device, at a port of its own choice."""
+
+    def __init__(self, device_name: str, host: str, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "error", "-m", "aiordma", "perf", "server", "--port", "0"),
+                *("--device", device_name, "--host", host, *options),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        match = re.search(r" port (\d+), via ", line)
+        assert match, line
+        self.port = match[1]
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGINT)
+        self.status = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def test_a_server_of_several_clients(device_name: str, host: str) -> None:
+    with ServerProcess(device_name, host) as server:
+        for operation, metric in (("send", "bw"), ("stream", "lat")):
+            done = perf(
+                "client", host, operation, metric, "--device", device_name, "--port", server.port,
+                "--json", *FEW,
+            )  # fmt: skip
+            assert done.exit_code == 0, done.output
+            told = json.loads(done.stdout)
+            assert (told["operation"], told["verified"]) == (operation, True)
+    assert server.status == 130
+
+
+def test_nobody_serves(device_name: str, host: str) -> None:
+    done = perf("client", host, "send", "lat", "--device", device_name, "--port", "9")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: ")
+
+
+def test_ctrl_c_shows_what_was_measured(device_name: str) -> None:
+    """As a program of its own, which is told by its own progress when to interrupt itself."""
+    code = (
+        "import os, signal, sys\n"
+        "from aiordma.cli import main\n"
+        "from aiordma.perf.client import PerfClient\n"
+        "measure = PerfClient.measure\n"
+        "parts = []\n"
+        "def once(part):\n"
+        "    if part > 0 and not parts: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    parts.extend([part] if part > 0 else [])\n"
+        "PerfClient.measure = lambda self, size, progress: measure(self, size, once)\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", "-c", code, "perf", "--local", "send", "lat"),
+            *("--json", "--device", device_name, "--iterations", "100000000"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 130
+    told = json.loads(done.stdout)
+    assert told["interrupted"] is True
+    assert told["verified"] is True
+    assert told["results"][0]["latency_us"]["count"] > 0

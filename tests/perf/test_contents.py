@@ -1,0 +1,48 @@
+"""What travels, and how it is compared."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from aiordma.perf.contents import contents, difference
+from aiordma.perf.quiet import quiet
+
+
+def test_contents_follow_from_the_seed() -> None:
+    assert contents(7, 100) == contents(7, 100) != contents(8, 100)
+    assert contents(7, 0) == b""
+
+
+@pytest.mark.parametrize(
+    ("got", "text"),
+    [
+        (b"abc", ""),
+        (b"ab", "2 bytes instead of 3"),
+        (b"abd", "byte 2 is 0x64 instead of 0x63"),
+        (b"xyz", "byte 0 is 0x78 instead of 0x61"),
+    ],
+)
+def test_the_first_difference(got: bytes, text: str) -> None:
+    assert difference(got, b"abc") == text
+    assert difference(memoryview(got), b"abc") == text
+
+
+def test_the_collector_is_as_it_was_afterwards() -> None:
+    assert gc.isenabled()
+    with quiet():
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        with quiet():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    gc.disable()
+    try:
+        with quiet():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,70 @@
+"""What can be measured, and what cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiordma.perf.settings import EVERY_SIZE, METRICS, OPERATIONS, Settings, default_depth
+from aiordma.perf.settings import default_sizes as sizes_of
+
+BASE = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("metric", METRICS)
+def test_what_nobody_chooses_is_possible(operation: str, metric: str) -> None:
+    Settings(
+        operation=operation,
+        metric=metric,
+        sizes=sizes_of(operation, metric),
+        depth=default_depth(operation, metric),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"operation": "swap"}, "the operation is one of send, write, "),
+        ({"metric": "speed"}, "what is measured is one of lat, bw, rate"),
+        ({"sizes": ()}, "no size"),
+        ({"sizes": (64, 0)}, "only messages can be empty"),
+        ({"operation": "send", "sizes": (-1,)}, "not negative"),
+        ({"operation": "atomic"}, "an atomic operation has 8 bytes"),
+        ({"iterations": 0}, "iterations is within 1 and "),
+        ({"warm_up": -1}, "warm-up is within 0 and "),
+        ({"connections": 0}, "connections is within 1 and "),
+        ({"depth": 1 << 16}, "depth is within 1 and 65535"),
+        ({"duration": 0.0}, "a duration is more than 0"),
+        ({"duration": float("nan")}, "a duration is more than 0"),
+        ({"duration": 3601.0}, "at most 3600 seconds"),
+        ({"operation": "send", "batch": 2}, "cannot hold messages"),
+        ({"operation": "read", "imm": True}, "with send and write alone"),
+        ({"batch": 2, "imm": True}, "a batch has no immediate data"),
+        ({"batch": 9}, "a batch of 9 is more than a depth of 8"),
+        ({"metric": "lat"}, "one operation at a time"),
+        ({"operation": "stream"}, "a stream has no depth"),
+        ({"verify_all": True}, "verify-all is for send and stream"),
+    ],
+)
+def test_what_makes_no_sense(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Settings(**{**BASE, **changes})
+
+
+def test_every_size_is_that_of_perftest() -> None:
+    assert (EVERY_SIZE[0], EVERY_SIZE[-1], len(EVERY_SIZE)) == (2, 1 << 23, 23)
+
+
+def test_the_warm_up_is_shorter_where_operations_are_long() -> None:
+    settings = Settings(operation="send", metric="lat", sizes=(0,))
+    assert [settings.warm_up_for(size) for size in (0, 64, 1 << 20, 1 << 30)] == [200, 200, 32, 2]
+    asked = Settings(operation="send", metric="lat", sizes=(0,), warm_up=7)
+    assert asked.warm_up_for(1 << 30) == 7
+
+
+def test_iterations_are_shared_by_the_connections() -> None:
+    settings = Settings(operation="send", metric="lat", sizes=(1,), iterations=10, connections=3)
+    assert settings.share() == 4
+    assert Settings(operation="send", metric="lat", sizes=(1,)).share() is None

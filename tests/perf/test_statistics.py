@@ -1,0 +1,89 @@
+"""Figures from samples, beside numpy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.perf.statistics import Summary, Throughput, rank, tail
+
+SAMPLES = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1)
+
+
+@given(SAMPLES)
+def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
+    """`inverted_cdf` is the nearest rank."""
+    summary = Summary.of(samples)
+    for part, value in (
+        (0, summary.min),
+        (0.5, summary.median),
+        (0.9, summary.p90),
+        (1, summary.max),
+    ):
+        assert value == np.quantile(samples, part, method="inverted_cdf")
+    assert summary.mean == pytest.approx(np.mean(samples))
+    assert summary.deviation == pytest.approx(np.std(samples), abs=1e-6)
+    assert summary.count == len(samples)
+
+
+@given(SAMPLES)
+def test_quantiles_are_in_order_and_have_occurred(samples: list[float]) -> None:
+    summary = Summary.of(samples)
+    quantiles = (
+        summary.min,
+        summary.median,
+        summary.p90,
+        summary.p99,
+        summary.p99_9,
+        summary.max,
+    )
+    assert list(quantiles) == sorted(quantiles)
+    assert set(quantiles) <= set(samples)
+
+
+@given(st.integers(1, 10**9), st.integers(0, 1000))
+def test_the_nearest_rank_has_so_many_at_or_below_it_and_no_fewer_would_do(
+    count: int, permille: int
+) -> None:
+    index = rank(count, permille)
+    assert 0 <= index < count
+    assert (index + 1) * 1000 >= permille * count
+    assert index == 0 or index * 1000 < permille * count
+
+
+def test_ranks_that_floating_point_would_miss() -> None:
+    assert [rank(1000, permille) for permille in (500, 990, 999, 1000)] == [499, 989, 998, 999]
+    assert rank(10_000, 999) == 9989
+
+
+def test_nothing_cannot_be_summarised() -> None:
+    with pytest.raises(ValueError, match="nothing to summarise"):
+        Summary.of([])
+
+
+def test_another_unit() -> None:
+    summary = Summary.of([1.0, 2.0, 4.0])
+    micro = summary.scaled(1e6)
+    assert (micro.count, micro.min, micro.median, micro.max) == (3, 1e6, 2e6, 4e6)
+    assert micro.deviation == pytest.approx(summary.deviation * 1e6)
+
+
+def test_the_units_of_throughput() -> None:
+    throughput = Throughput(operations=1000, size=1 << 20, seconds=2.0)
+    assert throughput.mb_per_s == 500
+    assert throughput.gbit_per_s == pytest.approx(500 * 8 * 1.048576 / 1000)
+    assert throughput.mmsg_per_s == 0.0005
+
+
+@given(SAMPLES)
+def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
+    points = tail(samples)
+    assert points[0] == (min(samples), 1.0)
+    assert points[-1] == (max(samples), 1 / len(samples))
+    for value, above in points:
+        assert sum(sample >= value for sample in samples) >= round(above * len(samples))
+    values, parts = zip(*points, strict=True)
+    assert list(values) == sorted(values)
+    assert list(parts) == sorted(parts, reverse=True)

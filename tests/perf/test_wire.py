@@ -1,0 +1,92 @@
+"""What client and server say to each other, and what they do not take for it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma import ProtocolError
+from aiordma.perf import wire
+from aiordma.perf.settings import OPERATIONS
+
+KEYS = st.binary(min_size=wire.KEY_SIZE, max_size=wire.KEY_SIZE)
+TEXTS = st.text(max_size=wire.MAX_TEXT)
+NUMBERS = st.integers(0, wire.U64)
+TOKENS = st.lists(st.binary(max_size=256))
+
+MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
+    wire.Open: st.builds(
+        wire.Open,
+        st.integers(0, wire.U32),
+        st.sampled_from(OPERATIONS),
+        st.integers(1, 0xFFFF),
+        st.booleans(),
+    ),
+    wire.Opened: st.builds(wire.Opened, KEYS, st.integers(0, 0xFFFF), TEXTS),
+    wire.Attach: st.builds(wire.Attach, KEYS, st.integers(0, 0xFFFF)),
+    wire.Begin: st.builds(
+        wire.Begin, st.sampled_from(wire.WAYS), NUMBERS, NUMBERS, st.booleans(), TOKENS
+    ),
+    wire.Begun: st.builds(wire.Begun, TOKENS),
+    wire.Finish: st.builds(wire.Finish, st.lists(NUMBERS)),
+    wire.Reached: st.just(wire.Reached()),
+    wire.Finished: st.builds(wire.Finished, TEXTS),
+    wire.Refused: st.builds(wire.Refused, TEXTS),
+}
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), wire.U64) | st.binary() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def test_every_kind_is_here() -> None:
+    assert set(wire.KINDS.values()) == set(MESSAGES)
+
+
+@given(st.one_of(*MESSAGES.values()))
+def test_there_and_back(message: wire.Wire) -> None:
+    assert wire.unpack(wire.pack(message)) == message
+
+
+@given(st.binary())
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    with suppress(ProtocolError):
+        assert isinstance(wire.unpack(data), tuple(wire.KINDS.values()))
+
+
+@given(ANYTHING)
+def test_anything_of_msgpack_is_refused(value: object) -> None:
+    with pytest.raises(ProtocolError):
+        wire.unpack(msgpack.packb(value))
+
+
+@given(st.data())
+def test_a_field_that_cannot_be_is_refused(data: st.DataObject) -> None:
+    message = data.draw(st.one_of(*MESSAGES.values()).filter(asdict))
+    field = data.draw(st.sampled_from(sorted(asdict(message))))
+    wrong = data.draw(ANYTHING.filter(lambda value: not wire.FIELDS[field](value)))
+    packed = msgpack.packb([type(message).__name__, {**asdict(message), field: wrong}])
+    with pytest.raises(ProtocolError, match=f"has a {field} that cannot be"):
+        wire.unpack(packed)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["Reached", {"more": 1}],
+        ["Finish", {}],
+        ["Nonsense", {}],
+        ["Finish", {"counts": [True]}],
+        ["Finish", {"counts": [-1]}],
+    ],
+)
+def test_what_is_nearly_one(value: list[Any]) -> None:
+    with pytest.raises(ProtocolError):
+        wire.unpack(msgpack.packb(value))
