@@ -70,6 +70,9 @@ class CompletionSink(Protocol):
     ) -> None:
         """A completion of `slot` is in; the driver releases the slot afterwards."""
 
+    def earlier_failed(self, slot: OperationSlot, status: int, vendor_err: int) -> None:
+        """One of several requests of `slot` has failed, of which the last is still to come."""
+
     def device_event(self, event: verbs.AsyncEvent) -> None:
         """An asynchronous event concerns the queue pair."""
 
@@ -258,6 +261,8 @@ class Driver(_Shared):
                         except Exception as error:
                             self._report(sink, error)
                         release(slot)
+                    elif (slot := self.operations.earlier(wr_id)) is not None:
+                        cast(CompletionSink, slot.owner).earlier_failed(slot, status, vendor_err)
                 if not more:
                     return found
         except OSError as error:  # the channel itself fails: nothing more will complete here

@@ -28,6 +28,7 @@ from typing import Self
 from . import verbs
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
+from ._native import Local, Pinned
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .memory_line import MemoryLine
 
@@ -49,11 +50,11 @@ REMOTE_RIGHTS = (
 )
 
 
-class Block:
+class Block(Pinned):
     """A place in registered memory, made once and leased many times.  Internal to the library."""
 
-    __slots__ = ("_exporter", "_leased", "_pins", "_pool", "address", "lkey", "offset", "region",
-                 "size", "slab", "view")  # fmt: skip
+    __slots__ = ("__weakref__", "_exporter", "_pool", "address", "lkey", "offset", "region", "size",
+                 "slab", "view")  # fmt: skip
 
     def __init__(
         self,
@@ -71,8 +72,6 @@ class Block:
         self.size = size
         self.address = region.addr + offset
         self.lkey = region.lkey
-        self._pins = 0
-        self._leased = False
         self._exporter: ctypes.Array[ctypes.c_ubyte] | None = None
         self.view = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
@@ -83,24 +82,6 @@ class Block:
             array = ctypes.c_ubyte * self.size
             self._exporter = array.from_buffer(self.view)
         return memoryview(self._exporter).cast("B")[start:stop]
-
-    def pin(self) -> None:
-        """A work request is about to use the memory."""
-        self._pins += 1
-
-    def unpin(self) -> None:
-        self._pins -= 1
-        if not self._pins and not self._leased:
-            self._retire()
-
-    def lease(self) -> None:
-        self._leased = True
-
-    def release(self) -> None:
-        """The lease is over."""
-        self._leased = False
-        if not self._pins:
-            self._retire()
 
     def _retire(self) -> None:
         exporter = self._exporter
@@ -347,16 +328,13 @@ class MemoryPool:
         self.line.fail(BufferStateError("the memory pool is closed"))
 
 
-class LocalMemory:
-    """Registered memory of this process, for operations: a Buffer, a Region, or a slice."""
+class LocalMemory(Local):
+    """Registered memory of this process, for operations: a Buffer, a Region, or a slice.
+
+    `address` and `length` say where it lies, `writable` whether the device may write to it.
+    """
 
     __slots__ = ()
-
-    address: int
-    lkey: int
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
     def __getitem__(self, key: slice) -> LocalSlice:
         """The part `[start:stop]`; a bound outside raises LocalRangeError, nothing is clipped."""
@@ -368,27 +346,11 @@ class LocalMemory:
         """The bytes themselves."""
         raise NotImplementedError
 
-    @property
-    def writable(self) -> bool:
-        """Whether the device may write to it."""
-        return True
-
-    def pin(self) -> None:
-        """A work request is about to use the memory: BufferStateError after its release.
-
-        Internal to the library.
-        """
-        raise NotImplementedError
-
-    def unpin(self) -> None:
-        """The work request has been done.  Internal to the library."""
-        raise NotImplementedError
-
 
 class LocalSlice(LocalMemory):
     """A part of registered memory.  It owns nothing: released with what it was sliced from."""
 
-    __slots__ = ("_length", "_offset", "_owner", "address", "lkey")
+    __slots__ = ("_offset", "_owner")
 
     def __init__(self, owner: LocalMemory, offset: int, length: int) -> None:
         self._owner: LocalMemory = owner
@@ -396,29 +358,18 @@ class LocalSlice(LocalMemory):
         if isinstance(owner, LocalSlice):
             self._owner = owner._owner
             self._offset += owner._offset
-        self._length = length
-        self.address: int = owner.address + offset
-        self.lkey: int = owner.lkey
-
-    def __len__(self) -> int:
-        return self._length
+        self.root = owner
+        self.address = owner.address + offset
+        self.length = length
+        self.lkey = owner.lkey
+        self.writable = owner.writable
 
     def __repr__(self) -> str:
-        return f"<{self._owner!r}[{self._offset}:{self._offset + self._length}]>"
+        return f"<{self._owner!r}[{self._offset}:{self._offset + self.length}]>"
 
     @property
     def view(self) -> memoryview:
-        return self._owner.view[self._offset : self._offset + self._length]
-
-    @property
-    def writable(self) -> bool:
-        return self._owner.writable
-
-    def pin(self) -> None:
-        self._owner.pin()
-
-    def unpin(self) -> None:
-        self._owner.unpin()
+        return self._owner.view[self._offset : self._offset + self.length]
 
 
 class Buffer(LocalMemory):
@@ -429,24 +380,21 @@ class Buffer(LocalMemory):
     not handed out again while a view, or an operation under way, still needs them.
     """
 
-    __slots__ = ("__weakref__", "_block", "_length", "_released", "address", "lkey")
+    __slots__ = ("__weakref__", "_block")
 
     def __init__(self, block: Block, length: int) -> None:
-        self._released = False
-        self._block = block
-        self._length = length
+        self._block = self.pinned = block
         self.address = block.address
+        self.length = length
         self.lkey = block.lkey
+        self.writable = True
 
     def __repr__(self) -> str:
-        state = " released" if self._released else ""
-        return f"<Buffer of {self._length} bytes at {self.address:#x}{state}>"
-
-    def __len__(self) -> int:
-        return self._length
+        state = " released" if self.gone else ""
+        return f"<Buffer of {self.length} bytes at {self.address:#x}{state}>"
 
     def _check(self) -> None:
-        if self._released:
+        if self.gone:
             raise BufferStateError(f"{self!r} was released and cannot be used again")
 
     def __getitem__(self, key: slice) -> LocalSlice:
@@ -456,25 +404,18 @@ class Buffer(LocalMemory):
     @property
     def view(self) -> memoryview:
         self._check()
-        return self._block.export(0, self._length)
-
-    def pin(self) -> None:
-        self._check()
-        self._block.pin()
-
-    def unpin(self) -> None:
-        self._block.unpin()
+        return self._block.export(0, self.length)
 
     def release(self) -> None:
         """Gives the memory back; a second call does nothing."""
-        if not self._released:
-            self._released = True
+        if not self.gone:
+            self.gone = True
             self._block.release()
 
     def give_up(self) -> Block:
         """Takes the lease out of the buffer, which is inert then.  Internal to the library."""
         self._check()
-        self._released = True
+        self.gone = True
         return self._block
 
     def __enter__(self) -> Self:
@@ -489,9 +430,22 @@ class Buffer(LocalMemory):
         self.release()
 
     def __del__(self) -> None:
-        if not self._released:
+        if not self.gone:
             warnings.warn(f"{self!r} was not released", ResourceWarning, source=self, stacklevel=1)
             self.release()
+
+
+class _Registration(Pinned):
+    """Deregisters when nobody needs it any more."""
+
+    __slots__ = ("mr",)
+
+    def __init__(self, mr: verbs.MemoryRegion) -> None:
+        self.mr = mr
+        self.lease()
+
+    def _retire(self) -> None:
+        self.mr.close()
 
 
 class Region(LocalMemory):
@@ -502,24 +456,22 @@ class Region(LocalMemory):
     Registered for local access alone: what a peer may do is said when the region is shared.
     """
 
-    __slots__ = ("_closed", "_mr", "_pins", "address", "lkey")
+    __slots__ = ("_mr",)
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
-        self._pins = 0
-        self._closed = False
+        self.pinned = _Registration(mr)
         self.address = mr.addr
+        self.length = mr.length
         self.lkey = mr.lkey
+        self.writable = bool(mr.access & verbs.AccessFlags.LOCAL_WRITE)
 
     def __repr__(self) -> str:
-        state = " closed" if self._closed else ""
-        return f"<Region of {self._mr.length} bytes at {self.address:#x}{state}>"
-
-    def __len__(self) -> int:
-        return self._mr.length
+        state = " closed" if self.gone else ""
+        return f"<Region of {self.length} bytes at {self.address:#x}{state}>"
 
     def _check(self) -> None:
-        if self._closed:
+        if self.gone:
             raise BufferStateError(f"{self!r} was closed and cannot be used again")
 
     def __getitem__(self, key: slice) -> LocalSlice:
@@ -531,25 +483,11 @@ class Region(LocalMemory):
         self._check()
         return self._mr.buf
 
-    @property
-    def writable(self) -> bool:
-        return bool(self._mr.access & verbs.AccessFlags.LOCAL_WRITE)
-
-    def pin(self) -> None:
-        self._check()
-        self._pins += 1
-
-    def unpin(self) -> None:
-        self._pins -= 1
-        if self._closed and not self._pins:
-            self._mr.close()
-
     def close(self) -> None:
         """Deregisters; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            if not self._pins:
-                self._mr.close()
+        if not self.gone:
+            self.gone = True
+            self.pinned.release()
 
     def __enter__(self) -> Self:
         return self

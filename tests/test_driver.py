@@ -55,6 +55,9 @@ class Sink:
         if len(self.completed) in self.fail_at:
             raise ZeroDivisionError
 
+    def earlier_failed(self, slot: OperationSlot, status: int, vendor_err: int) -> None:
+        raise AssertionError("nothing is posted together here")
+
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 

@@ -17,8 +17,13 @@ knows what a future or a buffer is. Slots are made in advance and used again; po
 nothing but the integer of the ``wr_id``::
 
     bits 63..32  generation, counted up each time the slot is used again
-    bits 31..24  kind of operation
+    bit  31      not the last request of several that share the slot
+    bits 30..24  kind of operation
     bits 23..0   index of the slot
+
+Several requests that are posted together may share a slot: all have its ``wr_id``, and all but the
+last, which alone is signaled, have bit 31 in it. They complete only when they fail, which ends
+nothing: the last one is still to come, flushed.
 
 A completion that comes twice, or for a slot that has since been used again, has an old generation
 and is told apart. (After 2**32 uses of one slot the generation repeats.)
@@ -33,8 +38,9 @@ from enum import Enum, IntEnum
 from aiordma.errors import InternalError, LimitError
 
 _INDEX_BITS = 24
-_KIND_BITS = 8
-_GENERATION = 1 << (_INDEX_BITS + _KIND_BITS)
+_KIND_BITS = 7
+_EARLIER = 1 << (_INDEX_BITS + _KIND_BITS)
+_GENERATION = _EARLIER << 1
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _WR_ID_MASK = (1 << 64) - 1
 _NO_WR_ID = -1
@@ -55,6 +61,7 @@ class OperationKind(IntEnum):
     BIND_WINDOW = 6
     INVALIDATE = 7
     DRAIN = 8
+    BATCH = 9
 
     @property
     def text(self) -> str:
@@ -250,6 +257,10 @@ class OperationTable:
         slot._base = (slot._base + _GENERATION) & _WR_ID_MASK
         slot.waiter = slot.memory = slot.owner = None
         self._free.append(slot)
+
+    def earlier(self, wr_id: int) -> OperationSlot | None:
+        """The slot of a request that is not the last of several, and has completed: has failed."""
+        return self.find(wr_id ^ _EARLIER) if wr_id & _EARLIER else None
 
     def explain(self, wr_id: int) -> str:
         """Why :meth:`complete` did not accept a ``wr_id``; for logs."""

@@ -5,6 +5,7 @@ exception, and :mod:`.records` packs and unpacks what crosses in numbers. What i
 above is `ffi` for memory and `lib` for the data path.
 """
 
+from ._fast import EARLIER, TRANSFER_SIZE, Local, Pinned, Remote, Run
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
 from .library import Library, embedded, system
@@ -25,21 +26,27 @@ from .records import (
 __all__ = [
     "COMPLETION",
     "CONVENTIONS",
+    "EARLIER",
     "EXTENDED",
     "MORE",
     "PROVIDER_CONVENTIONS",
     "RECV",
     "SEND",
     "SGE",
+    "TRANSFER_SIZE",
     "Calls",
     "CompletionArray",
     "Convention",
     "Library",
+    "Local",
     "More",
     "MoreArray",
+    "Pinned",
     "ProviderCalls",
     "Record",
+    "Remote",
     "RequestArray",
+    "Run",
     "embedded",
     "failure",
     "ffi",

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .. import verbs
-from ..errors import BufferStateError, WorkCompletionError
+from .._core.operations import OperationKind
+from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
 from .one_sided import OneSided, Remote
-from .transfers import Atomic, Piece, Together
-from .work_queue import Work, WorkQueue
+from .transfers import Atomic, Batched, Transfer
+from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -37,11 +37,15 @@ class Batch:
         self._check = check
         self._loop = asyncio.get_running_loop()
         self._memory: ExitStack | None = None  # inside the scope
-        self._items: list[Piece | Atomic] = []
+        self._transfer = self._nothing()
+        self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
 
+    def _nothing(self) -> Transfer:
+        return self._one_sided.transfer(OperationKind.BATCH)
+
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._transfer)
 
     def _collecting(self) -> ExitStack:
         if self._memory is None:
@@ -51,27 +55,33 @@ class Batch:
 
     def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
-        local = self._collecting().enter_context(self._one_sided.source(source))
-        self._items += self._one_sided.transfer(verbs.WROpcode.RDMA_WRITE, local, target)
+        memory = self._collecting()
+        if not self._transfer.write(source, target):
+            local = memory.enter_context(self._one_sided.source(source))
+            self._one_sided.add_write(self._transfer, local, target)
 
     def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
-        local, landed = self._collecting().enter_context(self._one_sided.target(target))
-        self._items += self._one_sided.transfer(verbs.WROpcode.RDMA_READ, local, source)
-        self._landed.append(landed)
+        memory = self._collecting()
+        if not self._transfer.read(target, source):
+            local, landed = memory.enter_context(self._one_sided.target(target))
+            self._one_sided.add_read(self._transfer, local, source)
+            self._landed.append(landed)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """As `Connection.compare_and_swap`; the future has the old value after the scope."""
         self._collecting()
-        return self._add(self._one_sided.compare_and_swap_work(target, expected, desired))
+        return self._add(
+            self._one_sided.add_compare_and_swap(self._transfer, target, expected, desired)
+        )
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
         """As `Connection.fetch_and_add`; the future has the old value after the scope."""
         self._collecting()
-        return self._add(self._one_sided.fetch_and_add_work(target, add))
+        return self._add(self._one_sided.add_fetch_and_add(self._transfer, target, add))
 
     def _add(self, atomic: Atomic) -> asyncio.Future[int]:
-        self._items.append(atomic)
+        self._atomics.append(atomic)
         return atomic.future
 
     async def __aenter__(self) -> Self:
@@ -88,45 +98,29 @@ class Batch:
     ) -> None:
         assert self._memory is not None
         memory, self._memory = self._memory, None
-        items, self._items = self._items, []
+        transfer, self._transfer = self._transfer, self._nothing()
+        atomics, self._atomics = self._atomics, []
         landed, self._landed = self._landed, []
         with memory:
             if exc is not None:
-                drop(items)
+                drop(transfer, atomics)
                 return
             try:
                 self._check()
             except BaseException:
-                drop(items)
+                drop(transfer, atomics)
                 raise
-            await self._run(items)
+            if transfer.entries:
+                future: asyncio.Future[None] = self._loop.create_future()
+                transfer.waiter = Batched(future, atomics)
+                self._queue.post(transfer)
+                await future
             for bring in landed:
                 bring()
 
-    async def _run(self, items: list[Piece | Atomic]) -> None:
-        lengths = [item.length for item in reversed(items) if isinstance(item, Piece)]
-        together = Together(self._loop, lengths)
-        works: list[Work] = [
-            item.work(together) if isinstance(item, Piece) else item for item in items
-        ]
-        self._queue.post_together(works)
-        waiters: list[asyncio.Future[int] | asyncio.Future[None]] = [
-            item.future for item in items if isinstance(item, Atomic)
-        ]
-        if lengths:
-            waiters.append(together.future)
-        if waiters:
-            await asyncio.wait(waiters)
-        failures = [error for waiter in waiters if (error := waiter.exception()) is not None]
-        if failures:  # the others only tell that the connection ended with it
-            raise next(
-                (one for one in failures if isinstance(one, WorkCompletionError)), failures[0]
-            )
 
-
-def drop(items: list[Piece | Atomic]) -> None:
+def drop(transfer: Transfer, atomics: list[Atomic]) -> None:
     """Nothing of it was posted."""
-    for item in items:
-        if isinstance(item, Atomic):
-            item.future.cancel()
-            item.release()
+    transfer.release()
+    for atomic in atomics:
+        atomic.drop()

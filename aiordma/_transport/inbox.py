@@ -254,12 +254,9 @@ class Inbox:
         self._ahead += offer.length
         starts = range(0, offer.length, READ_SIZE)
         incoming.reads_left = len(starts)
-        self._queue.post_together(
-            [
-                Fetch(self, incoming, memory, start, min(READ_SIZE, offer.length - start))
-                for start in starts
-            ]
-        )
+        for start in starts:
+            length = min(READ_SIZE, offer.length - start)
+            self._queue.post(Fetch(self, incoming, memory, start, length))
 
     def fetched(self, incoming: Incoming) -> None:
         """All of an offered message is here."""

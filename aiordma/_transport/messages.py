@@ -31,7 +31,7 @@ from ..mr_pool import Block
 from .inbox import Inbox, Incoming
 from .memory import Memory
 from .message import Message
-from .work_queue import Work, WorkQueue
+from .work_queue import SendWork, Work, WorkQueue
 
 SEND = int(verbs.WROpcode.SEND)
 
@@ -117,7 +117,7 @@ class OutgoingWrite(Outgoing):
 
     __slots__ = ("work",)
 
-    def __init__(self, work: Work, future: asyncio.Future[None]) -> None:
+    def __init__(self, work: SendWork, future: asyncio.Future[None]) -> None:
         super().__init__(memoryview(b""), None, future)
         self.work = work
 
@@ -227,7 +227,7 @@ class Messages:
         self._send_in_turn(Outgoing(view, imm, future))
         return future
 
-    def write(self, work: Work, future: asyncio.Future[None]) -> None:
+    def write(self, work: SendWork, future: asyncio.Future[None]) -> None:
         """Posts a write with immediate data when its turn among the messages comes."""
         self._send_in_turn(OutgoingWrite(work, future))
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
+from .._native import TRANSFER_SIZE
 from ..mr_pool import Block, Buffer, LocalMemory, Region
 from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
-from .transfers import Atomic, Piece, Progress, Together
+from .transfers import Atomic, Pieces, Progress, Transfer
 from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ Remote = RemoteRegion | RemoteSlice
 # the one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
 STAGED = 64 << 10
 
-# The longest single work request; longer transfers are several of them, one after another.
-TRANSFER_SIZE = 8 << 20
-
-Opcode = verbs.WROpcode
+WRITE = int(verbs.WROpcode.RDMA_WRITE)
+WRITE_WITH_IMM = int(verbs.WROpcode.RDMA_WRITE_WITH_IMM)
+READ = int(verbs.WROpcode.RDMA_READ)
+COMPARE_AND_SWAP = int(verbs.WROpcode.ATOMIC_CMP_AND_SWP)
+FETCH_AND_ADD = int(verbs.WROpcode.ATOMIC_FETCH_AND_ADD)
 
 
 def buffer_view(data: BufferLike) -> memoryview:
@@ -93,11 +95,12 @@ class OneSided:
     ) -> None:
         self._check()
         with await self._source(source) as local:
-            pieces = self.transfer(Opcode.RDMA_WRITE, local, target)
             if imm is None:
-                await self._all(pieces, progress)
+                transfer = self.transfer(OperationKind.WRITE)
+                self.add_write(transfer, local, target)
+                await self._run(transfer, progress)
             else:
-                await self._write_with_imm(pieces, local, target, imm, progress)
+                await self._write_with_imm(local, target, imm, progress)
 
     async def read(
         self,
@@ -107,7 +110,9 @@ class OneSided:
     ) -> None:
         self._check()
         with await self._target(target) as (local, landed):
-            await self._all(self.transfer(Opcode.RDMA_READ, local, source), progress)
+            transfer = self.transfer(OperationKind.READ)
+            self.add_read(transfer, local, source)
+            await self._run(transfer, progress)
             landed()
 
     # ---- the local side ------------------------------------------------------------------
@@ -171,129 +176,152 @@ class OneSided:
 
     # ---- transfers -----------------------------------------------------------------------
 
-    def transfer(self, opcode: int, local: LocalMemory, remote: Remote) -> list[Piece]:
-        """The pieces of a read or write that is allowed; raises for one that is not."""
-        writing = opcode == Opcode.RDMA_WRITE
-        self._usable(remote)
-        remote.range.require(Rights.WRITE if writing else Rights.READ)
-        if not writing and not local.writable:
-            raise ValueError(f"cannot read into {local!r}: it is read-only")
-        length = len(local)
-        if length != len(remote):
-            raise ValueError(f"{length} bytes here and {len(remote)} there: slice one of them")
-        kind = OperationKind.WRITE if writing else OperationKind.READ
-        return [
-            Piece(kind, opcode, local, remote.range, start, min(TRANSFER_SIZE, length - start))
-            for start in range(0, length, TRANSFER_SIZE)
-        ]
+    def transfer(self, kind: OperationKind) -> Transfer:
+        return Transfer(self._sharing, kind, self._loop.create_future())
 
-    async def _all(self, pieces: list[Piece], progress: Progress | None) -> None:
-        if len(pieces) == 1 and progress is None:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._queue.post(pieces[0].work(future))
-            await future
-        elif pieces:
-            together = Together(self._loop, [piece.length for piece in reversed(pieces)], progress)
-            self._queue.post_together([piece.work(together) for piece in pieces])
-            await together.future
+    def add_write(self, transfer: Transfer, local: LocalMemory, remote: Remote) -> None:
+        """Adds a write that is allowed; raises for one that is not."""
+        if not transfer.write(local, remote):
+            self._allowed(local, remote, Rights.WRITE)
+            put(transfer, WRITE, local, remote, 0, len(local))
+
+    def add_read(self, transfer: Transfer, local: LocalMemory, remote: Remote) -> None:
+        """Adds a read that is allowed; raises for one that is not."""
+        if not transfer.read(local, remote):
+            self._allowed(local, remote, Rights.READ)
+            put(transfer, READ, local, remote, 0, len(local))
+
+    def _allowed(self, local: LocalMemory, remote: Remote, right: Rights) -> None:
+        remote.check(self._sharing)
+        remote.range.require(right)
+        if right is Rights.READ and not local.writable:
+            raise ValueError(f"cannot read into {local!r}: it is read-only")
+        if len(local) != len(remote):
+            raise ValueError(f"{len(local)} bytes here and {len(remote)} there: slice one of them")
+
+    async def _run(self, transfer: Transfer, progress: Progress | None) -> None:
+        if not transfer.entries:
+            return
+        future = transfer.waiter
+        assert isinstance(future, asyncio.Future)
+        if progress is None:
+            self._queue.post(transfer)
+        else:
+            pieces = Pieces(future, transfer.lengths, progress)
+            for _ in range(transfer.entries):
+                piece = Transfer(self._sharing, transfer.kind, pieces)
+                piece.take(transfer, 1)
+                self._queue.post(piece)
+        await future
 
     async def _write_with_imm(
-        self,
-        pieces: list[Piece],
-        local: LocalMemory,
-        remote: Remote,
-        imm: int,
-        progress: Progress | None,
+        self, local: LocalMemory, remote: Remote, imm: int, progress: Progress | None
     ) -> None:
         """The last piece carries it, and takes its turn among the messages."""
-        if not pieces:
-            pieces = [Piece(OperationKind.WRITE, Opcode.RDMA_WRITE, local, remote.range, 0, 0)]
-        last = pieces.pop()
-        await self._all(pieces, progress)
-        last.opcode = Opcode.RDMA_WRITE_WITH_IMM
+        self._allowed(local, remote, Rights.WRITE)
+        length = len(local)
+        before = max(0, length - 1) // TRANSFER_SIZE * TRANSFER_SIZE
+        transfer = self.transfer(OperationKind.WRITE)
+        put(transfer, WRITE, local, remote, 0, before)
+        await self._run(transfer, progress)
         future: asyncio.Future[None] = self._loop.create_future()
-        self._messages.write(last.work(future, imm), future)
+        last = Transfer(self._sharing, OperationKind.WRITE, future)
+        put(last, WRITE_WITH_IMM, local, remote, before, length, imm)
+        self._messages.write(last, future)
         await future
         if progress is not None:
-            progress(len(local))
+            progress(length)
 
     # ---- atomics -------------------------------------------------------------------------
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
-        block = await self._memory.block(ATOMIC_SIZE)
-        return await self._alone(self._compare_and_swap(block, target, expected, desired))
+        numbers = swap_numbers(expected, desired)
+        return await self._alone(OperationKind.COMPARE_AND_SWAP, COMPARE_AND_SWAP, target, numbers)
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
+        numbers = add_numbers(add)
+        return await self._alone(OperationKind.FETCH_AND_ADD, FETCH_AND_ADD, target, numbers)
+
+    async def _alone(
+        self, kind: OperationKind, opcode: int, target: Remote, numbers: tuple[int, int]
+    ) -> int:
         block = await self._memory.block(ATOMIC_SIZE)
-        return await self._alone(self._fetch_and_add(block, target, add))
+        transfer = self.transfer(kind)
+        transfer.waiter = atomic = self._atomic(transfer, block, opcode, target, numbers)
+        self._queue.post(transfer)
+        return await atomic.future
 
-    async def _alone(self, work: Atomic) -> int:
-        self._queue.post(work)
-        return await work.future
-
-    def compare_and_swap_work(self, target: Remote, expected: int, desired: int) -> Atomic:
-        """To be posted; QuotaError when it would have to wait for memory of the pool."""
-        block = self._pool.block(ATOMIC_SIZE)
-        return self._compare_and_swap(block, target, expected, desired)
-
-    def fetch_and_add_work(self, target: Remote, add: int) -> Atomic:
-        """To be posted; QuotaError when it would have to wait for memory of the pool."""
-        return self._fetch_and_add(self._pool.block(ATOMIC_SIZE), target, add)
-
-    def _compare_and_swap(
-        self, block: Block, target: Remote, expected: int, desired: int
+    def add_compare_and_swap(
+        self, transfer: Transfer, target: Remote, expected: int, desired: int
     ) -> Atomic:
-        return self._atomic(
-            block,
-            OperationKind.COMPARE_AND_SWAP,
-            Opcode.ATOMIC_CMP_AND_SWP,
-            target,
-            lambda: (unsigned("expected", expected), unsigned("desired", desired)),
-        )
+        """Adds one; QuotaError when it would have to wait for memory of the pool."""
+        numbers = swap_numbers(expected, desired)
+        block = self._pool.block(ATOMIC_SIZE)
+        return self._atomic(transfer, block, COMPARE_AND_SWAP, target, numbers)
 
-    def _fetch_and_add(self, block: Block, target: Remote, add: int) -> Atomic:
-        return self._atomic(
-            block,
-            OperationKind.FETCH_AND_ADD,
-            Opcode.ATOMIC_FETCH_AND_ADD,
-            target,
-            lambda: (any_sign("add", add), 0),
-        )
+    def add_fetch_and_add(self, transfer: Transfer, target: Remote, add: int) -> Atomic:
+        """Adds one; QuotaError when it would have to wait for memory of the pool."""
+        numbers = add_numbers(add)
+        block = self._pool.block(ATOMIC_SIZE)
+        return self._atomic(transfer, block, FETCH_AND_ADD, target, numbers)
 
     def _atomic(
         self,
+        transfer: Transfer,
         block: Block,
-        kind: OperationKind,
-        opcode: verbs.WROpcode,
+        opcode: int,
         remote: Remote,
-        operands: Callable[[], tuple[int, int]],
+        numbers: tuple[int, int],
     ) -> Atomic:
-        """An atomic that is allowed; one that is not raises, and gives the block back."""
+        """Adds an atomic that is allowed; one that is not raises, and gives the block back."""
         try:
             self._check()
-            self._usable(remote)
+            remote.check(self._sharing)
             remote.range.require_atomic()
-            compare_add, swap = operands()
         except BaseException:
             block.release()
             raise
-        future: asyncio.Future[int] = self._loop.create_future()
-        target = remote.range
-        return Atomic(kind, opcode, block, target.address, target.rkey, compare_add, swap, future)
+        address, rkey = remote.address, remote.rkey
+        transfer.put(
+            opcode, block, block.address, ATOMIC_SIZE, block.lkey, address, rkey, 0, *numbers
+        )
+        return Atomic(block, self._loop.create_future())
 
-    def _usable(self, remote: Remote) -> None:
-        region = remote.region if isinstance(remote, RemoteSlice) else remote
-        region.check(self._sharing)
+
+def put(
+    transfer: Transfer,
+    opcode: int,
+    local: LocalMemory,
+    remote: Remote,
+    start: int,
+    stop: int,
+    imm: int = 0,
+) -> None:
+    """Adds `[start:stop]` in pieces; nothing at all is a piece only if it carries `imm`."""
+    local.pin()  # raises after its release
+    try:
+        for at in range(start, stop, TRANSFER_SIZE) or [start][: opcode == WRITE_WITH_IMM]:
+            length = min(TRANSFER_SIZE, stop - at)
+            there = remote.address + at
+            transfer.put(
+                opcode, local.root.pinned, local.address + at, length, local.lkey, there,
+                remote.rkey, imm,
+            )  # fmt: skip
+    finally:
+        local.unpin()
+
+
+def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
+    return unsigned("expected", expected), unsigned("desired", desired)
+
+
+def add_numbers(add: int) -> tuple[int, int]:
+    if not -(1 << 63) <= add < 1 << 64:
+        raise ValueError(f"add must fit 64 bits, not {add}")
+    return add % (1 << 64), 0  # modulo 2^64
 
 
 def unsigned(name: str, value: int) -> int:
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name} must be an unsigned 64-bit number, not {value}")
     return value
-
-
-def any_sign(name: str, value: int) -> int:
-    """Modulo 2^64."""
-    if not -(1 << 63) <= value < 1 << 64:
-        raise ValueError(f"{name} must fit 64 bits, not {value}")
-    return value % (1 << 64)

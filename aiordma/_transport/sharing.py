@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from .. import verbs
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
+from .._native import Remote
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
@@ -159,25 +160,44 @@ class HandedOver:
             self._block.release()
 
 
-class RemoteRegion:
+class RemoteMemory(Remote):
+    """What an operation is aimed at; its numbers are those of `range`."""
+
+    __slots__ = ("range",)
+
+    def _aim(self, range: RemoteRange) -> None:
+        self.range = range
+        self.address = range.address
+        self.length = range.length
+        self.rkey = range.rkey
+        self.allowed = int(range.token.access)
+
+    def check(self, sharing: Sharing) -> None:
+        """Raises unless the region is this connection's and still this side's to use."""
+        region = self.root
+        if sharing is not region.user:
+            raise ValueError(f"{region!r} belongs to another connection")
+        if not region.usable:
+            raise BufferStateError(f"{region!r} cannot be used again")
+
+
+class RemoteRegion(RemoteMemory):
     """Memory of the peer that this side may use; slice it to name the bytes of an operation."""
 
     def __init__(self, sharing: Sharing, token: RegionToken, *, lent: bool) -> None:
         self._sharing = sharing
         self._lent = lent
-        self._usable = True
+        self.user = sharing
+        self.usable = True
         self.token = token
-        self.range = RemoteRange.of(token)
+        self._aim(RemoteRange.of(token))
 
     def __repr__(self) -> str:
-        state = "" if self._usable else " given up"
+        state = "" if self.usable else " given up"
         return (
             f"<RemoteRegion {self.token.region_id:#x} of {len(self)} bytes, "
             f"{self.token.access!r}{state}>"
         )
-
-    def __len__(self) -> int:
-        return self.token.length
 
     def __getitem__(self, key: slice) -> RemoteSlice:
         """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
@@ -193,38 +213,29 @@ class RemoteRegion:
         """Whether it came from `request_region`, and so can be handed over."""
         return self._lent
 
-    def check(self, sharing: Sharing) -> None:
-        """Raises unless the region is this connection's and still this side's to use."""
-        if sharing is not self._sharing:
-            raise ValueError(f"{self!r} belongs to another connection")
-        if not self._usable:
-            raise BufferStateError(f"{self!r} cannot be used again")
-
     def give_up(self) -> None:
         """It is the owner's again: every use from now on fails.  Internal to the library."""
-        self._usable = False
+        self.usable = False
 
     async def release(self) -> None:
         """Tells the owner that the region is needed no more.  Idempotent."""
-        if self._usable:
-            self._usable = False
+        if self.usable:
+            self.usable = False
             await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
 
 
-class RemoteSlice:
+class RemoteSlice(RemoteMemory):
     """A part of a RemoteRegion."""
 
-    __slots__ = ("range", "region")
+    __slots__ = ("region",)
 
     def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
         self.region = region
-        self.range = range
+        self.root = region
+        self._aim(range)
 
     def __repr__(self) -> str:
         return f"<{self.region!r}[{self.range.offset}:{self.range.offset + self.range.length}]>"
-
-    def __len__(self) -> int:
-        return self.range.length
 
     def __getitem__(self, key: slice) -> RemoteSlice:
         return RemoteSlice(self.region, self.range[key])

@@ -1,176 +1,160 @@
-"""One-sided work requests: the pieces of reads and writes, and atomics."""
+"""One-sided work requests: reads, writes and atomics, many of them as one."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from .. import verbs
 from .._core.operations import OperationKind
-from .._core.region import ATOMIC_SIZE, RemoteRange
-from ..mr_pool import Block, LocalMemory
-from .work_queue import SIGNALED, Work
+from .._core.region import ATOMIC_SIZE
+from .._native import Run
+from ..mr_pool import Block
 
 Progress = Callable[[int], object]
 
 
-class Together:
-    """Several pieces of work that are waited for as one: until the last, or the first failure.
+class Waiter(Protocol):
+    """Who waits for transfers: a future, or what does as one."""
 
-    It is given to each piece in place of a future.  `progress` hears how many bytes are done; the
-    pieces of one queue pair complete in their order.
+    def done(self) -> bool: ...
+
+    def set_result(self, result: None, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class Transfer(Run):
+    """Requests that are posted, and done, as one.
+
+    When the send queue has no room for all, those that it has room for go first, as a `part`.
     """
 
-    __slots__ = ("_done", "_pieces", "_progress", "future")
+    __slots__ = ("kind", "waiter")
+
+    def __init__(self, user: object, kind: OperationKind, waiter: Waiter) -> None:
+        self.user = user
+        self.kind = kind
+        self.waiter = waiter
+
+    @property
+    def entries(self) -> int:
+        return len(self)
+
+    def part(self, entries: int) -> Part:
+        part = Part(self.user, self.kind, self.waiter)
+        part.take(self, entries)
+        return part
+
+    def post(self, qp: verbs.QueuePair, wr_id: int) -> None:
+        qp.post_run(self, wr_id)
+
+    def done(self, byte_len: int) -> None:
+        self.release()
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def failed(self, error: BaseException) -> None:
+        if not self.waiter.done():
+            self.waiter.set_exception(error)
+
+
+class Part(Transfer):
+    """What went before the rest, for which the waiter waits."""
+
+    __slots__ = ()
+
+    def done(self, byte_len: int) -> None:
+        self.release()
+
+
+class Pieces:
+    """Waits for the pieces of a long transfer; `progress` hears how many bytes are done."""
+
+    __slots__ = ("_done", "_lengths", "_progress", "future")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pieces: list[int],
-        progress: Progress | None = None,
+        self, future: asyncio.Future[None], lengths: list[int], progress: Progress
     ) -> None:
-        self.future: asyncio.Future[None] = loop.create_future()
-        self._pieces = pieces  # bytes of each that is not done, the last one first
+        self.future = future
+        self._lengths = lengths[::-1]  # of those that are not done: they end in their order
         self._progress = progress
         self._done = 0
 
     def done(self) -> bool:
         return self.future.done()
 
-    def set_result(self, _: object) -> None:
-        self._done += self._pieces.pop()
-        if self._progress is not None:
-            self._progress(self._done)
-        if not self._pieces and not self.future.done():
+    def set_result(self, _: None) -> None:
+        self._done += self._lengths.pop()
+        self._progress(self._done)
+        if not self._lengths and not self.future.done():
             self.future.set_result(None)
 
     def set_exception(self, error: BaseException) -> None:
         self.future.set_exception(error)
 
 
-class Transfer(Work):
-    """One read or write of registered memory."""
+class Atomic:
+    """Where the old value of an atomic operation lands: a block of the pool, then a future."""
 
-    __slots__ = ("future", "local")
+    __slots__ = ("block", "future")
 
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: int,
-        local: LocalMemory,
-        address: int,
-        length: int,
-        remote_address: int,
-        rkey: int,
-        future: asyncio.Future[None] | Together,
-        imm: int = 0,
-    ) -> None:
-        super().__init__(kind, opcode, address, length, local.lkey, remote_address, rkey, imm)
-        local.pin()
-        self.local = local
+    def __init__(self, block: Block, future: asyncio.Future[int]) -> None:
+        self.block: Block | None = block
         self.future = future
 
-    def done(self, byte_len: int) -> None:
-        self.local.unpin()
-        if not self.future.done():
-            self.future.set_result(None)
+    def _take(self) -> Block:
+        block, self.block = self.block, None
+        assert block is not None
+        return block
 
-    def failed(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+    def done(self) -> bool:
+        return self.block is None
 
-    def release(self) -> None:
-        self.local.unpin()
-
-
-class Atomic(Work):
-    """One atomic operation; its result lands in a block of the pool."""
-
-    __slots__ = ("atomic_opcode", "block", "compare_add", "future", "swap")
-
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: verbs.WROpcode,
-        block: Block,
-        remote_address: int,
-        rkey: int,
-        compare_add: int,
-        swap: int,
-        future: asyncio.Future[int],
-    ) -> None:
-        super().__init__(kind, opcode, block.address, ATOMIC_SIZE, block.lkey, remote_address, rkey)
-        self.atomic_opcode = opcode
-        self.block = block
-        self.compare_add = compare_add
-        self.swap = swap
-        self.future = future
-
-    def post(self, qp: verbs.QueuePair, wr_id: int) -> None:
-        qp.post_send_atomic(
-            wr_id,
-            self.atomic_opcode,
-            SIGNALED,
-            self.address,
-            self.lkey,
-            self.remote_address,
-            self.rkey,
-            self.compare_add,
-            self.swap,
-        )
-
-    def request(self, wr_id: int) -> verbs.SendWorkRequest:
-        request = super().request(wr_id)
-        request.compare_add = self.compare_add
-        request.swap = self.swap
-        return request
-
-    def done(self, byte_len: int) -> None:
-        old = int.from_bytes(self.block.view[:ATOMIC_SIZE], sys.byteorder)
-        self.block.release()
+    def set_result(self, _: None) -> None:
+        block = self._take()
+        old = int.from_bytes(block.view[:ATOMIC_SIZE], sys.byteorder)
+        block.release()
         if not self.future.done():
             self.future.set_result(old)
 
-    def failed(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> None:
+        self._take().release()
         if not self.future.done():
             self.future.set_exception(error)
 
-    def release(self) -> None:
-        self.block.release()
+    def drop(self) -> None:
+        """It is not posted after all."""
+        self._take().release()
+        self.future.cancel()
 
 
-class Piece:
-    """A part of a read or write, as long as one work request may be."""
+class Batched:
+    """Waits for the requests of a batch, and tells those who wait for the atomics among them."""
 
-    __slots__ = ("kind", "length", "local", "opcode", "remote", "start")
+    __slots__ = ("_atomics", "_over", "future")
 
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: int,
-        local: LocalMemory,
-        remote: RemoteRange,
-        start: int,
-        length: int,
-    ) -> None:
-        self.kind = kind
-        self.opcode = opcode
-        self.local = local
-        self.remote = remote
-        self.start = start
-        self.length = length
+    def __init__(self, future: asyncio.Future[None], atomics: list[Atomic]) -> None:
+        self.future = future
+        self._atomics = atomics
+        self._over = False
 
-    def work(self, future: asyncio.Future[None] | Together, imm: int = 0) -> Transfer:
-        """What is posted; pins the memory, so it must then be posted, or released."""
-        return Transfer(
-            self.kind,
-            self.opcode,
-            self.local,
-            self.local.address + self.start,
-            self.length,
-            self.remote.address + self.start,
-            self.remote.rkey,
-            future,
-            imm,
-        )
+    def done(self) -> bool:
+        return self._over
+
+    def set_result(self, _: None) -> None:
+        self._over = True
+        for atomic in self._atomics:
+            atomic.set_result(None)
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._over = True
+        for atomic in self._atomics:
+            atomic.set_exception(error)
+            atomic.future.exception()  # seen: the batch tells it too
+        if not self.future.done():
+            self.future.set_exception(error)

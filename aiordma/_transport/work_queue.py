@@ -12,8 +12,8 @@ completion arrives or the queue pair has been destroyed, whichever is first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import ClassVar, Protocol, Self, cast
 
 from .. import verbs
 from .._core.operations import OperationKind, OperationSlot
@@ -29,13 +29,37 @@ WITH_IMM = int(verbs.WCFlags.WITH_IMM)
 CONTROL_ENTRIES = 4
 
 
-class Work:
-    """One work request with one scatter/gather element.  Subclasses say what happens at its end.
+class SendWork(Protocol):
+    """Work for the send queue, of one work request or of several that are posted together.
 
     Exactly one of `done` and `failed` is called.  `done` is the completion: the device has let go
     of the memory.  After `failed`, which may come before the completion, `release` says when it
     has.
     """
+
+    @property
+    def kind(self) -> OperationKind: ...
+
+    @property
+    def entries(self) -> int:
+        """How many work requests it is."""
+
+    def part(self, entries: int) -> Self:
+        """The first of them, as work of its own; it is the rest from now on."""
+
+    def post(self, qp: verbs.QueuePair, wr_id: int) -> None: ...
+
+    def done(self, byte_len: int) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Work:
+    """One work request with one scatter/gather element.  Subclasses say what happens at its end."""
+
+    entries: ClassVar[int] = 1
 
     __slots__ = ("address", "imm", "kind", "length", "lkey", "opcode", "remote_address", "rkey")
 
@@ -72,18 +96,8 @@ class Work:
             self.imm,
         )
 
-    def request(self, wr_id: int) -> verbs.SendWorkRequest:
-        """The same, to be posted together with others."""
-        sge = verbs.ScatterGatherElement(self.address, self.length, self.lkey)
-        return verbs.SendWorkRequest(
-            wr_id,
-            self.opcode,
-            (sge,) if self.length else (),
-            SIGNALED,
-            imm_data=self.imm,
-            remote_addr=self.remote_address,
-            rkey=self.rkey,
-        )
+    def part(self, entries: int) -> Self:
+        raise NotImplementedError("one work request has no parts")
 
     def done(self, byte_len: int) -> None:
         raise NotImplementedError
@@ -136,7 +150,7 @@ class WorkQueue:
         self._messages_first = False
         self._sends: SendQueue[OperationSlot] = SendQueue(qp.capabilities.max_send_wr)
         self._receives: dict[int, OperationSlot] = {}
-        self._backlog: deque[Work] = deque()
+        self._backlog: deque[SendWork] = deque()
         driver.attach(qp, self)
 
     def __repr__(self) -> str:
@@ -158,25 +172,25 @@ class WorkQueue:
     def outstanding(self) -> int:
         return len(self._sends) + len(self._backlog)
 
-    def post(self, work: Work) -> None:
+    def post(self, work: SendWork) -> None:
         """Posts `work`, or keeps it until there is room.  Its end is told to `work` itself."""
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
             work.release()
-        elif self._backlog or self.room <= 0:
+        elif self._backlog or work.entries > self.room:
             self._backlog.append(work)
+            self._post_backlog()
         else:
             self._post(work)
 
-    def post_together(self, works: Sequence[Work]) -> None:
-        """Posts several in order, with one doorbell for as many as there is room for."""
-        if self.error is None and not self._backlog and len(works) <= self.room:
-            self._post_together(works)
-        else:
-            for work in works:
-                self.post(work)
+    def _post_backlog(self) -> None:
+        while self._backlog and (room := self.room) > 0:
+            if self._backlog[0].entries > room:
+                self._post(self._backlog[0].part(room))
+            else:
+                self._post(self._backlog.popleft())
 
-    def post_frame(self, work: Work) -> None:
+    def post_frame(self, work: SendWork) -> None:
         """Posts `work` past the backlog; the caller has seen `room`, or `control_room`."""
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
@@ -184,35 +198,17 @@ class WorkQueue:
         else:
             self._post(work)
 
-    def _post(self, work: Work) -> None:
+    def _post(self, work: SendWork) -> None:
         slot = self._operations.post(work.kind, None, work, self)
-        self._sends.post(slot)
+        self._sends.post(slot, work.entries)
         try:
             work.post(self.qp, slot.wr_id)
         except (VerbsError, BufferStateError) as error:
-            self._sends.withdraw()
-            self._operations.withdraw(slot)
             work.failed(error)
-            work.release()
-            self.fail(error)
-
-    def _post_together(self, works: Sequence[Work]) -> None:
-        if len(works) == 1:
-            self._post(works[0])
-            return
-        slots = [self._operations.post(work.kind, None, work, self) for work in works]
-        for slot in slots:
-            self._sends.post(slot)
-        try:
-            self.qp.post_send(
-                [work.request(slot.wr_id) for work, slot in zip(works, slots, strict=True)]
-            )
-        except (VerbsError, BufferStateError) as error:
-            posted = error.bad_index if isinstance(error, PostError) else 0
-            self._sends.withdraw(len(works) - posted)
-            for work, slot in zip(works[posted:], slots[posted:], strict=True):
+            # If some of it was posted, its memory is held until the queue pair is gone.
+            if not (isinstance(error, PostError) and error.bad_index):
+                self._sends.withdraw()
                 self._operations.withdraw(slot)
-                work.failed(error)
                 work.release()
             self.fail(error)
 
@@ -259,7 +255,7 @@ class WorkQueue:
                 receive.release()
             return
         self._sends.complete(slot)
-        work = cast(Work, slot.memory)
+        work = cast(SendWork, slot.memory)
         if self.error is not None:
             work.release()  # `failed` was called when the queue pair failed
         elif status == 0:
@@ -267,10 +263,19 @@ class WorkQueue:
             work.done(byte_len)
             self._use_room()
         else:
-            error = self._status_error(slot, status, vendor_err)
-            work.failed(self._waiter_error(error) if status in OF_THE_CONNECTION else error)
+            self._work_failed(slot, work, status, vendor_err)
             work.release()
-            self.fail(error)
+
+    def earlier_failed(self, slot: OperationSlot, status: int, vendor_err: int) -> None:
+        if self.error is None:
+            self._work_failed(slot, cast(SendWork, slot.memory), status, vendor_err)
+
+    def _work_failed(
+        self, slot: OperationSlot, work: SendWork, status: int, vendor_err: int
+    ) -> None:
+        error = self._status_error(slot, status, vendor_err)
+        work.failed(self._waiter_error(error) if status in OF_THE_CONNECTION else error)
+        self.fail(error)
 
     def _status_error(self, slot: OperationSlot, status: int, vendor_err: int) -> RDMAError:
         return work_completion_error(
@@ -286,9 +291,7 @@ class WorkQueue:
         self._messages_first = not self._messages_first
         if self._messages_first:
             self.on_room()
-        while self._backlog and self.room > 0:
-            count = min(self.room, len(self._backlog))
-            self._post_together([self._backlog.popleft() for _ in range(count)])
+        self._post_backlog()
         if not self._messages_first:
             self.on_room()
 
@@ -305,7 +308,7 @@ class WorkQueue:
         self.error = error
         backlog, self._backlog = self._backlog, deque()
         for slot in self._sends:
-            cast(Work, slot.memory).failed(self._waiter_error(error))
+            cast(SendWork, slot.memory).failed(self._waiter_error(error))
         for work in backlog:
             work.failed(self._waiter_error(error))
             work.release()

@@ -48,13 +48,13 @@ class Sent:
 class Device:
     """What one end has posted, in order, and completions that nobody has polled yet."""
 
-    sends: deque[tuple[int, bool, bytes]] = field(default_factory=deque)
+    sends: deque[tuple[int, bytes]] = field(default_factory=deque)
     receives: deque[int] = field(default_factory=deque)
     completions: deque[tuple[int, bytes | None, bool]] = field(default_factory=deque)
 
     def flush(self) -> None:
         """The queue pair has failed: all that was posted completes, with an error."""
-        posted = [wr_id for wr_id, _, _ in self.sends] + list(self.receives)
+        posted = [wr_id for wr_id, _ in self.sends] + list(self.receives)
         self.completions += [(wr_id, None, False) for wr_id in posted]
         self.sends.clear()
         self.receives.clear()
@@ -94,11 +94,11 @@ class End:
 
     # ---- what may happen; the answer is whether it could -------------------------------------
 
-    def send(self, *, signaled: bool = True) -> bool:
+    def send(self) -> bool:
         if self.failed or not self.credits.data_credits or not self.sends.free:
             return False
         content = self.numbers.to_bytes(4, "little")
-        self._post(DATA, content, self.credits.spend_data(), signaled, self.numbers)
+        self._post(DATA, content, self.credits.spend_data(), self.numbers)
         self.numbers += 1
         return True
 
@@ -106,25 +106,24 @@ class End:
         if self.failed or not self.credits.control_credits or not self.sends.free:
             return False
         content = protocol.encode(protocol.Ping(1))
-        self._post(CONTROL, content, self.credits.spend_control(), True, None)
+        self._post(CONTROL, content, self.credits.spend_control(), None)
         return True
 
     def give_back(self) -> bool:
         if self.failed or not self.credits.credit_frame_due or not self.sends.free:
             return False
-        self._post(CREDIT, b"", self.credits.spend_credit(), True, None)
+        self._post(CREDIT, b"", self.credits.spend_credit(), None)
         return True
 
     def _post(
-        self, kind: FrameKind, content: bytes, credits: tuple[int, int], signaled: bool,
-        number: int | None,
-    ) -> None:  # fmt: skip
+        self, kind: FrameKind, content: bytes, credits: tuple[int, int], number: int | None
+    ) -> None:
         frame = bytearray(HEADER_SIZE) + content
         pack_header(frame, 0, kind, *credits)
         sent = Sent(bytes(frame), self.block(), number)
         slot = self.table.post(SEND, sent, sent)
-        asked = self.sends.post(slot, signaled=signaled)
-        self.device.sends.append((slot.wr_id, asked, sent.frame))
+        self.sends.post(slot)
+        self.device.sends.append((slot.wr_id, sent.frame))
         self.all_sent.append(sent)
 
     def cancel(self) -> bool:
@@ -166,8 +165,8 @@ class End:
             else:
                 self._received(frame, place)
         else:
-            for done in (*self.sends.complete(slot), slot):
-                self._finish(done, "sent" if good or done is not slot else "failed")
+            self.sends.complete(slot)
+            self._finish(slot, "sent" if good else "failed")
             if not good:
                 self.fail()
         return True
@@ -244,11 +243,10 @@ class Wire:
         sender, receiver = self.ends[number], self.ends[1 - number]
         if self.lost or not sender.device.sends:
             return False
-        wr_id, signaled, frame = sender.device.sends.popleft()
+        wr_id, frame = sender.device.sends.popleft()
         assert receiver.device.receives, "a frame without a receive"
         receiver.device.completions.append((receiver.device.receives.popleft(), frame, True))
-        if signaled:
-            sender.device.completions.append((wr_id, None, True))
+        sender.device.completions.append((wr_id, None, True))
         return True
 
     def step(self, name: str, number: int) -> bool:
@@ -256,8 +254,6 @@ class Wire:
         match name:
             case "send":
                 return end.send()
-            case "send unsignaled":
-                return end.send(signaled=False)
             case "deliver":
                 return self.deliver(number)
             case "ping" | "give_back" | "cancel" | "take" | "poll":
@@ -302,7 +298,7 @@ class Wire:
                     assert sent.number < len(peer.taken), "reported as sent, and never arrived"
 
 
-STEPS = ("send", "send unsignaled", "ping", "give_back", "deliver", "poll", "take", "cancel")
+STEPS = ("send", "ping", "give_back", "deliver", "poll", "take", "cancel")
 sizes = st.tuples(*(st.integers(1, 4), st.integers(4, 6)) * 2)
 steps = st.tuples(st.sampled_from((*STEPS, "notice")), st.integers(0, 1))
 flushes = st.tuples(st.booleans(), st.booleans())
@@ -346,7 +342,7 @@ def test_without_a_loss_everything_arrives(
 
 ROUND = [
     (name, number)
-    for name in ("send", "ping", "send unsignaled", "deliver", "poll", "take", "give_back",
+    for name in ("send", "ping", "deliver", "poll", "take", "give_back",
                  "send", "cancel", "deliver", "deliver", "poll", "poll", "take", "give_back")
     for number in (0, 1)
 ]  # fmt: skip

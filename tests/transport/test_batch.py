@@ -137,6 +137,35 @@ async def test_a_batch_whose_memory_was_taken_back_fails_once(place: Place) -> N
             await ends(use(), RemoteAccessError)
 
 
+@one_loop
+async def test_a_failure_in_the_middle_of_a_batch(place: Place) -> None:
+    """The device tells of it by a request that nobody asked to hear of; what was before is done."""
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer, server.alloc(8) as other, client.alloc(8) as source:
+            source.view[:] = bytes([1]) * 8
+            share, remote = await give(server, client, buffer)
+            gone, revoked = await give(server, client, other)
+            gone.revoke()
+            old = []
+
+            async def use() -> None:
+                async with client.batch() as batch:
+                    for number in range(3):
+                        batch.write(source, remote[8 * number : 8 * number + 8])
+                    batch.write(source, revoked)
+                    old.append(batch.fetch_and_add(remote[24:32], 1))
+                    batch.write(source, remote[32:40])
+
+            await ends(use(), RemoteAccessError)
+            await client.wait_closed()
+            assert isinstance(old[0].exception(), RemoteAccessError)
+            assert buffer.view[:24] == bytes([1]) * 24
+            assert not any(buffer.view[24:])
+            share.revoke()
+            before = pool_statistics(client).leases
+        assert pool_statistics(client).leases == before - 3  # no request holds any of them
+
+
 async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:
     async with conn.batch() as batch:
         for start in range(0, len(remote), 8):

@@ -1,0 +1,44 @@
+/* The module aiordma._native._fast. */
+#include "fast.h"
+
+PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
+{
+	PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+
+	if (!type)
+		return NULL;
+	int rc = PyModule_AddType(module, (PyTypeObject *)type);
+	Py_DECREF(type); /* the module has it, and the module stays */
+	return rc ? NULL : (PyTypeObject *)type;
+}
+
+void fast_free(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	release(object);
+	Py_DECREF(type);
+}
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "aiordma._native._fast",
+	.m_doc = "The objects of the fast path.",
+	.m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__fast(void)
+{
+	PyObject *module = PyModule_Create(&definition);
+
+	if (!module)
+		return NULL;
+	if (fast_add_memory(module) || fast_add_run(module) ||
+	    PyModule_AddIntConstant(module, "TRANSFER_SIZE", (long)AIORDMA_TRANSFER_SIZE) ||
+	    PyModule_AddIntConstant(module, "EARLIER", (long)AIORDMA_EARLIER)) {
+		Py_DECREF(module);
+		return NULL;
+	}
+	return module;
+}

@@ -1,0 +1,217 @@
+"""The objects of the fast path: who holds memory, which requests are plain, and the stub of all."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from pathlib import Path
+
+import pytest
+
+from aiordma._native import EARLIER, TRANSFER_SIZE, Local, Pinned, Remote, Run, _fast
+
+STUB = Path(__file__).parents[2] / "aiordma" / "_native" / "_fast.pyi"
+WRITE, READ = 2, 4
+
+
+class Memory(Pinned):
+    def __init__(self) -> None:
+        self.retired = 0
+        self.lease()
+
+    def _retire(self) -> None:
+        self.retired += 1
+
+
+class Here(Local):
+    def __init__(self, memory: Memory, length: int = 8) -> None:
+        self.pinned = memory
+        self.address = 4096
+        self.length = length
+        self.writable = True
+
+    def _check(self) -> None:
+        if self.gone:
+            raise LookupError("gone")
+
+
+class There(Remote):
+    def __init__(self, user: object, allowed: int = WRITE | READ, length: int = 8) -> None:
+        self.user = user
+        self.usable = True
+        self.allowed = allowed
+        self.length = length
+        self.address = 8192
+        self.rkey = 7
+
+
+def run_for(user: object) -> Run:
+    run = Run()
+    run.user = user
+    return run
+
+
+def test_memory_retires_when_it_is_neither_leased_nor_pinned() -> None:
+    memory = Memory()
+    memory.pin()
+    memory.release()
+    assert memory.retired == 0
+    memory.unpin()
+    assert memory.retired == 1
+    memory.lease()
+    memory.pin()
+    memory.unpin()
+    assert memory.retired == 1
+    memory.release()
+    assert memory.retired == 2
+
+
+def test_what_retiring_raises_reaches_who_let_go() -> None:
+    class Failing(Pinned):
+        def _retire(self) -> None:
+            raise LookupError("no")
+
+    memory = Failing()
+    memory.pin()
+    with pytest.raises(LookupError):
+        memory.unpin()
+
+
+def test_a_slice_pins_what_it_was_sliced_from() -> None:
+    memory = Memory()
+    whole, part, part_of_part = Here(memory), Local(), Local()
+    part.root = whole
+    part_of_part.root = part
+    assert part_of_part.root is whole
+    assert whole.root is whole
+    part_of_part.pin()
+    memory.release()
+    assert memory.retired == 0
+    whole.gone = True
+    for one in (whole, part, part_of_part):
+        with pytest.raises(LookupError):
+            one.pin()
+    part.unpin()
+    assert memory.retired == 1
+
+
+def test_memory_of_nobody_cannot_be_pinned() -> None:
+    class Loose(Local):
+        def _check(self) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="cannot be pinned"):
+        Loose().pin()
+    with pytest.raises(TypeError):
+        Loose().unpin()
+    with pytest.raises(TypeError):
+        Loose().root = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        Remote().root = None  # type: ignore[assignment]
+
+
+def test_a_run_takes_what_is_plain_and_allowed_alone() -> None:
+    user = object()
+    memory, run = Memory(), run_for(user)
+    here = Here(memory)
+    assert run.write(here, There(user))
+    assert run.read(here, There(user))
+    assert len(run) == 2
+    assert run.lengths == [8, 8]
+    for there in (There(object()), There(user, READ), There(user, length=9), b"there"):
+        assert not run.write(here, there)
+    assert not run.read(here, There(user, WRITE))
+    assert not run.write(b"bytes", There(user))
+    assert not run.write(Here(memory, 0), There(user, length=0))
+    long = TRANSFER_SIZE + 1
+    assert not run.write(Here(memory, long), There(user, length=long))
+    part, unusable = Remote(), There(user)
+    part.root, part.length, part.allowed = unusable, 8, WRITE
+    assert run.write(here, part)
+    unusable.usable = False
+    assert not run.write(here, part)
+    here.writable = False
+    assert run.write(here, There(user))
+    assert not run.read(here, There(user))
+    here.gone = True
+    assert not run.write(here, There(user))
+    assert len(run) == 4
+    with pytest.raises(TypeError):
+        run.write(here)  # type: ignore[call-arg]
+
+
+def test_a_run_holds_its_memory_until_it_lets_go() -> None:
+    user = object()
+    memory, run = Memory(), run_for(user)
+    for _ in range(40):
+        assert run.write(Here(memory), There(user))
+    memory.release()
+    first = Run()
+    first.take(run, 1)
+    first.release()
+    first.release()
+    assert memory.retired == 0
+    rest = run_for(user)
+    rest.take(run, 39)
+    assert (len(first), len(rest), len(run)) == (1, 39, 0)
+    run.release()
+    del rest
+    gc.collect()
+    assert memory.retired == 1
+
+
+def test_what_cannot_be_taken() -> None:
+    user = object()
+    run = run_for(user)
+    run.write(Here(Memory()), There(user))
+    for other, count in ((Run(), 2), (run, 1)):
+        with pytest.raises(ValueError, match="requests of 1"):
+            other.take(run, count)
+    Run().take(run, 0)
+    run.release()
+
+
+def test_a_run_that_is_part_of_a_circle_is_collected() -> None:
+    class Circle(Run):
+        pass
+
+    memory = Memory()
+    run = Circle()
+    run.user = run
+    run.put(0, memory, 0, 0, 0, 0, 0, 0)
+    memory.release()
+    del run
+    gc.collect()
+    assert memory.retired == 1
+
+
+def test_numbers_that_do_not_fit() -> None:
+    run = Run()
+    with pytest.raises(TypeError):
+        run.put(0, Here(Memory()), 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        run.put(0, Memory(), "0", 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, OverflowError)):
+        run.post_to(-1, 0, -1)
+
+
+def test_constants_of_the_native_part() -> None:
+    assert EARLIER == 1 << 31
+    assert TRANSFER_SIZE == 8 << 20
+
+
+def test_the_stub_names_what_is_there() -> None:
+    for node in ast.parse(STUB.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            kind = getattr(_fast, node.name)
+            written = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            written |= {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
+            there = {name for name in vars(kind) if not name.startswith("__")}
+            assert {name for name in written if not name.startswith("__")} == there, node.name
+        elif isinstance(node, ast.AnnAssign):
+            assert isinstance(node.target, ast.Name)
+            assert hasattr(_fast, node.target.id)
