@@ -81,8 +81,8 @@ network: .venv/.test $(MODULE) ## the device between network namespaces: root, i
 examples: .venv/.test $(MODULE) ## run every example
 	$(BIN)/python -m pytest tests/examples
 
-bench: .venv/.test $(MODULE) ## the echo beside TCP echoes: how many times the speed of each
-	$(BIN)/python -m bench echo $(ARGS)
+bench: .venv/.dev $(MODULE) ## what aiordma reaches beside other ways, into bench/RESULTS.md
+	$(BIN)/python -m bench $(or $(ARGS),all)
 
 many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cost that do nothing
 	$(MAKE) --no-print-directory -C tests/soft check ONLY=test_many

@@ -1,6 +1,11 @@
-"""Comparisons with what people would use instead, measured beside each other in one run.
+"""What aiordma reaches, measured beside what people would use instead, in one run of the machine.
 
-python -m bench cost
-python -m bench echo
-python -m bench many
+    python -m bench all         everything, into RESULTS.md (about ten minutes; --quick: one)
+    python -m bench latency     one comparison, printed
+    python -m bench render      RESULTS.md again, from results.json
+    python -m bench cost        memory and CPU beside the traffic; many: of connections
+
+A comparison (latency.py, imports.py ...) says what is measured and what is to be reached; lanes.py
+has all take turns; contender.py starts their processes, worker.py is what they do in Python and
+verbs.c in C; results.py and plots.py show what came out, and measure nothing.
 """

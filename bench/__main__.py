@@ -1,13 +1,76 @@
-"""`python -m bench NAME`: runs the comparison of that name."""
+"""`python -m bench`: measures, and writes bench/RESULTS.md."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from . import cost, echo, many
+from . import cost, imports, latency, many
+from .lanes import TURNS, Comparison, Options
+from .machine import facts
+from .results import Results, markdown
 
-COMPARISONS = {"cost": cost.main, "echo": echo.main, "many": many.main}
+HERE = Path(__file__).parent
+COMPARISONS: dict[str, Comparison] = {
+    "latency": latency.COMPARISON,
+    "imports": imports.COMPARISON,
+}
+APART: dict[str, Callable[[Sequence[str]], None]] = {"cost": cost.main, "many": many.main}
+"""With arguments of their own, and printed by themselves."""
 
-if len(sys.argv) < 2 or sys.argv[1] not in COMPARISONS:
-    sys.exit(f"usage: python -m bench {{{','.join(COMPARISONS)}}} [-h]")
-COMPARISONS[sys.argv[1]](sys.argv[2:])
+
+def measure(names: Sequence[str], options: Options) -> Results:
+    results: Results = {"machine": facts(), "turns": options.turns, "data": {}}
+    for name in names:
+        print(f"measuring: {COMPARISONS[name].title}", file=sys.stderr, flush=True)
+        results["data"][name] = COMPARISONS[name].measure(options)
+    return results
+
+
+def render(results: Results, folder: Path) -> None:
+    """RESULTS.md and its pictures."""
+    from .plots import draw  # noqa: PLC0415 - measuring needs no matplotlib
+
+    plots = {}
+    for name, data in results["data"].items():
+        if name in COMPARISONS:
+            plots[name] = f"plots/{name}.svg"
+            draw(COMPARISONS[name], data, folder / plots[name])
+    (folder / "RESULTS.md").write_text(markdown(results, COMPARISONS, plots))
+
+
+def main() -> None:
+    if sys.argv[1:] and sys.argv[1] in APART:
+        APART[sys.argv[1]](sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "what",
+        choices=["all", "render", *COMPARISONS, *APART],
+        help="all: everything, into RESULTS.md and results.json; render: the former from the "
+        "latter; or one comparison, printed (%(choices)s)",
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, help="(%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="3 turns, of a tenth each")
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, help="where the results are (%(default)s)"
+    )
+    chosen = parser.parse_args()
+    options = Options(3, 0.1) if chosen.quick else Options(chosen.turns)
+    saved = chosen.folder / "results.json"
+    match chosen.what:
+        case "all":
+            results = measure(list(COMPARISONS), options)
+            saved.write_text(json.dumps(results, indent=1) + "\n")
+            render(results, chosen.folder)
+        case "render":
+            render(json.loads(saved.read_text()), chosen.folder)
+        case name:
+            print(markdown(measure([name], options), COMPARISONS, {}))
+
+
+if __name__ == "__main__":
+    main()

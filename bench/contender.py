@@ -1,90 +1,116 @@
-"""A way to echo on an event loop: its server in a process of its own, its client in this one.
-
-python -m bench.contender WAY LOOP          the server: prints its port, ends with its input
-"""
+"""Contenders: each is two processes, one of which does jobs when it is told to, and says how long
+one operation took.  All of a comparison stand ready and take turns, since a machine's mood changes
+by the minute."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
-from time import perf_counter
-from types import TracebackType
-from typing import Self
+from tempfile import TemporaryDirectory
 
-from .ways import WAYS, Echo
+from . import device
+
+Cores = tuple[int, int]
+"""Those of the client and of the server."""
 
 
-def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops there are, by name."""
-    found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if find_spec("uvloop"):
-        import uvloop  # noqa: PLC0415 - it need not be installed
+def two_cores() -> Cores:
+    """One for each process; the same for both where there is one alone."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0], cores[min(1, len(cores) - 1)]
 
-        found["uvloop"] = uvloop.new_event_loop
-    return found
+
+def one_core() -> Cores:
+    core, _ = two_cores()
+    return core, core
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended with {process.wait()}")
+    return line
+
+
+def write_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
 
 
 class Contender:
-    """Runs in `with`. Its client's event loop stands still while others are measured."""
+    """Its processes are started when they are first needed, and end with `close`."""
 
-    def __init__(self, way: str, loop: str) -> None:
-        self.name = way if way == "aiordma" else f"{loop} {way}"
-        self.loop = loop
-        self._way = WAYS[way]
+    def __init__(self) -> None:
+        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._runner = stack.enter_context(asyncio.Runner(loop_factory=loops()[self.loop]))
-            server = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "bench.contender", self._way.name, self.loop],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                )
-            )
-            assert server.stdin is not None
-            assert server.stdout is not None
-            stack.callback(server.stdin.close)
-            connection = self._way.connect(int(server.stdout.readline()))
-            self._echo: Echo = self._runner.run(connection.__aenter__())
-            stack.callback(lambda: self._runner.run(connection.__aexit__(None, None, None)))
-            self._stack = stack.pop_all()
-        return self
+    def do(self, kind: str, **numbers: int) -> float:
+        """Seconds that one operation took."""
+        raise NotImplementedError
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stack.close()
 
-    def round_trips(self, data: bytes, count: int) -> list[float]:
-        """The seconds of `count` round trips of a message, each compared, one after another."""
-        return self._runner.run(self._round_trips(data, count))
-
-    async def _round_trips(self, data: bytes, count: int) -> list[float]:
-        prepared = self._way.prepare(data)
-        times = []
-        for _ in range(count):
-            start = perf_counter()
-            back = await self._echo(prepared)
-            times.append(perf_counter() - start)
-            if bytes(back) != data:
-                raise ValueError(f"{self.name}: a message of {len(data)} bytes came back different")
-        return times
-
-
-async def serve(way: str) -> None:
-    async with WAYS[way].serve() as port:
-        print(port, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
+        """On its core: affinity is inherited (sched_setaffinity(2)). Ends with its input."""
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core})
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+        finally:
+            os.sched_setaffinity(0, before)
+        self._stack.enter_context(process)
+        assert process.stdin is not None
+        self._stack.callback(process.stdin.close)
+        return process
 
 
-if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=loops()[sys.argv[2]]) as runner:
-        runner.run(serve(sys.argv[1]))
+class InPython(Contender):
+    """`way` is one of `worker.WAYS`, `loop` one of `worker.loops()`."""
+
+    def __init__(self, way: str, loop: str, cores: Cores) -> None:
+        super().__init__()
+        self._way = way
+        self._loop = loop
+        self._cores = cores
+        self._asking: subprocess.Popen[str] | None = None
+
+    def do(self, kind: str, **numbers: int) -> float:
+        if self._asking is None:
+            worker = [sys.executable, "-m", "bench.worker"]
+            folder = self._stack.enter_context(TemporaryDirectory())
+            client, server = self._cores
+            serving = self._start([*worker, "serve", self._way, self._loop, folder], server)
+            places = read_line(serving)
+            self._asking = self._start([*worker, "measure", self._way, self._loop], client)
+            write_line(self._asking, places.rstrip())
+        write_line(self._asking, json.dumps({"kind": kind, **numbers}))
+        return float(read_line(self._asking))
+
+
+class InC(Contender):
+    """A C program on the same device through plain verbs: see verbs.c.
+
+    `moods` are those of its processes, the one that asks and the one that serves: "polling" or
+    "sleeping".  There are two processes for each kind of job.
+    """
+
+    def __init__(self, moods: tuple[str, str], cores: Cores) -> None:
+        super().__init__()
+        self._arguments = [*moods, *map(str, cores)]
+        self._core = cores[0]
+        self._asking: dict[tuple[str, int, int], subprocess.Popen[str]] = {}
+
+    def do(self, kind: str, **numbers: int) -> float:
+        job = kind, numbers["size"], numbers.get("window", 1)
+        if job not in self._asking:
+            command = [str(device.program("verbs")), *self._arguments, *map(str, job)]
+            self._asking[job] = self._start(command, self._core)
+        write_line(self._asking[job], str(numbers["count"]))
+        return float(read_line(self._asking[job]))

@@ -1,4 +1,4 @@
-"""The comparisons of bench/ run and print what they say they print."""
+"""The comparisons of bench/ measure what they say, and the results say what was measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from bench.__main__ import COMPARISONS
+from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
+from bench.results import Results, markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,12 +28,109 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_echo() -> None:
-    done = bench("echo", "--repeats", "2", "--count", "2")
-    assert done.stderr == ""
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparison(name: str) -> None:
+    """Once, with as little work as there is: everybody carries and every requirement is judged."""
+    comparison = COMPARISONS[name]
+    data = comparison.measure(Options(turns=2, share=0.02))
+    assert data
+    for entry in data:
+        assert len(entry["seconds"]) == 2
+        assert all(0 < seconds < 60 for seconds in entry["seconds"])
+    assert list(comparison.requirements(json.loads(json.dumps(data))))
+
+
+def test_turns() -> None:
+    done: list[str] = []
+
+    def lane(who: str) -> Lane:
+        def do() -> float:
+            done.append(who)
+            return len(done)
+
+        return Lane("work", who, do)
+
+    data = take_turns([lane("a"), lane("b")], Options(turns=2))
+    assert done == ["a", "b"] * 3
+    assert [entry["seconds"] for entry in data] == [[3, 5], [4, 6]]
+
+
+def test_how_much_is_measured() -> None:
+    assert Options().count(500) == 500
+    assert Options(share=0.1).count(640, 64) == 64
+    assert Options(share=0.001).count(640, 64) == 64
+
+
+# ---- what is made of it --------------------------------------------------------------------------
+
+
+def test_ratios_are_made_turn_by_turn() -> None:
+    found = ratio([10, 40, 60], [5, 10, 20])
+    assert found.values == (2, 4, 3)
+    assert f"{found:.1f}" == "3.0 (2.0 - 4.0)"
+
+
+@pytest.mark.parametrize(
+    ("judge", "reached"), [(at_least, (True, True, False)), (at_most, (False, True, True))]
+)
+def test_what_is_reached(judge: type, reached: tuple[bool, ...]) -> None:
+    for limit, expected in zip((1, 2, 3), reached, strict=True):
+        requirement = judge("speed", limit, spread([1, 2, 9]))
+        assert requirement.reached is expected
+        assert requirement.measured == "2.00 (1.00 - 9.00) x"
+
+
+def made_up() -> Results:
+    seconds = {"aiordma": [1e-5, 2e-5, 3e-5], "uvloop TCP protocol": [4e-5, 6e-5, 9e-5]}
+    who = [*seconds, "aiordma, sleeping", "uvloop Unix protocol"]
+    return {
+        "machine": {"kernel": "one"},
+        "turns": 3,
+        "data": {
+            "latency": [
+                {"work": work, "who": name, "seconds": seconds.get(name, [1e-5] * 3)}
+                for work in ("64 B", "64 B, both on one core")
+                for name in who
+            ]
+        },
+    }
+
+
+def test_results_say_what_was_measured() -> None:
+    text = markdown(made_up(), COMPARISONS, {"latency": "plots/latency.svg"})
+    assert "a median\nof 3 turns" in text
+    assert "| kernel | one |" in text
+    adaptive, sleeping, together = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
+    assert adaptive == " at least 5 x | 3.00 (3.00 - 4.00) x | **not reached** "[-len(adaptive) :]
+    assert sleeping.endswith("reached ")
+    assert "**" not in together
+    assert "| 64 B | aiordma | 20 (10 - 30) |  |" in text
+    assert "| 64 B | uvloop TCP protocol | 60 (40 - 90) | 3.00 (3.00 - 4.00) |" in text
+    assert "![Echo](plots/latency.svg)" in text
+
+
+def test_results_are_rendered_from_what_was_saved(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(made_up()))
+    files = [tmp_path / "RESULTS.md", tmp_path / "plots" / "latency.svg"]
+    written = []
+    for _ in range(2):
+        done = bench("render", "--folder", str(tmp_path))
+        assert done.stderr == ""
+        assert done.returncode == 0
+        written.append([file.read_text() for file in files])
+    assert written[0] == written[1]
+    assert all("uvloop TCP protocol" in text for text in written[0])
+
+
+def test_one_comparison_is_printed() -> None:
+    done = bench("imports", "--quick")
     assert done.returncode == 0
-    assert done.stdout.count(" x its speed (") == 4 * 2 * 2  # sizes, ways, event loops
-    assert "medians of 2 turns" in done.stdout
+    assert done.stderr == "measuring: Import\n"
+    assert "| import | aiordma | " in done.stdout
+    assert "| kernel | " in done.stdout
 
 
 # The address sanitizer's allocator takes as much again and more.
@@ -69,5 +172,5 @@ def test_many() -> None:
 
 def test_usage() -> None:
     done = bench("nonsense")
-    assert done.returncode == 1
-    assert done.stderr == "usage: python -m bench {cost,echo,many} [-h]\n"
+    assert done.returncode == 2
+    assert "invalid choice: 'nonsense'" in done.stderr

@@ -1,0 +1,40 @@
+"""How long `import aiordma` takes in a new process, beside what every such library would import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from .lanes import Comparison, Data, Lane, Options, Requirement, at_most, ratio, seconds, take_turns
+
+NOTE = "The import statement alone, timed in a process that has imported nothing else."
+
+WORK = "import"
+OURS, BASE = "aiordma", "asyncio, msgpack, cffi"
+
+
+def lane(modules: str) -> Lane:
+    program = (
+        f"from time import perf_counter as now; start = now(); import {modules}; "
+        "print(now() - start)"
+    )
+
+    def do() -> float:
+        return float(subprocess.check_output([sys.executable, "-c", program]))
+
+    return Lane(WORK, modules, do)
+
+
+def measure(options: Options) -> Data:
+    return take_turns([lane(OURS), lane(BASE)], options)
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    found = ratio(seconds(data, WORK, OURS), seconds(data, WORK, BASE))
+    yield at_most(f"`import aiordma`: times as long as `import {BASE}`", 1.5, found)
+
+
+COMPARISON = Comparison(
+    "Import", NOTE, measure, requirements, "ms", lambda work, seconds: seconds * 1e3
+)

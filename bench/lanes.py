@@ -1,0 +1,158 @@
+"""What is measured beside what, in turns; and the ratios of what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypedDict
+
+from .contender import Contender, InC, InPython, one_core, two_cores
+
+TURNS = 9
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured: `turns` of every lane, each with its count times `share`."""
+
+    turns: int = TURNS
+    share: float = 1.0
+
+    def count(self, count: int, unit: int = 1) -> int:
+        """A multiple of `unit`."""
+        return max(1, round(count * self.share / unit)) * unit
+
+
+class Measured(TypedDict):
+    """One lane, as it is kept in results.json."""
+
+    work: str
+    who: str
+    seconds: list[float]
+    """For one operation, turn by turn."""
+
+
+Data = list[Measured]
+"""Of a comparison."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """`who` does `work`: one operation of it takes what `do` returns, in seconds."""
+
+    work: str
+    who: str
+    do: Callable[[], float]
+
+
+def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
+    """Each lane once to warm up, then all of them in every turn."""
+    measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
+    for lane in lanes:
+        lane.do()
+    for _ in range(options.turns):
+        for lane, entry in zip(lanes, measured, strict=True):
+            entry["seconds"].append(lane.do())
+    return measured
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A line of the table of what is to be reached."""
+
+    what: str
+    asked: str
+    measured: str
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One part of the results."""
+
+    title: str
+    note: str
+    measure: Callable[[Options], Data]
+    requirements: Callable[[Data], Iterator[Requirement]]
+    unit: str = "us"
+    figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
+    """What is shown, in `unit`, for work of which one operation took so many seconds."""
+    ours: str = "aiordma"
+    """Who the others are compared with."""
+
+
+class Contenders(ExitStack):
+    """Those of one comparison, by what they are; closed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[Any, ...], Contender] = {}
+
+    def python(self, way: str, loop: str = "uvloop", *, together: bool = False) -> Contender:
+        """`together`: both of its processes on one core."""
+        return self._get(InPython, way, loop, one_core() if together else two_cores())
+
+    def c(
+        self, asks: str = "polling", serves: str = "polling", *, together: bool = False
+    ) -> Contender:
+        return self._get(InC, (asks, serves), one_core() if together else two_cores())
+
+    def _get(self, kind: Callable[..., Contender], *key: Any) -> Contender:
+        if (kind, *key) not in self._known:
+            contender = self._known[kind, *key] = kind(*key)
+            self.callback(contender.close)
+        return self._known[kind, *key]
+
+
+# ---- what came out ------------------------------------------------------------------------------
+
+
+def seconds(data: Data, work: str, who: str) -> list[float]:
+    for entry in data:
+        if (entry["work"], entry["who"]) == (work, who):
+            return entry["seconds"]
+    raise KeyError(f"{who}, {work}: not measured")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of turns."""
+
+    values: tuple[float, ...]
+
+    @property
+    def typical(self) -> float:
+        return median(self.values)
+
+    def __format__(self, spec: str) -> str:
+        least, most = min(self.values), max(self.values)
+        return f"{self.typical:{spec}} ({least:{spec}} - {most:{spec}})"
+
+
+def spread(values: Iterable[float]) -> Spread:
+    return Spread(tuple(values))
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
+    """Turn by turn, since what disturbs one turn disturbs both."""
+    return spread(a / b for a, b in zip(over, under, strict=True))
+
+
+def at_least(what: str, least: float, found: Spread, unit: str = "x") -> Requirement:
+    return Requirement(
+        what, f"at least {least:g} {unit}", f"{found:.2f} {unit}", found.typical >= least
+    )
+
+
+def at_most(what: str, most: float, found: Spread, unit: str = "x") -> Requirement:
+    return Requirement(
+        what, f"at most {most:g} {unit}", f"{found:.2f} {unit}", found.typical <= most
+    )
+
+
+def by_work(data: Data) -> Iterator[tuple[str, Data]]:
+    """What belongs together, in the order of measuring."""
+    for work in dict.fromkeys(entry["work"] for entry in data):
+        yield work, [entry for entry in data if entry["work"] == work]

@@ -1,0 +1,99 @@
+"""A message there and back, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .contender import Contender
+from .lanes import (
+    Comparison,
+    Contenders,
+    Data,
+    Lane,
+    Options,
+    Requirement,
+    Spread,
+    at_least,
+    ratio,
+    seconds,
+    take_turns,
+)
+
+NOTE = (
+    "A message there and back, one at a time; the median of the messages of a turn. The two "
+    "processes have a core each, but for the last part. *aiordma* is as it comes, with adaptive "
+    "polling; *aiordma, sleeping* has `Config(polling=0)`. Where nothing else is said, aiordma is "
+    "on uvloop."
+)
+
+COUNTS = {64: 500, 4 << 10: 500, 64 << 10: 200, 1 << 20: 40}
+"""Sizes in bytes, and round trips of each in one turn."""
+
+RIVALS = [
+    (way, loop)
+    for loop in ("uvloop", "asyncio")
+    for way in ("TCP protocol", "TCP streams", "Unix protocol", "Unix streams")
+]
+
+TOGETHER = "64 B, both on one core"
+TCP = "uvloop TCP protocol"
+
+
+def name(size: int) -> str:
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"
+
+
+def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
+    def echo(work: str, who: str, size: int, contender: Contender) -> Lane:
+        count = options.count(COUNTS[size])
+        return Lane(work, who, lambda: contender.do("echo", size=size, count=count))
+
+    for size in COUNTS:
+        work = name(size)
+        yield echo(work, "aiordma", size, contenders.python("aiordma"))
+        yield echo(work, "aiordma on asyncio", size, contenders.python("aiordma", "asyncio"))
+        yield echo(work, "aiordma, sleeping", size, contenders.python("aiordma sleeping"))
+        for way, loop in RIVALS:
+            yield echo(work, f"{loop} {way}", size, contenders.python(way, loop))
+        yield echo(work, "C, polling", size, contenders.c())
+        yield echo(work, "C, sleeping", size, contenders.c("sleeping", "sleeping"))
+    for who, way in (
+        ("aiordma", "aiordma"),
+        ("aiordma, sleeping", "aiordma sleeping"),
+        ("uvloop TCP protocol", "TCP protocol"),
+        ("uvloop Unix protocol", "Unix protocol"),
+    ):
+        yield echo(TOGETHER, who, 64, contenders.python(way, together=True))
+    yield echo(TOGETHER, "C, sleeping", 64, contenders.c("sleeping", "sleeping", together=True))
+
+
+def measure(options: Options) -> Data:
+    with Contenders() as contenders:
+        return take_turns(list(lanes(contenders, options)), options)
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    def against(work: str, who: str, whom: str) -> Spread:
+        return ratio(seconds(data, work, whom), seconds(data, work, who))
+
+    yield at_least(
+        "64 B echo round trip, adaptive polling: times faster than uvloop TCP protocols",
+        5,
+        against("64 B", "aiordma", TCP),
+    )
+    yield at_least(
+        "64 B echo round trip, sleeping: times faster than uvloop TCP protocols",
+        1,
+        against("64 B", "aiordma, sleeping", TCP),
+    )
+    yield at_least(
+        "64 B echo, both processes on one core, sleeping: times faster than uvloop Unix sockets",
+        1,
+        against(TOGETHER, "aiordma, sleeping", "uvloop Unix protocol"),
+    )
+
+
+COMPARISON = Comparison("Echo", NOTE, measure, requirements)

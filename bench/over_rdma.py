@@ -1,0 +1,111 @@
+"""aiordma's connections, used as its documentation has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import aiordma
+
+from .ways import DEVICE, ENOUGH, HOST, Place
+
+MEMORY = 1 << 20  # bytes that the server lets its clients reach
+
+
+async def answer(conn: aiordma.Connection) -> None:
+    async for message in conn:
+        with message:
+            await conn.send(message)
+
+
+async def answer_at_once(conn: aiordma.Connection) -> None:
+    """Takes the next message while answers are under way, of which its client bounds the number."""
+
+    def answer(message: aiordma.Message) -> None:
+        conn.send_nowait(message).add_done_callback(lambda _: message.release())
+
+    async for message in conn:
+        answer(message)
+
+
+async def sink(conn: aiordma.Connection) -> None:
+    async for message in conn:
+        with message:
+            if len(message) == len(ENOUGH):
+                await conn.send(message)
+
+
+async def lend(conn: aiordma.Connection) -> None:
+    """Memory for one-sided operations, until the client has gone."""
+    rights = aiordma.Rights.READ | aiordma.Rights.WRITE
+    with conn.alloc(MEMORY) as buffer:
+        await conn.send_region(buffer, access=rights)
+        await conn.wait_closed()
+
+
+SERVICES = {"echo": answer, "echo_many": answer_at_once, "sink": sink, "memory": lend}
+
+
+class RDMAClient:
+    def __init__(self, conn: aiordma.Connection) -> None:
+        self.conn = conn
+
+    async def echo(self, data: bytes) -> memoryview:
+        await self.conn.send(data)
+        with await self.conn.recv() as message:
+            return message.data
+
+    async def echo_many(self, data: bytes, count: int, window: int) -> None:
+        conn = self.conn
+        for _ in range(window):
+            conn.send_nowait(data)
+        for left in range(count, 0, -1):
+            (await conn.recv()).release()
+            if left > window:
+                conn.send_nowait(data)
+
+    async def send_many(self, data: bytes, count: int, window: int) -> None:
+        conn = self.conn
+        under_way: deque[asyncio.Future[None]] = deque()
+        for _ in range(count):
+            if len(under_way) == window:
+                await under_way.popleft()
+            under_way.append(conn.send_nowait(data))
+        await self.echo(ENOUGH)
+
+
+@dataclass(frozen=True)
+class OverRDMA:
+    """`via` and `polling` (seconds; None: as it comes) are those of aiordma."""
+
+    via: Literal["cm", "tcp"] = "cm"
+    polling: float | None = None
+
+    @property
+    def config(self) -> aiordma.Config:
+        return aiordma.Config() if self.polling is None else aiordma.Config(polling=self.polling)
+
+    def prepare(self, data: bytes) -> bytes:
+        return data
+
+    @asynccontextmanager
+    async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:
+        async with AsyncExitStack() as stack:
+            places: dict[str, Place] = {}
+            for name, service in SERVICES.items():
+                server = await aiordma.start_server(
+                    service, HOST, device=DEVICE, via=self.via, config=self.config
+                )
+                places[name] = (await stack.enter_async_context(server)).port
+            yield places
+
+    @asynccontextmanager
+    async def connect(self, place: Place) -> AsyncIterator[RDMAClient]:
+        assert isinstance(place, int)
+        conn = await aiordma.connect(HOST, place, device=DEVICE, via=self.via, config=self.config)
+        async with conn:
+            yield RDMAClient(conn)

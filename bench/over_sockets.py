@@ -1,0 +1,264 @@
+"""asyncio's protocols and streams, over TCP and over Unix sockets.
+
+The protocols receive into one buffer that they use again and again, which is as good as asyncio
+gets; the streams are used as their documentation has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from .ways import ENOUGH, HOST, Place
+
+LENGTH = struct.Struct("<Q")
+READ = 256 << 10  # bytes that are asked for at once, as asyncio does, unless more are expected
+ROOM = (64 << 20) + LENGTH.size + READ  # the longest frame; pages are there when they are used
+
+
+def frame(data: bytes) -> bytes:
+    return LENGTH.pack(len(data)) + data
+
+
+# ---- protocols ----------------------------------------------------------------------------------
+
+
+class Frames(asyncio.BufferedProtocol):
+    """Collects frames in one buffer and hands each to `whole`, which must be done with it then."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(ROOM))
+        self.start = 0  # of the first frame that is not whole yet
+        self.end = 0  # of what has arrived
+        self.expected = 0  # the length of that frame; 0: not known yet
+        self.loop = asyncio.get_running_loop()
+        self.closed = self.loop.create_future()
+        self.writable: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.writable = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        assert self.writable is not None
+        self.writable.set_result(None)
+        self.writable = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.expected > READ:
+            return self.view[self.end : self.start + self.expected]
+        return self.view[self.end : self.end + READ]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.end += nbytes
+        while self.end - self.start >= LENGTH.size:
+            if not self.expected:
+                self.expected = LENGTH.size + LENGTH.unpack_from(self.view, self.start)[0]
+            if self.end - self.start < self.expected:
+                break
+            start, self.start = self.start, self.start + self.expected
+            self.expected = 0
+            self.whole(self.view[start : self.start])
+        if self.start:  # the rest, of one read at most, to the front
+            left = self.end - self.start
+            self.view[:left] = self.view[self.start : self.end]
+            self.start, self.end = 0, left
+
+    def whole(self, frame: memoryview) -> None:
+        raise NotImplementedError
+
+
+class EchoProtocol(Frames):
+    """For one message at a time: nothing else arrives before the buffer has been sent."""
+
+    def whole(self, frame: memoryview) -> None:
+        self.transport.write(frame)
+
+
+class EchoManyProtocol(Frames):
+    def whole(self, frame: memoryview) -> None:
+        self.transport.write(bytes(frame))
+
+
+class SinkProtocol(Frames):
+    def whole(self, frame: memoryview) -> None:
+        if len(frame) == LENGTH.size + len(ENOUGH):
+            self.transport.write(bytes(frame))
+
+
+class ClientProtocol(Frames):
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: Callable[[memoryview], None]
+
+    def whole(self, frame: memoryview) -> None:
+        self.arrived(frame)
+
+    async def echo(self, data: bytes) -> memoryview:
+        answer: asyncio.Future[memoryview] = self.loop.create_future()
+        self.arrived = answer.set_result
+        self.transport.write(data)
+        return (await answer)[LENGTH.size :]
+
+    async def echo_many(self, data: bytes, count: int, window: int) -> None:
+        done = self.loop.create_future()
+        left, to_send = count, count - window
+
+        def arrived(_: memoryview) -> None:
+            nonlocal left, to_send
+            left -= 1
+            if to_send:
+                to_send -= 1
+                self.transport.write(data)
+            elif not left:
+                done.set_result(None)
+
+        self.arrived = arrived
+        for _ in range(window):
+            self.transport.write(data)
+        await done
+
+    async def send_many(self, data: bytes, count: int, window: int) -> None:
+        for _ in range(count):
+            self.transport.write(data)
+            if self.writable:
+                await self.writable
+        await self.echo(frame(ENOUGH))
+
+
+PROTOCOLS: dict[str, Callable[[], Frames]] = {
+    "echo": EchoProtocol,
+    "echo_many": EchoManyProtocol,
+    "sink": SinkProtocol,
+}
+
+
+@dataclass(frozen=True)
+class OverProtocol:
+    unix: bool = False
+
+    def prepare(self, data: bytes) -> bytes:
+        return frame(data)
+
+    @asynccontextmanager
+    async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            places: dict[str, Place] = {}
+            for name, protocol in PROTOCOLS.items():
+                if self.unix:
+                    places[name] = path = str(Path(folder, name))
+                    server = await loop.create_unix_server(protocol, path)
+                else:
+                    server = await loop.create_server(protocol, HOST, 0, backlog=512)
+                    places[name] = server.sockets[0].getsockname()[1]
+                await stack.enter_async_context(server)
+            yield places
+
+    @asynccontextmanager
+    async def connect(self, place: Place) -> AsyncIterator[ClientProtocol]:
+        loop = asyncio.get_running_loop()
+        if isinstance(place, str):
+            transport, protocol = await loop.create_unix_connection(ClientProtocol, place)
+        else:
+            transport, protocol = await loop.create_connection(ClientProtocol, HOST, place)
+        yield protocol
+        transport.close()
+        await protocol.closed
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return await reader.readexactly(length)
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            data = await read_message(reader)
+            writer.writelines([LENGTH.pack(len(data)), data])
+            await writer.drain()
+    writer.close()
+
+
+async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            data = await read_message(reader)
+            if len(data) == len(ENOUGH):
+                writer.write(frame(data))
+                await writer.drain()
+    writer.close()
+
+
+HANDLERS = {"echo": answer, "echo_many": answer, "sink": sink}
+
+
+@dataclass(frozen=True)
+class StreamClient:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def echo(self, data: bytes) -> bytes:
+        self.writer.write(data)
+        await self.writer.drain()
+        return await read_message(self.reader)
+
+    async def echo_many(self, data: bytes, count: int, window: int) -> None:
+        for _ in range(window):
+            self.writer.write(data)
+        for left in range(count, 0, -1):
+            await read_message(self.reader)
+            if left > window:
+                self.writer.write(data)
+
+    async def send_many(self, data: bytes, count: int, window: int) -> None:
+        for _ in range(count):
+            self.writer.write(data)
+            await self.writer.drain()
+        await self.echo(frame(ENOUGH))
+
+
+@dataclass(frozen=True)
+class OverStreams:
+    unix: bool = False
+
+    def prepare(self, data: bytes) -> bytes:
+        return frame(data)
+
+    @asynccontextmanager
+    async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:
+        async with AsyncExitStack() as stack:
+            places: dict[str, Place] = {}
+            for name, handler in HANDLERS.items():
+                if self.unix:
+                    places[name] = path = str(Path(folder, name))
+                    server = await asyncio.start_unix_server(handler, path)
+                else:
+                    server = await asyncio.start_server(handler, HOST, 0, backlog=512)
+                    places[name] = server.sockets[0].getsockname()[1]
+                await stack.enter_async_context(server)
+            yield places
+
+    @asynccontextmanager
+    async def connect(self, place: Place) -> AsyncIterator[StreamClient]:
+        if isinstance(place, str):
+            reader, writer = await asyncio.open_unix_connection(place)
+        else:
+            reader, writer = await asyncio.open_connection(HOST, place)
+        yield StreamClient(reader, writer)
+        writer.close()
+        await writer.wait_closed()

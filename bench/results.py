@@ -1,0 +1,76 @@
+"""RESULTS.md, from what was measured: nothing in it comes from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypedDict
+
+from .lanes import Comparison, Data, Requirement, by_work, ratio, seconds, spread
+from .machine import Facts
+
+HEAD = """\
+# Results
+
+Written by `python -m bench all` ([bench](__init__.py) says how). Every figure is a median
+of {turns} turns, in each of which all that is compared ran once; in brackets the lowest and the
+highest turn. What carries over to another machine, if anything does, are the ratios.
+"""
+
+
+class Results(TypedDict):
+    """What results.json has."""
+
+    machine: Facts
+    turns: int
+    data: dict[str, Data]
+    """By comparison."""
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    names = list(head)
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
+    """Work, who, the figure, and how many times as long as ours it took."""
+    for work, entries in by_work(data):
+        for entry in entries:
+            shown = spread(comparison.figure(work, one) for one in entry["seconds"])
+            if entry["who"] == comparison.ours:
+                times = ""
+            else:
+                ours = seconds(data, work, comparison.ours)
+                times = f"{ratio(entry['seconds'], ours):.2f}"
+            yield work, entry["who"], f"{shown:,.4g}", times
+
+
+def reached(requirement: Requirement) -> tuple[str, str, str, str]:
+    verdict = "reached" if requirement.reached else "**not reached**"
+    return requirement.what, requirement.asked, requirement.measured, verdict
+
+
+def markdown(
+    results: Results, comparisons: Mapping[str, Comparison], plots: Mapping[str, str]
+) -> str:
+    """`plots` are paths of pictures, by comparison."""
+    lines = [HEAD.format(turns=results["turns"]), "## The machine", ""]
+    lines += table(("", ""), results["machine"].items())
+    measured = {name: data for name, data in results["data"].items() if name in comparisons}
+    lines += ["", "## What is to be reached", ""]
+    requirements = [
+        requirement
+        for name, data in measured.items()
+        for requirement in comparisons[name].requirements(data)
+    ]
+    lines += table(("what", "asked", "measured", ""), map(reached, requirements))
+    for name, data in measured.items():
+        comparison = comparisons[name]
+        lines += ["", f"## {comparison.title}", "", comparison.note, ""]
+        head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
+        lines += table(head, figures(comparison, data))
+        if name in plots:
+            lines += ["", f"![{comparison.title}]({plots[name]})"]
+    return "\n".join(lines) + "\n"

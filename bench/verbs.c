@@ -1,0 +1,486 @@
+/* The device through plain verbs: what aiordma is measured against, to see what Python adds.
+ *
+ *   verbs MOOD MOOD CORE CORE KIND SIZE WINDOW
+ *
+ * Two processes, one that asks and one that serves, each on its core, polling, or (any other mood)
+ * asleep until there is a completion.  KIND is what they do: see `kinds`.  Each line of the input
+ * says how many operations, and is answered by the seconds that one of them took.
+ */
+#define _GNU_SOURCE /* CPU_SET */
+#include "native.h"
+
+#include <err.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CALL(library, result, name, arguments) result name arguments;
+#include "calls.h"
+#undef CALL
+
+enum {
+	MEMORY = 128 << 20,
+	LONGEST = 64 << 20,
+	RECEIVES = 256,
+	SENDS = 128,
+	INLINE = 64,
+	BATCH = 64,
+	SENT = 1,
+	RECEIVED = 2,
+};
+
+struct job {
+	uint32_t size, window, count;
+};
+
+static struct {
+	bool polling, asks;
+	int other;          /* a socket to the other process */
+	struct ibv_context *context;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t *memory;
+	uint64_t remote;
+	uint32_t rkey;
+} side;
+
+static void check(int rc, const char *what)
+{
+	if (rc)
+		errx(1, "%s: %d", what, rc);
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+/* ---- two processes ------------------------------------------------------------------------- */
+
+static void tell(const void *data, size_t length)
+{
+	if (send(side.other, data, length, MSG_NOSIGNAL) != (ssize_t)length)
+		exit(0); /* the other one has left */
+}
+
+static void hear(void *data, size_t length)
+{
+	if (recv(side.other, data, length, MSG_WAITALL) != (ssize_t)length)
+		exit(0);
+}
+
+static void settle(const char *core)
+{
+	cpu_set_t own;
+
+	CPU_ZERO(&own);
+	CPU_SET((size_t)atoi(core), &own);
+	if (sched_setaffinity(0, sizeof(own), &own))
+		err(1, "core %s", core);
+}
+
+/* ---- verbs --------------------------------------------------------------------------------- */
+
+static void open_side(void)
+{
+	int count;
+	struct ibv_device **list = ibv_get_device_list(&count);
+
+	if (!list || !count || !(side.context = ibv_open_device(list[0])))
+		err(1, "no device");
+	ibv_free_device_list(list);
+	struct ibv_pd *pd = ibv_alloc_pd(side.context);
+
+	side.channel = ibv_create_comp_channel(side.context);
+	side.cq = ibv_create_cq(side.context, SENDS + RECEIVES, NULL, side.channel, 0);
+	side.memory = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!pd || !side.channel || !side.cq || side.memory == MAP_FAILED)
+		err(1, "no completion queue, or no memory");
+	side.mr = ibv_reg_mr(pd, side.memory, MEMORY,
+			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_qp_init_attr init = {
+		.send_cq = side.cq,
+		.recv_cq = side.cq,
+		.cap = {.max_send_wr = SENDS, .max_recv_wr = RECEIVES, .max_send_sge = 1,
+			.max_recv_sge = 1, .max_inline_data = INLINE},
+		.qp_type = IBV_QPT_RC,
+	};
+
+	if (!side.mr || !(side.qp = ibv_create_qp(pd, &init)))
+		err(1, "no queue pair");
+}
+
+struct endpoint {
+	uint64_t memory;
+	uint32_t rkey, qp_num;
+	uint16_t lid;
+};
+
+static void connect_side(void)
+{
+	struct ibv_port_attr port;
+	struct endpoint own, peer;
+
+	check(ibv_query_port(side.context, 1, (struct _compat_ibv_port_attr *)&port), "query_port");
+	own = (struct endpoint){.memory = (uintptr_t)side.memory, .rkey = side.mr->rkey,
+				.qp_num = side.qp->qp_num, .lid = port.lid};
+	tell(&own, sizeof(own));
+	hear(&peer, sizeof(peer));
+	side.remote = peer.memory;
+	side.rkey = peer.rkey;
+
+	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1,
+				   .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+	struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096,
+				  .dest_qp_num = peer.qp_num, .max_dest_rd_atomic = 1,
+				  .min_rnr_timer = 1, .ah_attr = {.dlid = peer.lid, .port_num = 1}};
+	struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 6,
+				  .rnr_retry = 7, .max_rd_atomic = 1};
+
+	check(ibv_modify_qp(side.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+						    IBV_QP_ACCESS_FLAGS), "INIT");
+	check(ibv_modify_qp(side.qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+						   IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+						   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+	      "RTR");
+	check(ibv_modify_qp(side.qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
+						   IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+						   IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
+}
+
+static void post_recv(uint64_t at, uint32_t length)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)side.memory + at, .length = length,
+			      .lkey = side.mr->lkey};
+	struct ibv_recv_wr wr = {.wr_id = RECEIVED, .sg_list = &sge, .num_sge = 1}, *bad;
+
+	check(side.context->ops.post_recv(side.qp, &wr, &bad), "post_recv");
+}
+
+/* `count` of them with one call; the last one alone is signaled. */
+static void post_send(enum ibv_wr_opcode opcode, uint32_t length, int count)
+{
+	struct ibv_sge sge = {.addr = (uintptr_t)side.memory, .length = length,
+			      .lkey = side.mr->lkey};
+	struct ibv_send_wr wrs[BATCH], *bad;
+
+	for (int i = 0; i < count; i++) {
+		wrs[i] = (struct ibv_send_wr){
+			.wr_id = SENT, .next = &wrs[i + 1], .sg_list = &sge, .num_sge = 1,
+			.opcode = opcode,
+			.send_flags = length <= INLINE ? IBV_SEND_INLINE : 0,
+		};
+		wrs[i].wr.rdma.remote_addr = side.remote;
+		wrs[i].wr.rdma.rkey = side.rkey;
+	}
+	wrs[count - 1].next = NULL;
+	wrs[count - 1].send_flags |= IBV_SEND_SIGNALED;
+	check(side.context->ops.post_send(side.qp, wrs, &bad), "post_send");
+}
+
+static int poll_cq(struct ibv_wc *wc, int room)
+{
+	int n = side.context->ops.poll_cq(side.cq, room, wc);
+
+	for (int i = 0; i < n; i++)
+		if (wc[i].status != IBV_WC_SUCCESS)
+			errx(1, "a completion with %s", ibv_wc_status_str(wc[i].status));
+	return n;
+}
+
+/* At least one completion. */
+static int completions(struct ibv_wc *wc, int room)
+{
+	int n;
+
+	while (!(n = poll_cq(wc, room))) {
+		if (side.polling)
+			continue;
+		check(side.context->ops.req_notify_cq(side.cq, 0), "req_notify_cq");
+		if ((n = poll_cq(wc, room)))
+			break;
+		struct ibv_cq *cq;
+		void *context;
+
+		check(ibv_get_cq_event(side.channel, &cq, &context), "get_cq_event");
+		ibv_ack_cq_events(cq, 1);
+	}
+	return n;
+}
+
+/* How many of what had to come have come; a message at a time may come early. */
+static uint32_t sent, received;
+
+static void progress(void)
+{
+	struct ibv_wc wc[32];
+	int n = completions(wc, 32);
+
+	for (int i = 0; i < n; i++)
+		*(wc[i].wr_id == SENT ? &sent : &received) += 1;
+}
+
+static void expect(const uint32_t *counter, uint32_t count)
+{
+	while (*counter < count)
+		progress();
+}
+
+/* ---- jobs: what one process does, and the other one meanwhile -------------------------------- */
+
+/* The other one goes on when this one has said so with an empty message. */
+static void release_other(void)
+{
+	post_send(IBV_WR_SEND, 0, 1);
+	expect(&sent, 1);
+	sent = 0;
+}
+
+/* Receives of one size, which lie behind one another and in turns. */
+static void post_receives(uint32_t size, uint32_t count)
+{
+	static uint32_t next;
+
+	for (uint32_t i = 0; i < count; i++)
+		post_recv((uint64_t)(next++ % (RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size)) *
+				  size, size);
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *times, uint32_t count)
+{
+	qsort(times, count, sizeof(*times), by_value);
+	return times[count / 2];
+}
+
+/* Messages there and back, one after another: the median. */
+static double echo(const struct job *job)
+{
+	double *times = calloc(job->count, sizeof(*times)), start, typical;
+
+	for (uint32_t i = 0; i < job->count; i++) {
+		start = now();
+		post_send(IBV_WR_SEND, job->size, 1);
+		expect(&received, 1);
+		post_receives(job->size, 1);
+		expect(&sent, 1);
+		times[i] = now() - start;
+		received = sent = 0;
+	}
+	typical = median(times, job->count);
+	free(times);
+	return typical;
+}
+
+/* The same with `window` of them under way: what came is answered by what comes next. */
+static double echo_many(const struct job *job)
+{
+	uint32_t posted = 0, answered = 0, outstanding = 0;
+	double start = now();
+
+	while (answered < job->count) {
+		for (; posted < job->count && posted - answered < job->window &&
+		       outstanding < SENDS; posted++, outstanding++)
+			post_send(IBV_WR_SEND, job->size, 1);
+		progress();
+		post_receives(job->size, received);
+		answered += received;
+		outstanding -= sent;
+		received = sent = 0;
+	}
+	expect(&sent, outstanding);
+	sent = 0;
+	return (now() - start) / job->count;
+}
+
+static void answer(const struct job *job)
+{
+	uint32_t answered = 0, outstanding = 0;
+
+	while (answered < job->count || outstanding) {
+		progress();
+		uint32_t here = received;
+
+		received = 0;
+		post_receives(job->size, here);
+		for (uint32_t i = 0; i < here; i++, outstanding++) {
+			while (outstanding >= SENDS - 1) {
+				progress();
+				outstanding -= sent;
+				sent = 0;
+			}
+			post_send(IBV_WR_SEND, job->size, 1);
+		}
+		answered += here;
+		outstanding -= sent;
+		sent = 0;
+	}
+}
+
+/* Messages one way, each there when it has completed. */
+static double send_many(const struct job *job)
+{
+	uint32_t posted = 0, done = 0;
+	double start = now();
+
+	while (done < job->count) {
+		for (; posted < job->count && posted - done < job->window; posted++)
+			post_send(IBV_WR_SEND, job->size, 1);
+		progress();
+		done += sent;
+		sent = 0;
+	}
+	return (now() - start) / job->count;
+}
+
+static void take(const struct job *job)
+{
+	for (uint32_t taken = 0; taken < job->count;) {
+		progress();
+		taken += received;
+		post_receives(job->size, received);
+		received = 0;
+	}
+}
+
+/* One-sided writes, one after another: the median.  The other process polls, or sleeps. */
+static double write_each(const struct job *job)
+{
+	double *times = calloc(job->count, sizeof(*times)), start, typical;
+
+	for (uint32_t i = 0; i < job->count; i++) {
+		start = now();
+		post_send(IBV_WR_RDMA_WRITE, job->size, 1);
+		expect(&sent, 1);
+		times[i] = now() - start;
+		sent = 0;
+	}
+	typical = median(times, job->count);
+	free(times);
+	release_other();
+	return typical;
+}
+
+/* Writes in batches of `window`, of which the last one is waited for. */
+static double write_batch(const struct job *job)
+{
+	double start = now();
+
+	for (uint32_t i = 0; i < job->count / job->window; i++) {
+		post_send(IBV_WR_RDMA_WRITE, job->size, (int)job->window);
+		expect(&sent, 1);
+		sent = 0;
+	}
+	start = now() - start;
+	release_other();
+	return start / (job->count / job->window * job->window);
+}
+
+static void be_written_to(const struct job *job)
+{
+	expect(&received, 1);
+	received = 0;
+	post_receives(job->size, 1);
+}
+
+/* No device: memory that two processes could share, copied by one of them; the median. */
+static double copy(const struct job *job)
+{
+	double *times = calloc(job->count, sizeof(*times)), start, typical;
+	uint8_t *shared[2];
+
+	for (int i = 0; i < 2; i++) {
+		shared[i] = mmap(NULL, job->size, PROT_READ | PROT_WRITE,
+				 MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		if (shared[i] == MAP_FAILED)
+			err(1, "mmap");
+	}
+	for (uint32_t i = 0; i < job->count; i++) {
+		start = now();
+		memcpy(shared[i & 1], shared[~i & 1], job->size);
+		__asm__ volatile("" : : : "memory");
+		times[i] = now() - start;
+	}
+	typical = median(times, job->count);
+	free(times);
+	munmap(shared[0], job->size);
+	munmap(shared[1], job->size);
+	return typical;
+}
+
+static void nothing(const struct job *job)
+{
+	(void)job;
+}
+
+static const struct kind {
+	const char *name;
+	double (*ask)(const struct job *job);
+	void (*serve)(const struct job *job);
+} kinds[] = {
+	{"echo", echo, answer},
+	{"echo_many", echo_many, answer},
+	{"send_many", send_many, take},
+	{"write", write_each, be_written_to},
+	{"write_batch", write_batch, be_written_to},
+	{"copy", copy, nothing},
+	{NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+	int sockets[2];
+
+	if (argc != 8)
+		errx(2, "usage: verbs MOOD MOOD CORE CORE KIND SIZE WINDOW");
+	const struct kind *kind = kinds;
+	struct job job = {.size = (uint32_t)atoi(argv[6]), .window = (uint32_t)atoi(argv[7])};
+
+	while (kind->name && strcmp(kind->name, argv[5]))
+		kind++;
+	if (!kind->name || !job.size || job.size > LONGEST || !job.window || job.window > BATCH)
+		errx(2, "what is %s %s %s?", argv[5], argv[6], argv[7]);
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
+		err(1, "socketpair");
+	side.asks = fork();
+	side.other = sockets[side.asks];
+	close(sockets[!side.asks]);
+	side.polling = !strcmp(argv[side.asks ? 1 : 2], "polling");
+	settle(argv[side.asks ? 3 : 4]);
+	open_side();
+	connect_side();
+	post_receives(job.size, 2 * job.window);
+	if (!side.asks)
+		for (;;) {
+			hear(&job.count, sizeof(job.count));
+			kind->serve(&job);
+		}
+	char line[32];
+
+	while (fgets(line, sizeof(line), stdin)) {
+		job.count = (uint32_t)atoi(line);
+		if (!job.count || job.count % job.window)
+			errx(2, "how many are %s?", line);
+		tell(&job.count, sizeof(job.count));
+		printf("%.9g\n", kind->ask(&job));
+		fflush(stdout);
+	}
+	return 0;
+}
