@@ -11,7 +11,8 @@ credits are owed once the user has taken the message, control credits at once.
 
 The rules:
 
-1. A DATA frame needs a data credit, and so does an OFFER, which stands for a message.
+1. A DATA frame needs a data credit, and so do an OFFER, which stands for a message, and a BUNDLE,
+   which stands for several.
 2. A CONTROL frame needs more than RESERVE (2) control credits: it leaves two for CREDIT frames.
 3. A CREDIT frame that gives control credits back needs one control credit; one that gives back
    nothing but data credits needs two.
@@ -37,7 +38,7 @@ data each round has at most half the frames of the one before.
 
 from __future__ import annotations
 
-from aiordma._core.frames import FrameKind
+from aiordma._core.frames import MESSAGES, FrameKind
 from aiordma.errors import InternalError, ProtocolError
 
 RESERVE = 2
@@ -46,7 +47,7 @@ RESERVE = 2
 MIN_DATA_RECEIVES, MAX_DATA_RECEIVES = 1, 0xFFFF
 MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 
-_DATA, _OFFER, _CREDIT = FrameKind.DATA, FrameKind.OFFER, FrameKind.CREDIT
+_CREDIT = FrameKind.CREDIT
 
 
 def _checked(name: str, value: int, low: int, high: int) -> int:
@@ -112,7 +113,7 @@ class Credits:
 
     @property
     def data_credits(self) -> int:
-        """How many DATA and OFFER frames may be sent now."""
+        """How many frames with messages may be sent now."""
         return self._data
 
     @property
@@ -134,7 +135,7 @@ class Credits:
         return False
 
     def spend_data(self) -> tuple[int, int]:
-        """A DATA or OFFER frame is sent now. InternalError without a credit: look before."""
+        """A frame with messages is sent now. InternalError without a credit: look before."""
         if not self._data:
             raise InternalError("a message without a data credit")
         self._data -= 1
@@ -182,7 +183,7 @@ class Credits:
             self._data += data
         elif kind is _CREDIT:
             raise ProtocolError("the peer sent a CREDIT frame that gives nothing back")
-        if kind is _DATA or kind is _OFFER:
+        if kind in MESSAGES:
             if self._held_data + self._owed_data >= self._data_receives:
                 raise ProtocolError(f"the peer sent a {kind.name} frame without a credit")
             self._held_data += 1

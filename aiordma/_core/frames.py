@@ -9,12 +9,18 @@
 
 What follows the header: DATA, a message of the user; CONTROL, a message of
 :mod:`aiordma._core.protocol`; CREDIT, nothing (the credits in the header are all it says);
-OFFER, a Rendezvous, in the place of a message that is too long for a frame.
+OFFER, a Rendezvous, in the place of a message that is too long for a frame; BUNDLE, several
+messages of the user in their order, each behind a header of its own and padded with zeros to a
+multiple of 8 bytes, so that each begins where anything may begin::
+
+    offset 0  u32  length of the message (bits 0..30), bit 31: immediate data present
+    offset 4  u32  immediate data, 0 if absent
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 
 from aiordma.errors import ProtocolError
@@ -25,6 +31,11 @@ HEADER_SIZE = _HEADER.size
 
 _IMMEDIATE = 0x80
 
+_ENTRY = struct.Struct("<II")
+_ENTRY_IMMEDIATE = 1 << 31
+MAX_BUNDLE = 128
+"""Messages in one BUNDLE at most: each costs its receiver more memory than its own bytes."""
+
 
 class FrameKind(IntEnum):
     """What follows the header."""
@@ -33,6 +44,11 @@ class FrameKind(IntEnum):
     CONTROL = 2
     CREDIT = 3
     OFFER = 4
+    BUNDLE = 5
+
+
+MESSAGES = frozenset({FrameKind.DATA, FrameKind.OFFER, FrameKind.BUNDLE})
+"""The kinds that stand for messages of the user, and need a data credit."""
 
 
 # The first byte decides both kind and flag; what is not here is not the protocol. Immediate data
@@ -93,3 +109,51 @@ def unpack_header(
     if imm:
         raise ProtocolError(f"the peer sent a {kind.name} frame with stray immediate data")
     return kind, control, data, None
+
+
+def bundled_size(length: int) -> int:
+    """The bytes that a message of ``length`` takes in a BUNDLE."""
+    return _ENTRY.size + (length + 7 & ~7)
+
+
+def pack_bundled(buffer: memoryview, offset: int, data: memoryview, imm: int | None) -> int:
+    """Write one message of a BUNDLE at ``offset``; the answer is where the next one goes."""
+    length = data.nbytes
+    flag = 0 if imm is None else _ENTRY_IMMEDIATE
+    _ENTRY.pack_into(buffer, offset, length | flag, imm or 0)
+    start = offset + _ENTRY.size
+    stop = start + length
+    buffer[start:stop] = data
+    end = offset + bundled_size(length)
+    buffer[stop:end] = bytes(end - stop)
+    return end
+
+
+def unpack_bundle(buffer: memoryview) -> Iterator[tuple[int, int, int | None]]:
+    """The messages of a BUNDLE, all of ``buffer`` with its header: (start, length, imm or None).
+
+    Raises ProtocolError for anything that :func:`pack_bundled` does not write, once it gets there.
+    """
+    offset, end = HEADER_SIZE, len(buffer)
+    for _ in range(MAX_BUNDLE):
+        if end - offset < _ENTRY.size:
+            raise ProtocolError("the peer sent a bundle that ends before its last message")
+        word, imm = _ENTRY.unpack_from(buffer, offset)
+        length = word & ~_ENTRY_IMMEDIATE
+        start = offset + _ENTRY.size
+        offset += bundled_size(length)
+        if offset > end:
+            raise ProtocolError(
+                f"the peer sent a bundle with a message of {length} bytes, longer than the bundle"
+            )
+        if any(buffer[start + length : offset]):
+            raise ProtocolError("the peer sent a bundle with stray bytes between its messages")
+        if word & _ENTRY_IMMEDIATE:
+            yield start, length, imm
+        elif imm:
+            raise ProtocolError("the peer sent a bundle with stray immediate data")
+        else:
+            yield start, length, None
+        if offset == end:
+            return
+    raise ProtocolError(f"the peer sent a bundle of more than {MAX_BUNDLE} messages")

@@ -91,14 +91,18 @@ class Target:
 class Incoming:
     """A message in the order of arrival: here already, or offered and to be read.
 
-    `landing` is the target that an offered one is being read into, instead of the pool.
+    `landing` is the target that an offered one is being read into, instead of the pool.  `last`
+    says that it is the last of its frame, whose receive is then free.
     """
 
-    __slots__ = ("landing", "message", "offer", "reads_left", "started")
+    __slots__ = ("landing", "last", "message", "offer", "reads_left", "started")
 
-    def __init__(self, message: Message | None, offer: protocol.Rendezvous | None) -> None:
+    def __init__(
+        self, message: Message | None, offer: protocol.Rendezvous | None = None, last: bool = True
+    ) -> None:
         self.message = message
         self.offer = offer
+        self.last = last
         self.landing: Target | None = None
         self.started = False
         self.reads_left = 0
@@ -157,7 +161,7 @@ class Fetch(Work):
 
 
 class Inbox:
-    """`answer` sends a control message; `on_taken` hears that a message has been taken;
+    """`answer` sends a control message; `on_taken` hears that a frame's messages have been taken;
     `on_protocol_error` of a peer at fault.
     """
 
@@ -393,7 +397,7 @@ class Inbox:
         incoming = self._incoming.popleft()
         if incoming.offer is not None:
             self._ahead -= incoming.offer.length
-        if self._ended is None:
+        if incoming.last and self._ended is None:
             self._on_taken()
         if self._incoming:
             self._fetch_ahead()

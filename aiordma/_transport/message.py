@@ -9,6 +9,25 @@ from ..errors import BufferStateError
 from ..mr_pool import Block
 
 
+class SharedBlock:
+    """A block with several messages in it, given back when the last of them is."""
+
+    __slots__ = ("_block", "_left", "view")
+
+    def __init__(self, block: Block, messages: int) -> None:
+        self._block = block
+        self._left = messages
+        self.view = block.view
+
+    def export(self, start: int, stop: int) -> memoryview:
+        return self._block.export(start, stop)
+
+    def release(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._block.release()
+
+
 class Message:
     """What `recv` returns.  `bytes(message)` copies; `message.data` is the memory itself.
 
@@ -23,7 +42,7 @@ class Message:
 
     def __init__(
         self,
-        block: Block | None,
+        block: Block | SharedBlock | None,
         offset: int,
         length: int,
         imm: int | None,
@@ -40,7 +59,7 @@ class Message:
         state = "" if self._block is not None else " released"
         return f"<Message of {self._length} bytes{imm}{state}>"
 
-    def _open(self) -> Block:
+    def _open(self) -> Block | SharedBlock:
         if self._block is None:
             raise BufferStateError(f"{self!r} cannot be read any more")
         return self._block

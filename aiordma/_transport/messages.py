@@ -8,6 +8,10 @@ Some facts, and what they mean here:
   and sent.  A longer one is *offered*: the frame says where it lies, the receiver reads it with
   RDMA when it has room, straight into the memory that its user will see, and says so.  Offers
   take their turn among the messages, so the order is the same for both kinds.
+- A frame costs both ends the same whatever is in it: a work request, a completion, a receive, a
+  credit.  So what is sent while a frame with messages is under way waits until the tasks of this
+  turn of the loop have all had theirs, and goes in *bundles*; a message with nothing before it
+  goes at once.  Who sends one message and waits for its answer thus loses no time.
 - Memory under a posted request must stay.  An eager frame lives in its block until completion;
   an offered message stays registered (read-only for the peer) until the peer says it has read it.
 - A slow reader must cost a bounded amount.  A data credit goes back only when the user has
@@ -18,19 +22,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import verbs
 from .._core import protocol
 from .._core.credits import Credits
-from .._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from .._core.frames import (
+    HEADER_SIZE,
+    MAX_BUNDLE,
+    MESSAGES,
+    FrameKind,
+    bundled_size,
+    pack_bundled,
+    pack_header,
+    unpack_bundle,
+    unpack_header,
+)
 from .._core.operations import OperationKind
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
 from .inbox import Inbox, Incoming
 from .memory import Memory
-from .message import Message
+from .message import Message, SharedBlock
 from .work_queue import SendWork, Work, WorkQueue
 
 SEND = int(verbs.WROpcode.SEND)
@@ -44,36 +58,68 @@ BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the ke
 
 
 class FrameSend(Work):
-    """A frame on its way out, in a block of the pool, or one that goes back to `spares`."""
+    """A frame on its way out, in a block of the pool; each of `futures` ends with it."""
 
-    __slots__ = ("block", "future", "spares")
+    __slots__ = ("block", "futures")
 
-    def __init__(
-        self,
-        block: Block,
-        length: int,
-        future: asyncio.Future[None] | None,
-        spares: list[Block] | None,
-    ) -> None:
+    def __init__(self, block: Block, length: int, futures: Sequence[asyncio.Future[None]]) -> None:
         super().__init__(OperationKind.SEND, SEND, block.address, length, block.lkey)
         self.block = block
-        self.future = future
-        self.spares = spares
+        self.futures = futures
 
     def done(self, byte_len: int) -> None:
         self.release()
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
+        for future in self.futures:
+            if not future.done():
+                future.set_result(None)
 
     def failed(self, error: BaseException) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_exception(error)
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
 
     def release(self) -> None:
-        if self.spares is None:
-            self.block.release()
-        else:
-            self.spares.append(self.block)
+        self.block.release()
+
+
+class MessagesSend(FrameSend):
+    """One with messages of the user."""
+
+    __slots__ = ("messages",)
+
+    def __init__(
+        self,
+        messages: Messages,
+        block: Block,
+        length: int,
+        futures: Sequence[asyncio.Future[None]],
+    ) -> None:
+        super().__init__(block, length, futures)
+        self.messages = messages
+        messages.under_way += 1
+
+    def release(self) -> None:
+        self.messages.under_way -= 1
+        self.block.release()
+
+
+class SpareSend(FrameSend):
+    """One whose block goes back to the spare ones."""
+
+    __slots__ = ("spares",)
+
+    def __init__(
+        self,
+        spares: list[Block],
+        block: Block,
+        length: int,
+        futures: Sequence[asyncio.Future[None]],
+    ) -> None:
+        super().__init__(block, length, futures)
+        self.spares = spares
+
+    def release(self) -> None:
+        self.spares.append(self.block)
 
 
 class FrameReceive:
@@ -102,6 +148,7 @@ class Outgoing:
     """A message that waits for its turn."""
 
     __slots__ = ("future", "imm", "view")
+    can_be_bundled = True
 
     def __init__(self, view: memoryview, imm: int | None, future: asyncio.Future[None]) -> None:
         self.view = view
@@ -116,6 +163,7 @@ class OutgoingWrite(Outgoing):
     """A write with immediate data, which uses up a receive of the peer as a message does."""
 
     __slots__ = ("work",)
+    can_be_bundled = False
 
     def __init__(self, work: SendWork, future: asyncio.Future[None]) -> None:
         super().__init__(memoryview(b""), None, future)
@@ -169,6 +217,9 @@ class Messages:
         self._offers: dict[int, Offered] = {}
         self._spares: list[Block] = []
         self._next_request = 0
+        self.under_way = 0
+        """Frames with messages that have been posted and are not completed."""
+        self._collecting = False  # what is sent in this turn of the loop
         self.inbox = Inbox(
             queue=queue,
             memory=memory,
@@ -237,8 +288,17 @@ class Messages:
             outgoing.drop()
         elif self._waiting or not self._can_send():
             self._waiting.append(outgoing)
+        elif self.under_way:
+            self._waiting.append(outgoing)
+            if not self._collecting:
+                self._collecting = True
+                self._loop.call_soon(self._collected)
         else:
             self._send(outgoing)
+
+    def _collected(self) -> None:
+        self._collecting = False
+        self.pump()
 
     def send_control(
         self, message: protocol.Message, future: asyncio.Future[None] | None = None
@@ -261,6 +321,51 @@ class Messages:
             and not self._frames.waiting
         )
 
+    def _send_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting and self._can_send():
+            outgoing = waiting.popleft()
+            if outgoing.future.done():
+                outgoing.drop()
+            elif waiting and outgoing.can_be_bundled:
+                self._send_with_followers(outgoing)
+            else:
+                self._send(outgoing)
+
+    def _send_with_followers(self, first: Outgoing) -> None:
+        """Sends a message, and in the same frame those behind it that fit."""
+        waiting = self._waiting
+        bundle = [first]
+        size = HEADER_SIZE + bundled_size(first.view.nbytes)
+        while waiting and len(bundle) < MAX_BUNDLE:
+            follower = waiting[0]
+            if follower.future.done():
+                waiting.popleft().drop()
+                continue
+            longer = size + bundled_size(follower.view.nbytes)
+            if longer > self._peer_eager or not follower.can_be_bundled:
+                break
+            size = longer
+            bundle.append(waiting.popleft())
+        if len(bundle) == 1:
+            self._send(first)
+            return
+        try:
+            block = self._frames.block(size)
+        except (RDMAError, OSError) as error:
+            for outgoing in bundle:
+                outgoing.future.set_exception(error)
+            return
+        if block is None:
+            waiting.extendleft(reversed(bundle))
+            return
+        self._pack_header(block, FrameKind.BUNDLE)
+        offset = HEADER_SIZE
+        for outgoing in bundle:
+            offset = pack_bundled(block.view, offset, outgoing.view, outgoing.imm)
+        futures = [outgoing.future for outgoing in bundle]
+        self._queue.post_frame(MessagesSend(self, block, size, futures))
+
     def _send(self, outgoing: Outgoing) -> None:
         if isinstance(outgoing, OutgoingWrite):
             assert self._credits is not None
@@ -268,14 +373,16 @@ class Messages:
             self._queue.post_frame(outgoing.work)
             return
         view = outgoing.view
-        length = view.nbytes
+        length = HEADER_SIZE + view.nbytes
         try:
-            if length + HEADER_SIZE <= self._peer_eager:
-                block = self._frames.block(HEADER_SIZE + length)
+            if length <= self._peer_eager:
+                block = self._frames.block(length)
                 if block is None:
                     self._waiting.appendleft(outgoing)
-                else:
-                    self._send_frame(FrameKind.DATA, view, outgoing.imm, outgoing.future, block)
+                    return
+                self._pack_header(block, FrameKind.DATA, outgoing.imm)
+                block.view[HEADER_SIZE:length] = view
+                self._queue.post_frame(MessagesSend(self, block, length, (outgoing.future,)))
             else:
                 self._offer(outgoing)
         except (RDMAError, OSError, ValueError, BufferError) as error:
@@ -283,42 +390,35 @@ class Messages:
             if not outgoing.future.done():
                 outgoing.future.set_exception(error)
 
-    def _send_frame(
-        self,
-        kind: FrameKind,
-        view: bytes | memoryview,
-        imm: int | None,
-        future: asyncio.Future[None] | None,
-        block: Block,
-        spares: list[Block] | None = None,
-    ) -> None:
+    def _pack_header(self, block: Block, kind: FrameKind, imm: int | None = None) -> None:
+        """Begins a frame that is posted next, and takes its credit."""
         credits = self._credits
         assert credits is not None
-        length = HEADER_SIZE + len(view)
-        if kind is FrameKind.DATA or kind is FrameKind.OFFER:
+        if kind in MESSAGES:
             control, data = credits.spend_data()
         elif kind is FrameKind.CONTROL:
             control, data = credits.spend_control()
         else:
             control, data = credits.spend_credit()
-        target = block.view
-        pack_header(target, 0, kind, control, data, imm=imm)
-        target[HEADER_SIZE:length] = view
-        self._queue.post_frame(FrameSend(block, length, future, spares))
+        pack_header(block.view, 0, kind, control, data, imm=imm)
 
     def _send_control_frame(
         self, kind: FrameKind, data: bytes, future: asyncio.Future[None] | None
     ) -> bool:
         """False when there is no memory now: a frame under way brings some back, and us here."""
-        spares = None
+        length = HEADER_SIZE + len(data)
+        futures = () if future is None else (future,)
         try:
-            block = self._pool.block(HEADER_SIZE + len(data))
+            block = self._pool.block(length)
+            frame = FrameSend(block, length, futures)
         except QuotaError:
             if not self._spares:
                 return False
-            spares = self._spares
-            block = spares.pop()
-        self._send_frame(kind, data, None, future, block, spares)
+            block = self._spares.pop()
+            frame = SpareSend(self._spares, block, length, futures)
+        self._pack_header(block, kind)
+        block.view[HEADER_SIZE:length] = data
+        self._queue.post_frame(frame)
         return True
 
     def _offer(self, outgoing: Outgoing) -> None:
@@ -326,25 +426,20 @@ class Messages:
         if block is None:
             self._waiting.appendleft(outgoing)
             return
+        view = outgoing.view
         try:
-            self._offer_with(outgoing, block)
+            mr = self._pool.pd.reg_mr(view, verbs.AccessFlags.REMOTE_READ)
         except BaseException:
             block.release()
             raise
-
-    def _offer_with(self, outgoing: Outgoing, block: Block) -> None:
-        mr = self._pool.pd.reg_mr(outgoing.view, verbs.AccessFlags.REMOTE_READ)
         request_id = self.request_id()
-        offer = protocol.Rendezvous(
-            request_id, mr.addr, mr.rkey, outgoing.view.nbytes, outgoing.imm
-        )
-        try:
-            content = protocol.encode(offer)
-            self._send_frame(FrameKind.OFFER, content, None, None, block)
-        except BaseException:
-            mr.close()
-            raise
+        offer = protocol.Rendezvous(request_id, mr.addr, mr.rkey, view.nbytes, outgoing.imm)
         self._offers[request_id] = Offered(mr, outgoing.future)
+        content = protocol.encode(offer)
+        length = HEADER_SIZE + len(content)
+        self._pack_header(block, FrameKind.OFFER)
+        block.view[HEADER_SIZE:length] = content
+        self._queue.post_frame(MessagesSend(self, block, length, ()))
 
     def pump(self) -> None:
         """Sends what credits and room allow; called whenever either may have grown."""
@@ -357,12 +452,7 @@ class Messages:
             if not self._send_control_frame(FrameKind.CONTROL, *control):
                 self._control_waiting.appendleft(control)
                 break
-        while self._waiting and self._can_send():
-            outgoing = self._waiting.popleft()
-            if outgoing.future.done():
-                outgoing.drop()
-            else:
-                self._send(outgoing)
+        self._send_waiting()
         if credits.credit_frame_due and queue.control_room and self._ended is None:
             self._send_control_frame(FrameKind.CREDIT, b"", None)
         if self._drain_waiters:
@@ -383,12 +473,14 @@ class Messages:
         try:
             kind, control, data, imm = unpack_header(block.view[:byte_len])
             self._credits.received(kind, control, data)
-            if self.gated and kind in (FrameKind.DATA, FrameKind.OFFER):
+            if self.gated and kind in MESSAGES:
                 block.release()
                 raise ProtocolError(BEFORE_THE_KEY)
             if kind is FrameKind.DATA:
                 message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
-                self.inbox.arrived(Incoming(message, None))
+                self.inbox.arrived(Incoming(message))
+            elif kind is FrameKind.BUNDLE:
+                self._unbundle(block, byte_len)
             else:
                 content = block.view[HEADER_SIZE:byte_len].tobytes()
                 if kind is FrameKind.OFFER:
@@ -403,6 +495,17 @@ class Messages:
             self._on_protocol_error(error)
             return
         self.pump()
+
+    def _unbundle(self, block: Block, byte_len: int) -> None:
+        try:
+            entries = list(unpack_bundle(block.view[:byte_len]))
+        except ProtocolError:
+            block.release()
+            raise
+        shared = SharedBlock(block, len(entries))
+        messages = [Message(shared, start, length, imm) for start, length, imm in entries]
+        for message in messages:
+            self.inbox.arrived(Incoming(message, last=message is messages[-1]))
 
     def written(self, receive: FrameReceive, byte_len: int, imm: int) -> None:
         """The peer has written to memory of this side, and says so with immediate data."""
@@ -420,7 +523,7 @@ class Messages:
             receive.release()
             self._on_protocol_error(error)
             return
-        self.inbox.arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len), None))
+        self.inbox.arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len)))
         self.pump()
 
     def _control(self, message: protocol.Message) -> None:

@@ -63,7 +63,7 @@ def test_any_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
         ("", "shorter than its header"),
         ("01000000000000", "shorter than its header"),
         ("0000000000000000", "unknown kind 0x00"),
-        ("0500000000000000", "unknown kind 0x05"),
+        ("0600000000000000", "unknown kind 0x06"),
         ("8200000000000000", "unknown kind 0x82"),
         ("8400000000000000", "unknown kind 0x84"),
         ("4100000000000000", "unknown kind 0x41"),

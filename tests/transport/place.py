@@ -34,6 +34,9 @@ SMALL = Config(
     handshake_timeout=5.0,
 )
 
+ALONE = 600
+"""The bytes of a message that leaves no room for another in a frame of SMALL."""
+
 
 def pattern(size: int, seed: int = 0) -> bytes:
     """Bytes that are found in no other place: a wrong offset, length or message shows."""

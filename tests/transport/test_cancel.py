@@ -13,6 +13,7 @@ from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, Re
 from .marks import by_cm, one_loop
 from .place import (
     ALL,
+    ALONE,
     SMALL,
     Place,
     barrier,
@@ -103,7 +104,7 @@ async def test_message_for_a_receiver_that_is_cancelled_just_then(
 @one_loop
 async def test_send_cancelled_in_the_queue_is_not_sent(place: Place) -> None:
     async with place.pair() as (client, server):
-        sends = [asyncio.create_task(client.send(b"%d" % n)) for n in range(20)]
+        sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(20)]
         await asyncio.gather(*sends[: SMALL.data_receives])
         await barrier(client)
         buffer = bytearray(pattern(5000))
@@ -112,7 +113,7 @@ async def test_send_cancelled_in_the_queue_is_not_sent(place: Place) -> None:
         await turns(1)
         for task in (*sends[7:10], doomed):
             task.cancel()
-        expected = [b"%d" % n for n in range(20) if not 7 <= n < 10] + [b"last"]
+        expected = [pattern(ALONE, n) for n in range(20) if not 7 <= n < 10] + [b"last"]
         assert [bytes(await server.recv()) for _ in expected] == expected
         await last
         await forgotten(doomed)
@@ -360,7 +361,8 @@ async def test_timeout_on_every_await(place: Place) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await wait()
-        fill = [asyncio.create_task(client.send(b"x")) for _ in range(SMALL.data_receives)]
+        data = pattern(ALONE)
+        fill = [asyncio.create_task(client.send(data)) for _ in range(SMALL.data_receives)]
         await asyncio.gather(*fill)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -370,5 +372,5 @@ async def test_timeout_on_every_await(place: Place) -> None:
                 async with asyncio.timeout(0.01):
                     await listener.accept()
         for _ in fill:
-            assert bytes(await server.recv()) == b"x"
+            assert bytes(await server.recv()) == data
         await check_alive(client, server)

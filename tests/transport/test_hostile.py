@@ -34,6 +34,7 @@ from aiordma.errors import QuotaError, RejectedError, RemoteAccessError, Unreach
 
 from .marks import by_cm, by_tcp, one_loop
 from .place import (
+    ALONE,
     SMALL,
     Place,
     cancelled_after,
@@ -361,7 +362,8 @@ async def test_peer_does_not_take_the_message(place: Place) -> None:
 async def test_peer_that_never_reads(place: Place) -> None:
     """`send` waits for the caller's timeout, `close` for its own."""
     async with victim(place, SLOW_PEER) as (conn, _):
-        sends = [asyncio.create_task(conn.send(b"x")) for _ in range(SMALL.data_receives + 1)]
+        data = pattern(ALONE)
+        sends = [asyncio.create_task(conn.send(data)) for _ in range(SMALL.data_receives + 1)]
         large = asyncio.create_task(conn.send(bytes(5000)))
         await asyncio.gather(*sends[:-1])
         with pytest.raises(TimeoutError):

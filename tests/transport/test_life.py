@@ -28,6 +28,7 @@ from aiordma.errors import QuotaError, RejectedError
 
 from .marks import by_cm, by_tcp, one_loop
 from .place import (
+    ALONE,
     SMALL,
     Place,
     barrier,
@@ -375,7 +376,7 @@ async def test_messages_nobody_takes_go_back(place: Place) -> None:
 async def test_close_with_a_peer_that_does_not_read(place: Place) -> None:
     config = replace(SMALL, close_timeout=0.2)
     async with place.pair(config) as (client, server):
-        sends = [asyncio.create_task(client.send(b"%d" % n)) for n in range(10)]
+        sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(10)]
         await asyncio.gather(*sends[: SMALL.data_receives])
         async with place.within(1):
             await client.close()
@@ -384,7 +385,7 @@ async def test_close_with_a_peer_that_does_not_read(place: Place) -> None:
         async with place.within(1):
             await server.wait_closed()
         arrived = [bytes(await server.recv()) for _ in range(SMALL.data_receives)]
-        assert arrived == [b"%d" % n for n in range(SMALL.data_receives)]
+        assert arrived == [pattern(ALONE, n) for n in range(SMALL.data_receives)]
         await ends(server.recv(), ConnectionClosedError, ConnectionBrokenError)
 
 
