@@ -23,6 +23,7 @@ from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.verbs import faults
 from aiordma.verbs.grh import GRH
 
+from .core.test_frames import entries, packed_bundle, unpacked_bundle
 from .core.test_handshake import endpoints, hellos
 from .core.test_protocol import messages
 from .core.test_region import tokens
@@ -138,6 +139,14 @@ DECODERS: dict[str, Decoder] = {
         lambda found: frame_header(*found),
         ("frames.unpack_header",),
     ),
+    "bundle of messages": Decoder(
+        unpacked_bundle,
+        entries.map(lambda found: packed_bundle(*found)),
+        (ProtocolError,),
+        lambda found: packed_bundle(*found),
+        ("frames.unpack_bundle",),
+        whole=False,
+    ),
     "control message": Decoder(
         protocol.decode,
         messages.map(protocol.encode),
@@ -251,6 +260,7 @@ NO_DECODERS = {
     "authentication.check_key": "this side's own key",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
     "authentication.proves": "compares",
+    "frames.pack_bundled": "writes",
     "frames.pack_header": "writes",
 }
 """Functions of `aiordma._core` that take bytes, or are named as if, and decode nothing."""

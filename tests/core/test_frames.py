@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
+from aiordma._core.frames import (
+    HEADER_SIZE,
+    MAX_BUNDLE,
+    FrameKind,
+    bundled_size,
+    pack_bundled,
+    pack_header,
+    unpack_bundle,
+    unpack_header,
+)
 from aiordma.errors import ProtocolError
 
 u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
@@ -97,3 +106,69 @@ def test_what_does_not_fit(kind: FrameKind, control: int, data: int, imm: int | 
 def test_no_room_for_the_header() -> None:
     with pytest.raises(ValueError, match="no frame header"):
         pack_header(bytearray(10), 3, FrameKind.DATA, 0, 0)
+
+
+# ---- bundles -------------------------------------------------------------------------------------
+
+Entry = tuple[bytes, int | None]
+
+
+def packed_bundle(*entries: Entry) -> bytes:
+    """Messages and their immediate data as they stand in a frame, behind its header."""
+    packed = bytearray(sum(bundled_size(len(data)) for data, _ in entries))
+    offset = 0
+    for data, imm in entries:
+        offset = pack_bundled(memoryview(packed), offset, memoryview(data), imm)
+    assert offset == len(packed)
+    return bytes(packed)
+
+
+def unpacked_bundle(content: bytes) -> list[Entry]:
+    whole = memoryview(bytes(HEADER_SIZE) + content)
+    return [(bytes(whole[start : start + size]), imm) for start, size, imm in unpack_bundle(whole)]
+
+
+entries = st.lists(
+    st.tuples(st.binary(max_size=40), st.none() | st.integers(0, 0xFFFFFFFF)),
+    min_size=1,
+    max_size=MAX_BUNDLE,
+)
+
+
+@given(entries)
+def test_bundle_round_trip(messages: list[Entry]) -> None:
+    content = packed_bundle(*messages)
+    assert unpacked_bundle(content) == messages
+    assert len(content) % 8 == 0
+
+
+def test_bundle_in_bytes() -> None:
+    content = packed_bundle((b"abc", 7), (b"", None), (b"12345678", None))
+    assert content.hex(" ", 8) == (
+        "0300008007000000 6162630000000000 0000000000000000 0800000000000000 3132333435363738"
+    )
+
+
+def test_a_bundle_uses_all_that_its_buffer_had() -> None:
+    """Padding is written, since the block may be a used one."""
+    buffer = memoryview(bytearray(b"\xff" * 16))
+    assert pack_bundled(buffer, 0, memoryview(b"abc"), None) == 16
+    assert buffer[8:].tobytes() == b"abc" + bytes(5)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "ends before"),
+        ("00000000", "ends before"),
+        ("0000000000000000 00000000", "ends before"),
+        ("0100000000000000", "longer than the bundle"),
+        ("ffffff7f00000000 0000000000000000", "longer than the bundle"),
+        ("0100000000000000 6100000000000001", "stray bytes"),
+        ("0100000001000000 6100000000000000", "stray immediate"),
+        ("0000000000000000" * (MAX_BUNDLE + 1), f"more than {MAX_BUNDLE} messages"),
+    ],
+)
+def test_bundles_that_are_refused(content: str, text: str) -> None:
+    with pytest.raises(ProtocolError, match=f"the peer sent a bundle .*{text}"):
+        unpacked_bundle(bytes.fromhex(content))

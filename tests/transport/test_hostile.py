@@ -47,9 +47,7 @@ from .place import (
 )
 from .raw_peer import RawId, RawListener, RawPeer, control, frame, parameters, raw_request
 
-DATA, CONTROL, CREDIT, OFFER = map(
-    int, (FrameKind.DATA, FrameKind.CONTROL, FrameKind.CREDIT, FrameKind.OFFER)
-)
+DATA, CONTROL, CREDIT, OFFER, BUNDLE = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
@@ -108,6 +106,8 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "part of a header": lambda: [frame(DATA)[:5]],
     "kind 0": lambda: [frame(0, b"x")],
     "unknown kind": lambda: [frame(0x55, b"x")],
+    "empty bundle": lambda: [frame(BUNDLE, b"")],
+    "bundle beyond its end": lambda: [frame(BUNDLE, b"\xff\xff\xff\x7f" + bytes(12))],
     "credits with immediate data": lambda: [frame(CREDIT | IMMEDIATE, control=1)],
     "stray immediate data": lambda: [frame(DATA)[:4] + b"\1\0\0\0"],
     "data credits that were not used": lambda: [frame(DATA, b"x", data=1)],
