@@ -21,7 +21,8 @@ class Config:
     eager_size: int = 8 * KIB
     """Size of a receive: a message that does not fit is fetched by the receiver instead."""
     data_receives: int = 24
-    """Messages that may be under way to this side before it has taken one."""
+    """Frames of messages that may be under way to this side before it has taken one; small messages
+    that are sent together share a frame."""
     control_receives: int = 8
     """Receives kept for control messages; at least 4."""
     send_queue: int = 64
