@@ -32,7 +32,8 @@ class Config:
     fetch_ahead: int = 32 * MIB
     """Bytes of large messages that are fetched before `recv` asks for them."""
     lend_quota: int = 64 * MIB
-    """Memory that this side lends to the peer's `request_region`, in all."""
+    """Memory that this side lends to the peer's `request_region`, in all; what the peer has handed
+    over counts until `recv_region` takes it."""
     max_regions: int = 256
     """Regions the peer may have shared with this side, or borrowed from it, at a time."""
     pool_limit: int = 4 * GIB

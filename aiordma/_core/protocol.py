@@ -6,8 +6,12 @@ never longer than MAX_LENGTH, so it fits every receive that a peer may post.
 
 A request has a request id of its sender's choice (not 0); what answers it carries the same id,
 and every request is answered: with what was asked for, or with an Error. Id 0 is for messages that
-answer nothing and want no answer. Decoding is strict: wrong types, numbers out of range, unknown
-versions and types, missing, additional and trailing bytes are all a ProtocolError.
+answer nothing and want no answer. At most MAX_UNANSWERED requests of one side, and as many of its
+offers, are unanswered at a time: what answers them must wait for credits, and whoever withholds
+those could else make the other side keep answers without end.
+
+Decoding is strict: wrong types, numbers out of range, unknown versions and types, missing,
+additional and trailing bytes are all a ProtocolError.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ MAGIC = 0xA17D
 VERSION = 1
 MAX_LENGTH = 512
 """Bytes of the longest control message."""
+MAX_UNANSWERED = 256
+"""Requests, and offered messages, that a side may have under way without an answer."""
 
 
 class MessageType(IntEnum):

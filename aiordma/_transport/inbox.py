@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -408,7 +409,8 @@ class Inbox:
     def end(self, error: BaseException) -> None:
         """No more messages: those that are here can still be taken, every waiter gets `error`."""
         self._ended = error
-        while self._incoming and not self._incoming[-1].ready:
-            self._incoming.pop()
+        # What stands behind one that will never be here cannot be had in its turn.
+        ready = list(itertools.takewhile(lambda incoming: incoming.ready, self._incoming))
+        self._incoming = deque(ready)
         while self._receivers:
             self._wake()

@@ -53,6 +53,10 @@ SEND = int(verbs.WROpcode.SEND)
 # not keep back the credits that the peer waits for.
 SPARE_BLOCKS = 2
 
+# Control messages that may wait for a credit without anybody here who awaits them: answers to what
+# the peer asked and offered, and what follows from its answers.  Fewer for who keeps to
+# MAX_UNANSWERED.
+MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
 BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
 
@@ -214,6 +218,7 @@ class Messages:
         self._peer_eager = 0
         self._waiting: deque[Outgoing] = deque()
         self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
+        self._answers_waiting = 0
         self._offers: dict[int, Offered] = {}
         self._spares: list[Block] = []
         self._next_request = 0
@@ -303,7 +308,20 @@ class Messages:
     def send_control(
         self, message: protocol.Message, future: asyncio.Future[None] | None = None
     ) -> None:
-        """Sends a control message as soon as there is a credit for it."""
+        """Sends a control message as soon as there is a credit for it.
+
+        One that nobody awaits is an answer: a peer that lets too many pile up is at fault.
+        """
+        if future is None:
+            self._answers_waiting += 1
+            if self._answers_waiting > MAX_ANSWERS and not isinstance(message, protocol.Goodbye):
+                self._on_protocol_error(
+                    ProtocolError(
+                        f"the peer has {MAX_ANSWERS} answers waiting here, and gives no credits "
+                        f"to send them"
+                    )
+                )
+                return
         self._control_waiting.append((protocol.encode(message), future))
         self.pump()
 
@@ -317,6 +335,7 @@ class Messages:
         return (
             credits is not None
             and credits.data_credits > 0
+            and len(self._offers) < protocol.MAX_UNANSWERED
             and self._queue.room > 0
             and not self._frames.waiting
         )
@@ -452,6 +471,7 @@ class Messages:
             if not self._send_control_frame(FrameKind.CONTROL, *control):
                 self._control_waiting.appendleft(control)
                 break
+            self._answers_waiting -= control[1] is None
         self._send_waiting()
         if credits.credit_frame_due and queue.control_room and self._ended is None:
             self._send_control_frame(FrameKind.CREDIT, b"", None)
@@ -474,8 +494,12 @@ class Messages:
             kind, control, data, imm = unpack_header(block.view[:byte_len])
             self._credits.received(kind, control, data)
             if self.gated and kind in MESSAGES:
-                block.release()
                 raise ProtocolError(BEFORE_THE_KEY)
+        except ProtocolError as error:
+            block.release()
+            self._on_protocol_error(error)
+            return
+        try:
             if kind is FrameKind.DATA:
                 message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
                 self.inbox.arrived(Incoming(message))
@@ -545,6 +569,8 @@ class Messages:
     def _offered(self, offer: protocol.Message) -> None:
         if not isinstance(offer, protocol.Rendezvous):
             raise ProtocolError(f"the peer offers a {type(offer).__name__} as a message")
+        if not offer.length:
+            raise ProtocolError("the peer offers a message of no bytes")
         if offer.length > self._config.max_message:
             raise ProtocolError(
                 f"the peer sent a message of {offer.length} bytes; this side said in the "

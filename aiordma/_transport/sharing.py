@@ -150,6 +150,9 @@ class HandedOver:
         self._length = len(buffer)
         self._block: Block | None = buffer.give_up()
 
+    def __len__(self) -> int:
+        return self._length
+
     def take(self) -> Buffer:
         block, self._block = self._block, None
         assert block is not None
@@ -258,10 +261,12 @@ class Sharing:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._shares: dict[int, Share] = {}
-        self._lent_bytes = 0
+        self._lent_bytes = 0  # what was handed over and not yet received included
+        self._handed_over = 0
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
         self._arrived: deque[RemoteRegion | HandedOver] = deque()
         self._receivers = Waiters()
+        self._requesters = Waiters()
         self._ended: BaseException | None = None
 
     # ---- this side's memory --------------------------------------------------------------
@@ -322,16 +327,19 @@ class Sharing:
                 amount=lent + length,
                 limit=quota,
             )
-        if len(self._shares) >= self._config.max_regions:
+        regions = len(self._shares) + self._handed_over
+        if regions >= self._config.max_regions:
             raise QuotaError(
-                f"{len(self._shares)} regions are shared already",
-                amount=len(self._shares) + 1,
+                f"{regions} regions are shared already, or handed over and not received",
+                amount=regions + 1,
                 limit=self._config.max_regions,
             )
 
     # ---- the peer's memory ---------------------------------------------------------------
 
     async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
+        while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
+            await self._requesters.wait()
         request_id = self._messages.request_id()
         lease_ms = 0 if lease is None else max(1, round(lease * 1000))
         future: asyncio.Future[RemoteRegion] = self._loop.create_future()
@@ -346,10 +354,16 @@ class Sharing:
             future.cancel()
             raise
         except BaseException:
-            self._requests.pop(request_id, None)
+            self._answered(request_id)
             if not future.cancel():
                 future.exception()  # the same end, told twice: once is enough
             raise
+
+    def _answered(self, request_id: int) -> asyncio.Future[RemoteRegion] | None:
+        """The request that is over now, if there was one; there is room for another."""
+        future = self._requests.pop(request_id, None)
+        self._requesters.wake()
+        return future
 
     def _give_back(self, region: RemoteRegion) -> None:
         region.give_up()
@@ -368,7 +382,11 @@ class Sharing:
                 raise self._waiter_error(self._ended)
             await self._receivers.wait()
         arrived = self._arrived.popleft()
-        return arrived.take() if isinstance(arrived, HandedOver) else arrived
+        if not isinstance(arrived, HandedOver):
+            return arrived
+        self._lent_bytes -= len(arrived)
+        self._handed_over -= 1
+        return arrived.take()
 
     async def tell(self, message: protocol.Message) -> None:
         """Sends a control message and waits until the peer's device has it."""
@@ -390,13 +408,16 @@ class Sharing:
                 share = self._shares.get(message.region_id)
                 # A loan whose lease has ended is gone here, and the peer cannot know yet.
                 if isinstance(share, Loan):
-                    self._arrive(share.hand_over())
+                    handed = share.hand_over()
+                    self._lent_bytes += len(handed)
+                    self._handed_over += 1
+                    self._arrive(handed)
             case protocol.RegionRelease():
                 share = self._shares.get(message.region_id)
                 if share is not None:
                     share.revoke()
             case protocol.Error():
-                future = self._requests.pop(message.request_id, None)
+                future = self._answered(message.request_id)
                 if future is None:
                     raise ProtocolError("the peer refuses a request that was not made")
                 if not future.done():
@@ -408,7 +429,7 @@ class Sharing:
         if not grant.request_id:
             self._arrive(RemoteRegion(self, grant.token, lent=False))
             return
-        future = self._requests.pop(grant.request_id, None)
+        future = self._answered(grant.request_id)
         if future is None:
             raise ProtocolError("the peer grants a request that was not made")
         region = RemoteRegion(self, grant.token, lent=True)
@@ -440,6 +461,7 @@ class Sharing:
                 future.set_exception(self._waiter_error(error))
         self._requests.clear()
         self._receivers.wake_all()
+        self._requesters.wake_all()
 
     @property
     def shared(self) -> int:

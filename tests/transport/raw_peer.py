@@ -76,6 +76,8 @@ class RawPeer:
         self.theirs = theirs
         self.frames: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
         self.failures: list[verbs.WCStatus] = []
+        self.socket: asyncio.StreamWriter | None = None
+        """That of the exchange over TCP."""
         self.credits = theirs.data_receives
         self.owed = 0  # control credits
         self._more_credits = asyncio.Event()
@@ -107,6 +109,7 @@ class RawPeer:
                     kind, _, credits, _ = unpack_header(data)
                     self.credits += credits
                     self.owed += kind in (FrameKind.CONTROL, FrameKind.CREDIT)
+                    self._memory.post_receive(self.qp, wc.wr_id)
                     self._more_credits.set()
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))
 
@@ -185,7 +188,9 @@ async def connect_by_tcp(place: Place, port: int, data: bytes) -> AsyncIterator[
             remote = Endpoint.unpack(answer[len(GREETING) : -len(data)])
             qp.connect(local, remote, access=REMOTE)
             writer.write(READY)
-            yield RawPeer(made, Hello.unpack(answer[-len(data) :]))
+            peer = RawPeer(made, Hello.unpack(answer[-len(data) :]))
+            peer.socket = writer
+            yield peer
             made.close()
     finally:
         writer.close()

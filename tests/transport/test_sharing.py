@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -397,6 +398,32 @@ async def test_handed_over_frees_the_quota(place: Place) -> None:
             kept.append(received)
         for received in kept:
             received.release()
+
+
+@one_loop
+async def test_handed_over_counts_until_it_is_received(place: Place) -> None:
+    """Else a peer could have all memory by borrowing, handing over and borrowing again."""
+    half = SMALL.lend_quota // 2
+    async with place.pair() as (client, server):
+        for _ in range(2):
+            await client.send_region(await client.request_region(half))
+        with pytest.raises(RequestRefusedError):
+            await client.request_region(half)
+        first = await server.recv_region()
+        third = await client.request_region(half)
+        with pytest.raises(RequestRefusedError):
+            await client.request_region(half)
+        for region in (first, await server.recv_region()):
+            assert isinstance(region, Buffer)
+            region.release()
+        await third.release()
+    few = replace(SMALL, max_regions=2)
+    async with place.pair(few) as (client, server):
+        for _ in range(2):
+            await client.send_region(await client.request_region(8))
+        with pytest.raises(RequestRefusedError, match="not received"):
+            await client.request_region(8)
+        assert not server.closed
 
 
 @one_loop

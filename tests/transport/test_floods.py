@@ -1,0 +1,187 @@
+"""Peers that ask for more than they let this side answer, or answer more than they were asked.
+
+Each question alone is good; it is their number, or what is kept back meanwhile, that would cost
+memory without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from aiordma import (
+    ConnectionBrokenError,
+    MessageTooLongError,
+    ProtocolError,
+    RemoteRegion,
+    Rights,
+)
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma._core.region import RegionToken
+from aiordma._transport import messages
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, ends, pattern
+from .raw_peer import RawPeer, control, frame
+from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
+
+FEW = 16
+TOO_LARGE = SMALL.lend_quota + 1
+
+QUESTIONS: dict[str, Callable[[int], protocol.Message]] = {
+    "pings": lambda _: protocol.Ping(1),
+    "requests that are refused": lambda n: protocol.RegionRequest(n, TOO_LARGE, Rights.READ, 0),
+    "requests with leases that end": lambda n: protocol.RegionRequest(n, 8, Rights.READ, 1),
+    "the same request again": lambda _: protocol.RegionRequest(1, TOO_LARGE, Rights.READ, 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are soon reached."""
+    monkeypatch.setattr(protocol, "MAX_UNANSWERED", FEW)
+    monkeypatch.setattr(messages, "MAX_ANSWERS", 4 * FEW)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@one_loop
+async def test_answers_that_are_never_let_out(place: Place, question: str) -> None:
+    """The peer gives back just the credits that bring it new ones, and none for the answers."""
+    async with victim(place) as (conn, peer):
+        ask = QUESTIONS[question]
+        ended = asyncio.create_task(conn.wait_closed())
+        number = most = 0
+        for round in range(4 * FEW):
+            for back in (int(round > 1), 0):
+                number += 1
+                peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
+            # New ones come with every frame, and soon that is never one with an answer.
+            await frame_or_end(place, peer, ended)
+            most = max(most, len(conn._messages._control_waiting))
+            if conn.closed:
+                break
+        await ends_with(place, conn, ProtocolError, "answers waiting")
+        assert 2 * FEW < most <= 4 * FEW
+
+
+async def frame_or_end(place: Place, peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | None:
+    """What the other side sends next; None if the connection is over instead."""
+    frame = asyncio.create_task(peer.frames.get())
+    async with place.within(2):
+        await asyncio.wait([frame, ended], return_when=asyncio.FIRST_COMPLETED)
+    if frame.done():
+        return frame.result()[0]
+    frame.cancel()
+    return None
+
+
+@one_loop
+async def test_messages_whose_end_is_never_let_out(place: Place) -> None:
+    """The same with offers, which the user takes as they come."""
+    async with victim(place) as (conn, peer):
+        memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
+        taking = asyncio.create_task(drain(conn))
+        ended = asyncio.create_task(conn.wait_closed())
+        offers = 0
+        while not conn.closed and offers < 8 * FEW:
+            while peer.credits:
+                peer.credits -= 1
+                offers += 1
+                offer = protocol.Rendezvous(offers, memory.addr, memory.rkey, 4096, None)
+                peer.send(frame(FrameKind.OFFER, protocol.encode(offer)))
+            if await frame_or_end(place, peer, ended) is FrameKind.CREDIT:
+                peer.send(frame(FrameKind.CREDIT, control=1))
+            assert len(conn._messages._control_waiting) <= 4 * FEW
+        await ends(finish(taking), ProtocolError)
+        await ends_with(place, conn, ProtocolError, "answers waiting")
+        memory.close()
+
+
+@one_loop
+async def test_who_keeps_to_the_limits_never_meets_them(place: Place) -> None:
+    """Many requests and large messages at once: they wait for their turn here."""
+    many = 6 * FEW
+    config = replace(SMALL, max_regions=2 * many, data_receives=2 * many)
+    async with place.pair(config) as (client, server):
+        data = pattern(2000)
+        asking = [asyncio.create_task(client.request_region(8)) for _ in range(many)]
+        sending = [asyncio.create_task(client.send(data)) for _ in range(many)]
+        most_asked = most_offered = 0
+        for _ in range(many):
+            async with place.within(5):
+                with await server.recv() as message:
+                    assert message == data
+            most_asked = max(most_asked, len(client._sharing._requests))
+            most_offered = max(most_offered, len(client._messages._offers))
+        async with place.within(5):
+            await asyncio.gather(*asking, *sending)
+        assert most_asked <= FEW
+        assert most_offered <= FEW
+
+
+# ---- answers that were not asked for -------------------------------------------------------------
+
+
+@one_loop
+async def test_the_same_request_granted_twice(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        asking = asyncio.create_task(conn.request_region(8))
+        request = await peer.control(place.slow)
+        assert isinstance(request, protocol.RegionRequest)
+        grant = protocol.RegionGrant(
+            request.request_id, RegionToken(1, 0x1000, 8, 1, Rights.READ | Rights.WRITE)
+        )
+        peer.send(control(grant), control(grant))
+        assert isinstance(await asking, RemoteRegion)
+        await ends_with(place, conn, ProtocolError, "not made")
+
+
+@one_loop
+async def test_the_same_message_read_twice(place: Place) -> None:
+    async with victim(place) as (conn, peer):
+        sending = asyncio.create_task(conn.send(pattern(5000)))
+        async with place.within(1):
+            kind, content = await peer.frames.get()
+        assert kind is FrameKind.OFFER
+        done = control(protocol.RendezvousDone(protocol.decode(content).request_id, 0))
+        peer.send(done, done)
+        await sending
+        await ends_with(place, conn, ProtocolError, "not offered")
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+async def test_half_closed_socket_of_the_exchange(place: Place) -> None:
+    """It is the peer's end: its socket says so, whatever its queue pair could still do."""
+    async with victim(place) as (conn, peer):
+        assert peer.socket is not None
+        peer.socket.write_eof()
+        await ends_with(place, conn, ConnectionBrokenError, "without a goodbye")
+
+
+@one_loop
+async def test_the_end_while_a_message_is_offered(place: Place) -> None:
+    """What stands behind one that was never fetched cannot be had, and keeps nobody waiting."""
+    config = replace(SMALL, fetch_ahead=0)
+    async with victim(place, config) as (conn, peer):
+        offer = protocol.Rendezvous(1, 0x1000, 1, 5000, None)
+        peer.send(
+            frame(FrameKind.DATA, b"first"),
+            frame(FrameKind.OFFER, protocol.encode(offer)),
+            frame(FrameKind.DATA, b"behind it"),
+        )
+        small = bytearray(100)
+        assert (await conn.recv_into(small)).length == 5
+        await ends(conn.recv_into(small), MessageTooLongError)
+        peer.send(frame(0x55))
+        async with place.within(1):
+            await conn.wait_closed()
+        await ends(conn.recv_into(small), ProtocolError)
+        await ends(conn.recv(), ProtocolError)
