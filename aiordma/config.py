@@ -39,6 +39,11 @@ class Config:
     pool_limit: int = 4 * GIB
     """Registered memory of the pool, shared by all connections of the event loop and device;
     the first connection's value counts."""
+    cached_registrations: int = 64
+    """Registrations of the user's own memory that are kept for its next operation, where a
+    memoryview of the user's keeps that memory in its place; 0: none.  Shared as `pool_limit` is."""
+    cached_bytes: int = 256 * MIB
+    """How much memory these may cover; those that are longest unused go first."""
     polling: float = 50e-6
     """For how long the event loop looks for the next completion before it sleeps, at most, and only
     while such looks find something; 0: it sleeps at once.  Shared as `pool_limit` is."""
@@ -71,6 +76,8 @@ class Config:
             "fetch_ahead": (0, 1 << 62),
             "lend_quota": (0, 1 << 62),
             "max_regions": (1, 1 << 20),
+            "cached_registrations": (0, 1 << 20),
+            "cached_bytes": (0, 1 << 62),
             "pool_limit": (MIB, 1 << 62),
             "max_handshakes": (1, 1 << 20),
             "max_connections": (1, 1 << 62),

@@ -37,6 +37,7 @@ from ._core.operations import OperationSlot, OperationTable
 from .errors import DeviceEventError, InternalError
 from .event_router import EventRouter
 from .mr_pool import MemoryPool
+from .registration_cache import RegistrationCache
 
 logger = logging.getLogger("aiordma.driver")
 
@@ -139,6 +140,7 @@ class Driver(_Shared):
         self.pd = context.alloc_pd()
         self.channel = context.create_comp_channel()
         self.pool = MemoryPool(self.pd, limit=pool_limit)
+        self.registrations = RegistrationCache(self.pd)
         self.operations = OperationTable()
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
@@ -321,6 +323,7 @@ class Driver(_Shared):
         for cq in self._cqs:
             cq.close()
         self.channel.close()
+        self.registrations.close()
         self.pool.close()
         self.pd.close()
         if not self.context.borrowed:

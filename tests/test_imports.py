@@ -43,10 +43,13 @@ ROOMS: dict[str, set[str]] = {
     "mr_pool": {"verbs", "_native", "memory_line"} | CORE,
     "event_router": {"verbs"},
     "trace": {"_native"} | CORE,
-    "driver": {"verbs", "cm", "mr_pool", "event_router"} | CORE,
+    "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
+    "driver": {"verbs", "cm", "mr_pool", "registration_cache", "event_router"} | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
-    "_transport": {"driver", "mr_pool", "cm", "verbs", "_native", "config", "waiting"} | CORE,
+    "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}
+    | {"waiting"}
+    | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"} | CORE,
     "reconnect": PUBLIC,
     "streams": PUBLIC,

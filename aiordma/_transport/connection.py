@@ -30,6 +30,7 @@ from ..errors import (
     WorkCompletionError,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
+from ..registration_cache import CacheStatistics
 from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
@@ -117,7 +118,7 @@ class Connection:
         self._statistics = Statistics()
         driver = side.driver
         self._queue = WorkQueue(driver, side.qp, self._end, self._waiter_error)
-        self._memory = Memory(driver.pool, self._waiter_error)
+        self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
         self._messages = Messages(
             queue=self._queue,
             memory=self._memory,
@@ -220,8 +221,10 @@ class Connection:
 
     # ---- messages ------------------------------------------------------------------------
 
-    async def send(self, data: Message | BufferLike, *, imm: int | None = None) -> None:
-        """Sends one message: any contiguous buffer, or a received Message; of any size.
+    async def send(
+        self, data: Message | LocalMemory | BufferLike, *, imm: int | None = None
+    ) -> None:
+        """Sends one message of any size: any contiguous buffer, registered memory, or a Message.
 
         Returns when the peer's device has it (small messages) or the peer has read it (large
         ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
@@ -236,7 +239,7 @@ class Connection:
         self._statistics.bytes_sent += length
 
     def send_nowait(
-        self, data: Message | BufferLike, *, imm: int | None = None
+        self, data: Message | LocalMemory | BufferLike, *, imm: int | None = None
     ) -> asyncio.Future[None]:
         """As `send`, for code that cannot await: the message has its place in the order now.
 
@@ -254,10 +257,13 @@ class Connection:
         return future
 
     def _send(
-        self, data: Message | BufferLike, imm: int | None
+        self, data: Message | LocalMemory | BufferLike, imm: int | None
     ) -> tuple[int, asyncio.Future[None]]:
         self._check()
-        view = data.data if isinstance(data, Message) else buffer_view(data)
+        if isinstance(data, Message):
+            view = data.data
+        else:
+            view = data.view if isinstance(data, LocalMemory) else buffer_view(data)
         if len(view) > self.max_message:
             raise MessageTooLongError(len(view), self.max_message)
         if imm is not None:
@@ -289,7 +295,7 @@ class Connection:
         if isinstance(memory, LocalMemory):
             target = Target(memory.view, memory)
         else:
-            target = Target(buffer_view(memory), None)
+            target = Target(buffer_view(memory), None, memory)
         if target.view.readonly:
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
         received = Received(*await self._messages.inbox.recv_into(target))
@@ -329,6 +335,13 @@ class Connection:
     def pool_statistics(self) -> PoolStatistics:
         """The memory pool that all connections of this loop and device share, as it is now."""
         return self._memory.pool.statistics()
+
+    def registration_statistics(self) -> CacheStatistics:
+        """Registrations of memory that a memoryview of yours keeps in its place; see `Config`.
+
+        Shared by all connections of this loop and device.
+        """
+        return self._memory.registrations.statistics()
 
     def register(self, memory: BufferLike) -> Region:
         """Registers the caller's own memory (anything with the buffer protocol) for operations.

@@ -28,6 +28,7 @@ from .._core.operations import OperationKind
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, LocalMemory, Region
+from ..registration_cache import KeptMemory
 from .memory import Memory, never
 from .message import Message
 from .work_queue import Work, WorkQueue
@@ -62,25 +63,26 @@ class Target:
     `refused` is why the device would not register it, where nothing else can be done.
     """
 
-    __slots__ = ("_own", "_plain", "memory", "refused", "view")
+    __slots__ = ("_data", "_own", "_plain", "memory", "refused", "view")
 
-    def __init__(self, view: memoryview, memory: LocalMemory | None) -> None:
+    def __init__(self, view: memoryview, memory: LocalMemory | None, data: object = None) -> None:
         self.view = view
         self.memory = memory
+        self._data = data
         self.refused: Exception | None = None
-        self._own: Region | None = None
+        self._own: Region | KeptMemory | None = None
         self._plain = memory is None
 
-    def registered(self, pd: verbs.ProtectionDomain) -> LocalMemory:
+    def registered(self, memory: Memory) -> LocalMemory:
         if self.memory is None:
-            mr = pd.reg_mr(self.view, verbs.AccessFlags.LOCAL_WRITE)
-            self.memory = self._own = Region(mr)
+            self.memory = self._own = memory.register(self._data, self.view)
         return self.memory
 
     def close(self) -> None:
         """What was registered for it goes, when no read is under way there any more."""
         if self._own is not None:
             self._own.close()
+        self._data = None
         if self._plain:
             # An exception may keep our frame, and with it this object: the memory is the caller's,
             # as soon as no read is under way there and the region has let go of the view.
@@ -178,6 +180,7 @@ class Inbox:
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._queue = queue
+        self._memory = memory
         self._pool = memory.pool
         self._supply = memory.supply(self._fetch_ahead, brief=False)
         self._fetch_ahead_limit = config.fetch_ahead
@@ -241,7 +244,7 @@ class Inbox:
 
     def _fetch_into(self, incoming: Incoming, offer: protocol.Rendezvous, target: Target) -> bool:
         try:
-            memory = target.registered(self._pool.pd)
+            memory = target.registered(self._memory)
         except (RDMAError, OSError) as error:
             if never(self._pool, offer.length) is None:
                 return self._fetch(incoming, offer)  # the pool's memory will do

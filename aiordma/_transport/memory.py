@@ -10,19 +10,27 @@ import asyncio
 from collections.abc import Callable
 
 from .. import verbs
+from ..config import Config
 from ..errors import QuotaError
-from ..mr_pool import Block, Buffer, MemoryPool
+from ..mr_pool import Block, Buffer, MemoryPool, Region
+from ..registration_cache import KeptMemory, RegistrationCache
 
 Turn = asyncio.Future[Block]
 
 
 class Memory:
-    """Blocks and buffers for one connection."""
+    """Blocks and buffers of the pool, and registrations of the user's own memory."""
 
     def __init__(
-        self, pool: MemoryPool, waiter_error: Callable[[BaseException], BaseException]
+        self,
+        pool: MemoryPool,
+        registrations: RegistrationCache,
+        config: Config,
+        waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self.pool = pool
+        self.registrations = registrations
+        registrations.set_up(config.cached_registrations, config.cached_bytes)
         self._waiter_error = waiter_error
         self._turns: set[Turn] = set()
         self._supplies: list[Supply] = []
@@ -55,6 +63,11 @@ class Memory:
     async def lease(self, size: int, *, brief: bool) -> Buffer:
         """As `block`, for as many bytes as they are."""
         return Buffer(await self.block(size, brief=brief), size)
+
+    def register(self, data: object, view: memoryview) -> Region | KeptMemory:
+        """The user's `data`, whose bytes are `view`, for one operation: to be closed after it."""
+        kept = self.registrations.find(data)
+        return Region(self.pd.reg_mr(view)) if kept is None else kept
 
     def supply(self, on_memory: Callable[[], None], *, brief: bool) -> Supply:
         supply = Supply(self.pool, on_memory, brief=brief)

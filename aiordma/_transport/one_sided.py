@@ -15,7 +15,7 @@ from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
 from .._native import TRANSFER_SIZE
-from ..mr_pool import Block, Buffer, LocalMemory, Region
+from ..mr_pool import Block, Buffer, LocalMemory
 from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
@@ -124,7 +124,7 @@ class OneSided:
             return nullcontext(memory)
         view = buffer_view(memory)
         staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
-        return self._with_bytes(view, staging)
+        return self._with_bytes(memory, view, staging)
 
     def source(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[LocalMemory]:
         """Registered memory with these bytes, for the time of the operation.
@@ -134,13 +134,13 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
         view = buffer_view(memory)
-        return self._with_bytes(view, self._pool.alloc(len(view)) if staged(view) else None)
+        return self._with_bytes(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
 
     def _with_bytes(
-        self, view: memoryview, staging: Buffer | None
+        self, memory: BufferLike, view: memoryview, staging: Buffer | None
     ) -> AbstractContextManager[LocalMemory]:
         if staging is None:
-            return Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.NONE))
+            return self._memory.register(memory, view)
         staging.view[:] = view
         return staging
 
@@ -149,7 +149,7 @@ class OneSided:
             return nullcontext((memory, nothing))
         view = writable_view(memory)
         staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
-        return self._landing(view, staging)
+        return self._landing(memory, view, staging)
 
     def target(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[Landing]:
         """Registered memory to read into, and what brings it to where it is wanted.
@@ -159,12 +159,14 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext((memory, nothing))
         view = writable_view(memory)
-        return self._landing(view, self._pool.alloc(len(view)) if staged(view) else None)
+        return self._landing(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
 
     @contextmanager
-    def _landing(self, view: memoryview, staging: Buffer | None) -> Iterator[Landing]:
+    def _landing(
+        self, memory: BufferLike, view: memoryview, staging: Buffer | None
+    ) -> Iterator[Landing]:
         if staging is None:
-            with Region(self._pool.pd.reg_mr(view, verbs.AccessFlags.LOCAL_WRITE)) as region:
+            with self._memory.register(memory, view) as region:
                 yield region, nothing
         else:
             with staging:

@@ -78,7 +78,7 @@ from .enums import (
 )
 from .faults import FaultCounts
 from .grh import GRH, GRH_SIZE
-from .memory_region import MemoryRegion
+from .memory_region import MemoryRegion, address_of
 from .memory_window import MemoryWindow, inc_rkey
 from .multicast import MULTICAST_QPN, MulticastAttachment
 from .other_memory import DeviceMemory
@@ -184,6 +184,7 @@ __all__ = [
     "WROpcode",
     "WorkCompletion",
     "XRCDomain",
+    "address_of",
     "devices",
     "find_device",
     "fork_status",

@@ -191,6 +191,19 @@ class MemoryRegion(Resource["h.MRPointer"]):
         return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
 
 
+def address_of(memory: object) -> int:
+    """Where the bytes of an object with a contiguous buffer are, as long as nothing moves them.
+
+    For :meth:`ProtectionDomain.reg_pointer`. TypeError for an object without a buffer, BufferError
+    for a buffer that is not contiguous.
+    """
+    pin = ffi.from_buffer(cast("Buffer", memory))
+    try:
+        return int(ffi.cast("uintptr_t", pin))
+    finally:
+        ffi.release(pin)
+
+
 def register(
     pd: ProtectionDomain,
     memory: object,

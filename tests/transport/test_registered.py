@@ -1,0 +1,207 @@
+"""Memory that is registered once and used by many calls: the user's regions, and the kept ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiordma import BufferStateError, Config, Connection, verbs
+
+from .marks import one_loop
+from .place import SMALL, Place, exchange, pattern, shared, turns
+
+LONG = 200_000  # neither staged nor eager
+CONFIG = Config(max_message=1 << 30)
+
+
+@pytest.fixture
+def registrations(monkeypatch: pytest.MonkeyPatch) -> list[verbs.AccessFlags]:
+    """The rights of every registration of memory that was not the library's own, as it is made."""
+    made: list[verbs.AccessFlags] = []
+
+    def counted(call: Callable[..., verbs.MemoryRegion]) -> Callable[..., verbs.MemoryRegion]:
+        def count(self: object, memory: object, *args: Any, **keywords: Any) -> verbs.MemoryRegion:
+            mr = call(self, memory, *args, **keywords)
+            if mr.length in (LONG, LONG // 2):
+                made.append(mr.access)
+            return mr
+
+        return count
+
+    for name in ("reg_mr", "reg_pointer"):
+        monkeypatch.setattr(
+            verbs.ProtectionDomain, name, counted(getattr(verbs.ProtectionDomain, name))
+        )
+    return made
+
+
+async def receive_into(
+    client: Connection, server: Connection, data: bytes, memory: memoryview
+) -> None:
+    """A message for one who waits with memory of its own."""
+    receiving = asyncio.create_task(server.recv_into(memory))
+    await turns(1)
+    await client.send(data)
+    assert (await receiving).length == len(data)
+    assert memory == data
+
+
+async def test_regions_are_not_registered_again(
+    place: Place, registrations: list[verbs.AccessFlags]
+) -> None:
+    """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
+    async with (
+        place.pair(CONFIG) as (client, server),
+        shared(server, client, LONG) as (_, remote),
+    ):
+        data, memory = pattern(LONG), np.zeros(LONG, np.uint8)
+        with client.register(bytearray(data)) as source, server.register(memory.data) as sink:
+            registrations.clear()
+            for part in (slice(0, LONG), slice(0, LONG // 2), slice(5, 105)):
+                memory[:] = 0
+                expected = data[part]
+                receiving = asyncio.create_task(server.recv_into(sink[part]))
+                await turns(1)
+                await client.send(source[part], imm=7)
+                assert await receiving == (len(expected), 7)
+                assert memory[part].tobytes() == expected
+            assert registrations == [verbs.AccessFlags.REMOTE_READ] * 2
+            registrations.clear()
+            with client.register(bytearray(LONG)) as back:
+                await client.write(source, remote[:])
+                await client.read(remote[:], back)
+                async with client.batch() as batch:
+                    batch.write(back, remote[:])
+                    batch.read(remote[:], back)
+                assert back.view == data
+                del registrations[:1]
+            assert not registrations
+
+
+async def test_registered_memory_of_any_kind_can_be_sent(place: Place) -> None:
+    async with place.pair(SMALL) as (client, server):
+        with client.alloc(5000) as buffer, client.register(pattern(5000)) as region:
+            buffer.view[:] = pattern(5000)
+            for memory in (buffer, region, buffer[10:100], region[:2000], region[7:7]):
+                receiving = asyncio.create_task(server.recv())
+                await client.send(memory)
+                with await receiving as message:
+                    assert message == memory.view.tobytes()
+                receiving = asyncio.create_task(server.recv())
+                await client.send_nowait(memory)
+                with await receiving as message:
+                    assert message == memory.view.tobytes()
+        with pytest.raises(BufferStateError, match="released"):
+            await client.send(buffer)
+
+
+async def test_a_region_closed_while_it_is_sent(place: Place) -> None:
+    async with place.pair(CONFIG) as (client, server):
+        memory = bytearray(pattern(LONG))
+        region = client.register(memory)
+        sending = client.send_nowait(region)
+        region.close()
+        with pytest.raises(BufferError):
+            memory.append(1)
+        with await server.recv() as message:
+            assert message == memory
+        await sending
+        memory.append(1)
+
+
+async def test_a_view_is_registered_once(
+    place: Place, registrations: list[verbs.AccessFlags]
+) -> None:
+    async with (
+        place.pair(CONFIG) as (client, server),
+        shared(server, client, LONG) as (_, remote),
+    ):
+        memory = bytearray(LONG)
+        view = memoryview(memory)
+        registrations.clear()
+        for number in range(3):
+            data = pattern(LONG, number)
+            await receive_into(client, server, data, view)
+            assert memory == data
+            await client.write(view, remote[:])
+            memory[:] = bytes(LONG)
+            await client.read(remote[:], view)
+            assert memory == data
+            async with client.batch() as batch:
+                batch.read(remote[:], view)
+        assert registrations.count(verbs.AccessFlags.LOCAL_WRITE) == 1
+        statistics = client.registration_statistics()
+        assert (statistics.registrations, statistics.bytes) == (1, LONG)
+        assert (statistics.found, statistics.made) == (11, 1)
+        view.release()
+        memory.append(1)
+
+
+async def test_what_is_sent_is_never_kept(
+    place: Place, registrations: list[verbs.AccessFlags]
+) -> None:
+    """The peer knows the key, and must not read what the memory holds after the message."""
+    async with place.pair(CONFIG) as (client, server):
+        memory = bytearray(pattern(LONG))
+        view = memoryview(memory)
+        registrations.clear()
+        before = len(client._side.driver.pd.node.children)
+        for _ in range(3):
+            receiving = asyncio.create_task(server.recv())
+            await client.send(view)
+            (await receiving).release()
+        assert registrations.count(verbs.AccessFlags.REMOTE_READ) == 3
+        assert client.registration_statistics().made == 0
+        assert len(client._side.driver.pd.node.children) <= before + 2  # blocks kept ready
+        view.release()
+        memory.append(1)
+
+
+async def test_cancelled_at_any_moment_the_memory_comes_back(place: Place) -> None:
+    async with place.pair(CONFIG) as (client, server):
+        memory = bytearray(LONG)
+        view = memoryview(memory)
+        for count in place.turns:
+            receiving = asyncio.create_task(server.recv_into(view))
+            sending = asyncio.create_task(client.send(pattern(LONG, count)))
+            await turns(count)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            if receiving.cancelled():
+                await server.recv_into(view)
+            await sending
+            assert memory == pattern(LONG, count)
+        assert client.registration_statistics().made <= 1
+        view.release()
+        await exchange(client, server, b"what was posted before is done")
+        memory.append(1)
+
+
+@one_loop
+async def test_the_end_of_the_connection_lets_go(place: Place) -> None:
+    async with place.pair(CONFIG) as (client, server):
+        memory = bytearray(LONG)
+        view = memoryview(memory)
+        await receive_into(client, server, pattern(LONG), view)
+        waiting = asyncio.create_task(server.recv_into(view))
+        await asyncio.sleep(0)
+        server.abort()
+        await asyncio.wait([waiting])
+        waiting.exception()
+        view.release()
+        await server.wait_closed()
+        memory.append(1)
+
+
+@one_loop
+async def test_nothing_is_kept_if_told_so(place: Place) -> None:
+    async with place.pair(replace(CONFIG, cached_registrations=0)) as (client, server):
+        view = memoryview(bytearray(LONG))
+        for _ in range(2):
+            await receive_into(client, server, pattern(LONG), view)
+        assert client.registration_statistics().made == 0
