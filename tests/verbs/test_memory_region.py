@@ -154,3 +154,13 @@ def test_closed_region_says_so(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(BufferStateError, match=rf"MemoryRegion {mr.addr:#x}\+64 is closed"):
         mr.buf  # noqa: B018
     view[0] = 1  # the view keeps the memory, without the device
+
+
+def test_where_a_buffer_is() -> None:
+    memory = bytearray(100)
+    assert verbs.address_of(memoryview(memory)[10:]) == verbs.address_of(memory) + 10
+    memory.append(1)  # nothing holds it
+    with pytest.raises(TypeError):
+        verbs.address_of("text")
+    with pytest.raises(BufferError):
+        verbs.address_of(memoryview(memory)[::2])
