@@ -95,7 +95,7 @@ THIRD_PARTY = {
     "_core": {"msgpack"},
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
     "perf": {"msgpack"},
-    "cli": {"click", "rich"},
+    "cli": {"click", "matplotlib", "rich"},
 }
 
 

@@ -20,17 +20,30 @@ UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
 
 
+def parse_size(text: str) -> int:
+    """A byte count: 64, 4KiB or 1M.  K, M and G are powers of 1024."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a size; as in 64, 4KiB or 1M")
+    return int(match[1]) * UNITS[(match[2] or "").upper()]
+
+
 def parse_sizes(value: str | list[int]) -> list[int]:
-    """Byte counts, comma-separated: 1,64,4KiB,1M.  K, M and G are powers of 1024."""
+    """Byte counts, comma-separated: 1,64,4KiB,1M."""
     if not isinstance(value, str):
         return value
-    sizes = []
-    for part in value.split(","):
-        match = SIZE.fullmatch(part.strip())
-        if match is None:
-            raise click.BadParameter(f"{part!r} is not a size; as in 64, 4KiB or 1M")
-        sizes.append(int(match[1]) * UNITS[(match[2] or "").upper()])
-    return sizes
+    return [parse_size(part) for part in value.split(",")]
+
+
+class SizeType(click.ParamType[int]):
+    """One byte count, as `parse_size` reads it."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        return parse_size(value) if isinstance(value, str) else value
 
 
 def loop_factory(name: str) -> LoopFactory:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -15,11 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import aiordma
-from aiordma import verbs
+from aiordma import Config, verbs
+from aiordma.config import DEFAULT
 from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.machine import machine
-from aiordma.perf.record import Where, record
-from aiordma.perf.server import PerfServer
+from aiordma.perf.record import Where, check_record, record
+from aiordma.perf.server import Limits, PerfServer
 from aiordma.perf.settings import (
     EVERY_SIZE,
     METRICS,
@@ -32,6 +34,7 @@ from aiordma.perf.settings import (
 from .child import ChildError, listening_child
 from .echo_server import end_of_input
 from .options import (
+    SizeType,
     Via,
     connection_options,
     loop_factory,
@@ -39,6 +42,7 @@ from .options import (
     parse_sizes,
     transport_options,
 )
+from .perf_plot import PlotError, check_target, plot
 from .perf_table import show
 from .report import size_text
 
@@ -75,8 +79,16 @@ def perf(local: bool) -> None:
 
 
 def measurement_options(command: Command) -> Command:
-    """OPERATION, METRIC, and how much of it."""
+    """OPERATION, METRIC, how much of it, and what to make of it."""
     for option in (
+        click.option(
+            "--plot",
+            "targets",
+            metavar="FILE",
+            multiple=True,
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Draw into this file, .png or .svg; repeatable.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option(
             "--verify-all", is_flag=True, help="Compare every message, not first and last alone."
@@ -139,11 +151,38 @@ def settings_of(
         raise click.UsageError(str(error)) from error
 
 
+POLLING = click.option(
+    "--polling",
+    type=click.IntRange(0, 1_000_000),
+    metavar="US",
+    default=round(DEFAULT.polling * 1e6),
+    show_default=True,
+    help="For how long a process looks for completions before it sleeps, in us; 0: not at all.",
+)
+RECEIVES = click.option(
+    "--receives",
+    type=click.IntRange(1, 0xFFFF),
+    default=DEFAULT.data_receives,
+    show_default=True,
+    help="Messages that may be under way to the server on each connection.",
+)
+
+
 @perf.command()
 @measurement_options
+@RECEIVES
+@POLLING
 @connection_options
 def local(
-    device: str | None, via: Via, host: str | None, loop: str, as_json: bool, **asked: Any
+    device: str | None,
+    via: Via,
+    host: str | None,
+    loop: str,
+    polling: int,
+    receives: int,
+    as_json: bool,
+    targets: tuple[Path, ...],
+    **asked: Any,
 ) -> None:
     """Measure between two processes on this machine.
 
@@ -155,35 +194,61 @@ def local(
         chosen = verbs.find_device(device)
         at = host or own_address(chosen)
         options = ["--device", chosen.name, "--via", via, "--host", at, "--loop", loop]
+        options += ["--polling", str(polling), "--receives", str(receives)]
         async with listening_child([*SERVER, *options]) as server:
-            measuring = measure(settings, chosen, via, loop, server.host, server.port)
+            measuring = measure(settings, chosen, via, loop, polling, server.host, server.port)
             return await server.guard(measuring)
 
-    finish(run, loop, as_json)
+    finish(run, loop, as_json, targets)
 
 
-def finish(run: Callable[[], Coroutine[Any, Any, Record]], loop: str, as_json: bool) -> None:
-    """Runs, shows, and exits with a status that says how it went."""
+def finish(
+    run: Callable[[], Coroutine[Any, Any, Record]],
+    loop: str,
+    as_json: bool,
+    targets: tuple[Path, ...],
+) -> None:
+    """Runs, shows, draws, and exits with a status that says how it went."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
+            for target in targets:
+                check_target(target)
             told = runner.run(run())
-        except (aiordma.RDMAError, RefusedError, ChildError, OSError, EOFError) as error:
+        except (aiordma.RDMAError, RefusedError, ChildError, PlotError, OSError, EOFError) as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if as_json:
         click.echo(json.dumps(told, indent=1))
     else:
         show(Console(width=None if sys.stdout.isatty() else 132), told)
+    for target in targets:
+        draw([told], target)
     if not told["verified"]:
         raise SystemExit(1)
     if told["interrupted"]:
         raise SystemExit(INTERRUPTED)
 
 
+def draw(records: list[Record], target: Path) -> None:
+    try:
+        plot(records, target)
+    except (PlotError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
 async def measure(
-    settings: Settings, device: verbs.Device, via: Via, loop: str, host: str, port: int
+    settings: Settings,
+    device: verbs.Device,
+    via: Via,
+    loop: str,
+    polling: int,
+    host: str,
+    port: int,
 ) -> Record:
     results: list[Result] = []
-    async with PerfClient.connect(settings, host, port, device=device.name, via=via) as client:
+    config = Config(polling=polling / 1e6)
+    async with PerfClient.connect(
+        settings, host, port, device=device.name, via=via, config=config
+    ) as client:
         with stopped_by_ctrl_c(client), progress_bar(settings) as progress:
             for number, size in enumerate(settings.sizes):
                 result = await client.measure(size, progress(number))
@@ -198,7 +263,9 @@ async def measure(
         via=via,
         loop=loop,
         client=machine(),
-        server=client.server_machine,
+        server=client.server.machine,
+        polling_us=polling,
+        server_polling_us=client.server.polling_us,
     )
     return record(settings, where, results)
 
@@ -250,6 +317,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
 @click.argument("server_host", metavar="HOST")
 @measurement_options
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
+@POLLING
 @transport_options
 def client(
     server_host: str,
@@ -257,7 +325,9 @@ def client(
     device: str | None,
     via: Via,
     loop: str,
+    polling: int,
     as_json: bool,
+    targets: tuple[Path, ...],
     **asked: Any,
 ) -> None:
     """Measure against `aiordma perf server` on HOST.
@@ -267,9 +337,37 @@ def client(
     settings = settings_of(**asked)
 
     async def run() -> Record:
-        return await measure(settings, verbs.find_device(device), via, loop, server_host, port)
+        chosen = verbs.find_device(device)
+        return await measure(settings, chosen, via, loop, polling, server_host, port)
 
-    finish(run, loop, as_json)
+    finish(run, loop, as_json, targets)
+
+
+@perf.command("plot")
+@click.argument(
+    "files",
+    metavar="JSON...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option(
+    "--output",
+    "target",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The picture, .png or .svg.",
+)
+def plot_files(files: tuple[Path, ...], target: Path) -> None:
+    """Draw what several runs have printed with --json in one picture."""
+    records = []
+    for file in files:
+        try:
+            records.append(check_record(json.loads(file.read_text())))
+        except ValueError as error:
+            raise click.ClickException(f"{file} is no output of aiordma perf: {error}") from error
+    draw(records, target)
 
 
 @perf.command()
@@ -280,30 +378,68 @@ def client(
     show_default=True,
     help="Port to listen on; 0 picks one.",
 )
+@click.option(
+    "--max-size",
+    type=SizeType(),
+    default="1G",
+    show_default=True,
+    help="Longest operation that is served, in bytes, as 64M.",
+)
+@click.option(
+    "--max-memory",
+    type=SizeType(),
+    default="2G",
+    show_default=True,
+    help="That of all connections' operations together.",
+)
+@click.option("--max-connections", type=click.IntRange(1, 0xFFFF), default=1024, show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
+@RECEIVES
+@POLLING
 @connection_options
 def server(
-    port: int, child: bool, device: str | None, via: Via, host: str | None, loop: str
+    port: int,
+    max_size: int,
+    max_memory: int,
+    max_connections: int,
+    child: bool,
+    receives: int,
+    polling: int,
+    device: str | None,
+    via: Via,
+    host: str | None,
+    loop: str,
 ) -> None:
     """Serve measurements, one client after another, until Ctrl-C.
 
     Without --host it listens on every address.  There are no passwords: whoever reaches the port
     can make it work.
     """
+    limits = Limits(size=max_size, memory=max_memory, connections=max_connections)
+    config = Config(data_receives=receives, polling=polling / 1e6)
+
+    async def run() -> None:
+        starting = PerfServer.start(
+            host or "",
+            0 if child else port,
+            device=device,
+            via=via,
+            config=config,
+            limits=limits,
+        )
+        async with await starting as server:
+            if child:
+                print(server.host, server.port, flush=True)
+                await end_of_input()
+            else:
+                where = f"{server.device}, {server.host} port {server.port}, via {via}"
+                click.echo(f"serving on {where}")
+                await server.forever()
+
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
-            runner.run(serve(device, via, host or "", 0 if child else port, child))
+            runner.run(run())
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except (aiordma.RDMAError, OSError) as error:
             raise click.ClickException(f"perf server: {error}") from error
-
-
-async def serve(device: str | None, via: Via, host: str, port: int, child: bool) -> None:
-    async with await PerfServer.start(host, port, device=device, via=via) as server:
-        if child:
-            print(server.host, server.port, flush=True)
-            await end_of_input()
-        else:
-            click.echo(f"serving on {server.device}, {server.host} port {server.port}, via {via}")
-            await server.forever()

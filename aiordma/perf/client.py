@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
 import aiordma
 from aiordma import Config
+from aiordma.config import DEFAULT
 from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
@@ -80,14 +81,18 @@ class PerfClient:
     """One run against a server.  Made by `connect`."""
 
     def __init__(
-        self, settings: Settings, control: aiordma.Connection, ends: list[ClientEnd], server: str
+        self,
+        settings: Settings,
+        control: aiordma.Connection,
+        ends: list[ClientEnd],
+        server: wire.Opened,
     ) -> None:
         self._settings = settings
         self._control = control
         self._ends = ends
         self._runs: list[Run] = []
         self.stopped = False
-        self.server_machine = server
+        self.server = server
         self.device = control.device
 
     @classmethod
@@ -100,13 +105,15 @@ class PerfClient:
         *,
         device: str | None = None,
         via: Via = "cm",
+        config: Config = DEFAULT,
     ) -> AsyncIterator[PerfClient]:
         """Opens a run; waits while the server is busy with another.
 
         RefusedError when it will not.  Otherwise raises what `aiordma.connect` raises.
         """
-        config = Config(
-            send_queue=max(Config().send_queue, min(2 * settings.depth, 0xFFFF)),
+        config = replace(
+            config,
+            send_queue=max(config.send_queue, min(2 * settings.depth, 0xFFFF)),
             max_message=max(*settings.sizes, 1 << 20),
         )
 
@@ -143,7 +150,7 @@ class PerfClient:
                     await conn.send(wire.pack(first))
                     ends.append(ENDS[settings.operation](conn))
             with quiet():
-                yield cls(settings, control, ends, opened.machine)
+                yield cls(settings, control, ends, opened)
 
     def stop(self) -> None:
         """Ends the run as soon as what is under way is done; what was measured is kept."""
@@ -163,8 +170,9 @@ class PerfClient:
         if part is None:
             return None
         result = self._result(size, part)
-        result.latency = Summary.of(part.times).scaled(0.5 if settings.halved else 1)
-        result.distribution = tail(part.times)
+        factor = 0.5 if settings.halved else 1.0
+        result.latency = Summary.of(part.times).scaled(factor)
+        result.distribution = [(time * factor, above) for time, above in tail(part.times)]
         if settings.operation in ("read", "atomic"):
             result.completion = result.latency
         elif settings.operation != "stream" and not self.stopped:

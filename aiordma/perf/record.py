@@ -28,6 +28,8 @@ class Where:
     loop: str
     client: str
     server: str
+    polling_us: float
+    server_polling_us: float
 
 
 def record(settings: Settings, where: Where, results: list[Result]) -> dict[str, Any]:
@@ -52,6 +54,8 @@ def record(settings: Settings, where: Where, results: list[Result]) -> dict[str,
             "batch": settings.batch,
             "imm": settings.imm,
             "verify_all": settings.verify_all,
+            "polling_us": where.polling_us,
+            "server_polling_us": where.server_polling_us,
             "garbage_collection": "off in the timed parts, on both sides",
         },
         "latency_is": LATENCY[settings.operation] if settings.metric == "lat" else None,
@@ -83,3 +87,12 @@ def times(summary: Summary | None) -> dict[str, float] | None:
     if summary is None:
         return None
     return asdict(summary.scaled(1e6))
+
+
+def check_record(value: object) -> dict[str, Any]:
+    """What `record` has made, read again.  ValueError for anything else."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ValueError(f"it has no format {FORMAT!r}")
+    if value.get("version") != VERSION:
+        raise ValueError(f"it has version {value.get('version')}, known is {VERSION}")
+    return value

@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 import aiordma
 from aiordma import Config
+from aiordma.config import DEFAULT
 from aiordma.errors import ProtocolError, RDMAError
 from aiordma.transport import Via
 
@@ -94,11 +95,11 @@ class PerfServer:
         *,
         device: str | None = None,
         via: Via = "cm",
-        receives: int = Config().data_receives,
+        config: Config = DEFAULT,
         limits: Limits = Limits(),
     ) -> Self:
         """Listens.  Raises what `aiordma.listen` raises."""
-        config = Config(data_receives=receives, max_message=max(limits.size, MAX_CONTROL))
+        config = replace(config, max_message=max(limits.size, MAX_CONTROL))
         self = cls(limits, via, config)
         self._server = await aiordma.start_server(
             self._serve, host, port, device=device, via=via, config=config
@@ -192,7 +193,9 @@ class PerfServer:
         session = self._session = Session(opened)
         try:
             async with self._streams(session) as port:
-                await control.send(wire.pack(wire.Opened(session.key, port, machine())))
+                polling_us = round(self._config.polling * 1e6)
+                told = wire.Opened(session.key, port, machine(), polling_us)
+                await control.send(wire.pack(told))
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     await session.complete.wait()
                 with quiet():

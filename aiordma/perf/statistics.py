@@ -83,7 +83,7 @@ class Throughput:
         return self.operations / 1e6 / self.seconds
 
 
-def tail(samples: Sequence[float], points: int = 200) -> list[tuple[float, float]]:
+def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
     """The distribution as (sample, part of all that are above it), evenly spread over the logarithm
     of that part; the last one is the greatest sample, with what one sample is of all.
     """

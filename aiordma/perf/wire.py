@@ -66,6 +66,7 @@ FIELDS: dict[str, Callable[[object], bool]] = {
     "index": number(0, 0xFFFF),
     "port": number(0, 0xFFFF),
     "machine": text,
+    "polling_us": number(0, 1_000_000),
     "way": one_of(*WAYS),
     "size": number(0, U64),
     "seed": number(0, U64),
@@ -94,6 +95,7 @@ class Opened:
     key: bytes
     port: int
     machine: str
+    polling_us: int
 
 
 @dataclass(frozen=True, slots=True)

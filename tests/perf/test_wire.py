@@ -28,7 +28,9 @@ MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
         st.integers(1, 0xFFFF),
         st.booleans(),
     ),
-    wire.Opened: st.builds(wire.Opened, KEYS, st.integers(0, 0xFFFF), TEXTS),
+    wire.Opened: st.builds(
+        wire.Opened, KEYS, st.integers(0, 0xFFFF), TEXTS, st.integers(0, 1_000_000)
+    ),
     wire.Attach: st.builds(wire.Attach, KEYS, st.integers(0, 0xFFFF)),
     wire.Begin: st.builds(
         wire.Begin, st.sampled_from(wire.WAYS), NUMBERS, NUMBERS, st.booleans(), TOKENS
@@ -43,6 +45,7 @@ MESSAGES: dict[type[wire.Wire], st.SearchStrategy[wire.Wire]] = {
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), wire.U64) | st.binary() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
 )
 
 

@@ -1,0 +1,273 @@
+"""Runs of `aiordma perf` as a picture: sizes from left to right, or of one size the distribution.
+
+matplotlib is the extra `plot`; nothing else needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .report import size_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+
+FORMATS = (".png", ".svg")
+
+# Okabe and Ito's, which most kinds of colour blindness can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+MARKERS = "osD^vPX"
+GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
+
+WIDTH, HEIGHT, DPI = 8.6, 5.4, 160
+
+# Where an empty message stands on an axis that has no zero.
+EMPTY = 0.5
+
+TITLES = {"lat": "latency", "bw": "bandwidth", "rate": "rate"}
+LABELS = {
+    "lat": "latency in µs",
+    "bw": "bandwidth in MB/s (2²⁰ bytes)",
+    "rate": "millions of operations per second",
+}
+FIGURES = {"bw": "mb_per_s", "rate": "mmsg_per_s"}
+QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0.0001}
+
+
+class PlotError(Exception):
+    """There is nothing that could be drawn, or nothing to draw with."""
+
+
+def check_target(target: Path) -> None:
+    """PlotError for a file that cannot become a picture, before anything is measured for it."""
+    if target.suffix.lower() not in FORMATS:
+        raise PlotError(f"{target} is neither {' nor '.join(FORMATS)}: name the file so")
+    if find_spec("matplotlib") is None:
+        raise PlotError(
+            "drawing needs matplotlib, which is not installed; pip install 'aiordma[plot]'"
+        )
+
+
+def plot(records: Sequence[Record], target: Path) -> None:
+    """Draws runs of one metric into a PNG or SVG file.  PlotError; OSError from writing."""
+    check_target(target)
+    metrics = {record["metric"] for record in records}
+    if len(metrics) != 1:
+        raise PlotError(f"one picture is of one metric, not of {' and '.join(sorted(metrics))}")
+    if not any(record["results"] for record in records):
+        raise PlotError("nothing was measured that could be drawn")
+    from matplotlib import rc_context  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    # Text in an SVG as text, and the same names in it for the same run.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiordma", "font.size": 10}):
+        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+        draw(figure, records, metrics.pop())
+        # Without the date, which would make each picture another one.
+        figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
+
+
+def draw(figure: Figure, records: Sequence[Record], metric: str) -> None:
+    axes = figure.add_subplot()
+    sizes = sorted({row["size"] for record in records for row in record["results"]})
+    if metric == "lat" and len(sizes) == 1:
+        distributions(axes, records)
+        what = f"latency of {size_text(sizes[0])}"
+    else:
+        by_size(axes, records, metric, sizes)
+        what = TITLES[metric]
+    operations = ", ".join(each_once(record["operation"] for record in records))
+    axes.set_title(
+        f"{operations}: {what}", loc="left", pad=36, color=INK, fontsize=14, fontweight="bold"
+    )
+    axes.annotate(
+        subtitle(records),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 8),
+        textcoords="offset points",
+        color=FAINT,
+        fontsize=8,
+        linespacing=1.4,
+    )
+    axes.set_axisbelow(True)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.tick_params(which="both", color=GRID, labelcolor=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+
+
+def each_once(words: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(words))
+
+
+def subtitle(records: Sequence[Record]) -> str:
+    devices = each_once(
+        f"{record['device']}, via {record['via']}, {record['loop']} loop" for record in records
+    )
+    machines = each_once(record[end] for record in records for end in ("client", "server"))
+    return f"{'; '.join(devices)}\n{'; '.join(machines)}"
+
+
+def names(records: Sequence[Record]) -> list[str]:
+    """What tells each run from the others; its operation at least."""
+    parts = [
+        {
+            "operation": record["operation"],
+            "device": record["device"],
+            "via": f"via {record['via']}",
+            "loop": record["loop"],
+            **{
+                name: f"{name} {record['settings'][name]}"
+                for name in ("connections", "depth", "batch")
+            },
+            "imm": "immediate data" if record["settings"]["imm"] else "",
+            "polling": polling_text(record["settings"]["polling_us"]),
+        }
+        for record in records
+    ]
+    differing = [
+        name for name in parts[0] if name == "operation" or len({part[name] for part in parts}) > 1
+    ]
+    return [", ".join(part[name] for name in differing if part[name]) for part in parts]
+
+
+def polling_text(us: float) -> str:
+    return f"polling {us:g} µs" if us else "sleeping"
+
+
+# ---- by size ------------------------------------------------------------------------------------
+
+
+def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    places = [size or EMPTY for size in sizes]
+    step = -(-len(places) // 12)
+    axes.set_xticks(places[::step], [size_text(size) for size in sizes[::step]], fontsize=8)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("size", color=INK)
+    axes.set_ylabel(LABELS[metric], color=INK)
+    plain_numbers(axes.yaxis)
+    for record, name, colour, marker in zip(
+        records, names(records), cycle(COLOURS), cycle(MARKERS), strict=False
+    ):
+        if metric == "lat":
+            latencies(axes, record, f"{name}: " if len(records) > 1 else "", colour, marker)
+        else:
+            rows = record["results"]
+            axes.plot(
+                [row["size"] or EMPTY for row in rows],
+                [row[FIGURES[metric]] for row in rows],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                label=name,
+            )
+    if metric == "bw":
+        both_ways: Any = (to_gbit, to_mb)  # matplotlib's type wants functions of everything
+        right = axes.secondary_yaxis("right", functions=both_ways)
+        plain_numbers(right.yaxis)
+        right.set_ylabel("Gb/s", color=INK)
+        right.tick_params(which="both", color=GRID, labelcolor=INK)
+        right.spines["right"].set_color(FAINT)
+
+
+def to_gbit(mb: float) -> float:
+    """Units of 2^20 bytes in units of 10^9 bits; of arrays as well."""
+    return mb * ((1 << 20) * 8 / 1e9)
+
+
+def to_mb(gbit: float) -> float:
+    return gbit / ((1 << 20) * 8 / 1e9)
+
+
+def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -> None:
+    rows = [row for row in record["results"] if row["latency_us"]]
+    sizes = [row["size"] or EMPTY for row in rows]
+
+    def of(which: str, key: str) -> list[float]:
+        return [row[which][key] for row in rows]
+
+    axes.fill_between(
+        sizes,
+        of("latency_us", "min"),
+        of("latency_us", "p99"),
+        color=colour,
+        alpha=0.14,
+        linewidth=0,
+        label=f"{name}least to p99",
+    )
+    axes.plot(
+        sizes,
+        of("latency_us", "median"),
+        color=colour,
+        marker=marker,
+        markersize=5,
+        label=f"{name}median",
+    )
+    if record["operation"] in ("send", "write") and all(row["completion_us"] for row in rows):
+        axes.plot(
+            sizes,
+            of("completion_us", "median"),
+            color=colour,
+            linestyle=(0, (4, 2)),
+            linewidth=1.2,
+            marker=marker,
+            markersize=4,
+            markerfacecolor="white",
+            label=f"{name}completion, median",
+        )
+
+
+def plain_numbers(axis: Axis) -> None:
+    """1, 2, 5, 10 ... 1,000 and not powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+# ---- of one size --------------------------------------------------------------------------------
+
+
+def distributions(axes: Axes, records: Sequence[Record]) -> None:
+    """How many operations took longer: the tail can be read, however thin it is."""
+    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
+
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(LABELS["lat"], color=INK)
+    axes.set_ylabel("part of all operations that took as long or longer", color=INK)
+    plain_numbers(axes.xaxis)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{100 * part:,.10g} %"))
+    least = 1.0
+    for record, name, colour in zip(records, names(records), cycle(COLOURS), strict=False):
+        for row in record["results"]:
+            times, parts = zip(*row["distribution_us"], strict=True)
+            least = min(least, parts[-1])
+            axes.step(times, parts, where="pre", color=colour, linewidth=1.8, label=name)
+    for name, part in QUANTILES.items():
+        if part >= least:
+            axes.axhline(part, color=FAINT, linewidth=0.7, linestyle=(0, (1, 3)))
+            axes.annotate(
+                name,
+                (0.995, part),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=8,
+                color=FAINT,
+            )
