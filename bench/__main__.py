@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import cost, imports, latency, many
+from . import connections, cost, imports, latency, many, one_sided, one_way, rate
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .results import Results, markdown
@@ -16,6 +16,10 @@ from .results import Results, markdown
 HERE = Path(__file__).parent
 COMPARISONS: dict[str, Comparison] = {
     "latency": latency.COMPARISON,
+    "rate": rate.COMPARISON,
+    "one_way": one_way.COMPARISON,
+    "one_sided": one_sided.COMPARISON,
+    "connections": connections.COMPARISON,
     "imports": imports.COMPARISON,
 }
 APART: dict[str, Callable[[Sequence[str]], None]] = {"cost": cost.main, "many": many.main}

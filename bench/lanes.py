@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from .contender import Contender, InC, InPython, one_core, two_cores
 
@@ -45,6 +45,10 @@ class Lane:
     work: str
     who: str
     do: Callable[[], float]
+
+    @classmethod
+    def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: int) -> Self:
+        return cls(work, who, lambda: contender.do(kind, **numbers))
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
@@ -106,6 +110,13 @@ class Contenders(ExitStack):
         return self._known[kind, *key]
 
 
+def size_name(size: int) -> str:
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"
+
+
 # ---- what came out ------------------------------------------------------------------------------
 
 
@@ -142,7 +153,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
 
 def at_least(what: str, least: float, found: Spread, unit: str = "x") -> Requirement:
     return Requirement(
-        what, f"at least {least:g} {unit}", f"{found:.2f} {unit}", found.typical >= least
+        what, f"at least {least:.3g} {unit}", f"{found:.2f} {unit}", found.typical >= least
     )
 
 

@@ -16,6 +16,7 @@ from .lanes import (
     at_least,
     ratio,
     seconds,
+    size_name,
     take_turns,
 )
 
@@ -39,20 +40,13 @@ TOGETHER = "64 B, both on one core"
 TCP = "uvloop TCP protocol"
 
 
-def name(size: int) -> str:
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size // scale} {unit}"
-    return f"{size} B"
-
-
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     def echo(work: str, who: str, size: int, contender: Contender) -> Lane:
         count = options.count(COUNTS[size])
-        return Lane(work, who, lambda: contender.do("echo", size=size, count=count))
+        return Lane.of(contender, work, who, "echo", size=size, count=count)
 
     for size in COUNTS:
-        work = name(size)
+        work = size_name(size)
         yield echo(work, "aiordma", size, contenders.python("aiordma"))
         yield echo(work, "aiordma on asyncio", size, contenders.python("aiordma", "asyncio"))
         yield echo(work, "aiordma, sleeping", size, contenders.python("aiordma sleeping"))

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal
 
 import aiordma
 
 from .ways import DEVICE, ENOUGH, HOST, Place
 
+AWAKE, ASLEEP = b"awake", b"asleep"
 MEMORY = 1 << 20  # bytes that the server lets its clients reach
 
 
@@ -40,11 +42,22 @@ async def sink(conn: aiordma.Connection) -> None:
 
 
 async def lend(conn: aiordma.Connection) -> None:
-    """Memory for one-sided operations, until the client has gone."""
+    """Memory for one-sided operations.  Messages say AWAKE, or that the loop may sleep again."""
     rights = aiordma.Rights.READ | aiordma.Rights.WRITE
+    awake: asyncio.Task[None] | None = None
     with conn.alloc(MEMORY) as buffer:
         await conn.send_region(buffer, access=rights)
-        await conn.wait_closed()
+        async for message in conn:
+            if awake:
+                awake.cancel()
+            awake = asyncio.create_task(stay_awake()) if bytes(message) == AWAKE else None
+            await conn.send(message)
+
+
+async def stay_awake() -> None:
+    """A program that has something to do in every turn of its loop."""
+    for _ in repeat(None):
+        await asyncio.sleep(0)
 
 
 SERVICES = {"echo": answer, "echo_many": answer_at_once, "sink": sink, "memory": lend}
@@ -76,6 +89,9 @@ class RDMAClient:
                 await under_way.popleft()
             under_way.append(conn.send_nowait(data))
         await self.echo(ENOUGH)
+
+    async def wake(self, awake: int) -> None:
+        await self.echo(AWAKE if awake else ASLEEP)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from .ways import ENOUGH, HOST, Place
 
 LENGTH = struct.Struct("<Q")
 READ = 256 << 10  # bytes that are asked for at once, as asyncio does, unless more are expected
-ROOM = (64 << 20) + LENGTH.size + READ  # the longest frame; pages are there when they are used
 
 
 def frame(data: bytes) -> bytes:
@@ -32,7 +31,7 @@ class Frames(asyncio.BufferedProtocol):
     """Collects frames in one buffer and hands each to `whole`, which must be done with it then."""
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(ROOM))
+        self.view = memoryview(bytearray(2 * READ))
         self.start = 0  # of the first frame that is not whole yet
         self.end = 0  # of what has arrived
         self.expected = 0  # the length of that frame; 0: not known yet
@@ -56,6 +55,10 @@ class Frames(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.expected > READ:
+            if len(self.view) < self.expected:  # the first one of this length; it is at the front
+                longer = memoryview(bytearray(self.expected + READ))
+                longer[: self.end] = self.view[: self.end]
+                self.view = longer
             return self.view[self.end : self.start + self.expected]
         return self.view[self.end : self.end + READ]
 

@@ -38,13 +38,14 @@ def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
     """Work, who, the figure, and how many times as long as ours it took."""
     for work, entries in by_work(data):
         for entry in entries:
-            shown = spread(comparison.figure(work, one) for one in entry["seconds"])
+            found = spread(comparison.figure(work, one) for one in entry["seconds"])
+            digits = ",.0f" if found.typical >= 1000 else ".4g"
             if entry["who"] == comparison.ours:
                 times = ""
             else:
                 ours = seconds(data, work, comparison.ours)
                 times = f"{ratio(entry['seconds'], ours):.2f}"
-            yield work, entry["who"], f"{shown:,.4g}", times
+            yield work, entry["who"], f"{found:{digits}}", times
 
 
 def reached(requirement: Requirement) -> tuple[str, str, str, str]:

@@ -122,9 +122,13 @@ class Measuring:
                 pass
         return (perf_counter() - start) / count
 
-    async def write(self, size: int, count: int) -> float:
-        """The median of one-sided writes, awaited one after another."""
+    async def write(self, size: int, count: int, awake: int = 0) -> float:
+        """The median of one-sided writes, awaited one after another.
+
+        `awake`: the other process's event loop never sleeps meanwhile.
+        """
         client, remote = await self._memory()
+        await client.wake(awake)
         times = []
         with client.conn.alloc(size) as buffer:
             target = remote[:size]
@@ -132,11 +136,13 @@ class Measuring:
                 start = perf_counter()
                 await client.conn.write(buffer, target)
                 times.append(perf_counter() - start)
+        await client.wake(0)
         return median(times)
 
-    async def write_batch(self, size: int, count: int, window: int) -> float:
+    async def write_batch(self, size: int, count: int, window: int, awake: int = 0) -> float:
         """One-sided writes in batches of `window`."""
         client, remote = await self._memory()
+        await client.wake(awake)
         with client.conn.alloc(size) as buffer:
             target = remote[:size]
             start = perf_counter()
@@ -144,7 +150,9 @@ class Measuring:
                 async with client.conn.batch() as batch:
                     for _ in range(window):
                         batch.write(buffer, target)
-            return (perf_counter() - start) / (count // window * window)
+            taken = perf_counter() - start
+        await client.wake(0)
+        return taken / (count // window * window)
 
     async def _memory(self) -> tuple[RDMAClient, Any]:
         client = cast("RDMAClient", (await self._connected("memory"))[0])

@@ -1,0 +1,72 @@
+"""Many connections, and making them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .lanes import (
+    Comparison,
+    Contenders,
+    Data,
+    Lane,
+    Options,
+    Requirement,
+    at_least,
+    ratio,
+    seconds,
+    take_turns,
+)
+
+NOTE = (
+    "Messages of 64 B there and back, in all a second: on one connection with one of them under "
+    "way, on one with 64, and on 256 connections with one each. Connections made and closed one "
+    "after another while another one stays, a second: aiordma by the exchange over TCP "
+    '(`via="tcp"`) and by the connection manager. A core each.'
+)
+ONE, WINDOW, MANY = "one connection", "one connection, 64 outstanding", "256 connections"
+CONNECT = "connect and close"
+COUNT = 6400
+CONNECTS = {"aiordma": 40, "aiordma, connection manager": 40, "uvloop TCP protocol": 400}
+
+
+def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
+    ours, tcp = contenders.python("aiordma"), contenders.python("TCP protocol")
+    unix = contenders.python("Unix protocol")
+    rivals = {"aiordma": ours, "uvloop TCP protocol": tcp, "uvloop Unix protocol": unix}
+    for work, connections in ((ONE, 1), (MANY, 256)):
+        count = options.count(COUNT if connections > 1 else COUNT // 8, connections)
+        numbers = {"size": 64, "count": count, "connections": connections}
+        for who, contender in rivals.items():
+            yield Lane.of(contender, work, who, "echo_together", **numbers)
+    numbers = {"size": 64, "count": options.count(COUNT, 64), "window": 64}
+    for who, contender in rivals.items():
+        yield Lane.of(contender, WINDOW, who, "echo_many", **numbers)
+    makers = {
+        "aiordma": contenders.python("aiordma exchange"),
+        "aiordma, connection manager": ours,
+        "uvloop TCP protocol": tcp,
+    }
+    for who, contender in makers.items():
+        count = options.count(CONNECTS[who])
+        yield Lane.of(contender, CONNECT, who, "connect", count=count)
+
+
+def measure(options: Options) -> Data:
+    with Contenders() as contenders:
+        return take_turns(list(lanes(contenders, options)), options)
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    together = seconds(data, MANY, "aiordma")
+    for work in (ONE, WINDOW):
+        found = ratio(seconds(data, work, "aiordma"), together)
+        yield at_least(f"256 connections echoing: times the rate of {work}", 1, found)
+    tcp = seconds(data, CONNECT, "uvloop TCP protocol")
+    for who, how in (("aiordma", "the exchange"), ("aiordma, connection manager", "the CM")):
+        found = ratio(tcp, seconds(data, CONNECT, who))
+        yield at_least(f"connect and close by {how}: times uvloop TCP", 1 / 3, found)
+
+
+COMPARISON = Comparison(
+    "Connections", NOTE, measure, requirements, "a second", lambda work, seconds: 1 / seconds
+)
