@@ -15,10 +15,12 @@ TURNS = 9
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured: `turns` of every lane, each with its count times `share`."""
+    """How much is measured: `turns` of every lane, each with its count times `share`; messages of
+    `most` bytes and less."""
 
     turns: int = TURNS
     share: float = 1.0
+    most: int = 64 << 20
 
     def count(self, count: int, unit: int = 1) -> int:
         """A multiple of `unit`."""

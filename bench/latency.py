@@ -45,7 +45,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         count = options.count(COUNTS[size])
         return Lane.of(contender, work, who, "echo", size=size, count=count)
 
-    for size in COUNTS:
+    for size in (size for size in COUNTS if size <= options.most):
         work = size_name(size)
         yield echo(work, "aiordma", size, contenders.python("aiordma"))
         yield echo(work, "aiordma on asyncio", size, contenders.python("aiordma", "asyncio"))

@@ -35,11 +35,11 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_comparison(name: str) -> None:
     """Once, with as little work as there is: everybody carries and every requirement is judged."""
     comparison = COMPARISONS[name]
-    data = comparison.measure(Options(turns=2, share=0.02))
+    data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))
     assert data
     for entry in data:
-        assert len(entry["seconds"]) == 2
-        assert all(0 < seconds < 60 for seconds in entry["seconds"])
+        (seconds,) = entry["seconds"]
+        assert 0 < seconds < 60
     assert list(comparison.requirements(json.loads(json.dumps(data))))
 
 
