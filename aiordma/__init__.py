@@ -2,6 +2,7 @@
 
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
+from .dmabuf import DmabufRegion
 from .errors import (
     AuthenticationError,
     BufferStateError,
@@ -58,6 +59,7 @@ __all__ = [
     "ConnectionManagerError",
     "DeviceEventError",
     "DeviceEvents",
+    "DmabufRegion",
     "Listener",
     "MemoryPool",
     "Message",

@@ -346,6 +346,15 @@ class LocalMemory(Local):
         """The bytes themselves."""
         raise NotImplementedError
 
+    def expose(
+        self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
+    ) -> verbs.MemoryRegion:
+        """A registration of its own for a part, with rights for the peer.
+
+        Internal to the library.
+        """
+        return pd.reg_mr(self.view[offset : offset + length], access)
+
 
 class LocalSlice(LocalMemory):
     """A part of registered memory.  It owns nothing: released with what it was sliced from."""
@@ -370,6 +379,11 @@ class LocalSlice(LocalMemory):
     @property
     def view(self) -> memoryview:
         return self._owner.view[self._offset : self._offset + self.length]
+
+    def expose(
+        self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
+    ) -> verbs.MemoryRegion:
+        return self._owner.expose(pd, access, self._offset + offset, length)
 
 
 class Buffer(LocalMemory):
@@ -435,8 +449,8 @@ class Buffer(LocalMemory):
             self.release()
 
 
-class _Registration(Pinned):
-    """Deregisters when nobody needs it any more."""
+class Registration(Pinned):
+    """Deregisters when nobody needs it any more.  Internal to the library."""
 
     __slots__ = ("mr",)
 
@@ -460,7 +474,7 @@ class Region(LocalMemory):
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
-        self.pinned = _Registration(mr)
+        self.pinned = Registration(mr)
         self.address = mr.addr
         self.length = mr.length
         self.lkey = mr.lkey

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "aiordma"
 
 CORE = {"_core", "errors"}
 PUBLIC = {
+    "dmabuf",
     "async_queue_pair",
     "cm",
     "events",
@@ -41,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "cm": {"_native", "verbs"} | CORE,
     "memory_line": {"errors"},
     "mr_pool": {"verbs", "_native", "memory_line"} | CORE,
+    "dmabuf": {"verbs", "mr_pool"} | CORE,
     "event_router": {"verbs"},
     "trace": {"_native"} | CORE,
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
@@ -48,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}
-    | {"waiting"}
+    | {"dmabuf", "waiting"}
     | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"} | CORE,
     "reconnect": PUBLIC,

@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from .._core.operations import OperationKind
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
+from ..verbs.buffers import AnyMemory
 from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched, Transfer
 from .work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as BufferLike
 
 
 class Batch:
@@ -53,14 +51,14 @@ class Batch:
         self._check()
         return self._memory
 
-    def write(self, source: LocalMemory | BufferLike, target: Remote) -> None:
+    def write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
         memory = self._collecting()
         if not self._transfer.write(source, target):
             local = memory.enter_context(self._one_sided.source(source))
             self._one_sided.add_write(self._transfer, local, target)
 
-    def read(self, source: Remote, target: LocalMemory | BufferLike) -> None:
+    def read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
         memory = self._collecting()
         if not self._transfer.read(target, source):

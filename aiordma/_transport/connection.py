@@ -13,13 +13,14 @@ import warnings
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from .._core import protocol
 from .._core.authentication import transcript
 from .._core.handshake import Hello
 from .._core.region import RegionToken, Rights
 from ..config import Config
+from ..dmabuf import DmabufRegion
 from ..errors import (
     AuthenticationError,
     ConnectionBrokenError,
@@ -31,6 +32,7 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
+from ..verbs.buffers import AnyMemory, bytes_of
 from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
@@ -38,15 +40,12 @@ from .keep_alive import KeepAlive
 from .memory import Memory
 from .message import Message
 from .messages import Messages
-from .one_sided import OneSided, Remote, buffer_view
+from .one_sided import OneSided, Remote
 from .security import Security
 from .sharing import RemoteRegion, Share, Sharing
 from .side import Side
 from .transfers import Progress
 from .work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as BufferLike
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -222,9 +221,10 @@ class Connection:
     # ---- messages ------------------------------------------------------------------------
 
     async def send(
-        self, data: Message | LocalMemory | BufferLike, *, imm: int | None = None
+        self, data: Message | LocalMemory | AnyMemory, *, imm: int | None = None
     ) -> None:
-        """Sends one message of any size: any contiguous buffer, registered memory, or a Message.
+        """Sends one message of any size: any buffer or tensor (`verbs.bytes_of`), registered
+        memory, or a received Message.
 
         Returns when the peer's device has it (small messages) or the peer has read it (large
         ones); until then the buffer must not change.  `imm` is an unsigned 32-bit number that
@@ -239,7 +239,7 @@ class Connection:
         self._statistics.bytes_sent += length
 
     def send_nowait(
-        self, data: Message | LocalMemory | BufferLike, *, imm: int | None = None
+        self, data: Message | LocalMemory | AnyMemory, *, imm: int | None = None
     ) -> asyncio.Future[None]:
         """As `send`, for code that cannot await: the message has its place in the order now.
 
@@ -257,13 +257,13 @@ class Connection:
         return future
 
     def _send(
-        self, data: Message | LocalMemory | BufferLike, imm: int | None
+        self, data: Message | LocalMemory | AnyMemory, imm: int | None
     ) -> tuple[int, asyncio.Future[None]]:
         self._check()
         if isinstance(data, Message):
             view = data.data
         else:
-            view = data.view if isinstance(data, LocalMemory) else buffer_view(data)
+            view = data.view if isinstance(data, LocalMemory) else bytes_of(data)
         if len(view) > self.max_message:
             raise MessageTooLongError(len(view), self.max_message)
         if imm is not None:
@@ -283,7 +283,7 @@ class Connection:
         self._statistics.bytes_received += len(message)
         return message
 
-    async def recv_into(self, memory: LocalMemory | BufferLike) -> Received:
+    async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
         """The next message, into memory of the caller's: how long it is, and its immediate data.
 
         Registered memory, or any writable buffer, at least as long as the message; a long message
@@ -295,7 +295,7 @@ class Connection:
         if isinstance(memory, LocalMemory):
             target = Target(memory.view, memory)
         else:
-            target = Target(buffer_view(memory), None, memory)
+            target = Target(bytes_of(memory), None, memory)
         if target.view.readonly:
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
         received = Received(*await self._messages.inbox.recv_into(target))
@@ -343,14 +343,26 @@ class Connection:
         """
         return self._memory.registrations.statistics()
 
-    def register(self, memory: BufferLike) -> Region:
-        """Registers the caller's own memory (anything with the buffer protocol) for operations.
+    def register(self, memory: AnyMemory) -> Region:
+        """Registers the caller's own memory, any buffer or tensor, for operations.
 
         The object is pinned until `Region.close`.  Read-only memory can be sent from and written
         from, not read into.
         """
         self._check()
         return Region(self._side.driver.pd.reg_mr(memory))
+
+    def register_dmabuf(
+        self, fd: int, length: int, *, offset: int = 0, writable: bool = True
+    ) -> DmabufRegion:
+        """Registers memory of another device, as of a GPU, of which `fd` is a dma-buf.
+
+        `length` bytes from `offset`, for `read`, `write`, batches and `send_region`; see
+        `DmabufRegion`.  The fd may be closed afterwards.  UnsupportedError where the device or its
+        driver cannot; VerbsError (EINVAL) for a range that the dma-buf does not have.
+        """
+        self._check()
+        return DmabufRegion(self._side.driver.pd, fd, length, offset, writable)
 
     async def send_region(
         self,
@@ -426,7 +438,7 @@ class Connection:
 
     async def write(
         self,
-        source: LocalMemory | BufferLike,
+        source: LocalMemory | AnyMemory,
         target: Remote,
         *,
         imm: int | None = None,
@@ -449,7 +461,7 @@ class Connection:
     async def read(
         self,
         source: Remote,
-        target: LocalMemory | BufferLike,
+        target: LocalMemory | AnyMemory,
         *,
         progress: Progress | None = None,
     ) -> None:

@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
 from .._native import TRANSFER_SIZE
 from ..mr_pool import Block, Buffer, LocalMemory
+from ..verbs.buffers import AnyMemory, bytes_of
 from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
 from .transfers import Atomic, Pieces, Progress, Transfer
 from .work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as BufferLike
 
 Remote = RemoteRegion | RemoteSlice
 
@@ -38,17 +35,9 @@ COMPARE_AND_SWAP = int(verbs.WROpcode.ATOMIC_CMP_AND_SWP)
 FETCH_AND_ADD = int(verbs.WROpcode.ATOMIC_FETCH_AND_ADD)
 
 
-def buffer_view(data: BufferLike) -> memoryview:
-    """Any contiguous buffer as bytes.  TypeError or BufferError for what is none."""
-    view = memoryview(data)
-    if not view.nbytes:
-        return memoryview(bytearray())  # an empty array has a shape that cannot be cast
-    return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
-
-
-def writable_view(data: BufferLike) -> memoryview:
-    """As `buffer_view`; ValueError for what cannot be read into."""
-    view = buffer_view(data)
+def writable_view(data: AnyMemory) -> memoryview:
+    """As `bytes_of`; ValueError for what cannot be read into."""
+    view = bytes_of(data)
     if view.readonly:
         raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
     return view
@@ -88,7 +77,7 @@ class OneSided:
 
     async def write(
         self,
-        source: LocalMemory | BufferLike,
+        source: LocalMemory | AnyMemory,
         target: Remote,
         imm: int | None = None,
         progress: Progress | None = None,
@@ -105,7 +94,7 @@ class OneSided:
     async def read(
         self,
         source: Remote,
-        target: LocalMemory | BufferLike,
+        target: LocalMemory | AnyMemory,
         progress: Progress | None = None,
     ) -> None:
         self._check()
@@ -117,41 +106,39 @@ class OneSided:
 
     # ---- the local side ------------------------------------------------------------------
 
-    async def _source(
-        self, memory: LocalMemory | BufferLike
-    ) -> AbstractContextManager[LocalMemory]:
+    async def _source(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[LocalMemory]:
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
-        view = buffer_view(memory)
+        view = bytes_of(memory)
         staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
         return self._with_bytes(memory, view, staging)
 
-    def source(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[LocalMemory]:
+    def source(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[LocalMemory]:
         """Registered memory with these bytes, for the time of the operation.
 
         QuotaError when they would have to wait for memory of the pool.
         """
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
-        view = buffer_view(memory)
+        view = bytes_of(memory)
         return self._with_bytes(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
 
     def _with_bytes(
-        self, memory: BufferLike, view: memoryview, staging: Buffer | None
+        self, memory: AnyMemory, view: memoryview, staging: Buffer | None
     ) -> AbstractContextManager[LocalMemory]:
         if staging is None:
             return self._memory.register(memory, view)
         staging.view[:] = view
         return staging
 
-    async def _target(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[Landing]:
+    async def _target(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[Landing]:
         if isinstance(memory, LocalMemory):
             return nullcontext((memory, nothing))
         view = writable_view(memory)
         staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
         return self._landing(memory, view, staging)
 
-    def target(self, memory: LocalMemory | BufferLike) -> AbstractContextManager[Landing]:
+    def target(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[Landing]:
         """Registered memory to read into, and what brings it to where it is wanted.
 
         QuotaError when it would have to wait for memory of the pool.
@@ -163,7 +150,7 @@ class OneSided:
 
     @contextmanager
     def _landing(
-        self, memory: BufferLike, view: memoryview, staging: Buffer | None
+        self, memory: AnyMemory, view: memoryview, staging: Buffer | None
     ) -> Iterator[Landing]:
         if staging is None:
             with self._memory.register(memory, view) as region:

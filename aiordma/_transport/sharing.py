@@ -66,7 +66,7 @@ class Share:
     ) -> None:
         self._sharing = sharing
         self._memory = memory
-        self._mr = sharing.pool.pd.reg_mr(memory.view, access_flags(rights))
+        self._mr = memory.expose(sharing.pool.pd, access_flags(rights), 0, len(memory))
         self._timer = (
             asyncio.get_running_loop().call_later(lease, self.revoke) if lease is not None else None
         )

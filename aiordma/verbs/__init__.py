@@ -21,6 +21,7 @@ from .address import GID, AddressVector, GIDEntry
 from .address_handle import AddressHandle, Destination
 from .attributes import DeviceAttributes, PortAttributes
 from .batch import ReceiveBatch, SendBatch
+from .buffers import bytes_of
 from .capabilities import (
     CQModerationCapabilities,
     ExtendedDeviceAttributes,
@@ -185,6 +186,7 @@ __all__ = [
     "WorkCompletion",
     "XRCDomain",
     "address_of",
+    "bytes_of",
     "devices",
     "find_device",
     "fork_status",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from aiordma._native import failure, ffi
 from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, VerbsError
 
+from .buffers import AnyMemory, bytes_of
 from .enums import AccessFlags, Advice
 from .memlock import explained
 from .pages import allocate
@@ -15,8 +16,6 @@ from .resource import Node, Resource
 from .work_request import ScatterGatherElement
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from aiordma._native import handles as h
 
     from .context import Context
@@ -197,7 +196,7 @@ def address_of(memory: object) -> int:
     For :meth:`ProtectionDomain.reg_pointer`. TypeError for an object without a buffer, BufferError
     for a buffer that is not contiguous.
     """
-    pin = ffi.from_buffer(cast("Buffer", memory))
+    pin = ffi.from_buffer(bytes_of(cast("AnyMemory", memory)))
     try:
         return int(ffi.cast("uintptr_t", pin))
     finally:
@@ -298,12 +297,12 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
         pages = allocate(memory, huge_pages)
         return Memory(pages.pin, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
-    buffer = cast("Buffer", memory)
-    readonly = memoryview(buffer).readonly
+    view = bytes_of(cast("AnyMemory", memory))
+    readonly = view.readonly
     if readonly and access is not None and access & _CHANGES:
         raise ValueError(
             f"a read-only {type(memory).__name__} cannot be registered with {access!r}; "
             "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
         )
-    pin = ffi.from_buffer(buffer, require_writable=not readonly)
+    pin = ffi.from_buffer(view, require_writable=not readonly)
     return Memory(pin, len(pin), 0, readonly)

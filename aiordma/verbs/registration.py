@@ -51,10 +51,10 @@ class Registration(Resource["h.PDPointer"]):
         """Register memory with the device: ibv_reg_mr(3), ibv_reg_mr_iova2.
 
         ``memory`` is a number of bytes, for new memory of the region's own (page aligned, zeros),
-        or any object with a contiguous buffer (bytearray, array, numpy array, mmap ...), which
-        stays pinned until the region is closed. Without ``access`` the region is for local use:
-        LOCAL_WRITE, or reading alone when the object is read-only. Remote rights are never
-        implied.
+        or any object with contiguous memory (bytearray, array, numpy array, mmap, torch tensor ...:
+        :func:`bytes_of`), which stays pinned until the region is closed. Without ``access`` the
+        region is for local use: LOCAL_WRITE, or reading alone when the object is read-only. Remote
+        rights are never implied.
 
         With ``huge_pages`` memory of the region's own is on huge pages where enough are free;
         where not, a warning is logged, and ``page_size`` tells. ``iova`` is the address that work
@@ -62,10 +62,10 @@ class Registration(Resource["h.PDPointer"]):
         the right ZERO_BASED it is 0.
         With ON_DEMAND nothing is pinned in memory, pages come when they are needed.
 
-        ValueError for rights that the memory cannot have, TypeError for an object without a
-        buffer, BufferError for a buffer that is not contiguous; UnsupportedError for rights that
-        the device does not offer; VerbsError from the device, with the limit on locked memory
-        where that may be the reason (ENOMEM).
+        ValueError for rights that the memory cannot have, TypeError for an object without
+        memory, BufferError for memory that is not contiguous; UnsupportedError for rights that
+        the device does not offer, and for memory of a GPU; VerbsError from the device, with the
+        limit on locked memory where that may be the reason (ENOMEM).
         """
         return register(self._domain, memory, access, iova, huge_pages)
 

@@ -1,0 +1,84 @@
+"""Memory of another device, a GPU above all, that its driver lets others reach: a dma-buf."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from types import TracebackType
+from typing import Self
+
+from . import verbs
+from .errors import BufferStateError
+from .mr_pool import LocalMemory, LocalSlice, Registration
+
+
+class DmabufRegion(LocalMemory):
+    """`length` bytes from `offset` of a dma-buf, registered: for `read`, `write` and `send_region`.
+
+    This process has no view of them, so they cannot be sent or received as messages.  Yours until
+    `close`, or the end of its `with`; `close` during an operation takes effect when that is done.
+    """
+
+    __slots__ = ("_fd", "_offset")
+
+    def __init__(
+        self, pd: verbs.ProtectionDomain, fd: int, length: int, offset: int, writable: bool
+    ) -> None:
+        access = verbs.AccessFlags.LOCAL_WRITE if writable else verbs.AccessFlags.NONE
+        mr = pd.reg_dmabuf_mr(fd, length, access, offset=offset)
+        self.pinned = Registration(mr)
+        self._fd = os.dup(fd)  # to register it again for the peer
+        self._offset = offset
+        self.address = mr.addr
+        self.length = length
+        self.lkey = mr.lkey
+        self.writable = writable
+
+    def __repr__(self) -> str:
+        state = " closed" if self.gone else ""
+        return f"<DmabufRegion of {self.length} bytes from {self._offset}{state}>"
+
+    def _check(self) -> None:
+        if self.gone:
+            raise BufferStateError(f"{self!r} was closed and cannot be used again")
+
+    def __getitem__(self, key: slice) -> LocalSlice:
+        self._check()
+        return super().__getitem__(key)
+
+    @property
+    def view(self) -> memoryview:
+        self._check()
+        raise BufferStateError(
+            f"{self!r} is memory of another device: this process has no view of it, and cannot "
+            f"send or receive it as a message; use read, write and send_region"
+        )
+
+    def expose(
+        self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
+    ) -> verbs.MemoryRegion:
+        self._check()
+        return pd.reg_dmabuf_mr(self._fd, length, access, offset=self._offset + offset)
+
+    def close(self) -> None:
+        """Deregisters; a second call does nothing."""
+        if not self.gone:
+            self.gone = True
+            os.close(self._fd)
+            self.pinned.release()
+
+    def __del__(self) -> None:
+        if not self.gone and hasattr(self, "_fd"):
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

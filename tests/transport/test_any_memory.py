@@ -1,0 +1,233 @@
+"""Every call that takes memory takes it of every kind: buffers, tensors, other devices'."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import gc
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiordma import (
+    BufferStateError,
+    Config,
+    Connection,
+    DmabufRegion,
+    Rights,
+    VerbsError,
+)
+from aiordma.errors import UnsupportedError
+from aiordma.verbs import bytes_of
+from tests.dlpack import BFLOAT, CUDA, OwnTensor
+
+from .marks import one_loop
+from .place import ALL, Place, exchange, give, pattern, shared, turns
+
+LONG = 1 << 17  # neither staged nor eager
+SIZES = (64, LONG)
+
+MAKE: dict[str, Callable[[int], Any]] = {
+    "bytearray": bytearray,
+    "numpy": lambda size: np.zeros((size // 8, 2), ">i4"),
+    "array": lambda size: array.array("H", bytes(size)),
+    "mmap": lambda size: mmap.mmap(-1, size),
+    "memoryview": lambda size: memoryview(bytearray(size)).cast("d"),
+    "ctypes": lambda size: (ctypes.c_double * (size // 8))(),
+    "tensor": lambda size: OwnTensor(bytearray(size), (size // 4, 2), code=BFLOAT, bits=16),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+async def test_any_call(place: Place, make: Callable[[int], Any]) -> None:
+    async with place.pair(Config()) as (client, server):
+        for size in SIZES:
+            data = pattern(size)
+            full, empty = make(size), make(size)
+            bytes_of(full)[:] = data
+            async with shared(server, client, size) as (buffer, remote):
+                await client.write(full, remote[:])
+                assert buffer.view == data
+                await client.read(remote[:], empty)
+                assert bytes_of(empty) == data
+                bytes_of(empty)[:] = bytes(size)
+                async with client.batch() as batch:
+                    batch.write(full, remote[:])
+                    batch.read(remote[:], empty)
+                assert bytes_of(empty) == data
+            bytes_of(empty)[:] = bytes(size)
+            receiving = asyncio.create_task(server.recv_into(empty))
+            await turns(1)
+            await client.send(full)
+            assert (await receiving).length == size
+            assert bytes_of(empty) == data
+            with client.register(full) as region:
+                assert region.view == data
+
+
+async def test_a_tensor_is_held_until_it_has_been_sent(place: Place) -> None:
+    async with place.pair(Config(fetch_ahead=0)) as (client, server):
+        tensor = OwnTensor(bytearray(pattern(LONG)), (LONG,))
+        sending = asyncio.create_task(client.send(tensor))
+        await turns(3)
+        assert tensor.out == 1
+        sending.cancel()
+        await asyncio.wait([sending])
+        gc.collect()
+        assert tensor.out == 1  # it was offered, and the peer may read it
+        with await server.recv() as message:
+            assert message == pattern(LONG)
+        await exchange(server, client, b"and has said so")
+        assert tensor.out == 0
+
+
+async def test_a_tensor_is_held_while_it_is_read_into(place: Place) -> None:
+    async with (
+        place.pair(Config()) as (client, server),
+        shared(server, client, LONG) as (buffer, remote),
+    ):
+        buffer.view[:] = pattern(LONG)
+        for count in place.turns:
+            tensor = OwnTensor(bytearray(LONG), (LONG,))
+            reading = asyncio.create_task(client.read(remote[:], tensor))
+            await turns(count)
+            reading.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                assert bytes_of(tensor) == pattern(LONG)
+            await client.read(remote[:8], bytearray(8))  # what was posted before is done
+            del reading
+            assert tensor.out == 0
+
+
+@one_loop
+async def test_what_cannot_be_used(place: Place) -> None:
+    """It is told before anything happens, and changes nothing."""
+    async with (
+        place.pair(Config()) as (client, server),
+        shared(server, client, 64) as (_, remote),
+    ):
+        wrong: list[tuple[Any, type[Exception], str]] = [
+            (np.zeros((8, 8))[:, ::2], BufferError, "contiguous"),
+            (OwnTensor(bytearray(64), (8, 8), strides=(1, 8)), BufferError, "contiguous"),
+            (OwnTensor(bytearray(64), (64,), device=CUDA), UnsupportedError, "dmabuf"),
+            ("text", TypeError, "neither the buffer protocol nor DLPack"),
+        ]
+        for memory, kind, text in wrong:
+            for use in (
+                client.send(memory),
+                client.recv_into(memory),
+                client.write(memory, remote[:]),
+                client.read(remote[:], memory),
+            ):
+                with pytest.raises(kind, match=text):
+                    await use
+            with pytest.raises(kind, match=text):
+                client.register(memory)
+        tensor = OwnTensor(bytearray(64), (64,), read_only=True)
+        with pytest.raises(ValueError, match="read-only"):
+            await client.recv_into(tensor)
+        with pytest.raises(ValueError, match="read-only"):
+            await client.read(remote[:], tensor)
+        await client.write(tensor, remote[:])
+        await exchange(client, server, b"as if nothing had happened")
+
+
+# ---- of other devices ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    """A memfd for the dma-buf that a machine without another device does not have."""
+    fd = os.memfd_create("aiordma-test")
+    os.truncate(fd, 4 * LONG)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.needs("dma-buf")
+async def test_memory_of_another_device(place: Place, file: int) -> None:
+    async with place.pair(Config()) as (client, server):
+        data = pattern(LONG)
+        os.pwrite(file, data, LONG)
+        with (
+            client.register_dmabuf(file, LONG, offset=LONG) as near,
+            server.register_dmabuf(file, 2 * LONG, offset=2 * LONG) as far,
+        ):
+            share, remote = await give(server, client, far[:LONG])
+            await client.write(near, remote[:])
+            assert os.pread(file, LONG, 2 * LONG) == data
+            await client.read(remote[100:200], near[:100])
+            assert os.pread(file, 100, LONG) == data[100:200]
+            async with client.batch() as batch:
+                batch.write(near[:8], remote[-8:])
+            assert os.pread(file, 8, 3 * LONG - 8) == data[100:108]
+            await client.fetch_and_add(remote[:8], 1)
+            share.revoke()
+        assert os.pread(file, LONG, 3 * LONG) == bytes(LONG)  # not shared, and not touched
+
+
+@pytest.mark.needs("dma-buf")
+async def test_only_the_part_that_is_shared(place: Place, file: int) -> None:
+    """The key covers exactly the slice, and the rights are those that were named."""
+    async with place.pair(Config()) as (client, server):
+        with server.register_dmabuf(file, LONG, offset=4096) as region:
+            share, remote = await give(server, client, region[16:80], Rights.READ)
+            assert (len(remote), remote.rights) == (64, Rights.READ)
+            assert share._mr.length == 64
+            assert share._mr.access == int(Rights.READ)
+            os.pwrite(file, pattern(64), 4096 + 16)
+            target = bytearray(64)
+            await client.read(remote[:], target)
+            assert target == pattern(64)
+
+
+@one_loop
+@pytest.mark.needs("dma-buf")
+async def test_what_another_devices_memory_cannot_do(place: Place, file: int) -> None:
+    async with (
+        place.pair(Config()) as (client, server),
+        shared(server, client, 64) as (_, remote),
+    ):
+        region = client.register_dmabuf(file, 64, writable=False)
+        for use in (client.send, client.recv_into):
+            with pytest.raises(BufferStateError, match="read, write and send_region"):
+                await use(region)
+        with pytest.raises(ValueError, match="read-only"):
+            await client.read(remote[:], region)
+        part = region[:8]
+        region.close()
+        region.close()
+        for late in (lambda: region.view, lambda: region[:8], lambda: client.share(part)):
+            with pytest.raises(BufferStateError, match="was closed"):
+                late()
+        with pytest.raises(VerbsError, match="registering"):
+            client.register_dmabuf(file, 5 * LONG)
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            forget(client, file)
+
+
+def forget(conn: Connection, file: int) -> None:
+    assert isinstance(conn.register_dmabuf(file, 64), DmabufRegion)
+
+
+@one_loop
+@pytest.mark.needs("dma-buf")
+async def test_closed_while_it_is_written_from(place: Place, file: int) -> None:
+    async with (
+        place.pair(Config()) as (client, server),
+        shared(server, client, LONG, ALL) as (buffer, remote),
+    ):
+        os.pwrite(file, pattern(LONG), 0)
+        region = client.register_dmabuf(file, LONG)
+        writing = asyncio.create_task(client.write(region, remote[:]))
+        await turns(1)
+        region.close()
+        await writing
+        assert buffer.view == pattern(LONG)

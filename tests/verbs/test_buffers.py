@@ -1,0 +1,224 @@
+"""What counts as memory, and for how long it is held."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import mmap
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from aiordma import verbs
+from aiordma.errors import UnsupportedError
+from aiordma.verbs import bytes_of
+from tests.dlpack import BFLOAT, CUDA, CUDA_HOST, OwnTensor
+
+DATA = bytes(range(64))
+
+
+def in_a_map() -> mmap.mmap:
+    memory = mmap.mmap(-1, 64)
+    memory[:] = DATA
+    return memory
+
+
+class Record(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int32), ("rest", ctypes.c_ubyte * 60))
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: DATA,
+    "bytearray": lambda: bytearray(DATA),
+    "memoryview": lambda: memoryview(bytearray(DATA)),
+    "part": lambda: memoryview(b"x" + DATA + b"y")[1:-1],
+    "cast": lambda: memoryview(bytearray(DATA)).cast("Q"),
+    "planes": lambda: memoryview(bytearray(DATA)).cast("B", (4, 4, 4)),
+    "array": lambda: array.array("d", DATA),
+    "mmap": in_a_map,
+    "ctypes": lambda: (ctypes.c_uint32 * 16).from_buffer_copy(DATA),
+    "record": lambda: Record.from_buffer_copy(DATA),
+    "numpy": lambda: np.frombuffer(DATA, np.float32).reshape(4, 2, 2),
+    "other byte order": lambda: np.frombuffer(DATA, ">i4").copy(),
+    "records": lambda: np.frombuffer(DATA, [("a", "i4"), ("b", "f8"), ("c", "i4")]).copy(),
+    "rows": lambda: np.frombuffer(b"x" * 16 + DATA, np.uint8).reshape(5, 16)[1:],
+    "tensor": lambda: OwnTensor(bytearray(DATA), (64,)),
+    "bfloat16": lambda: OwnTensor(bytearray(DATA), (4, 8), code=BFLOAT, bits=16),
+    "strides": lambda: OwnTensor(bytearray(DATA), (2, 1, 8), strides=(8, 99, 1), bits=32),
+    "part of a tensor": lambda: OwnTensor(bytearray(b"xy" + DATA), (64,), byte_offset=2),
+    "without versions": lambda: OwnTensor(bytearray(DATA), (64,), version=None),
+    "later version": lambda: OwnTensor(bytearray(DATA), (64,), version=(1, 7)),
+    "host memory of a GPU": lambda: OwnTensor(bytearray(DATA), (64,), device=CUDA_HOST),
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_the_bytes_of(make: Callable[[], Any]) -> None:
+    memory = make()
+    view = bytes_of(memory)
+    assert (view.format, view.ndim, view.nbytes) == ("B", 1, 64)
+    assert bytes(view) == DATA
+    if not view.readonly:
+        view[:8] = b"new here"
+        assert bytes(bytes_of(memory)[:8]) == b"new here"
+
+
+@pytest.mark.parametrize(
+    ("memory", "readonly"),
+    [
+        (DATA, True),
+        (bytearray(DATA), False),
+        (memoryview(bytearray(DATA)).toreadonly(), True),
+        (np.frombuffer(DATA, ">i4"), True),
+        (np.frombuffer(bytearray(DATA), ">i4"), False),
+        (OwnTensor(bytearray(DATA), (64,)), False),
+        (OwnTensor(bytearray(DATA), (64,), read_only=True), True),
+    ],
+)
+def test_what_may_be_written(memory: Any, readonly: bool) -> None:
+    assert bytes_of(memory).readonly is readonly
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [b"", bytearray(), np.zeros((3, 0)), np.zeros(0, ">i4"), OwnTensor(bytearray(8), (3, 0))],
+)
+def test_nothing(memory: Any) -> None:
+    assert bytes(bytes_of(memory)) == b""
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        memoryview(bytearray(DATA))[::2],
+        np.zeros((4, 4)).T,
+        np.zeros((4, 4), order="F"),
+        np.zeros((4, 4))[:, 1:3],
+        np.zeros(8)[::-1],
+        OwnTensor(bytearray(DATA), (4, 4), strides=(1, 4)),
+        OwnTensor(bytearray(DATA), (4, 2), strides=(4, 2)),
+    ],
+)
+def test_elements_that_lie_apart(memory: Any) -> None:
+    with pytest.raises(BufferError, match="contiguous"):
+        bytes_of(memory)
+
+
+def test_what_has_no_memory() -> None:
+    for nothing in ("text", 5, None, object(), [1, 2]):
+        with pytest.raises(TypeError, match="neither the buffer protocol nor DLPack"):
+            bytes_of(nothing)  # type: ignore[arg-type]
+
+
+def test_elements_without_a_name() -> None:
+    moments = np.zeros(4, "M8[s]")
+    with pytest.raises(BufferError, match="take its bytes"):
+        bytes_of(moments)
+    assert len(bytes_of(moments.view("u1"))) == 32
+
+
+class Elsewhere:
+    """An array of CuPy or Numba looks like this from outside."""
+
+    __cuda_array_interface__: ClassVar[dict[str, object]] = {}
+
+
+@pytest.mark.parametrize(
+    ("memory", "which"),
+    [
+        (OwnTensor(bytearray(DATA), (64,), device=CUDA), "DLPack device 2:0"),
+        (Elsewhere(), "__cuda_array_interface__"),
+    ],
+)
+def test_memory_of_a_gpu(pd: verbs.ProtectionDomain, memory: Any, which: str) -> None:
+    """The text says what can be done."""
+    for use in (bytes_of, pd.reg_mr):
+        with pytest.raises(UnsupportedError, match=r"register_dmabuf") as caught:
+            use(memory)
+        assert which in str(caught.value)
+
+
+def test_a_capsule_that_says_something_else() -> None:
+    """Than the tensor had said: it is not believed twice."""
+    tensor = OwnTensor(bytearray(DATA), (64,))
+    tensor._managed.tensor.device_type = CUDA
+    with pytest.raises(UnsupportedError, match="DLPack device 2:0"):
+        bytes_of(tensor)
+    assert tensor.out == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (OwnTensor(bytearray(DATA), (64,), version=(2, 0)), "version 2 of DLPack"),
+        (OwnTensor(bytearray(DATA), (7,), bits=4), "28 bits"),
+    ],
+)
+def test_tensors_that_are_not_understood(tensor: OwnTensor, text: str) -> None:
+    with pytest.raises(BufferError, match=text):
+        bytes_of(tensor)
+    gc.collect()
+    assert tensor.out == 0
+
+
+def test_what_is_no_capsule() -> None:
+    class Wrong:
+        def __dlpack__(self) -> object:
+            return b"bytes"
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    with pytest.raises(BufferError, match="something else than a DLPack capsule"):
+        bytes_of(Wrong())
+
+
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_a_tensor_is_held_as_long_as_the_view(version: tuple[int, int] | None) -> None:
+    tensor = OwnTensor(bytearray(DATA), (64,), version=version)
+    view = bytes_of(tensor)
+    part = view[10:20]
+    assert tensor.out == 1
+    del view
+    assert tensor.out == 1
+    assert part == DATA[10:20]
+    del part
+    assert tensor.out == 0
+
+
+def test_a_tensor_is_held_by_a_region(pd: verbs.ProtectionDomain) -> None:
+    tensor = OwnTensor(bytearray(DATA), (64,))
+    with pd.reg_mr(tensor) as mr:
+        assert bytes(mr.buf) == DATA
+        assert mr.addr == verbs.address_of(tensor)
+        assert tensor.out == 1
+    assert tensor.out == 0
+    with pytest.raises(ValueError, match="read-only"):
+        pd.reg_mr(OwnTensor(bytearray(DATA), (64,), read_only=True), verbs.AccessFlags.LOCAL_WRITE)
+
+
+def test_an_array_of_numpy_as_a_tensor() -> None:
+    """Another library's exporter, with the buffer protocol out of the way."""
+
+    class Only:
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.array = array
+
+        def __dlpack__(self, **keywords: Any) -> object:
+            return self.array.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> tuple[Any, int]:
+            return self.array.__dlpack_device__()
+
+    numbers = np.arange(12, dtype=np.complex64).reshape(3, 4)
+    view = bytes_of(Only(numbers))
+    assert bytes(view) == numbers.tobytes()
+    view[:8] = bytes(8)
+    assert numbers[0, 0] == 0
+    with pytest.raises(BufferError, match="contiguous"):
+        bytes_of(Only(numbers.T))
+    numbers.flags.writeable = False
+    assert bytes_of(Only(numbers)).readonly
