@@ -5,11 +5,12 @@ from __future__ import annotations
 import array
 import asyncio
 import ctypes
+import errno
 import gc
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from aiordma import (
     Rights,
     VerbsError,
 )
+from aiordma._native import failure
 from aiordma.errors import UnsupportedError
 from aiordma.verbs import bytes_of
 from tests.dlpack import BFLOAT, CUDA, OwnTensor
@@ -231,3 +233,18 @@ async def test_closed_while_it_is_written_from(place: Place, file: int) -> None:
         region.close()
         await writing
         assert buffer.view == pattern(LONG)
+
+
+@one_loop
+async def test_a_device_that_cannot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place.pair(Config()) as (client, server):
+
+        def refuse(*arguments: object) -> NoReturn:
+            raise failure("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP)
+
+        calls = client._side.driver.context.library.calls
+        monkeypatch.setattr(calls, "ibv_reg_dmabuf_mr", refuse)
+        with pytest.raises(UnsupportedError, match="dma-buf") as caught:
+            client.register_dmabuf(0, 4096)
+        assert caught.value.device == client.device
+        await exchange(client, server, b"as if nothing had happened")

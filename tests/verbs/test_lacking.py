@@ -28,7 +28,7 @@ USES: list[tuple[str, Use, str]] = [
     ("ibv_reg_dmabuf_mr", lambda _, pd: pd.reg_dmabuf_mr(0, 4096), "dma-buf"),
     ("ibv_reg_mr", lambda _, pd: pd.reg_implicit(), "on demand"),
     ("ibv_reg_mr", lambda _, pd: pd.reg_mr(64, AccessFlags.ON_DEMAND), "on demand"),
-    ("ibv_reg_mr", lambda _, pd: pd.reg_mr(64, AccessFlags.MW_BIND), "MW_BIND"),
+    ("ibv_reg_mr", lambda _, pd: pd.reg_mr(bytearray(64), AccessFlags.MW_BIND), "MW_BIND"),
     (
         "ibv_advise_mr",
         lambda _, pd: pd.advise_mr(Advice.PREFETCH, [ScatterGatherElement(0, 8, 7)]),
