@@ -15,11 +15,15 @@ class Config:
 
     Each side has its own; what the other must know travels in the handshake.  A connection costs
     `(data_receives + control_receives) * eager_size` of registered memory for its receives, and
-    at most `send_queue * eager_size` for messages on their way out.
+    at most `send_queue * eager_size` for messages on their way out; `max_eager_size` instead while
+    messages of that size travel.
     """
 
     eager_size: int = 8 * KIB
     """Size of a receive: a message that does not fit is fetched by the receiver instead."""
+    max_eager_size: int = 128 * KIB
+    """Size that the receives grow to while the peer sends messages that would fit these; never
+    where that is no more than `eager_size`, or would leave less than half of the pool."""
     data_receives: int = 24
     """Frames of messages that may be under way to this side before it has taken one; small messages
     that are sent together share a frame."""
@@ -69,6 +73,7 @@ class Config:
     def __post_init__(self) -> None:
         bounds = {
             "eager_size": (KIB, GIB),
+            "max_eager_size": (KIB, GIB),
             "data_receives": (1, 0xFFFF),
             "control_receives": (4, 0xFF),
             "send_queue": (8, 0xFFFF),

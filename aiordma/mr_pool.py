@@ -183,6 +183,14 @@ class MemoryPool:
                 limit=self.limit,
             )
 
+    def require_spare(self, size: int) -> None:
+        """QuotaError unless half of the pool would be free with so many bytes more in use.
+
+        For what makes things quicker and can be done without.  Internal to the library.
+        """
+        if 2 * (self._leased_bytes + size) > self.limit or len(self.line):
+            raise self._exhausted(size)
+
     def alloc(self, size: int) -> Buffer:
         """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long.
 

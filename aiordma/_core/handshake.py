@@ -35,9 +35,8 @@ from aiordma._core.credits import (
     MIN_CONTROL_RECEIVES,
     MIN_DATA_RECEIVES,
 )
-from aiordma._core.frames import HEADER_SIZE
 from aiordma._core.layout import check_layout
-from aiordma._core.protocol import MAX_LENGTH
+from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.qp_states import QPType
 from aiordma._core.region import U32_MAX, U64_MAX
 from aiordma.errors import ProtocolError
@@ -57,14 +56,11 @@ _IS_ROCE_V1 = 2
 ENDPOINT_SIZE = _ENDPOINT.size
 """Bytes of a packed :class:`Endpoint`."""
 
-MIN_EAGER_SIZE = HEADER_SIZE + MAX_LENGTH
-"""Bytes that every receive must have: any of them may be hit by the longest control message."""
-
 _U24_MAX = (1 << 24) - 1
 _MTU_256, _MTU_4096 = 1, 5
 
 _HELLO_BOUNDS = {
-    "eager_size": (MIN_EAGER_SIZE, U32_MAX),
+    "eager_size": (MIN_RECEIVE, U32_MAX),
     "data_receives": (MIN_DATA_RECEIVES, MAX_DATA_RECEIVES),
     "control_receives": (MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES),
     "max_message": (0, U64_MAX),

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
 from aiordma._core.fields import U16, U32, U64, Access, Bytes32, Codec, OptionalU32, Text, Token
+from aiordma._core.frames import HEADER_SIZE
 from aiordma._core.region import U64_MAX
 from aiordma.errors import ProtocolError
 
@@ -32,6 +33,8 @@ MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
 """Requests, and offered messages, that a side may have under way without an answer."""
+MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH
+"""Bytes that every receive must have: any of them may be hit by the longest control message."""
 
 
 class MessageType(IntEnum):
@@ -50,6 +53,7 @@ class MessageType(IntEnum):
     AUTH_HELLO = 11
     AUTH_ANSWER = 12
     AUTH_PROOF = 13
+    RECEIVE_SIZE = 14
 
 
 class ErrorCode(IntEnum):
@@ -211,6 +215,19 @@ class AuthProof(Message):
     proof: Bytes32
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiveSize(Message):
+    """The sender's receives from number ``first`` on (counted from 0) have ``size`` bytes."""
+
+    TYPE: ClassVar[MessageType] = MessageType.RECEIVE_SIZE
+    first: U64
+    size: U32
+
+    def __post_init__(self) -> None:
+        if self.size < MIN_RECEIVE:
+            raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {self.size}")
+
+
 _CLASSES: tuple[type[Message], ...] = (
     Rendezvous,
     RendezvousDone,
@@ -225,6 +242,7 @@ _CLASSES: tuple[type[Message], ...] = (
     AuthHello,
     AuthAnswer,
     AuthProof,
+    ReceiveSize,
 )
 
 

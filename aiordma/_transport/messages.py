@@ -39,12 +39,14 @@ from .._core.frames import (
     unpack_header,
 )
 from .._core.operations import OperationKind
+from .._core.receive_sizes import PeerReceives
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
 from .inbox import Inbox, Incoming
 from .memory import Memory
 from .message import Message, SharedBlock
+from .receives import Receive, Receives
 from .work_queue import SendWork, Work, WorkQueue
 
 SEND = int(verbs.WROpcode.SEND)
@@ -126,28 +128,6 @@ class SpareSend(FrameSend):
         self.spares.append(self.block)
 
 
-class FrameReceive:
-    """A posted receive, in a block of the pool."""
-
-    __slots__ = ("address", "block", "length", "lkey", "messages")
-
-    def __init__(self, messages: Messages, block: Block, length: int) -> None:
-        self.messages = messages
-        self.block = block
-        self.address = block.address
-        self.length = length
-        self.lkey = block.lkey
-
-    def done(self, byte_len: int) -> None:
-        self.messages.received(self, byte_len)
-
-    def written(self, byte_len: int, imm: int) -> None:
-        self.messages.written(self, byte_len, imm)
-
-    def release(self) -> None:
-        self.block.release()
-
-
 class Outgoing:
     """A message that waits for its turn."""
 
@@ -206,16 +186,23 @@ class Messages:
     ) -> None:
         self._queue = queue
         self._pool = memory.pool
-        # Each message must keep its place, and so must each receive: the row waits for memory.
+        # Each message must keep its place: the row waits for memory.
         self._frames = memory.supply(self.pump, brief=True)
-        self._receives = memory.supply(self._post_again, brief=True)
+        self._receives = Receives(
+            arrivals=self,
+            queue=queue,
+            memory=memory,
+            config=config,
+            tell=self._tell,
+            on_posted=self._posted,
+        )
         self._config = config
         self._on_control = on_control
         self._on_protocol_error = on_protocol_error
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
         self._credits: Credits | None = None
-        self._peer_eager = 0
+        self._peer_receives = PeerReceives(0, 0)
         self._waiting: deque[Outgoing] = deque()
         self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
         self._answers_waiting = 0
@@ -230,16 +217,14 @@ class Messages:
             memory=memory,
             config=config,
             answer=self.send_control,
-            on_taken=self._message_taken,
+            on_taken=self._receives.taken,
             on_protocol_error=on_protocol_error,
             waiter_error=waiter_error,
         )
         self.gated = False
         """The peer has yet to show that it has the key: it may send no message."""
-        self._taken = 0
-        self._refill = max(1, config.data_receives // 4)
         self._ended: BaseException | None = None
-        self._early: list[tuple[FrameReceive, int, int | None]] = []
+        self._early: list[tuple[Receive, int, int | None]] = []
         self._drain_waiters: list[asyncio.Future[None]] = []
 
     # ---- bring-up ------------------------------------------------------------------------
@@ -249,12 +234,12 @@ class Messages:
         self._spares = [
             self._pool.block(HEADER_SIZE + protocol.MAX_LENGTH) for _ in range(SPARE_BLOCKS)
         ]
-        for _ in range(self._config.data_receives + self._config.control_receives):
-            self._post_receive(self._pool.block(self._config.eager_size))
+        self._receives.post_all()
 
     def start(self, peer_eager: int, peer_data: int, peer_control: int) -> None:
         """The handshake is done: what the peer has room for is known."""
-        self._peer_eager = peer_eager
+        most = max(self._config.eager_size, self._config.max_eager_size)
+        self._peer_receives = PeerReceives(peer_eager, most)
         self._credits = Credits(
             data_receives=self._config.data_receives,
             control_receives=self._config.control_receives,
@@ -267,9 +252,6 @@ class Messages:
                 self.received(receive, byte_len)
             else:
                 self.written(receive, byte_len, imm)
-
-    def _post_receive(self, block: Block) -> None:
-        self._queue.post_receive(FrameReceive(self, block, self._config.eager_size))
 
     # ---- sending -------------------------------------------------------------------------
 
@@ -362,7 +344,7 @@ class Messages:
                 waiting.popleft().drop()
                 continue
             longer = size + bundled_size(follower.view.nbytes)
-            if longer > self._peer_eager or not follower.can_be_bundled:
+            if longer > self._peer_receives.size or not follower.can_be_bundled:
                 break
             size = longer
             bundle.append(waiting.popleft())
@@ -389,12 +371,13 @@ class Messages:
         if isinstance(outgoing, OutgoingWrite):
             assert self._credits is not None
             self._credits.spend_data_without_header()
+            self._peer_receives.sent()
             self._queue.post_frame(outgoing.work)
             return
         view = outgoing.view
         length = HEADER_SIZE + view.nbytes
         try:
-            if length <= self._peer_eager:
+            if length <= self._peer_receives.size:
                 block = self._frames.block(length)
                 if block is None:
                     self._waiting.appendleft(outgoing)
@@ -420,6 +403,7 @@ class Messages:
         else:
             control, data = credits.spend_credit()
         pack_header(block.view, 0, kind, control, data, imm=imm)
+        self._peer_receives.sent()
 
     def _send_control_frame(
         self, kind: FrameKind, data: bytes, future: asyncio.Future[None] | None
@@ -480,7 +464,7 @@ class Messages:
 
     # ---- receiving -----------------------------------------------------------------------
 
-    def received(self, receive: FrameReceive, byte_len: int) -> None:
+    def received(self, receive: Receive, byte_len: int) -> None:
         """A frame has arrived."""
         if self._credits is None:
             # The peer was quicker than our handshake.
@@ -500,6 +484,8 @@ class Messages:
             self._on_protocol_error(error)
             return
         try:
+            if kind is not FrameKind.OFFER:
+                self._receives.used(receive, byte_len)
             if kind is FrameKind.DATA:
                 message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
                 self.inbox.arrived(Incoming(message))
@@ -509,9 +495,9 @@ class Messages:
                 content = block.view[HEADER_SIZE:byte_len].tobytes()
                 if kind is FrameKind.OFFER:
                     block.release()
-                    self._offered(protocol.decode(content))
+                    self._offered(receive, protocol.decode(content))
                 else:
-                    self._post_receive(block)
+                    self._receives.repeat(receive)
                     self._credits.reposted_control()
                     if kind is FrameKind.CONTROL:
                         self._control(protocol.decode(content))
@@ -531,7 +517,7 @@ class Messages:
         for message in messages:
             self.inbox.arrived(Incoming(message, last=message is messages[-1]))
 
-    def written(self, receive: FrameReceive, byte_len: int, imm: int) -> None:
+    def written(self, receive: Receive, byte_len: int, imm: int) -> None:
         """The peer has written to memory of this side, and says so with immediate data."""
         if self._credits is None:
             self._early.append((receive, byte_len, imm))
@@ -547,6 +533,7 @@ class Messages:
             receive.release()
             self._on_protocol_error(error)
             return
+        self._receives.used(receive, 0)
         self.inbox.arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len)))
         self.pump()
 
@@ -563,10 +550,12 @@ class Messages:
                     offered.future.set_exception(
                         RDMAError(f"the peer could not take the message (code {message.status})")
                     )
+        elif isinstance(message, protocol.ReceiveSize):
+            self._peer_receives.told(message.first, message.size)
         else:
             self._on_control(message)
 
-    def _offered(self, offer: protocol.Message) -> None:
+    def _offered(self, receive: Receive, offer: protocol.Message) -> None:
         if not isinstance(offer, protocol.Rendezvous):
             raise ProtocolError(f"the peer offers a {type(offer).__name__} as a message")
         if not offer.length:
@@ -576,28 +565,25 @@ class Messages:
                 f"the peer sent a message of {offer.length} bytes; this side said in the "
                 f"handshake that it takes {self._config.max_message}"
             )
+        self._receives.used(receive, HEADER_SIZE + offer.length)
         self.inbox.arrived(Incoming(None, offer))
 
-    def _message_taken(self) -> None:
-        self._taken += 1
-        if self._taken >= self._refill:
-            self._post_again()
-
-    def _post_again(self) -> None:
-        """Posts receives for the messages that were taken, which the peer may then fill."""
-        credits = self._credits
-        if credits is None or self._ended is not None:
-            return
-        posted = 0
-        while posted < self._taken:
-            block = self._receives.block(self._config.eager_size)
-            if block is None:
-                break  # the pool is exhausted: this is called again when memory has come back
-            self._post_receive(block)
-            posted += 1
-        self._taken -= posted
-        credits.reposted_data(posted)
+    def _posted(self, count: int) -> None:
+        assert self._credits is not None
+        self._credits.reposted_data(count)
         self.pump()
+
+    def _tell(self, message: protocol.Message) -> bool:
+        """Sends a control message now or never: False if it cannot be now."""
+        credits = self._credits
+        if (
+            credits is None
+            or self._control_waiting
+            or not credits.control_credits
+            or not self._queue.control_room
+        ):
+            return False
+        return self._send_control_frame(FrameKind.CONTROL, protocol.encode(message), None)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -623,6 +609,7 @@ class Messages:
         if self._ended is not None:
             return
         self._ended = error
+        self._receives.end()
         futures = [outgoing.future for outgoing in self._waiting]
         futures += [future for _, future in self._control_waiting if future is not None]
         futures += [offered.future for offered in self._offers.values()]

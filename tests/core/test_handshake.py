@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from aiordma._core.handshake import (
     ENDPOINT_SIZE,
     HELLO_SIZE,
-    MIN_EAGER_SIZE,
     Endpoint,
     Hello,
 )
+from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.qp_states import QPType
 from aiordma.errors import ProtocolError
 
@@ -25,7 +25,7 @@ u8, u16, u24, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 24
 
 hellos = st.builds(
     Hello,
-    eager_size=st.integers(MIN_EAGER_SIZE, (1 << 32) - 1),
+    eager_size=st.integers(MIN_RECEIVE, (1 << 32) - 1),
     data_receives=st.integers(1, 65535),
     control_receives=st.integers(4, 255),
     max_message=u64,
@@ -98,7 +98,7 @@ def test_endpoint_round_trip(endpoint: Endpoint) -> None:
 
 def test_defaults() -> None:
     hello = Hello(
-        eager_size=MIN_EAGER_SIZE, data_receives=1, control_receives=4, max_message=0, lend_quota=0
+        eager_size=MIN_RECEIVE, data_receives=1, control_receives=4, max_message=0, lend_quota=0
     )
     assert (hello.max_rd_atomic, hello.max_dest_rd_atomic) == (0, 0)
     endpoint = Endpoint(gid=bytes(16), qp_num=0, psn=0, lid=0, mtu=1)
@@ -188,7 +188,7 @@ def test_refused_endpoints(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        (HELLO, {"eager_size": MIN_EAGER_SIZE - 1}),
+        (HELLO, {"eager_size": MIN_RECEIVE - 1}),
         (HELLO, {"data_receives": 0}),
         (HELLO, {"control_receives": 256}),
         (HELLO, {"max_message": -1}),

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from aiordma._core import protocol
 from aiordma._core.credits import Credits
 from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
-from aiordma._core.handshake import MIN_EAGER_SIZE, Hello
+from aiordma._core.handshake import Hello
 from aiordma._core.operations import OperationKind, OperationSlot, OperationTable
+from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.send_queue import SendQueue
 from aiordma._core.slabs import SlabAllocator
 
@@ -83,7 +84,7 @@ class End:
             self.post_receive(self.block())
 
     def block(self) -> Place:
-        while (place := self.slabs.allocate(MIN_EAGER_SIZE)) is None:
+        while (place := self.slabs.allocate(MIN_RECEIVE)) is None:
             self.slabs.add_slab()
         return place
 
@@ -225,7 +226,7 @@ class Wire:
         hellos = [
             Hello.unpack(
                 Hello(
-                    eager_size=MIN_EAGER_SIZE,
+                    eager_size=MIN_RECEIVE,
                     data_receives=data,
                     control_receives=control,
                     max_message=1,

@@ -15,6 +15,7 @@ from aiordma._core.fields import MAX_TEXT
 from aiordma._core.protocol import (
     MAGIC,
     MAX_LENGTH,
+    MIN_RECEIVE,
     VERSION,
     AuthAnswer,
     AuthHello,
@@ -27,6 +28,7 @@ from aiordma._core.protocol import (
     MessageType,
     Ping,
     Pong,
+    ReceiveSize,
     RegionGrant,
     RegionRelease,
     RegionRequest,
@@ -63,6 +65,9 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.AUTH_HELLO: st.builds(AuthHello, u32, bytes32),
     MessageType.AUTH_ANSWER: st.builds(AuthAnswer, u32, bytes32, bytes32),
     MessageType.AUTH_PROOF: st.builds(AuthProof, u32, bytes32),
+    MessageType.RECEIVE_SIZE: st.builds(
+        ReceiveSize, u32, u64, st.integers(MIN_RECEIVE, (1 << 32) - 1)
+    ),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -101,7 +106,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
         "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
-        "AUTH_PROOF=13"
+        "AUTH_PROOF=13 RECEIVE_SIZE=14"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
@@ -167,7 +172,7 @@ REFUSED = [
     (pack(GOOD[:4]), "4 parts, not 5"),
     (pack([*GOOD, 0]), "6 parts, not 5"),
     (envelope(0, []), "unknown type 0"),
-    (envelope(14, []), "unknown type 14"),
+    (envelope(15, []), "unknown type 15"),
     (envelope(11, [bytes(31)]), "AuthHello with a bad nonce: 32 bytes are needed, not 31"),
     (envelope(11, ["x" * 32]), "AuthHello with a bad nonce: bytes are needed, not str"),
     (envelope("PING", []), "unknown type 'PING'"),

@@ -25,6 +25,7 @@ ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 # A connection that costs little, and whose every limit is soon reached.
 SMALL = Config(
     eager_size=1024,
+    max_eager_size=1024,
     data_receives=4,
     control_receives=4,
     send_queue=16,

@@ -1,0 +1,139 @@
+"""Receives that grow with the messages that travel, and shrink again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from aiordma import Config, Connection, ProtocolError
+from aiordma._core import protocol
+from aiordma._core.frames import HEADER_SIZE, FrameKind
+from aiordma._core.receive_sizes import GROW_AFTER, SHRINK_AFTER
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, barrier, exchange, pattern, pool_statistics
+from .raw_peer import RawPeer
+from .test_hostile import ends_with, victim
+
+GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
+MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
+
+
+async def several(client: Connection, server: Connection, count: int, size: int) -> None:
+    for n in range(count):
+        await exchange(client, server, pattern(size, n))
+
+
+def block_of(message: object) -> int:
+    """The bytes of the block that a message arrived in."""
+    size: int = message._block.size  # type: ignore[attr-defined]
+    return size
+
+
+async def test_they_grow_and_shrink(place: Place) -> None:
+    """And each message arrives as it was sent, whatever way it took."""
+    async with place.pair(GROWING) as (client, server):
+        before = pool_statistics(server).leased_bytes
+        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
+        await barrier(client)
+        grown = pool_statistics(server).leased_bytes
+        assert grown >= before + 8 * (16 << 10) - 8 * (1 << 10)
+        await several(client, server, SHRINK_AFTER + 3 * 8, 10)
+        await barrier(client)
+        assert pool_statistics(server).leased_bytes < grown // 2
+        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
+        await several(client, server, 3, MEDIUM + 1)
+
+
+async def test_in_both_directions_with_all_that_travels(place: Place) -> None:
+    sizes = (0, 10, 1000, 1020, 5000, MEDIUM, MEDIUM + 1, 70_000)
+    async with place.pair(GROWING) as (client, server):
+
+        async def send(conn: Connection) -> None:
+            await asyncio.gather(
+                *(conn.send(pattern(sizes[n * 7 % 8], n), imm=n) for n in range(200))
+            )
+
+        async def receive(conn: Connection) -> None:
+            for n in range(200):
+                with await conn.recv() as message:
+                    assert message == pattern(sizes[n * 7 % 8], n)
+                    assert message.imm == n
+
+        await asyncio.gather(send(client), send(server), receive(client), receive(server))
+
+
+@one_loop
+async def test_nothing_is_offered_that_fits(place: Place) -> None:
+    """The point of it: a message that fits needs one frame, not an offer and an answer."""
+    async with place.pair(GROWING) as (client, server):
+        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
+        before = client.statistics().messages_sent
+        await client.send(pattern(MEDIUM))  # an offer would not end before it is read
+        assert client.statistics().messages_sent == before + 1
+        with await server.recv() as message:
+            assert message == pattern(MEDIUM)
+
+
+@one_loop
+async def test_not_where_the_pool_has_no_room(place: Place) -> None:
+    config = replace(GROWING, pool_limit=4 << 20)
+    async with place.pair(config) as (client, server):
+        with server.alloc(2 << 20):
+            before = pool_statistics(server).leased_bytes
+            await several(client, server, 5 * GROW_AFTER, MEDIUM)
+            await barrier(client)
+            assert pool_statistics(server).leased_bytes <= before + 4 * SMALL.eager_size
+
+
+@one_loop
+async def test_messages_that_are_held_while_they_grow(place: Place) -> None:
+    async with place.pair(GROWING) as (client, server):
+        sends = [client.send_nowait(pattern(MEDIUM, n)) for n in range(30)]
+        held = [await server.recv() for _ in sends]
+        await asyncio.gather(*sends)
+        for n, message in enumerate(held):
+            assert message == pattern(MEDIUM, n)
+            message.release()
+
+
+@by_tcp
+@one_loop
+@pytest.mark.parametrize(("first", "text"), [(0, "which has been used"), (1 << 40, "all the time")])
+async def test_a_peer_that_lies_about_its_receives(place: Place, first: int, text: str) -> None:
+    async with victim(place) as (conn, peer):
+        sending = [conn.send_nowait(b"x") for _ in range(2)]
+        await asyncio.gather(*sending)
+        for n in range(1 if first == 0 else 9):
+            peer.send_control(protocol.ReceiveSize(0, first + n, 4096))
+        await ends_with(place, conn, ProtocolError, text)
+
+
+@by_tcp
+@one_loop
+async def test_frames_are_never_longer_than_this_side_allows(place: Place) -> None:
+    """A peer with huge receives cannot make this side's frames, and so its memory, as large."""
+    async with victim(place) as (conn, peer):
+        peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))
+        peer.send_control(protocol.Ping(1))
+        assert isinstance(await peer.control(place.slow), protocol.Pong)
+        sending = conn.send_nowait(bytes(SMALL.eager_size))
+        assert await next_message(peer, place.slow) is FrameKind.OFFER
+        sending.cancel()
+
+
+async def next_message(peer: RawPeer, limit: float) -> FrameKind:
+    async with asyncio.timeout(limit):
+        while True:
+            kind, _ = await peer.frames.get()
+            if kind in (FrameKind.DATA, FrameKind.OFFER, FrameKind.BUNDLE):
+                return kind
+
+
+async def test_as_it_comes(place: Place) -> None:
+    async with place.pair(Config()) as (client, server):
+        for _ in range(2):
+            await several(client, server, 40, 64 << 10)
+            await several(server, client, 40, 64 << 10)
