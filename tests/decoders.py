@@ -20,6 +20,7 @@ from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
 from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, REFUSED, TCPLink, read_offer
 from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
+from aiordma.perf import wire
 from aiordma.verbs import faults
 from aiordma.verbs.grh import GRH
 
@@ -29,6 +30,7 @@ from .core.test_protocol import messages
 from .core.test_region import tokens
 from .core.test_trace_records import records
 from .core.trace_model import header, line
+from .perf.test_wire import MESSAGES
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,12 @@ DECODERS: dict[str, Decoder] = {
         answer,
         st.text(max_size=30).map(lambda text: REFUSED + refusal.pack_refusal(text)),
         (ProtocolError,),
+    ),
+    "message of a measurement": Decoder(
+        wire.unpack,
+        st.one_of(*MESSAGES.values()).map(wire.pack),
+        (ProtocolError,),
+        wire.pack,
     ),
     "header of a datagram": Decoder(
         GRH.parse,

@@ -24,8 +24,9 @@ from .settings import Settings
 from .statistics import Summary, Throughput, tail
 from .stream_frames import STREAM_LIMIT, close, send_over
 
-# Seconds between two looks at how far a part has come.
-LOOK = 0.1
+# Seconds between two looks at how far a part has come; whoever is told may draw a bar, in the
+# middle of what is timed.
+LOOK = 0.25
 
 ENDS: dict[str, Callable[[aiordma.Connection], ClientEnd]] = {
     "send": client_ends.Sends,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiordma
 from aiordma import Config
@@ -22,6 +23,8 @@ from .quiet import quiet
 from .server_ends import ServerEnd, Tally
 from .server_streams import Streams
 from .stream_frames import STREAM_LIMIT, receive_from
+
+logger = logging.getLogger("aiordma.perf")
 
 MIB = 1 << 20
 
@@ -139,6 +142,14 @@ class PerfServer:
         await self._listening.serve_forever()
 
     async def _serve(self, conn: aiordma.Connection) -> None:
+        try:
+            await self._serve_one(conn)
+        except ConnectionError:
+            raise  # the usual end: the client has gone
+        except (RDMAError, TimeoutError) as error:
+            logger.warning("%r: %s", conn, error or "the client said nothing")
+
+    async def _serve_one(self, conn: aiordma.Connection) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT):
             first = await receive(conn)
         match first:
@@ -165,7 +176,7 @@ class PerfServer:
         try:
             self._check_open(opened)
             async with self._in_turn():
-                await self._session_of(control, opened)
+                await while_connected(control, self._session_of(control, opened))
         except Refusal as refusal:
             await control.send(wire.pack(wire.Refused(str(refusal))))
 
@@ -219,6 +230,8 @@ class PerfServer:
                     first = await receive_from(reader)
                 session.attach(self._index(first), Streams(reader, writer))
                 await session.over.wait()
+            except (RDMAError, OSError, EOFError) as error:
+                logger.warning("a stream from %s: %s", writer.get_extra_info("peername"), error)
             finally:
                 writer.close()
 
@@ -249,6 +262,8 @@ class PerfServer:
         limits, count = self._limits, len(session.ends)
         if begin.size > limits.size:
             raise Refusal(f"{begin.size} bytes are more than the server's limit of {limits.size}")
+        if begin.size < 1 and session.opened.operation != "send":
+            raise ProtocolError("only messages can be empty")
         if begin.size * count > limits.memory:
             raise Refusal(
                 f"{count} times {begin.size} bytes are more than the server's limit of "
@@ -312,6 +327,20 @@ async def work(end: ServerEnd, tally: Tally, begin: wire.Begin) -> None:
             await end.sink(tally, begin.verify_all)
     except (RDMAError, OSError, EOFError) as error:
         tally.fail(str(error) or type(error).__name__)
+
+
+async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any, None]) -> None:
+    """Gives the work up when the client has gone, whatever it waits for."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(control.wait_closed())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def receive(conn: aiordma.Connection) -> wire.Wire:

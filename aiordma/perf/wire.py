@@ -165,7 +165,7 @@ def pack(message: Wire) -> bytes:
 
 def unpack(data: bytes) -> Wire:
     try:
-        value = msgpack.unpackb(data)
+        value = msgpack.unpackb(data, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"the peer's message is no msgpack: {error}") from error
     match value:

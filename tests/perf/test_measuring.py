@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import cycle, product
 
 import pytest
 
@@ -16,7 +17,7 @@ from aiordma.perf.settings import (
     Settings,
     default_depth,
 )
-from tests.conftest import Run
+from tests.conftest import LOOPS, Run
 
 FEW = 12
 
@@ -45,8 +46,14 @@ async def measured(
         return [await client.measure(size) for size in asked.sizes]
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("run", "operation", "metric"),
+    [
+        (loop, operation, metric)
+        for (operation, metric), loop in zip(product(OPERATIONS, METRICS), cycle(LOOPS))
+    ],
+    indirect=["run"],
+)
 def test_every_operation_and_metric(
     run: Run, device_name: str, host: str, operation: str, metric: str
 ) -> None:

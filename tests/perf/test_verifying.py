@@ -1,0 +1,212 @@
+"""What comes different from what was sent is told: one side works on other bytes than it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+import aiordma
+from aiordma.perf import (
+    client_memory,
+    contents,
+    server_ends,
+    server_memory,
+    server_streams,
+    wire,
+)
+from aiordma.perf.client import PerfClient, answer
+from aiordma.perf.server import Limits, PerfServer
+from tests.conftest import Run
+
+from .test_measuring import measured, one_loop, settings
+
+SERVERS: dict[str, ModuleType] = {
+    "send": server_ends,
+    "write": server_memory,
+    "read": server_memory,
+    "stream": server_streams,
+}
+
+
+def last_bit_wrong(seed: int, size: int) -> bytes:
+    data = bytearray(contents.contents(seed, size))
+    data[-1] ^= 1
+    return bytes(data)
+
+
+@one_loop
+@pytest.mark.parametrize("metric", ["lat", "bw"])
+@pytest.mark.parametrize("operation", SERVERS)
+def test_a_bit_that_differs(
+    run: Run,
+    device_name: str,
+    host: str,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    metric: str,
+) -> None:
+    monkeypatch.setattr(SERVERS[operation], "contents", last_bit_wrong)
+    (result,) = run(measured(device_name, host, settings(operation, metric)))
+    assert result is not None
+    assert "byte 99 is 0x" in result.mismatch
+
+
+@one_loop
+@pytest.mark.parametrize(("operation", "metric"), [("send", "lat"), ("stream", "bw")])
+def test_one_message_in_the_middle(
+    run: Run,
+    device_name: str,
+    host: str,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    metric: str,
+) -> None:
+    """Only comparing all of them finds that: the server's way of comparing calls one different."""
+    count = 0
+
+    def fifth_differs(got: bytes | memoryview, expected: bytes) -> str:
+        nonlocal count
+        count += 1
+        return "it differs" if count == 5 else contents.difference(got, expected)
+
+    monkeypatch.setattr(SERVERS[operation], "difference", fifth_differs)
+    asked = replace(settings(operation, metric), warm_up=0, iterations=8)
+    first_and_last = run(measured(device_name, host, asked))
+    assert [result and result.mismatch for result in first_and_last] == [""]
+    count = 0
+    every_one = run(measured(device_name, host, replace(asked, verify_all=True)))
+    assert [result and result.mismatch for result in every_one] == ["number 4: it differs"]
+
+
+@one_loop
+def test_an_addition_too_many(
+    run: Run, device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    atomics = client_memory.Atomics
+    monkeypatch.setattr(
+        atomics, "operate", lambda self, run: self._conn.fetch_and_add(self.remote, 2)
+    )
+    (result,) = run(measured(device_name, host, replace(settings("atomic", "lat"), warm_up=0)))
+    assert result is not None
+    assert result.mismatch == "the sum of 12 additions of one is 24"
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("operation", "metric"), [("send", "bw"), ("write", "bw"), ("send", "lat")]
+)
+def test_immediate_data_that_is_another(
+    run: Run,
+    device_name: str,
+    host: str,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    metric: str,
+) -> None:
+    connection = aiordma.Connection
+    for name in ("send", "send_nowait", "write"):
+        original: Callable[..., object] = getattr(connection, name)
+
+        def shifted(
+            *arguments: object,
+            imm: int | None = None,
+            original: Callable[..., object] = original,
+        ) -> object:
+            return original(*arguments, imm=None if imm is None else imm + 1)
+
+        monkeypatch.setattr(connection, name, shifted)
+    asked = replace(settings(operation, metric), imm=True, warm_up=0)
+    (result,) = run(measured(device_name, host, asked))
+    assert result is not None
+    assert result.mismatch == "number 0: immediate data 1"
+
+
+# ---- clients that are none ----------------------------------------------------------------------
+
+OPEN = wire.Open(wire.VERSION, "write", 1, False)
+BEGIN = wire.Begin("flood", 64, 1, False, [b""])
+
+
+async def opened(control: aiordma.Connection, device_name: str, server: PerfServer) -> None:
+    """A session with its one connection, which is left to the peer."""
+    await control.send(wire.pack(OPEN))
+    told = await answer(control, wire.Opened)
+    other = await aiordma.connect(server.host, server.port, device=device_name)
+    await other.send(wire.pack(wire.Attach(told.key, 0)))
+    asyncio.get_running_loop().create_task(other.wait_closed())
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("attached", "said", "reason"),
+    [
+        (False, b"nonsense", "message is no msgpack"),
+        (False, wire.pack(wire.Reached()), "does not begin with Reached"),
+        (False, wire.pack(wire.Attach(bytes(16), 0)), "a measurement that there is not"),
+        (True, wire.pack(wire.Finish([1])), "does not begin with Finish"),
+        (True, wire.pack(BEGIN), "token"),
+        (True, wire.pack(replace(BEGIN, tokens=[])), "0 tokens for 1 connections"),
+        (True, wire.pack(replace(BEGIN, size=0)), "only messages can be empty"),
+    ],
+)
+def test_the_server_goes_on_after_a_client_that_is_none(
+    run: Run,
+    device_name: str,
+    host: str,
+    caplog: pytest.LogCaptureFixture,
+    attached: bool,
+    said: bytes,
+    reason: str,
+) -> None:
+    async def main() -> None:
+        async with await PerfServer.start(host, 0, device=device_name) as server:
+            async with await aiordma.connect(host, server.port, device=device_name) as control:
+                if attached:
+                    await opened(control, device_name, server)
+                await control.send(said)
+                await control.wait_closed()
+            asked = settings("send", "lat")
+            connecting = PerfClient.connect(asked, host, server.port, device=device_name)
+            async with connecting as client:
+                assert await client.measure(100) is not None
+
+    run(main())
+    told = "; ".join(record.message for record in caplog.records if record.name == "aiordma.perf")
+    assert reason in told
+    assert ";" not in told  # of the client that came after it, nothing is to be told
+
+
+@one_loop
+def test_another_version_is_refused(run: Run, device_name: str, host: str) -> None:
+    async def main() -> wire.Wire:
+        async with (
+            await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
+            await aiordma.connect(host, server.port, device=device_name) as control,
+        ):
+            await control.send(wire.pack(replace(OPEN, version=2)))
+            with await control.recv() as message:
+                return wire.unpack(bytes(message))
+
+    assert run(main()) == wire.Refused("the server speaks version 1, not 2")
+
+
+@one_loop
+def test_a_client_that_vanishes_makes_room_for_the_next(
+    run: Run, device_name: str, host: str
+) -> None:
+    async def main() -> None:
+        async with await PerfServer.start(host, 0, device=device_name) as server:
+            async with await aiordma.connect(host, server.port, device=device_name) as control:
+                await control.send(wire.pack(OPEN))
+                await answer(control, wire.Opened)
+                control.abort()
+            asked = settings("read", "lat")
+            connecting = PerfClient.connect(asked, host, server.port, device=device_name)
+            async with connecting as client:
+                assert await client.measure(100) is not None
+
+    run(main())
