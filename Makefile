@@ -47,7 +47,7 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software network examples bench many cost softroce counts
+.PHONY: echo test programs software network examples bench instructions many cost softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -83,6 +83,9 @@ examples: .venv/.test $(MODULE) ## run every example
 
 bench: .venv/.dev $(MODULE) ## what aiordma reaches beside other ways, into bench/RESULTS.md
 	$(BIN)/python -m bench $(or $(ARGS),all)
+
+instructions: .venv/.test $(MODULE) ## how many instructions an operation takes, beside those recorded (valgrind)
+	$(BIN)/python -m bench instructions $(ARGS)
 
 many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cost that do nothing
 	$(MAKE) --no-print-directory -C tests/soft check ONLY=test_many

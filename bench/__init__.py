@@ -2,7 +2,9 @@
 
     python -m bench all         everything, into RESULTS.md (about ten minutes; --quick: one)
     python -m bench latency     one comparison, printed
+    python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
     python -m bench render      RESULTS.md again, from results.json
+    python -m bench instructions    how many an operation takes: a check, see there
     python -m bench cost        memory and CPU beside the traffic; many: of connections
 
 A comparison (latency.py, imports.py ...) says what is measured and what is to be reached; lanes.py

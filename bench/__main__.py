@@ -8,21 +8,43 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import connections, cost, imports, latency, many, one_sided, one_way, rate
+from . import (
+    connections,
+    cost,
+    imports,
+    instructions,
+    latency,
+    many,
+    one_sided,
+    one_way,
+    perftest,
+    rate,
+    softroce,
+)
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .results import Results, markdown
 
 HERE = Path(__file__).parent
+SAVED = "results.json"
 COMPARISONS: dict[str, Comparison] = {
     "latency": latency.COMPARISON,
     "rate": rate.COMPARISON,
     "one_way": one_way.COMPARISON,
     "one_sided": one_sided.COMPARISON,
     "connections": connections.COMPARISON,
+    "perftest": perftest.COMPARISON,
     "imports": imports.COMPARISON,
+    "softroce": softroce.COMPARISON,
 }
-APART: dict[str, Callable[[Sequence[str]], None]] = {"cost": cost.main, "many": many.main}
+IN_ALL = [name for name in COMPARISONS if name != "softroce"]
+"""That one needs root, Debian and its time."""
+
+APART: dict[str, Callable[[Sequence[str]], None]] = {
+    "cost": cost.main,
+    "many": many.main,
+    "instructions": instructions.main,
+}
 """With arguments of their own, and printed by themselves."""
 
 
@@ -46,6 +68,11 @@ def render(results: Results, folder: Path) -> None:
     (folder / "RESULTS.md").write_text(markdown(results, COMPARISONS, plots))
 
 
+def save(results: Results, folder: Path) -> None:
+    (folder / SAVED).write_text(json.dumps(results, indent=1) + "\n")
+    render(results, folder)
+
+
 def main() -> None:
     if sys.argv[1:] and sys.argv[1] in APART:
         APART[sys.argv[1]](sys.argv[2:])
@@ -55,7 +82,8 @@ def main() -> None:
         "what",
         choices=["all", "render", *COMPARISONS, *APART],
         help="all: everything, into RESULTS.md and results.json; render: the former from the "
-        "latter; or one comparison, printed (%(choices)s)",
+        "latter; softroce: what is measured in the virtual machine, into both; or one comparison, "
+        "printed (%(choices)s)",
     )
     parser.add_argument("--turns", type=int, default=TURNS, help="(%(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 turns, of a tenth each")
@@ -64,12 +92,14 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     options = Options(3, 0.1) if chosen.quick else Options(chosen.turns)
-    saved = chosen.folder / "results.json"
+    saved = chosen.folder / SAVED
     match chosen.what:
         case "all":
-            results = measure(list(COMPARISONS), options)
-            saved.write_text(json.dumps(results, indent=1) + "\n")
-            render(results, chosen.folder)
+            save(measure(IN_ALL, options), chosen.folder)
+        case "softroce":
+            results = json.loads(saved.read_text())
+            results["data"]["softroce"] = COMPARISONS["softroce"].measure(options)
+            save(results, chosen.folder)
         case "render":
             render(json.loads(saved.read_text()), chosen.folder)
         case name:

@@ -8,8 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 
 from . import device
@@ -29,6 +29,17 @@ def one_core() -> Cores:
     return core, core
 
 
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """What is started in here stays there: affinity is inherited (sched_setaffinity(2))."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -45,6 +56,8 @@ def write_line(process: subprocess.Popen[str], line: str) -> None:
 class Contender:
     """Its processes are started when they are first needed, and end with `close`."""
 
+    afresh = False  # or for each job
+
     def __init__(self) -> None:
         self._stack = ExitStack()
 
@@ -56,15 +69,11 @@ class Contender:
         self._stack.close()
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        """On its core: affinity is inherited (sched_setaffinity(2)). Ends with its input."""
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {core})
-        try:
+        """Ends with its input."""
+        with on_core(core):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
             )
-        finally:
-            os.sched_setaffinity(0, before)
         self._stack.enter_context(process)
         assert process.stdin is not None
         self._stack.callback(process.stdin.close)

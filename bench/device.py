@@ -16,13 +16,21 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def program(name: str) -> Path:
-    """`name`.c of this folder as a program that is newer than all that it is made of."""
-    source, device, built = HERE / f"{name}.c", library(), BUILT / name
-    parts = [source, device, *sorted((HERE.parent / "native").rglob("*.h"))]
+    """`name`.c of this folder as a program on the device."""
+    device = library()
+    include = ["-I", str(HERE.parent / "native")]
+    return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])
+
+
+def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
+    """A file of this folder, compiled unless that has been done since anything changed."""
+    built = BUILT / target
+    parts = [HERE / source, *libraries, *(HERE.parent / "native").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = shlex.split(os.environ.get("CC", "cc"))
-        include = f"-I{HERE.parent / 'native'}"
-        command = [*compiler, *FLAGS, include, "-o", str(built), str(source), str(device)]
-        subprocess.run([*command, f"-Wl,-rpath,{device.parent}"], check=True)
+        made = built.with_suffix(f".{os.getpid()}")  # two who do this at once disturb nobody
+        command = [*compiler, *FLAGS, *flags, "-o", str(made), str(HERE / source)]
+        subprocess.run([*command, *map(str, libraries)], check=True)
+        made.rename(built)
     return built

@@ -47,17 +47,20 @@ class Lane:
     work: str
     who: str
     do: Callable[[], float]
+    afresh: bool = False
+    """Each is a process of its own, so that there is nothing to warm up."""
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: int) -> Self:
-        return cls(work, who, lambda: contender.do(kind, **numbers))
+        return cls(work, who, lambda: contender.do(kind, **numbers), contender.afresh)
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
     """Each lane once to warm up, then all of them in every turn."""
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for lane in lanes:
-        lane.do()
+        if not lane.afresh:
+            lane.do()
     for _ in range(options.turns):
         for lane, entry in zip(lanes, measured, strict=True):
             entry["seconds"].append(lane.do())
@@ -104,6 +107,9 @@ class Contenders(ExitStack):
         self, asks: str = "polling", serves: str = "polling", *, together: bool = False
     ) -> Contender:
         return self._get(InC, (asks, serves), one_core() if together else two_cores())
+
+    def other(self, kind: Callable[..., Contender], *key: Any) -> Contender:
+        return self._get(kind, *key)
 
     def _get(self, kind: Callable[..., Contender], *key: Any) -> Contender:
         if (kind, *key) not in self._known:

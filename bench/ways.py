@@ -7,11 +7,13 @@ before the clock starts.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-HOST = "127.0.0.1"
-DEVICE = "embedded0"
+HOST = os.environ.get("AIORDMA_BENCH_HOST", "127.0.0.1")
+DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
+"""The device, and an address that it has."""
 
 Place = int | str
 """A port, or the path of a Unix socket."""

@@ -139,6 +139,20 @@ class Measuring:
         await client.wake(0)
         return median(times)
 
+    async def write_many(self, size: int, count: int, window: int) -> float:
+        """One-sided writes, `window` of them under way, each awaited by a task."""
+        client, remote = await self._memory()
+        with client.conn.alloc(size) as buffer:
+            target = remote[:size]
+
+            async def write() -> None:
+                for _ in range(count // window):
+                    await client.conn.write(buffer, target)
+
+            start = perf_counter()
+            await asyncio.gather(*(write() for _ in range(window)))
+            return (perf_counter() - start) / (count // window * window)
+
     async def write_batch(self, size: int, count: int, window: int, awake: int = 0) -> float:
         """One-sided writes in batches of `window`."""
         client, remote = await self._memory()

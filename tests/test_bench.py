@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import COMPARISONS
+from bench import instructions
+from bench.__main__ import COMPARISONS, IN_ALL
 from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
 
@@ -31,7 +32,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("name", IN_ALL)
 def test_comparison(name: str) -> None:
     """Once, with as little work as there is: everybody carries and every requirement is judged."""
     comparison = COMPARISONS[name]
@@ -40,7 +41,8 @@ def test_comparison(name: str) -> None:
     for entry in data:
         (seconds,) = entry["seconds"]
         assert 0 < seconds < 60
-    assert list(comparison.requirements(json.loads(json.dumps(data))))
+    judged = list(comparison.requirements(json.loads(json.dumps(data))))
+    assert bool(judged) is (name != "perftest")  # of which nothing is asked here
 
 
 def test_turns() -> None:
@@ -168,6 +170,64 @@ def test_many() -> None:
     own = re.search(r"memory of its own, KiB +(\d+) +(\d+)", done.stdout)
     assert own is not None
     assert all(0 < int(kib) < 256 for kib in own.groups())
+
+
+# ---- instructions --------------------------------------------------------------------------------
+
+RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
+
+
+def compared(echo: float, calibration: float, where: str) -> tuple[str, bool]:
+    counts = {instructions.CALIBRATION: calibration, "an echo": echo}
+    lines, good = instructions.compare(counts, {"here": RECORDED}, where)
+    return "\n".join(lines), good
+
+
+@pytest.mark.parametrize(
+    ("echo", "said", "good"),
+    [
+        (52_000, "+4.0%  an echo\n", True),
+        (53_000, "+6.0%  an echo  MORE than it may be\n", False),
+        (40_000, "-20.0%  an echo  less: record it", True),
+    ],
+)
+def test_more_instructions_are_noticed(echo: float, said: str, good: bool) -> None:
+    text, found = compared(echo, 1000, "here")
+    assert said in text
+    assert found is good
+
+
+def test_another_python_is_measured_by_what_asyncio_takes() -> None:
+    assert compared(100_000, 2000, "elsewhere")[1]
+    assert compared(120_000, 2000, "elsewhere")[1]
+    text, good = compared(130_000, 2000, "elsewhere")
+    assert not good
+    assert "Nothing is recorded for elsewhere; compared with here, 2.00 times as much" in text
+
+
+def test_what_is_not_recorded_is_not_taken_for_good() -> None:
+    counts = {**RECORDED, "another": 7.0}
+    lines, good = instructions.compare(counts, {"here": RECORDED}, "here")
+    assert not good
+    assert any("another: not recorded" in line for line in lines)
+
+
+def test_counts_are_those_of_the_work(tmp_path: Path) -> None:
+    dump = tmp_path / "out.1-01"
+    dump.write_text("version: 1\ndesc: Trigger: Client Request: 10 x an echo\n\ntotals: 5000\n")
+    assert instructions.of_file(dump) == ("an echo", 500)
+    dump.write_text("version: 1\ndesc: Trigger: Program termination\n\ntotals: 5000\n")
+    assert instructions.of_file(dump) is None
+
+
+def test_every_record_has_all_works() -> None:
+    records = json.loads(instructions.RECORDS.read_text())
+    first, *others = ({*record} for record in records.values())
+    assert instructions.CALIBRATION in first
+    assert all(other == first for other in others)
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def test_usage() -> None:

@@ -1,0 +1,184 @@
+"""How many instructions an operation takes: a check that does not look at the clock.
+
+    python -m bench instructions             compares with instructions.json; fails when it is more
+    python -m bench instructions --record    writes the counts of this Python and compiler there
+
+Fixed work runs in one process, with both ends of a connection in it, under valgrind's callgrind,
+which counts: instructions of the thread that runs the event loop, and of no other. Hashes,
+addresses and the garbage collector are pinned, so that two runs differ by very little.
+
+Another Python or compiler makes other instructions of the same program. Each has its own record.
+Where there is none, a work of asyncio alone says how many times as many instructions this Python
+takes; the first record is taken that many times, and more room is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from . import device
+from .machine import said_by
+
+RECORDS = Path(__file__).with_name("instructions.json")
+
+SAME, OTHER = 0.05, 0.25
+"""By how much a count may be higher: in the environment of the record, and in another one."""
+
+COUNT = 256
+BATCHED = 40 * 64  # a batch is little work
+CALIBRATION = "asyncio alone: a future set by a callback, awaited"
+
+Counts = dict[str, float]
+"""Instructions of one operation, by work."""
+
+
+# ---- counting, inside valgrind ------------------------------------------------------------------
+
+
+async def futures(count: int) -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        future = loop.create_future()
+        loop.call_soon(future.set_result, None)
+        await future
+
+
+@dataclass(frozen=True)
+class Work:
+    """So many operations, each like the other."""
+
+    name: str
+    count: int
+    do: Callable[[int], Awaitable[object]]
+
+
+async def works() -> AsyncGenerator[Work, None]:
+    """One after another, while its surroundings are there."""
+    from .over_rdma import OverRDMA  # noqa: PLC0415 - who starts valgrind needs none of it
+    from .worker import Measuring  # noqa: PLC0415
+
+    yield Work(CALIBRATION, COUNT, futures)
+    way = OverRDMA()
+    async with way.serve("") as places, AsyncExitStack() as stack:
+        on = Measuring(way, places, stack)
+        yield Work("64 B echo", COUNT, partial(on.echo, 64))
+        yield Work("64 B echo, 64 outstanding", COUNT, partial(on.echo_many, 64, window=64))
+        yield Work("64 KiB message", COUNT, partial(on.send_many, 64 << 10, window=16))
+        yield Work("64 B write", COUNT, partial(on.write, 64))
+        yield Work("64 B write in a batch of 64", BATCHED, partial(on.write_batch, 64, window=64))
+
+
+async def count(library: str) -> None:
+    callgrind = ctypes.CDLL(library)
+    gc.disable()
+    async with aclosing(works()) as all_works:
+        async for work in all_works:
+            await work.do(work.count)  # what happens once, happens here
+            gc.collect()
+            callgrind.begin()
+            await work.do(work.count)
+            callgrind.end(f"{work.count} x {work.name}".encode())
+
+
+# ---- counting, from outside ---------------------------------------------------------------------
+
+VALGRIND = [
+    "valgrind",
+    "--tool=callgrind",
+    "--instr-atstart=no",
+    "--separate-threads=yes",
+    "--quiet",
+]
+
+
+def counts() -> Counts:
+    """Of a run of its own."""
+    library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        command = ["setarch", "-R", *VALGRIND, f"--callgrind-out-file={out}", sys.executable]
+        command += ["-m", "bench.instructions", str(library)]
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "AIORDMA_DEVICE": "embedded0"}
+        try:
+            subprocess.run(command, check=True, cwd=device.HERE.parent, env=environment)
+        except FileNotFoundError as error:
+            sys.exit(f"{error.filename} is missing: valgrind counts (Debian: apt install valgrind)")
+        return dict(sorted(filter(None, map(of_file, Path(folder).glob("out.*-01")))))
+
+
+def of_file(path: Path) -> tuple[str, float] | None:
+    """Of one dump: callgrind-format, in valgrind's manual."""
+    text = path.read_text()
+    work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)
+    total = re.search(r"^totals: (\d+)$", text, re.MULTILINE)
+    return (work[2], int(total[1]) / int(work[1])) if work and total else None
+
+
+def environment() -> str:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    compiler = platform.python_compiler().partition(" (")[0]
+    return f"{python} by {compiler}, {said_by('cc', '--version')}, {platform.machine()}"
+
+
+# ---- comparing ----------------------------------------------------------------------------------
+
+
+def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[str], bool]:
+    """Lines that say what came out, and whether nothing is more than it may be."""
+    if where in records:
+        record, room, lines = records[where], SAME, [f"As recorded for {where}:"]
+    else:
+        origin, record = next(iter(records.items()))
+        times, room = here[CALIBRATION] / record[CALIBRATION], OTHER
+        record = {name: number * times for name, number in record.items()}
+        lines = [
+            f"Nothing is recorded for {where}; compared with {origin}, {times:.2f} times as much:"
+        ]
+    good = True
+    for name, number in here.items():
+        if name not in record:
+            lines.append(f"{number:10,.0f}  {name}: not recorded (--record)")
+            good = False
+            continue
+        change = number / record[name] - 1
+        verdict = "MORE than it may be" if change > room else ""
+        if change < -room:
+            verdict = "less: record it (--record)"
+        good = good and change <= room
+        lines.append(f"{number:10,.0f}  {change:+7.1%}  {name}  {verdict}".rstrip())
+    lines.append(f"instructions of one operation; up to {room:+.0%} is taken for the same")
+    return lines, good
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench instructions", description=__doc__)
+    parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}")
+    chosen = parser.parse_args(arguments)
+    records: dict[str, Counts] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+    here, where = counts(), environment()
+    if chosen.record:
+        records[where] = {name: round(number) for name, number in here.items()}
+        RECORDS.write_text(json.dumps(records, indent=1) + "\n")
+    lines, good = compare(here, records, where)
+    print("\n".join(lines))
+    if not good:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(count(*sys.argv[1:]))

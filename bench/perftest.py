@@ -1,0 +1,117 @@
+"""perftest, the programs everybody measures RDMA devices with, on the same device: the embedded one
+under `aiordma run`, another one as they are."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from .contender import Contender, on_core, two_cores
+from .lanes import (
+    Comparison,
+    Contenders,
+    Data,
+    Lane,
+    Options,
+    Requirement,
+    take_turns,
+)
+from .ways import DEVICE
+
+NOTE = (
+    "*perftest* is `ib_send_bw`, `ib_write_bw` and `ib_send_lat` on the same device, which poll "
+    "all the time. Of 1 MiB many messages are under way: the time for one of them. Half a round "
+    "trip is what perftest calls latency: for aiordma half of an echo."
+)
+
+SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half a round trip"
+MIB = 1 << 20
+LIMIT = 60.0  # seconds until a program counts as hung
+
+# The column of the one line below the headings that is taken, and what makes seconds of it.
+PROGRAMS = {"send_bw": 3, "write_bw": 3, "send_lat": 4}
+
+
+class InPerftest(Contender):
+    """Each job is a run of its own, of `ib_` and its kind."""
+
+    afresh = True
+
+    def __init__(self, device: str, options: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._words = ["-d", device, "-F", *options]
+        self._run = [sys.executable, "-m", "aiordma", "run"] if device == "embedded0" else []
+
+    def do(self, kind: str, **numbers: int) -> float:
+        size, port = numbers["size"], free_port()
+        words = [*self._run, f"ib_{kind}", *self._words, "-p", str(port)]
+        words += ["-s", str(size), "-n", str(numbers["count"])]
+        ends = []
+        for core, host in zip(reversed(two_cores()), ([], ["127.0.0.1"]), strict=True):
+            with on_core(core):
+                process = subprocess.Popen([*words, *host], stdout=subprocess.PIPE, text=True)
+            ends.append(process)
+            if not host:
+                wait_until_listening(port, process)
+        server, client = (end.communicate(timeout=LIMIT)[0] for end in ends)
+        if any(end.returncode for end in ends):
+            raise RuntimeError(f"{' '.join(words)} failed:\n{server}\n{client}")
+        figure = result(client)[PROGRAMS[kind]]
+        return figure / 1e6 if kind.endswith("_lat") else size / (figure * MIB)
+
+
+def result(text: str) -> list[float]:
+    """The numbers of the one line below the headings."""
+    lines = text.splitlines()
+    heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
+    return [float(word) for word in lines[heading + 1].split()]
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def wait_until_listening(port: int, process: subprocess.Popen[str]) -> None:
+    """A client that comes too early gives up: 0A is LISTEN in /proc/net/tcp."""
+    until = time.monotonic() + LIMIT
+    while f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text():
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"{process.args!r} does not listen")
+        time.sleep(0.01)
+
+
+def lanes(
+    contenders: Contenders, options: Options, device: str = DEVICE, *words: str
+) -> Iterator[Lane]:
+    ours = contenders.python("aiordma")
+    many, trips = options.count(160, 16), options.count(1000)
+    yield Lane.of(ours, SEND, "aiordma", "send_many", size=MIB, count=many, window=16)
+    yield Lane.of(ours, WRITE, "aiordma", "write_many", size=MIB, count=many, window=16)
+    yield Lane(LATENCY, "aiordma", lambda: ours.do("echo", size=64, count=trips) / 2)
+    if shutil.which("ib_send_bw"):
+        beside = contenders.other(InPerftest, device, words)
+        yield Lane.of(beside, SEND, "perftest", "send_bw", size=MIB, count=many)
+        yield Lane.of(beside, WRITE, "perftest", "write_bw", size=MIB, count=many)
+        yield Lane.of(beside, LATENCY, "perftest", "send_lat", size=64, count=trips)
+
+
+def measure(options: Options) -> Data:
+    with Contenders() as contenders:
+        return take_turns(list(lanes(contenders, options)), options)
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    """Nothing is asked on the embedded device: see softroce.py."""
+    return iter(())
+
+
+COMPARISON = Comparison("perftest on the embedded device", NOTE, measure, requirements)
