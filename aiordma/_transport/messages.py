@@ -4,10 +4,10 @@ Some facts, and what they mean here:
 
 - A send needs a receive that is already posted at the peer.  `_core.credits` counts them; what
   has no credit waits here, first come first served, so order is kept among concurrent awaits.
-- A receive has one size.  A message that fits (with its header) is *eager*: copied into a frame
-  and sent.  A longer one is *offered*: the frame says where it lies, the receiver reads it with
-  RDMA when it has room, straight into the memory that its user will see, and says so.  Offers
-  take their turn among the messages, so the order is the same for both kinds.
+- A receive has the size it was posted with.  A message that fits the next one (with its header) is
+  *eager*: copied into a frame and sent.  A longer one is *offered*: the frame says where it lies,
+  the receiver reads it with RDMA when it has room, straight into the memory that its user will
+  see, and says so.  Offers take their turn among the messages, so the order is the same for both.
 - A frame costs both ends the same whatever is in it: a work request, a completion, a receive, a
   credit.  So what is sent while a frame with messages is under way waits until the tasks of this
   turn of the loop have all had theirs, and goes in *bundles*; a message with nothing before it
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from .. import verbs
 from .._core import protocol
@@ -38,7 +38,6 @@ from .._core.frames import (
     unpack_bundle,
     unpack_header,
 )
-from .._core.operations import OperationKind
 from .._core.receive_sizes import PeerReceives
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
@@ -46,10 +45,9 @@ from ..mr_pool import Block
 from .inbox import Inbox, Incoming
 from .memory import Memory
 from .message import Message, SharedBlock
+from .outgoing import FrameSend, MessagesSend, Offered, Outgoing, OutgoingWrite, SpareSend
 from .receives import Receive, Receives
-from .work_queue import SendWork, Work, WorkQueue
-
-SEND = int(verbs.WROpcode.SEND)
+from .work_queue import SendWork, WorkQueue
 
 # Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
 # not keep back the credits that the peer waits for.
@@ -61,110 +59,6 @@ SPARE_BLOCKS = 2
 MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
 BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
-
-
-class FrameSend(Work):
-    """A frame on its way out, in a block of the pool; each of `futures` ends with it."""
-
-    __slots__ = ("block", "futures")
-
-    def __init__(self, block: Block, length: int, futures: Sequence[asyncio.Future[None]]) -> None:
-        super().__init__(OperationKind.SEND, SEND, block.address, length, block.lkey)
-        self.block = block
-        self.futures = futures
-
-    def done(self, byte_len: int) -> None:
-        self.release()
-        for future in self.futures:
-            if not future.done():
-                future.set_result(None)
-
-    def failed(self, error: BaseException) -> None:
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(error)
-
-    def release(self) -> None:
-        self.block.release()
-
-
-class MessagesSend(FrameSend):
-    """One with messages of the user."""
-
-    __slots__ = ("messages",)
-
-    def __init__(
-        self,
-        messages: Messages,
-        block: Block,
-        length: int,
-        futures: Sequence[asyncio.Future[None]],
-    ) -> None:
-        super().__init__(block, length, futures)
-        self.messages = messages
-        messages.under_way += 1
-
-    def release(self) -> None:
-        self.messages.under_way -= 1
-        self.block.release()
-
-
-class SpareSend(FrameSend):
-    """One whose block goes back to the spare ones."""
-
-    __slots__ = ("spares",)
-
-    def __init__(
-        self,
-        spares: list[Block],
-        block: Block,
-        length: int,
-        futures: Sequence[asyncio.Future[None]],
-    ) -> None:
-        super().__init__(block, length, futures)
-        self.spares = spares
-
-    def release(self) -> None:
-        self.spares.append(self.block)
-
-
-class Outgoing:
-    """A message that waits for its turn."""
-
-    __slots__ = ("future", "imm", "view")
-    can_be_bundled = True
-
-    def __init__(self, view: memoryview, imm: int | None, future: asyncio.Future[None]) -> None:
-        self.view = view
-        self.imm = imm
-        self.future = future
-
-    def drop(self) -> None:
-        """It will not be sent."""
-
-
-class OutgoingWrite(Outgoing):
-    """A write with immediate data, which uses up a receive of the peer as a message does."""
-
-    __slots__ = ("work",)
-    can_be_bundled = False
-
-    def __init__(self, work: SendWork, future: asyncio.Future[None]) -> None:
-        super().__init__(memoryview(b""), None, future)
-        self.work = work
-
-    def drop(self) -> None:
-        self.work.release()
-
-
-class Offered:
-    """An outgoing message that the peer will read: the memory it reads from."""
-
-    __slots__ = ("future", "mr")
-
-    def __init__(self, mr: verbs.MemoryRegion, future: asyncio.Future[None]) -> None:
-        self.mr = mr
-        self.future = future
 
 
 class Messages:
