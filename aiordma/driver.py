@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import weakref
 from collections.abc import Callable
 from typing import ClassVar, Protocol, Self, cast
@@ -92,6 +93,16 @@ class _Shared:
         self.loop = loop
         self._key = (type(self), key)
         self._users = 0
+        self._disowned = False  # this is the child of a fork, and all of it its parent's
+
+    @classmethod
+    def _disown_all(cls) -> None:
+        """In the child of a fork: nothing is touched, and everything made anew for its loops."""
+        for here in cls._instances.values():
+            for instance in here.values():
+                instance._disowned = True
+                instance._users = 0
+        cls._instances = weakref.WeakKeyDictionary()
 
     @classmethod
     def _acquire(cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self]) -> Self:
@@ -107,9 +118,13 @@ class _Shared:
     def release(self) -> None:
         """Gives back what `acquire` gave; the last one closes the object."""
         self._users -= 1
-        if self._users == 0:
+        if self._users == 0 and not self._disowned:
             self._withdraw()
             self._close()
+
+    def _stop_reading(self, fd: int) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(fd)
 
     def _withdraw(self) -> None:
         """Whoever acquires from now on gets another one."""
@@ -119,6 +134,9 @@ class _Shared:
 
     def _close(self) -> None:
         raise NotImplementedError
+
+
+os.register_at_fork(after_in_child=_Shared._disown_all)
 
 
 class Driver(_Shared):
@@ -317,7 +335,7 @@ class Driver(_Shared):
             sink.fail(error)
 
     def _close(self) -> None:
-        self.loop.remove_reader(self.channel.fd)
+        self._stop_reading(self.channel.fd)
         self._events.unsubscribe(self._token)
         self._events.release()
         for cq in self._cqs:
@@ -357,7 +375,7 @@ class ContextEvents(_Shared):
         self._router.unsubscribe(token)
 
     def _close(self) -> None:
-        self.loop.remove_reader(self._fd)
+        self._stop_reading(self._fd)
 
 
 def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
@@ -411,5 +429,5 @@ class EventDriver(_Shared):
                 event.id.close()  # its listener has just been closed; the peer sees a rejection
 
     def _close(self) -> None:
-        self.loop.remove_reader(self.channel.fd)
+        self._stop_reading(self.channel.fd)
         self.channel.close()

@@ -32,6 +32,7 @@
     │   └── RemoteRangeError             of the peer's memory
     ├── BufferStateError                 a buffer was used after its release, or released twice
     ├── BusyError                        someone else is using it right now
+    ├── WrongLoopError (RuntimeError)    used in another loop, thread or process than its own
     ├── TraceFormatError (ValueError)    a file is no trace: .path .line
     └── InternalError                    a bug in aiordma
 
@@ -604,6 +605,10 @@ class BufferStateError(RDMAError):
 
 class BusyError(RDMAError):
     """The object is in use by someone else; try again when they are done."""
+
+
+class WrongLoopError(RDMAError, RuntimeError):
+    """The object belongs to another event loop, or thread, or to the parent of this process."""
 
 
 class TraceFormatError(RDMAError, ValueError):

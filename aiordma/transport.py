@@ -19,23 +19,25 @@ import asyncio
 import logging
 import os
 import socket
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
 
-from . import verbs
+from . import loop_end, verbs
 from ._core.region import RegionToken, Rights
 from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.by_endpoint import PendingConnection
-from ._transport.connection import Address, Connection, Received, Statistics
+from ._transport.connection import Address, Connection, Received, Statistics, weakly
 from ._transport.message import Message
 from ._transport.security import Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
+from .home import Home
 from .waiting import Waiters
 
 __all__ = [
@@ -178,14 +180,17 @@ class Listener:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._acceptor: by_cm.CMAcceptor | by_tcp.TCPAcceptor | None = None
+        self._home = Home()
+        self._loop_end = loop_end.of_running_loop()
+        self._acceptor: Acceptor | None = None
         self._ready: deque[Connection] = deque()
         self._waiters = Waiters()
         self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "listening"
-        return f"<Listener on {self.device} at {self.address}, {state}>"
+        where = self.address if self._acceptor is not None else "no address yet"
+        return f"<Listener on {self.device} at {where}, {state}>"
 
     @property
     def address(self) -> Address:
@@ -203,6 +208,10 @@ class Listener:
         """The port of `address`."""
         return self.address[1]
 
+    def _start(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
+        self._loop_end.add(self)
+
     def _deliver(self, connection: Connection) -> None:
         if self._closed:
             connection.abort()
@@ -212,6 +221,7 @@ class Listener:
 
     async def accept(self) -> Connection:
         """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`."""
+        self._home.check(self)
         while not self._ready:
             if self._closed:
                 raise ConnectionClosedError("the listener is closed")
@@ -229,9 +239,11 @@ class Listener:
 
     async def close(self) -> None:
         """Listens no more.  Connections that were accepted go on; a second call does nothing."""
-        if self._closed:
+        if self._closed or self._home.is_parents:
             return
+        self._home.check(self)
         self._closed = True
+        self._loop_end.remove(self)
         assert self._acceptor is not None
         await self._acceptor.close()
         self._waiters.wake_all()
@@ -241,6 +253,30 @@ class Listener:
             connection.abort()
         for connection in left:
             await connection.wait_closed()
+
+    async def _end_with_loop(self) -> None:
+        await self.close()
+
+    def _end_without_loop(self) -> None:
+        self._closed = True
+        if self._acceptor is not None:
+            self._acceptor.release()
+
+    def __del__(self) -> None:
+        """Dropped while it listens: it is closed.  In any thread, at any time."""
+        acceptor = getattr(self, "_acceptor", None)
+        if acceptor is None or self._closed or self._home.is_parents:
+            return
+        try:
+            self._home.loop.call_soon_threadsafe(drop, acceptor, self._ready)
+        except RuntimeError:  # the loop has been closed
+            acceptor.release()
+        warnings.warn(
+            f"{self!r}{self._home.made()} was not closed",
+            ResourceWarning,
+            source=self,
+            stacklevel=1,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -252,6 +288,16 @@ class Listener:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+Acceptor = by_cm.CMAcceptor | by_tcp.TCPAcceptor
+
+
+def drop(acceptor: Acceptor, ready: deque[Connection]) -> None:
+    """What is left of a listener that is no more."""
+    asyncio.get_running_loop().create_task(acceptor.close())
+    for connection in ready:
+        connection.abort()
 
 
 async def listen(
@@ -275,12 +321,16 @@ async def listen(
     listener = Listener(chosen.name)
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
-        listener._acceptor = by_tcp.TCPAcceptor(
-            chosen, address, backlog, config, security, listener._deliver
+        listener._start(
+            by_tcp.TCPAcceptor(
+                chosen, address, backlog, config, security, weakly(listener._deliver)
+            )
         )
     else:
-        listener._acceptor = by_cm.CMAcceptor(
-            chosen.library, asked, address, backlog, config, security, listener._deliver
+        listener._start(
+            by_cm.CMAcceptor(
+                chosen.library, asked, address, backlog, config, security, weakly(listener._deliver)
+            )
         )
     return listener
 
@@ -295,7 +345,13 @@ class Server:
         self._listener = listener
         self._handler = handler
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._home = Home()
+        self._loop_end = loop_end.of_running_loop()
+        self._loop_end.add(self, keep=True)  # as of asyncio's servers, it serves until it is closed
+        self._accepting = self._home.loop.create_task(self._accept())
+
+    def __repr__(self) -> str:
+        return f"<Server of {self._listener!r}, {len(self._tasks)} connections>"
 
     @property
     def address(self) -> Address:
@@ -344,6 +400,7 @@ class Server:
 
     async def serve_forever(self) -> None:
         """Serves until cancelled or closed, then closes."""
+        self._home.check(self)
         try:
             await asyncio.shield(self._accepting)
         finally:
@@ -354,13 +411,23 @@ class Server:
 
         Their connections are closed with them.
         """
+        if self._home.is_parents:
+            return
+        self._home.check(self)
         await self._listener.close()
-        await self._accepting
+        await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
+        self._loop_end.remove(self)
         if grace > 0 and self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _end_with_loop(self) -> None:
+        await self.close()
+
+    def _end_without_loop(self) -> None:
+        """The listener and the connections end by themselves."""
 
     async def __aenter__(self) -> Self:
         return self

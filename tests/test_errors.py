@@ -47,6 +47,7 @@ from aiordma.errors import (
     VerbsError,
     WorkCompletionError,
     WorkRequestFlushedError,
+    WrongLoopError,
     work_completion_error,
 )
 
@@ -83,6 +84,7 @@ MAKERS: list[Callable[[], RDMAError]] = [
     lambda: BufferStateError("released"),
     lambda: TraceFormatError("no JSON", path="run.jsonl", line=7),
     lambda: BusyError("in use"),
+    lambda: WrongLoopError("made before fork()"),
     lambda: InternalError("impossible"),
     lambda: work_completion_error(77),
     *(

@@ -44,17 +44,22 @@ ROOMS: dict[str, set[str]] = {
     "mr_pool": {"verbs", "_native", "memory_line"} | CORE,
     "dmabuf": {"verbs", "mr_pool"} | CORE,
     "event_router": {"verbs"},
+    "home": {"errors"},
+    "loop_end": {"home"},
+    "inherited": set(),
     "trace": {"_native"} | CORE,
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
     "driver": {"verbs", "cm", "mr_pool", "registration_cache", "event_router"} | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}
-    | {"dmabuf", "waiting"}
+    | {"dmabuf", "waiting", "home", "loop_end", "inherited"}
     | CORE,
-    "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"} | CORE,
+    "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"}
+    | {"home", "loop_end"}
+    | CORE,
     "reconnect": PUBLIC,
-    "streams": PUBLIC,
+    "streams": PUBLIC | {"home", "loop_end"},
     "": PUBLIC
     | {
         "streams",

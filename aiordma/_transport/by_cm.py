@@ -20,7 +20,7 @@ from ..config import Config
 from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
 from ..verbs.bring_up import ACK_TIMEOUT
-from .connection import Address, Connection
+from .connection import Address, Connection, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side
@@ -162,7 +162,7 @@ async def connect(
         event = await link.expect(cm.EventType.ESTABLISHED)
         peer = Hello.unpack(event.private_data)
         security.agree(peer)
-        link.established(connection._disconnected)
+        link.established(weakly(connection._disconnected))
         await connection._start(link, peer, client=True)
     except BaseException as error:
         if connection is None:
@@ -212,7 +212,7 @@ class CMAcceptor:
             id.listen(backlog)
             self.address = id.local_address or address
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
@@ -250,7 +250,7 @@ class CMAcceptor:
             async with asyncio.timeout(self._config.handshake_timeout):
                 await link.expect(cm.EventType.ESTABLISHED)
                 self._security.agree(peer)  # by now the peer has heard what it must know
-                link.established(connection._disconnected)
+                link.established(weakly(connection._disconnected))
                 await connection._start(link, peer, client=False)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
@@ -266,7 +266,8 @@ class CMAcceptor:
         else:
             self._deliver(connection)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Listens no more; all there is to do when the loop has been closed."""
         if self._id is not None:
             self._events.detach(self._id)
             self._id.close()
@@ -274,7 +275,7 @@ class CMAcceptor:
 
     async def close(self) -> None:
         """Listens no more; handshakes under way are given up."""
-        self._release()
+        self.release()
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from errno import ECONNREFUSED
 from functools import partial
 
-from .. import verbs
+from .. import inherited, verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._core.refusal import REFUSAL_SIZE, pack_refusal, unpack_refusal
 from ..config import Config
 from ..driver import Driver
 from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
-from .connection import Address, Connection
+from .connection import Address, Connection, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side
@@ -69,7 +69,9 @@ class TCPLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._loop = asyncio.get_running_loop()
         self._watch: asyncio.Task[None] | None = None
+        self._inode = inherited.add(writer.get_extra_info("socket").fileno())
         self._local = address_of(writer.get_extra_info("sockname"))
         self._peer = address_of(writer.get_extra_info("peername"))
 
@@ -110,7 +112,7 @@ class TCPLink:
 
     def established(self, on_end: Callable[[str], None]) -> None:
         """The exchange is done; from now on `on_end` hears of the socket's end."""
-        self._watch = asyncio.get_running_loop().create_task(self._watch_end(on_end))
+        self._watch = self._loop.create_task(self._watch_end(on_end))
 
     async def _watch_end(self, on_end: Callable[[str], None]) -> None:
         try:
@@ -121,11 +123,13 @@ class TCPLink:
         on_end(f"the peer {reason} (the socket that the endpoints were exchanged on)")
 
     def close(self) -> None:
-        if self._watch is not None:
+        if self._watch is not None and not self._loop.is_closed():
             self._watch.cancel()
 
     def release(self) -> None:
-        self._writer.close()
+        inherited.remove(self._inode)
+        if not self._loop.is_closed():  # else the socket goes with its transport
+            self._writer.close()
 
 
 def refusal(data: bytes) -> RejectedError | ProtocolError:
@@ -259,7 +263,7 @@ async def connect(
         security.agree(peer)
         connect_qp(side, connection, endpoint, remote)
         await link.write(READY)
-        link.established(connection._disconnected)
+        link.established(weakly(connection._disconnected))
         await connection._start(link, peer, client=True)
     except BaseException as error:
         if connection is None:
@@ -312,6 +316,7 @@ class TCPAcceptor:
         self._socket = listening_socket(address, backlog)
         self.address: Address = self._socket.getsockname()[:2]
         self._closed = False
+        self._inode = inherited.add(self._socket.fileno())
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def _accept(self) -> None:
@@ -361,7 +366,7 @@ class TCPAcceptor:
                 await link.write(offer(endpoint, side))
                 self._security.agree(peer)  # by now the peer has heard what it must know
                 await link.read(len(READY), READY)
-                link.established(connection._disconnected)
+                link.established(weakly(connection._disconnected))
                 await connection._start(link, peer, client=False)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
@@ -376,14 +381,21 @@ class TCPAcceptor:
         else:
             self._deliver(connection)
 
+    def release(self) -> None:
+        """Listens no more; all there is to do when the loop has been closed."""
+        self._closed = True
+        inherited.remove(self._inode)
+        self._socket.close()
+
     async def close(self) -> None:
         """Listens no more; exchanges under way are given up."""
         self._closed = True
         # It ends the accept under way; a cancellation would lose a peer accepted at this moment.
         self._socket.shutdown(socket.SHUT_RDWR)
-        await self._accepting
+        await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
-        for accepted in (self._socket, *self._accepted):
+        for accepted in self._accepted:
             accepted.close()
+        self.release()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+import weakref
+from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from .. import loop_end
 from .._core import protocol
 from .._core.authentication import transcript
 from .._core.handshake import Hello
@@ -30,6 +33,7 @@ from ..errors import (
     RDMAError,
     WorkCompletionError,
 )
+from ..home import Home
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
@@ -106,7 +110,9 @@ class Connection:
         self._authentication: Authentication | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
-        self._loop = asyncio.get_running_loop()
+        self._home = Home()
+        self._loop = self._home.loop
+        self._loop_end = loop_end.of_running_loop()
         self._link: Link | None = None
         self._peer: Hello | None = None
         self._root: BaseException | None = None
@@ -115,23 +121,27 @@ class Connection:
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
         self._statistics = Statistics()
+        # The device knows the parts, and the parts know this only weakly: who drops a connection
+        # is rid of it (`__del__`).
+        self._waiter_error = WaiterErrors()
         driver = side.driver
-        self._queue = WorkQueue(driver, side.qp, self._end, self._waiter_error)
+        self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
         self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
         self._messages = Messages(
             queue=self._queue,
             memory=self._memory,
             config=config,
-            on_control=self._control,
-            on_protocol_error=self._protocol_error,
+            on_control=weakly(self._control),
+            on_protocol_error=weakly(self._protocol_error),
             waiter_error=self._waiter_error,
         )
         self._messages.gated = security.auth is not None
         self._queue.on_room = self._messages.pump
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
         self._one_sided = OneSided(
-            self._queue, self._messages, self._sharing, self._memory, self._check
+            self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
         )
+        self._loop_end.add(self)
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
@@ -145,6 +155,7 @@ class Connection:
         if self._root is not None:
             raise self._waiter_error(self._root)
         self._link = link
+        self._waiter_error.peer = link.peer_address
         self._peer = peer
         key = self._security.auth
         if self._config.keep_alive is not None:
@@ -152,7 +163,7 @@ class Connection:
                 self._queue,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
-                self._silent,
+                weakly(self._silent),
             )
         if key is None:
             self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
@@ -278,6 +289,8 @@ class Connection:
         Messages that arrived before the end can still be received after it; then
         ConnectionClosedError or ConnectionBrokenError.
         """
+        if _get_running_loop() is not self._loop:
+            self._home.check(self)
         message = await self._messages.inbox.recv()
         self._statistics.messages_received += 1
         self._statistics.bytes_received += len(message)
@@ -292,6 +305,7 @@ class Connection:
         may have been written to after a cancellation, and for as long as what was posted before it
         is under way; the message is not lost.  The end as with `recv`.
         """
+        self._home.check(self)
         if isinstance(memory, LocalMemory):
             target = Target(memory.view, memory)
         else:
@@ -415,6 +429,7 @@ class Connection:
         """The next region the peer sent: its memory (RemoteRegion), or this side's, which it had
         borrowed and now hands over (Buffer).  Cancelling loses nothing.
         """
+        self._home.check(self)
         return await self._sharing.receive()
 
     async def request_region(
@@ -496,22 +511,12 @@ class Connection:
     # ---- life and death ------------------------------------------------------------------
 
     def _check(self) -> None:
+        if _get_running_loop() is not self._loop:
+            self._home.check(self)
         if self._root is not None:
             raise self._waiter_error(self._root)
         if self._closing:
             raise ConnectionClosedError("the connection is being closed")
-
-    def _waiter_error(self, root: BaseException) -> BaseException:
-        """A fresh exception for one waiter; the cause is shared."""
-        if isinstance(root, ConnectionClosedError):
-            return ConnectionClosedError(str(root), by_peer=root.by_peer)
-        error: Exception
-        if isinstance(root, ProtocolError | AuthenticationError):
-            error = type(root)(str(root))
-        else:
-            error = ConnectionBrokenError(f"the connection with {self.peer_address} broke: {root}")
-        error.__cause__ = root
-        return error
 
     def _control(self, message: protocol.Message) -> None:
         authentication = self._authentication
@@ -588,6 +593,15 @@ class Connection:
         # Not from here: this may be the middle of a drain, or of a post.
         self._loop.call_soon(self._tear_down)
 
+    async def _end_with_loop(self) -> None:
+        self._end(ConnectionClosedError("its event loop has ended"))
+        await self._closed.wait()
+
+    def _end_without_loop(self) -> None:
+        self._root = self._root or ConnectionClosedError("its event loop has been closed")
+        if not self._closed.is_set():
+            self._tear_down()
+
     def _tear_down(self) -> None:
         if self._link is not None:
             self._link.close()
@@ -597,6 +611,7 @@ class Connection:
         if self._link is not None:
             self._link.release()
         self._closed.set()
+        self._loop_end.remove(self)
         if self._on_closed is not None:
             self._on_closed()
 
@@ -606,6 +621,9 @@ class Connection:
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.
         """
+        if self._home.is_parents:
+            return
+        self._home.check(self)
         if self._root is None and not self._closing:
             self._closing = True
             try:
@@ -624,11 +642,15 @@ class Connection:
 
         The resources are given back in the next turn of the loop; `wait_closed` waits for that.
         """
-        self._end(ConnectionClosedError("the connection was aborted"))
+        if not self._home.is_parents:
+            self._home.check(self)
+            self._end(ConnectionClosedError("the connection was aborted"))
 
     async def wait_closed(self) -> None:
         """Waits until the connection has ended, in whatever way, and given back its resources."""
-        await self._closed.wait()
+        if not self._home.is_parents:
+            self._home.check(self)
+            await self._closed.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -642,8 +664,52 @@ class Connection:
         await self.close()
 
     def __del__(self) -> None:
-        if self._root is None:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+        """Dropped while it is open: it ends as by `abort`.  In any thread, at any time."""
+        if getattr(self, "_loop_end", None) is None or self._root is not None:
+            return  # it has never begun, or has ended
+        if self._home.is_parents:
+            return
+        error = ConnectionClosedError("the connection was dropped")
+        try:
+            self._loop.call_soon_threadsafe(self._end, error)
+        except RuntimeError:  # the loop has been closed
+            self._end_without_loop()
+        warnings.warn(
+            f"{self!r}{self._home.made()} was not closed",
+            ResourceWarning,
+            source=self,
+            stacklevel=1,
+        )
+
+
+class WaiterErrors:
+    """Makes a fresh exception for one waiter; the cause is shared."""
+
+    def __init__(self) -> None:
+        self.peer: Address | None = None
+
+    def __call__(self, root: BaseException) -> BaseException:
+        if isinstance(root, ConnectionClosedError):
+            return ConnectionClosedError(str(root), by_peer=root.by_peer)
+        error: Exception
+        if isinstance(root, ProtocolError | AuthenticationError):
+            error = type(root)(str(root))
+        else:
+            error = ConnectionBrokenError(f"the connection with {self.peer} broke: {root}")
+        error.__cause__ = root
+        return error
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Calls a method of an object as long as there is one, and keeps nobody alive."""
+    ref = weakref.WeakMethod(method)
+
+    def call(*arguments: object) -> None:
+        found = ref()
+        if found is not None:
+            found(*arguments)
+
+    return call
 
 
 def check_imm(imm: int) -> None:

@@ -7,7 +7,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from ssl import SSLContext
 
+from .. import loop_end
 from ..config import DEFAULT, Config
+from ..home import Home
 from ..transport import Address, Listener, Via, listen
 from .client import LIMIT
 from .transport import StreamTransport
@@ -36,7 +38,10 @@ class StreamServer(asyncio.AbstractServer):
     def __init__(
         self, listener: Listener, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._home = Home()
+        self._loop = self._home.loop
+        self._loop_end = loop_end.of_running_loop()
+        self._loop_end.add(self, keep=True)  # as of asyncio's servers, it serves until it is closed
         self._listener = listener
         self._factory = protocol_factory
         self._transports: set[StreamTransport] = set()
@@ -69,6 +74,7 @@ class StreamServer(asyncio.AbstractServer):
 
     async def start_serving(self) -> None:
         """Accepts from now on, if it does not yet."""
+        self._home.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed")
         if self._accepting is None:
@@ -110,7 +116,9 @@ class StreamServer(asyncio.AbstractServer):
 
     def close(self) -> None:
         """Listens no more.  Connections go on; those that nobody has taken are closed."""
-        if self._closing is None:
+        if self._closing is None and not self._home.is_parents:
+            self._home.check(self)
+            self._loop_end.remove(self)
             self._closing = self._loop.create_task(self._listener.close())
 
     def close_clients(self) -> None:
@@ -127,10 +135,20 @@ class StreamServer(asyncio.AbstractServer):
         """Waits until it is closed and every connection has ended (as of Python 3.12)."""
         if self._closing is None:
             return
+        self._home.check(self)
         await asyncio.shield(self._closing)
         if self._accepting is not None:
             await asyncio.shield(self._accepting)
         await self._all_lost.wait()
+
+    async def _end_with_loop(self) -> None:
+        self.close()
+        self.abort_clients()
+        assert self._closing is not None
+        await self._closing
+
+    def _end_without_loop(self) -> None:
+        """The listener and the connections end by themselves."""
 
 
 async def create_server(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import ConnectionClosedError
+from ..home import Home
 from ..transport import Connection
 
 logger = logging.getLogger("aiordma.streams")
@@ -94,7 +95,8 @@ class StreamTransport(asyncio.Transport):
                 "connection": connection,
             }
         )
-        self._loop = asyncio.get_running_loop()
+        self._home = Home()
+        self._loop = self._home.loop
         self._connection = connection
         self._on_lost = on_lost
         self._piece = max(1, min(PIECE, connection.max_message))
@@ -200,11 +202,16 @@ class StreamTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Delivers nothing until `resume_reading`; the peer is slowed down."""
+        self._home.check(self)
         if self._resumed is None and not self._closing:
             self._resumed = self._loop.create_future()
 
     def resume_reading(self) -> None:
         """Delivers again."""
+        self._home.check(self)
+        self._resume()
+
+    def _resume(self) -> None:
         resumed, self._resumed = self._resumed, None
         if resumed is not None and not resumed.done():
             resumed.set_result(None)
@@ -213,6 +220,7 @@ class StreamTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Sends some bytes after those before them; never waits.  They may be reused at once."""
+        self._home.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data)!r}")
         if self._eof_written:
@@ -233,6 +241,7 @@ class StreamTransport(asyncio.Transport):
         Returns when this transport has nothing under way any more: until then they must not
         change.  Raises ConnectionError when the connection has ended before that.
         """
+        self._home.check(self)
         if self._eof_written or self._closing:
             raise ConnectionResetError("the stream has been closed for writing")
         if len(data):
@@ -262,6 +271,7 @@ class StreamTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Ends this direction when all that was written has been sent; the other one goes on."""
+        self._home.check(self)
         if self._eof_written or self._closing:
             return
         self._eof_written = self._eof_owed = True
@@ -351,10 +361,11 @@ class StreamTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Reads no more, sends what was written, then closes; `connection_lost(None)` follows."""
-        if self._closing:
+        if self._closing or self._home.is_parents:
             return
+        self._home.check(self)
         self._closing = True
-        self.resume_reading()
+        self._resume()
         reader = self._reader
         if reader is not None and reader is not asyncio.current_task(self._loop):
             reader.cancel()
@@ -374,7 +385,9 @@ class StreamTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Closes at once; what was written and not sent is lost."""
-        self._force_close(None)
+        if not self._home.is_parents:
+            self._home.check(self)
+            self._force_close(None)
 
     def _fatal(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
@@ -393,7 +406,7 @@ class StreamTransport(asyncio.Transport):
         self._lost = self._closing = True
         self._outbox.clear()
         self._eof_owed = False
-        self.resume_reading()
+        self._resume()
         for task in (self._reader, self._watch):
             if task is not None and task is not asyncio.current_task(self._loop):
                 task.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -211,9 +211,7 @@ def hello(config: Config = SMALL) -> Hello:
     )
 
 
-async def ends(
-    awaitable: Coroutine[Any, Any, object], *kinds: type[BaseException]
-) -> BaseException:
+async def ends(awaitable: Awaitable[object], *kinds: type[BaseException]) -> BaseException:
     """What an await ends with; an assertion fails unless it is one of `kinds`."""
     try:
         result = await awaitable

@@ -1,0 +1,290 @@
+"""A process with open connections, and its children by fork and by multiprocessing.
+
+Run as `python -m tests.transport.forking ROLE LOOP DEVICE VIA HOST`. It prints one line per thing
+that has gone well; what has not is an exception, and with it the exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from aiordma import Buffer, Connection, Server, streams, verbs
+from aiordma.errors import BufferStateError, WrongLoopError
+from aiordma.transport import Via, start_server
+
+from .child import echo
+from .place import SMALL, Place, ends, pattern
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+async def talk(conn: Connection, seed: int) -> None:
+    """Messages of both kinds, there and back."""
+    for size in (0, 100, 5000, 200_000):
+        data = pattern(size, seed)
+        sending = asyncio.create_task(conn.send(data))
+        with await conn.recv() as message:
+            assert message == data
+        await sending
+
+
+class Parent:
+    """A server, a connection with it, and memory of that, all in this process."""
+
+    def __init__(self, place: Place, server: Server, conn: Connection, buffer: Buffer) -> None:
+        self.place = place
+        self.server = server
+        self.conn = conn
+        self.buffer = buffer
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, place: Place) -> AsyncIterator[Parent]:
+        where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
+        async with (
+            await start_server(echo, place.host, **where) as server,
+            await place.connect(server.port) as conn,
+        ):
+            with conn.alloc(64) as buffer:
+                parent = cls(place, server, conn, buffer)
+                await parent.check()
+                yield parent
+                await parent.check()
+
+    async def check(self) -> None:
+        """All goes on as before, and new peers are served."""
+        async with self.place.within(20):
+            await talk(self.conn, 1)
+            async with await self.place.connect(self.server.port) as another:
+                await talk(another, 2)
+
+
+def forked(child: Callable[[], None]) -> int:
+    """The pid of a child that does this, and leaves with status 0 if it did not fail."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+    return pid
+
+
+async def ended(pid: int) -> int:
+    """Its exit status."""
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+# ---- fork ----------------------------------------------------------------------------------------
+
+
+def uses_what_it_inherited(parent: Parent) -> None:
+    """Each use is refused with a text that says so; ending it does nothing."""
+    conn = parent.conn
+
+    async def use() -> None:
+        for awaitable in (
+            conn.send(b"x"), conn.recv(), conn.recv_into(bytearray(8)), conn.request_region(8),
+            parent.server.serve_forever(),
+        ):  # fmt: skip
+            error = await ends(awaitable, WrongLoopError)
+            assert "made before fork()" in str(error)
+            assert "parent" in str(error)
+        await conn.close()
+        await conn.wait_closed()
+        conn.abort()
+        await parent.server.close()
+
+    run(use())
+    with pytest.raises(BufferStateError, match="parent"):
+        conn._side.driver.pd.reg_mr(64)
+    parent.buffer.release()
+    gc.collect()
+
+
+def has_its_own(parent: Parent) -> None:
+    """Connections of its own: within the child, and with its parent."""
+
+    async def main() -> None:
+        place = parent.place
+        async with Parent.open(place):
+            pass
+        async with await place.connect(parent.server.port) as conn:
+            await talk(conn, 3)
+
+    run(main())
+    assert not verbs.live(), verbs.live()
+
+
+def run(main: Any) -> None:
+    with asyncio.Runner(loop_factory=LOOPS[sys.argv[2]]) as runner:
+        runner.run(main)
+
+
+async def fork(place: Place) -> None:
+    async with Parent.open(place) as parent:
+        for child in (uses_what_it_inherited, has_its_own):
+            pid = forked(lambda child=child: child(parent))  # type: ignore[misc]
+            await parent.check()
+            assert await ended(pid) == 0
+            await parent.check()
+            say(child.__name__)
+
+
+def exits(place: Place) -> None:
+    """Children that leave as programs do: what they inherited is finalized, in whatever order."""
+    loop = asyncio.new_event_loop()
+    opened = Parent.open(place)
+    parent = loop.run_until_complete(opened.__aenter__())
+    for end in (sys.exit, gc.collect, lambda: None):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            end()
+            return
+        loop.run_until_complete(parent.check())
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status == 0, (end, status)
+        loop.run_until_complete(parent.check())
+    loop.run_until_complete(opened.__aexit__(None, None, None))
+    loop.close()
+    say("exits")
+
+
+async def grandchildren(place: Place) -> None:
+    """A child that has made a device of its own has a child as well."""
+
+    def child() -> None:
+        run(generation(2))
+
+    async def generation(more: int) -> None:
+        async with Parent.open(place):
+            if more:
+                assert await ended(forked(lambda: run(generation(more - 1)))) == 0
+
+    async with Parent.open(place):
+        assert await ended(forked(child)) == 0
+    say("grandchildren")
+
+
+async def outlived(place: Place) -> None:
+    """Dies while its child lives on, until their input ends: prints the child's number, a port."""
+    async with Parent.open(place) as parent:
+        say(forked(lambda: (os.read(0, 1), None)[1]))
+        say(parent.server.port)
+        await parent.server.serve_forever()
+
+
+# ---- multiprocessing and subprocess --------------------------------------------------------------
+
+
+def visit(place: Place, port: int, number: int) -> int:
+    """In a process of its own: talks with the server at `port`, and with itself."""
+
+    async def main() -> None:
+        async with await place.connect(port) as conn:
+            await talk(conn, number)
+        async with Parent.open(place):
+            pass
+
+    asyncio.run(main())
+    return number
+
+
+async def processes(place: Place) -> None:
+    for method in METHODS:
+        context: Any = multiprocessing.get_context(method)
+        async with Parent.open(place) as parent:
+            process = context.Process(target=visit, args=(place, parent.server.port, 5))
+            process.start()
+            await parent.check()
+            await asyncio.to_thread(process.join)
+            assert process.exitcode == 0, (method, process.exitcode)
+        say(f"Process by {method}")
+
+
+async def pools(place: Place) -> None:
+    loop = asyncio.get_running_loop()
+    for method in METHODS:
+        context = multiprocessing.get_context(method)
+        async with Parent.open(place) as parent:
+            with ProcessPoolExecutor(2, mp_context=context) as pool:
+                visits = [
+                    loop.run_in_executor(pool, visit, place, parent.server.port, number)
+                    for number in range(4)
+                ]
+                assert await asyncio.gather(*visits) == [0, 1, 2, 3]
+        say(f"pool by {method}")
+
+
+LISTS_FILES = """
+import os
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        print(fd, os.readlink(f"/proc/self/fd/{fd}"))
+    except FileNotFoundError:
+        pass
+"""
+
+
+async def programs(place: Place) -> None:
+    """Another program that is started inherits no descriptor, also when nobody closes them."""
+    before = set(os.listdir("/proc/self/fd"))
+    async with Parent.open(place) as parent:
+        async with await streams.create_server(
+            asyncio.Protocol, place.host, device=place.device, via=place.via
+        ):
+            listing = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-S", "-c", LISTS_FILES],
+                close_fds=False,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        lines = listing.stdout.splitlines()
+        inherited = [line for line in lines if line.split()[0] not in before]
+        assert not inherited, inherited
+        await parent.check()
+    say("no descriptor")
+
+
+ROLES = {
+    role.__name__: role for role in (fork, grandchildren, outlived, processes, pools, programs)
+}
+
+
+def main(role: str, loop: str, device: str, via: str, host: str, slow: str) -> None:
+    place = Place(device, host, cast(Via, via), float(slow))
+    if role == "exits":
+        exits(place)
+        return
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(ROLES[role](place))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

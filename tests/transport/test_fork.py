@@ -1,0 +1,136 @@
+"""Processes that fork while they have connections: see `forking.py`, which is run as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiordma import ConnectionBrokenError, listen
+from aiordma.errors import AddressError
+
+from .marks import by_cm, by_tcp, one_loop
+from .place import Place, ends
+
+ROOT = Path(__file__).parents[2]
+
+PROCESSES = [f"Process by {method}" for method in ("fork", "spawn", "forkserver")]
+POOLS = [f"pool by {method}" for method in ("fork", "spawn", "forkserver")]
+
+
+@pytest.fixture(params=["shared", "tcp"])
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the embedded device's links between processes of this host are."""
+    wire: str = request.param
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", wire)
+    return wire
+
+
+def command(place: Place, role: str, loop: str) -> list[str]:
+    return [
+        # Python 3.12 warns of every fork of a process with threads.
+        sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-m",
+        "tests.transport.forking", role, loop, place.device, place.via, place.host,
+        str(place.slow),
+    ]  # fmt: skip
+
+
+def start(place: Place, role: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(place, role, "asyncio"),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def report(place: Place, role: str, loop: str) -> list[str]:
+    """What the program has printed; a failure unless it ended well, and by itself."""
+    done = subprocess.run(
+        command(place, role, loop),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60 * place.slow,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_fork(place: Place, wire: str, request: pytest.FixtureRequest) -> None:
+    """The parent's connections go on, the child's use of them is refused, it has its own."""
+    loop = request.node.callspec.params["run"]
+    assert report(place, "fork", loop) == ["uses_what_it_inherited", "has_its_own"]
+
+
+@one_loop  # with libuv's threads in the parent, libuv itself crashes at the child's exit
+def test_children_that_end(place: Place) -> None:
+    """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
+    assert report(place, "exits", "asyncio") == ["exits"]
+
+
+@by_cm
+@one_loop
+def test_grandchildren(place: Place, wire: str) -> None:
+    assert report(place, "grandchildren", "asyncio") == ["grandchildren"]
+
+
+async def port_is_free(place: Place, port: int) -> None:
+    """The kernel is not always done with a process's sockets when the process is gone."""
+    while True:
+        try:
+            listener = await listen(place.host, port, device=place.device, via=place.via)
+        except AddressError:
+            await asyncio.sleep(0.01)
+            continue
+        await listener.close()
+        return
+
+
+@one_loop
+async def test_a_child_that_outlives_its_parent(place: Place) -> None:
+    """The parent's peers notice the parent's death, and its port is free."""
+    process = start(place, "outlived")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        try:
+            lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(2)]
+            child, port = map(int, lines)
+            async with await place.connect(port) as conn:
+                await conn.send(b"hello")
+                assert bytes(await conn.recv()) == b"hello"
+                process.kill()
+                async with place.within(10):
+                    await ends(conn.recv(), ConnectionBrokenError)
+            await asyncio.to_thread(process.wait)
+            os.kill(child, 0)  # it lives
+            async with place.within(5):
+                await port_is_free(place, port)
+            os.kill(child, 0)
+        finally:
+            process.kill()
+
+
+@by_cm
+@one_loop
+def test_start_methods_of_multiprocessing(place: Place, wire: str) -> None:
+    assert report(place, "processes", "asyncio") == PROCESSES
+
+
+@by_tcp
+@one_loop
+def test_pools_of_processes(place: Place) -> None:
+    assert report(place, "pools", "asyncio") == POOLS
+
+
+@one_loop
+def test_other_programs(place: Place) -> None:
+    assert report(place, "programs", "asyncio") == ["no descriptor"]
