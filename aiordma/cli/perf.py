@@ -19,6 +19,7 @@ import aiordma
 from aiordma import Config, verbs
 from aiordma.config import DEFAULT
 from aiordma.perf.client import PerfClient, RefusedError, Result
+from aiordma.perf.gpu import GPUError
 from aiordma.perf.machine import machine
 from aiordma.perf.record import Where, check_record, record
 from aiordma.perf.server import Limits, PerfServer
@@ -53,6 +54,17 @@ SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
 
 # As a shell has it for a program that Ctrl-C ended.
 INTERRUPTED = 130
+
+# What a run may end with that is nobody's mistake here.
+FAILURES = (
+    aiordma.RDMAError,
+    ChildError,
+    EOFError,
+    GPUError,
+    OSError,
+    PlotError,
+    RefusedError,
+)
 
 Record = dict[str, Any]
 
@@ -92,6 +104,9 @@ def measurement_options(command: Command) -> Command:
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option(
             "--verify-all", is_flag=True, help="Compare every message, not first and last alone."
+        ),
+        click.option(
+            "--gpu", is_flag=True, help="Write from and read into memory of this side's GPU."
         ),
         click.option("--imm", is_flag=True, help="With immediate data: send and write."),
         click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
@@ -214,7 +229,7 @@ def finish(
             for target in targets:
                 check_target(target)
             told = runner.run(run())
-        except (aiordma.RDMAError, RefusedError, ChildError, PlotError, OSError, EOFError) as error:
+        except FAILURES as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if as_json:
         click.echo(json.dumps(told, indent=1))

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from aiordma.transport import Via
 from . import client_ends, client_memory, wire
 from .client_ends import ENDLESS, ClientEnd, Run
 from .client_streams import Streams
+from .gpu import GPU, GPUMemory
 from .quiet import quiet
 from .settings import Settings
 from .statistics import Summary, Throughput, tail
@@ -33,6 +35,11 @@ ENDS: dict[str, Callable[[aiordma.Connection], ClientEnd]] = {
     "write": client_memory.Writes,
     "read": client_memory.Reads,
     "atomic": client_memory.Atomics,
+}
+
+ON_GPU: dict[str, Callable[[aiordma.Connection, client_memory.Take], ClientEnd]] = {
+    "write": client_memory.Writes,
+    "read": client_memory.Reads,
 }
 
 Progress = Callable[[float], None]
@@ -110,7 +117,8 @@ class PerfClient:
     ) -> AsyncIterator[PerfClient]:
         """Opens a run; waits while the server is busy with another.
 
-        RefusedError when it will not.  Otherwise raises what `aiordma.connect` raises.
+        RefusedError when it will not, GPUError without a GPU for `gpu`.  Otherwise raises what
+        `aiordma.connect` raises.
         """
         config = replace(
             config,
@@ -124,6 +132,11 @@ class PerfClient:
             )
 
         async with AsyncExitStack() as stack:
+            end_of = ENDS.get(settings.operation)
+            if settings.gpu:
+                gpu = GPU()
+                stack.callback(gpu.close)
+                end_of = on_gpu(gpu, settings.operation)
             control = await connection()
             await control.send(
                 wire.pack(
@@ -134,7 +147,7 @@ class PerfClient:
             ends: list[ClientEnd] = []
             for index in range(settings.connections):
                 first = wire.Attach(opened.key, index)
-                if settings.operation == "stream":
+                if end_of is None:
                     reader, writer = await aiordma.open_connection(
                         host,
                         opened.port,
@@ -149,7 +162,7 @@ class PerfClient:
                 else:
                     conn = await connection()
                     await conn.send(wire.pack(first))
-                    ends.append(ENDS[settings.operation](conn))
+                    ends.append(end_of(conn))
             with quiet():
                 yield cls(settings, control, ends, opened)
 
@@ -281,6 +294,11 @@ class PerfClient:
     async def _ask(self, message: wire.Wire, kind: type[Kind]) -> Kind:
         await self._control.send(wire.pack(message))
         return await answer(self._control, kind)
+
+
+def on_gpu(gpu: GPU, operation: str) -> Callable[[aiordma.Connection], ClientEnd]:
+    end_of = ON_GPU[operation]
+    return lambda conn: end_of(conn, partial(GPUMemory, gpu))
 
 
 async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:

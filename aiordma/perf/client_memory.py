@@ -4,21 +4,53 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import aiordma
 from aiordma import Batch, Buffer, RemoteRegion, Rights, Share
+from aiordma.mr_pool import LocalMemory
 
 from .client_ends import U32, Run, time_each
 from .contents import SERVER, contents, difference
 
 
+class Place(Protocol):
+    """Memory of this side for one part."""
+
+    @property
+    def local(self) -> LocalMemory: ...
+    def fill(self, data: bytes) -> None: ...
+    def contents(self) -> bytes | memoryview: ...
+    def release(self) -> None: ...
+
+
+Take = Callable[[aiordma.Connection, int], Place]
+
+
+class HostMemory:
+    """A block of the connection's pool."""
+
+    def __init__(self, conn: aiordma.Connection, size: int) -> None:
+        self.local = conn.alloc(size)
+
+    def fill(self, data: bytes) -> None:
+        self.local.view[:] = data
+
+    def contents(self) -> memoryview:
+        return self.local.view
+
+    def release(self) -> None:
+        self.local.release()
+
+
 class OneSided:
     """What the three have in common.  All operations of a part are on the same bytes."""
 
-    def __init__(self, conn: aiordma.Connection) -> None:
+    def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
         self._conn = conn
-        self._memory: Buffer | None = None
+        self._take = take
+        self._place: Place | None = None
         self._remote: RemoteRegion | None = None
 
     def use(self, token: bytes) -> None:
@@ -30,9 +62,9 @@ class OneSided:
         return self._remote
 
     @property
-    def memory(self) -> Buffer:
-        assert self._memory is not None
-        return self._memory
+    def place(self) -> Place:
+        assert self._place is not None
+        return self._place
 
     @abstractmethod
     def operate(self, run: Run) -> Awaitable[object]:
@@ -76,24 +108,24 @@ class OneSided:
 
     def release(self) -> None:
         self._remote = None
-        if self._memory is not None:
-            self._memory.release()
-            self._memory = None
+        if self._place is not None:
+            self._place.release()
+            self._place = None
 
 
 class Writes(OneSided):
     """Answered by a write of the peer into memory of this side, and woken by its immediate data."""
 
-    def __init__(self, conn: aiordma.Connection) -> None:
-        super().__init__(conn)
+    def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
+        super().__init__(conn, take)
         self._inbox: Buffer | None = None
         self._share: Share | None = None
         self._expected = b""
         self._mismatch = ""
 
     def prepare(self, seed: int, size: int) -> bytes:
-        self._memory = self._conn.alloc(size)
-        self._memory.view[:] = contents(seed, size)
+        self._place = self._take(self._conn, size)
+        self._place.fill(contents(seed, size))
         self._expected = contents(seed + SERVER, size)
         self._mismatch = ""
         self._inbox = self._conn.alloc(size)
@@ -102,20 +134,20 @@ class Writes(OneSided):
 
     def operate(self, run: Run) -> Awaitable[object]:
         imm = run.started & U32 if run.imm else None
-        return self._conn.write(self.memory, self.remote, imm=imm)
+        return self._conn.write(self.place.local, self.remote, imm=imm)
 
     def collect(self, batch: Batch) -> None:
-        batch.write(self.memory, self.remote)
+        batch.write(self.place.local, self.remote)
 
     async def alone(self, run: Run) -> None:
-        conn, memory, remote = self._conn, self.memory, self.remote
+        conn, memory, remote = self._conn, self.place.local, self.remote
         if run.imm:
             await time_each(lambda: conn.write(memory, remote, imm=run.done & U32), run)
         else:
             await time_each(lambda: conn.write(memory, remote), run)
 
     async def ping(self, run: Run) -> None:
-        conn, memory, remote = self._conn, self.memory, self.remote
+        conn, memory, remote = self._conn, self.place.local, self.remote
 
         async def there_and_back() -> None:
             await conn.write(memory, remote, imm=run.done & U32)
@@ -142,24 +174,24 @@ class Writes(OneSided):
 
 
 class Reads(OneSided):
-    def __init__(self, conn: aiordma.Connection) -> None:
-        super().__init__(conn)
+    def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
+        super().__init__(conn, take)
         self._expected = b""
 
     def prepare(self, seed: int, size: int) -> bytes:
-        self._memory = self._conn.alloc(size)
-        self._memory.view[:] = bytes(size)
+        self._place = self._take(self._conn, size)
+        self._place.fill(bytes(size))
         self._expected = contents(seed + SERVER, size)
         return b""
 
     def operate(self, run: Run) -> Awaitable[object]:
-        return self._conn.read(self.remote, self.memory)
+        return self._conn.read(self.remote, self.place.local)
 
     def collect(self, batch: Batch) -> None:
-        batch.read(self.remote, self.memory)
+        batch.read(self.remote, self.place.local)
 
     def verify(self, run: Run) -> str:
-        return difference(self.memory.view, self._expected) if run.done else ""
+        return difference(self.place.contents(), self._expected) if run.done else ""
 
 
 class Atomics(OneSided):

@@ -36,7 +36,8 @@ class Settings:
 
     `iterations` operations of each size, over all connections; None: for `duration` seconds.
     `depth` operations are under way on each connection at a time, `batch` of them posted with one
-    doorbell.  `verify_all` compares every message and not the first and the last alone.
+    doorbell.  `verify_all` compares every message and not the first and the last alone.  With `gpu`
+    the client's memory is that of a GPU.
     """
 
     operation: str
@@ -50,6 +51,7 @@ class Settings:
     batch: int = 1
     imm: bool = False
     verify_all: bool = False
+    gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -75,6 +77,8 @@ class Settings:
                 "verify-all is for send and stream: what writes, reads and atomics leave in memory "
                 "is compared anyway"
             )
+        if self.gpu and self.operation not in ("write", "read"):
+            raise ValueError("memory of a GPU can be written from and read into, and nothing else")
         if self.batch > self.depth:
             raise ValueError(f"a batch of {self.batch} is more than a depth of {self.depth}")
 

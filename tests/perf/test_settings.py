@@ -46,6 +46,7 @@ def test_what_nobody_chooses_is_possible(operation: str, metric: str) -> None:
         ({"metric": "lat"}, "one operation at a time"),
         ({"operation": "stream"}, "a stream has no depth"),
         ({"verify_all": True}, "verify-all is for send and stream"),
+        ({"operation": "atomic", "sizes": (8,), "gpu": True}, "memory of a GPU can be written"),
     ],
 )
 def test_what_makes_no_sense(changes: dict[str, Any], text: str) -> None:

@@ -1,0 +1,98 @@
+"""Memory of a GPU as the client's side of a write or read: of NVIDIA's, by its driver's library.
+
+The driver exports it as a dma-buf, which the RDMA device then reaches by itself.  Source: the CUDA
+driver API's reference, "Memory Management".  Only what every driver since 11.7 has is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import aiordma
+
+LIBRARY = "libcuda.so.1"
+
+# CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+DMA_BUF = 1
+
+# A range that is exported begins and ends with a page of the host's: what is as long as the
+# driver's own large pages begins with one of them.
+PAGE = 2 << 20
+
+
+class GPUError(Exception):
+    """There is no GPU that could be used, or its driver refused; the text says which."""
+
+
+class GPU:
+    """The first GPU.  GPUError where there is none; `close` when its memory has been released."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        try:
+            self._library = load(LIBRARY)
+        except OSError as error:
+            raise GPUError(
+                f"there is no GPU to measure: {LIBRARY}, which comes with NVIDIA's driver, "
+                f"cannot be loaded ({error})"
+            ) from error
+        self.device = ctypes.c_int()
+        context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(self.device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """GPUError unless it succeeds."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(code, ctypes.byref(text))
+            said = (text.value or b"an unknown error").decode()
+            raise GPUError(f"the GPU's driver refused {name}: {said} ({code})")
+
+    def close(self) -> None:
+        self.call("cuDevicePrimaryCtxRelease_v2", self.device)
+
+
+class GPUMemory:
+    """As many bytes of it, registered for one connection."""
+
+    def __init__(self, gpu: GPU, conn: aiordma.Connection, size: int) -> None:
+        self._gpu = gpu
+        self._size = size
+        self._pointer = ctypes.c_uint64()
+        whole = -(-size // PAGE) * PAGE
+        with ExitStack() as stack:
+            gpu.call("cuMemAlloc_v2", ctypes.byref(self._pointer), ctypes.c_size_t(whole))
+            stack.callback(gpu.call, "cuMemFree_v2", self._pointer)
+            fd = ctypes.c_int(-1)
+            gpu.call(
+                "cuMemGetHandleForAddressRange",
+                ctypes.byref(fd),
+                self._pointer,
+                ctypes.c_size_t(whole),
+                DMA_BUF,
+                ctypes.c_uint64(0),
+            )
+            try:
+                self.local = conn.register_dmabuf(fd.value, size)
+            finally:
+                os.close(fd.value)  # the region has one of its own
+            stack.callback(self.local.close)
+            self._stack = stack.pop_all()
+
+    def fill(self, data: bytes) -> None:
+        self._gpu.call("cuMemcpyHtoD_v2", self._pointer, data, ctypes.c_size_t(self._size))
+
+    def contents(self) -> bytes:
+        data = ctypes.create_string_buffer(self._size)
+        self._gpu.call("cuMemcpyDtoH_v2", data, self._pointer, ctypes.c_size_t(self._size))
+        return data.raw
+
+    def release(self) -> None:
+        self._stack.close()

@@ -1,0 +1,158 @@
+"""Memory of a GPU, with a stand-in for NVIDIA's driver: its GPU is memory files here."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from aiordma.cli.app import app
+from aiordma.perf import client, gpu
+from aiordma.perf.gpu import GPU, GPUError, GPUMemory
+from tests.conftest import Run
+
+from .test_measuring import measured, one_loop, settings
+
+INVALID = 1
+
+
+class Driver:
+    """The calls that are used; a pointer is the number of a memory file."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, tuple[int, mmap.mmap]] = {}
+        self.retained = 0
+        self.fails = ""
+        self.most = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        """The call of that name, unless it is the one that fails."""
+        if name.startswith("cu") and name == self.fails:
+            return lambda *_: INVALID
+        return super().__getattribute__(name)
+
+    def cuInit(self, flags: int) -> int:
+        return flags
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = 7
+        return ordinal
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        assert device.value == 7
+        self.retained += 1
+        context._obj.value = 1
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        return INVALID if context.value != 1 else 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, device: Any) -> int:
+        self.retained -= 1
+        return 0
+
+    def cuMemAlloc_v2(self, pointer: Any, size: Any) -> int:
+        fd = os.memfd_create("gpu")
+        os.ftruncate(fd, size.value)
+        pointer._obj.value = fd
+        self.files[fd] = fd, mmap.mmap(fd, size.value)
+        self.most = max(self.most, len(self.files))
+        return 0
+
+    def cuMemFree_v2(self, pointer: Any) -> int:
+        fd, memory = self.files.pop(pointer.value)
+        memory.close()
+        os.close(fd)
+        return 0
+
+    def cuMemGetHandleForAddressRange(
+        self, fd: Any, pointer: Any, size: Any, kind: int, flags: Any
+    ) -> int:
+        assert size.value % gpu.PAGE == 0
+        assert (kind, flags.value) == (1, 0)
+        fd._obj.value = os.dup(pointer.value)
+        return 0
+
+    def cuMemcpyHtoD_v2(self, pointer: Any, data: bytes, size: Any) -> int:
+        self.files[pointer.value][1][: size.value] = data
+        return 0
+
+    def cuMemcpyDtoH_v2(self, data: Any, pointer: Any, size: Any) -> int:
+        ctypes.memmove(data, self.files[pointer.value][1][: size.value], size.value)
+        return 0
+
+    def cuGetErrorName(self, code: int, text: Any) -> int:
+        text._obj.value = b"CUDA_ERROR_INVALID_VALUE"
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(client, "GPU", lambda: GPU(lambda name: made))
+    return made
+
+
+@one_loop
+@pytest.mark.needs("dma-buf")
+@pytest.mark.parametrize("metric", ["lat", "rate"])
+@pytest.mark.parametrize("operation", ["write", "read"])
+def test_its_memory_is_written_from_and_read_into(
+    run: Run, device_name: str, host: str, driver: Driver, operation: str, metric: str
+) -> None:
+    asked = replace(settings(operation, metric), gpu=True, connections=2)
+    try:
+        (result,) = run(measured(device_name, host, asked))
+    finally:
+        assert (driver.files, driver.retained) == ({}, 0)
+    assert driver.most == 2
+    assert result is not None
+    assert result.mismatch == ""
+
+
+@one_loop
+@pytest.mark.needs("dma-buf")
+def test_what_did_not_come_into_its_memory_is_told(
+    run: Run, device_name: str, host: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPUMemory, "contents", lambda self: bytes(100))
+    (result,) = run(measured(device_name, host, replace(settings("read", "lat"), gpu=True)))
+    assert result is not None
+    assert result.mismatch.startswith("byte ")
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"],
+)
+def test_a_driver_without_a_usable_gpu(call: str) -> None:
+    made = Driver()
+    made.fails = call
+    with pytest.raises(GPUError, match=rf"refused {call}: CUDA_ERROR_INVALID_VALUE \(1\)"):
+        GPU(lambda name: made)
+
+
+@one_loop
+@pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetHandleForAddressRange"])
+def test_a_gpu_whose_memory_cannot_be_had(
+    run: Run, device_name: str, host: str, driver: Driver, call: str
+) -> None:
+    driver.fails = call
+    with pytest.raises(GPUError, match=f"refused {call}: "):
+        run(measured(device_name, host, replace(settings("write", "bw"), gpu=True)))
+    assert (driver.files, driver.retained) == ({}, 0)
+
+
+def test_without_a_driver_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where there is one, as if there were none."""
+    monkeypatch.setattr(gpu, "LIBRARY", str(tmp_path / "libcuda.so.1"))
+    done = CliRunner().invoke(app, ["perf", "--local", "read", "bw", "--gpu"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: there is no GPU to measure: ")
+    assert "libcuda.so.1, which comes with NVIDIA's driver, cannot be loaded" in done.stderr
