@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aiordma import Buffer, BufferStateError, MemoryPool, verbs
 from aiordma.errors import QuotaError
@@ -216,5 +218,78 @@ def test_what_the_device_refuses(
         with pytest.raises(OSError, match="no memory"):
             await waiting.tasks.pop(0)
         await waiting.release_all()
+
+    run(main())
+
+
+SIZE = st.sampled_from([200, 5000, SLAB_SIZE // 2, SLAB_SIZE, LIMIT])
+STEP = st.one_of(
+    st.tuples(st.just("lease"), SIZE),
+    st.tuples(st.just("brief"), SIZE),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("release"), st.integers(0, 9)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(STEP, max_size=40))
+def test_nobody_waits_for_what_is_there(
+    context: verbs.Context, run: Run, steps: list[tuple[str, int]]
+) -> None:
+    """Whatever happens in whatever order: no memory is lost, no turn, nobody overtakes."""
+
+    async def main() -> None:
+        pd = context.alloc_pd()
+        pool = MemoryPool(pd, limit=LIMIT)
+        waiting: list[asyncio.Task[Block]] = []
+        held: list[Block] = []
+
+        async def wait(size: int, *, brief: bool) -> Block:
+            block = pool.block_in_turn(size, brief=brief)
+            if block is not None:
+                return block
+            turn = pool.line.join(size, brief=brief)
+            try:
+                return await turn
+            except BaseException:
+                pool.line.leave(turn)
+                raise
+
+        def collect() -> None:
+            for task in [task for task in waiting if task.done()]:
+                waiting.remove(task)
+                if not task.cancelled():
+                    held.append(task.result())
+
+        for step, number in steps:
+            if step in ("lease", "brief"):
+                waiting.append(asyncio.create_task(wait(number, brief=step == "brief")))
+            elif step == "cancel" and waiting:
+                waiting[number % len(waiting)].cancel()
+            elif step == "release" and held:
+                held.pop(number % len(held)).release()
+            elif step == "turn":
+                await asyncio.sleep(0)
+            collect()
+        await turns()
+        collect()
+        assert pool.statistics().waiting == len(waiting)
+        assert pool.statistics().leases == len(held)
+        for line in (pool.line._brief, pool.line._users):
+            if line:
+                with pytest.raises(QuotaError):
+                    pool.block(next(iter(line.values())))
+                break
+        while held or waiting:
+            while held:
+                held.pop().release()
+            await turns()
+            collect()
+        assert pool.statistics().leases == pool.statistics().waiting == 0
+        pool.close()
+        pd.close()
 
     run(main())

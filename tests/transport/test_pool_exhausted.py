@@ -214,7 +214,9 @@ async def test_the_end_of_the_connection_ends_the_waiting(place: Place) -> None:
                 )
             ]
             await held.until_waiting(4)
+            before = client.pool_statistics().waiting
             client.abort()
+            assert client.pool_statistics().waiting == before - 1  # the message; the rest are tasks
             await asyncio.gather(*waiting)
             await server.wait_closed()
         held.release()
