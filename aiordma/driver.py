@@ -7,7 +7,8 @@ Some facts, and what they mean here:
   then poll until empty; a completion between polling and arming has made a new event, and the
   level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
 - A failed completion carries only `wr_id`, `status`, `qp_num` and `vendor_err`.  So a `wr_id`
-  alone leads to what was posted: `_core.operations` holds the slot, the slot its work queue.
+  alone leads to what was posted: the slot that it names holds the work, and its queue
+  (native/fast/table.c).
 - Completions of a queue pair that is already destroyed may still lie in the completion queue.
   Their slots have been given back, so their generation finds nobody; the table counts them.
 - Waking a sleeping process on another core takes 35 to 45 us, more than all the rest of a small
@@ -31,10 +32,10 @@ import math
 import os
 import weakref
 from collections.abc import Callable
-from typing import ClassVar, Protocol, Self, cast
+from typing import ClassVar, Protocol, Self
 
 from . import cm, verbs
-from ._core.operations import OperationSlot, OperationTable
+from ._native import Table
 from .errors import DeviceEventError, InternalError
 from .event_router import EventRouter
 from .mr_pool import MemoryPool
@@ -44,8 +45,8 @@ logger = logging.getLogger("aiordma.driver")
 
 # Completions taken per crossing, and crossings per turn of the loop: together they bound how long
 # other tasks wait for a busy device.  Both are judgement, not measurement.
-BATCH = 256
-ROUNDS = 4
+BATCH = 128
+ROUNDS = 8
 
 # Seconds that a look before sleeping takes, unless `Config.polling` says otherwise: about what a
 # wake-up costs.  And how many wake-ups go by without one, at most, when looks found nothing.
@@ -59,21 +60,7 @@ CQ_ENTRIES = 4096
 
 
 class CompletionSink(Protocol):
-    """Whom completions and queue-pair events are for: a work queue."""
-
-    def complete(
-        self,
-        slot: OperationSlot,
-        status: int,
-        byte_len: int,
-        imm: int,
-        wc_flags: int,
-        vendor_err: int,
-    ) -> None:
-        """A completion of `slot` is in; the driver releases the slot afterwards."""
-
-    def earlier_failed(self, slot: OperationSlot, status: int, vendor_err: int) -> None:
-        """One of several requests of `slot` has failed, of which the last is still to come."""
+    """Whom queue-pair events are for: a work queue."""
 
     def device_event(self, event: verbs.AsyncEvent) -> None:
         """An asynchronous event concerns the queue pair."""
@@ -159,11 +146,11 @@ class Driver(_Shared):
         self.channel = context.create_comp_channel()
         self.pool = MemoryPool(self.pd, limit=pool_limit)
         self.registrations = RegistrationCache(self.pd)
-        self.operations = OperationTable()
+        self.operations = Table()
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        self._drain = self.channel.drain
+        self._drain = self.channel.drain_to
         self._spin_us = math.ceil(polling * 1e6)
         self._wake_spin_us = min(WAKE_SPIN_US, self._spin_us)
         self._coming_back = False  # for completions that one turn had no time for
@@ -241,7 +228,9 @@ class Driver(_Shared):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_completions(self) -> None:
-        if self._handle(self._wake_spin_us) and self._spin_us and not self._looking:
+        if self._looking:
+            return  # that comes when the tasks have had their turn; now it would delay them
+        if self._handle(self._wake_spin_us) and self._spin_us:
             if self._skip:
                 self._skip -= 1
             else:
@@ -265,24 +254,12 @@ class Driver(_Shared):
         """Hands out the completions there are; False if there were none."""
         if not self._users:
             return False  # closed between `call_soon` and now
-        find, release = self.operations.complete, self.operations.release
         found = False
         try:
             for _ in range(ROUNDS):
-                records, more = self._drain(BATCH, spin_us)
+                some, more = self._drain(self.operations, BATCH, spin_us)
                 spin_us = 0
-                for wr_id, status, _op, vendor_err, byte_len, imm, _qp, _src, flags in records:
-                    slot = find(wr_id)
-                    found = True
-                    if slot is not None:
-                        sink = cast(CompletionSink, slot.owner)
-                        try:
-                            sink.complete(slot, status, byte_len, imm, flags, vendor_err)
-                        except Exception as error:
-                            self._report(sink, error)
-                        release(slot)
-                    elif (slot := self.operations.earlier(wr_id)) is not None:
-                        cast(CompletionSink, slot.owner).earlier_failed(slot, status, vendor_err)
+                found = found or some
                 if not more:
                     return found
         except OSError as error:  # the channel itself fails: nothing more will complete here
@@ -298,7 +275,7 @@ class Driver(_Shared):
         self._coming_back = False
         self._on_completions()
 
-    def _report(self, sink: CompletionSink, error: Exception) -> None:
+    def report(self, sink: CompletionSink, error: Exception) -> None:
         """A bug in the handling of one queue pair must not cost the others their completions."""
         self.loop.call_exception_handler(
             {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}

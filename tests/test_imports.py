@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "inherited": set(),
     "trace": {"_native"} | CORE,
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
-    "driver": {"verbs", "cm", "mr_pool", "registration_cache", "event_router"} | CORE,
+    "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"} | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}

@@ -5,7 +5,18 @@ exception, and :mod:`.records` packs and unpacks what crosses in numbers. What i
 above is `ffi` for memory and `lib` for the data path.
 """
 
-from ._fast import EARLIER, TRANSFER_SIZE, Local, Pinned, Remote, Run
+from ._fast import (
+    EARLIER,
+    TRANSFER_SIZE,
+    Local,
+    Pinned,
+    Queue,
+    Remote,
+    Run,
+    Table,
+    Work,
+    connect,
+)
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
 from .library import Library, embedded, system
@@ -21,7 +32,11 @@ from .records import (
     MoreArray,
     Record,
     RequestArray,
+    WrongCompletion,
 )
+
+# The compiled modules know nothing of each other.
+connect(int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_drain"))))
 
 __all__ = [
     "COMPLETION",
@@ -43,10 +58,14 @@ __all__ = [
     "MoreArray",
     "Pinned",
     "ProviderCalls",
+    "Queue",
     "Record",
     "Remote",
     "RequestArray",
     "Run",
+    "Table",
+    "Work",
+    "WrongCompletion",
     "embedded",
     "failure",
     "ffi",

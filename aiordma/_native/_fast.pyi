@@ -4,6 +4,10 @@ Of one event loop, not thread-safe.  The members are set by the subclasses; they
 to the device, so a wrong one is refused there or is somebody else's memory.
 """
 
+from asyncio import Future
+from collections.abc import Callable
+from typing import Protocol
+
 TRANSFER_SIZE: int
 """The longest single request."""
 
@@ -64,21 +68,34 @@ class Remote:
     def root(self, memory: Remote) -> None: ...
     def __len__(self) -> int: ...
 
+class Waiter(Protocol):
+    """Who waits for a run: a future, or what does as one."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+
 class Run:
     """One-sided requests that are posted together; their memory is pinned until `release`.
 
-    `user` is what the remote memory must be for.
+    `user` is what the remote memory must be for, `kind` that of the operation.  The waiter is told
+    when all is done.
     """
 
-    user: object
+    waiter: Waiter | None
+    partial: bool
+    """What is left of the run it was a part of tells the waiter that all is done."""
     @property
-    def posted(self) -> int:
-        """How many of them the device has taken at the last `post_to`."""
+    def kind(self) -> int: ...
+    @property
+    def entries(self) -> int:
+        """How many requests it is."""
 
     @property
     def lengths(self) -> list[int]:
         """Bytes of each."""
 
+    def __init__(self, user: object, kind: int, waiter: Waiter | None = None) -> None: ...
     def __len__(self) -> int: ...
     def write(self, local: object, remote: object, /) -> bool:
         """Adds a write; False, and nothing is added, if it is not plain, or not allowed."""
@@ -102,11 +119,109 @@ class Run:
     ) -> None:
         """Adds any request, unchecked."""
 
-    def take(self, run: Run, count: int, /) -> None:
-        """Moves the first `count` requests of another one into this one, which has none."""
+    def part(self, entries: int, /) -> Run:
+        """The first of them, as a run of its own; it is the rest from now on."""
 
-    def post_to(self, qp: int, extended: int, wr_id: int, /) -> int:
-        """By the addresses of the queue pair, and of its extended self or 0: an errno value."""
+    def failed(self, error: BaseException, /) -> None:
+        """Tells the waiter, unless that is over."""
 
     def release(self) -> None:
         """The device has let go of all the memory.  Again does nothing."""
+
+class Work:
+    """One work request of one piece of memory.
+
+    `done(byte_len)` of the subclass is called when it has completed well.
+    """
+
+    kind: int
+    opcode: int
+    address: int
+    length: int
+    lkey: int
+    remote_address: int
+    rkey: int
+    imm: int
+    def __init__(
+        self,
+        kind: int,
+        opcode: int,
+        address: int,
+        length: int,
+        lkey: int,
+        remote_address: int = 0,
+        rkey: int = 0,
+        imm: int = 0,
+    ) -> None: ...
+
+class Table:
+    """The slots of one event loop: which posted work a completion belongs to."""
+
+    @property
+    def stray(self) -> int:
+        """Completions that belonged to nothing under way."""
+
+    def __len__(self) -> int:
+        """Slots that are taken."""
+
+    def drain(self, state: int, most: int, spin_us: int, /) -> int:
+        """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
+
+        Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
+        completions, and 2 if there may be more.
+        """
+
+class Queue:
+    """The send and the receive queue of one queue pair: what is posted, and what completes.
+
+    The subclass has `_went_wrong(work, facts)`, `_use_room()` and `_broken(error)`: see
+    native/fast/drain.c.
+    """
+
+    table: Table
+    user: object
+    """What remote memory must be for."""
+    make_future: Callable[[], Future[None]]
+    address: int
+    """Of the queue pair in C."""
+    extended_address: int
+    """Of its extended self, or 0."""
+    capacity: int
+    """Entries of the send queue."""
+    free: int
+    """Those of them that are free."""
+    reserved: int
+    """Those that `write` and `read` leave."""
+    accepting: bool
+    """`write` and `read` may post."""
+    backlogged: bool
+    """Something else has to be posted first."""
+    failed: bool
+    """Nothing is done any more: what completes is only over."""
+    @property
+    def completions(self) -> int:
+        """Good ones: each is a sign of life of the peer's device."""
+
+    def post_work(self, work: Work | Run, /) -> tuple[int, int]:
+        """An errno value, and how many requests were posted nevertheless.
+
+        ValueError if there are too few free entries.
+        """
+
+    def post_recv(self, work: object, address: int, length: int, lkey: int, /) -> int:
+        """An errno value.  `done(byte_len)` of `work` is called, or `written(byte_len, imm)`."""
+
+    def write(self, local: object, remote: object, /) -> Future[None] | None:
+        """Posts a write; None, and nothing happens, unless it is plain, allowed, and has room."""
+
+    def read(self, local: object, remote: object, /) -> Future[None] | None:
+        """The same for a read."""
+
+    def under_way(self) -> list[object]:
+        """The work of the send queue, oldest first."""
+
+    def clear_slots(self) -> list[object]:
+        """The queue pair is gone: all work that was under way, receives last."""
+
+def connect(drain: int, /) -> None:
+    """The address of aiordma_drain, once for all."""

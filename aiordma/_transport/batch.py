@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from .._core.operations import OperationKind
+from .._native import Run
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
 from ..verbs.buffers import AnyMemory
 from .one_sided import OneSided, Remote
-from .transfers import Atomic, Batched, Transfer
+from .transfers import Atomic, Batched
 from .work_queue import WorkQueue
 
 
@@ -39,7 +40,7 @@ class Batch:
         self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
 
-    def _nothing(self) -> Transfer:
+    def _nothing(self) -> Run:
         return self._one_sided.transfer(OperationKind.BATCH)
 
     def __len__(self) -> int:
@@ -117,7 +118,7 @@ class Batch:
                 bring()
 
 
-def drop(transfer: Transfer, atomics: list[Atomic]) -> None:
+def drop(transfer: Run, atomics: list[Atomic]) -> None:
     """Nothing of it was posted."""
     transfer.release()
     for atomic in atomics:

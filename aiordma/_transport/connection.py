@@ -141,6 +141,8 @@ class Connection:
         self._one_sided = OneSided(
             self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
         )
+        self._queue.user = self._sharing
+        self._queue.accepting = True
         self._loop_end.add(self)
 
     def _post_receives(self) -> None:
@@ -468,9 +470,14 @@ class Connection:
         called with the number of bytes that are there.  RemoteRangeError before anything is posted
         when the range or the right is not there.
         """
-        if imm is not None:
-            check_imm(imm)
-        await self._one_sided.write(source, target, imm, progress)
+        self._check()
+        done = self._queue.write(source, target) if imm is None and progress is None else None
+        if done is not None:
+            await done
+        else:
+            if imm is not None:
+                check_imm(imm)
+            await self._one_sided.write(source, target, imm, progress)
         self._statistics.writes += 1
 
     async def read(
@@ -484,7 +491,12 @@ class Connection:
 
         Pieces, `progress` and RemoteRangeError as with `write`.
         """
-        await self._one_sided.read(source, target, progress)
+        self._check()
+        done = self._queue.read(target, source) if progress is None else None
+        if done is not None:
+            await done
+        else:
+            await self._one_sided.read(source, target, progress)
         self._statistics.reads += 1
 
     def batch(self) -> Batch:
@@ -626,6 +638,7 @@ class Connection:
         self._home.check(self)
         if self._root is None and not self._closing:
             self._closing = True
+            self._queue.accepting = False
             try:
                 async with asyncio.timeout(self._config.close_timeout):
                     await self._messages.drained()

@@ -39,6 +39,7 @@ from .._core.frames import (
     unpack_header,
 )
 from .._core.receive_sizes import PeerReceives
+from .._native import Run
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
@@ -47,7 +48,7 @@ from .memory import Memory
 from .message import Message, SharedBlock
 from .outgoing import FrameSend, MessagesSend, Offered, Outgoing, OutgoingWrite, SpareSend
 from .receives import Receive, Receives
-from .work_queue import SendWork, WorkQueue
+from .work_queue import Work, WorkQueue
 
 # Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
 # not keep back the credits that the peer waits for.
@@ -159,7 +160,7 @@ class Messages:
         self._send_in_turn(Outgoing(view, imm, future))
         return future
 
-    def write(self, work: SendWork, future: asyncio.Future[None]) -> None:
+    def write(self, work: Work | Run, future: asyncio.Future[None]) -> None:
         """Posts a write with immediate data when its turn among the messages comes."""
         self._send_in_turn(OutgoingWrite(work, future))
 

@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
-from .._native import TRANSFER_SIZE
+from .._native import TRANSFER_SIZE, Run
 from ..mr_pool import Block, Buffer, LocalMemory
 from ..verbs.buffers import AnyMemory, bytes_of
 from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
-from .transfers import Atomic, Pieces, Progress, Transfer
+from .transfers import Atomic, Pieces, Progress
 from .work_queue import WorkQueue
 
 Remote = RemoteRegion | RemoteSlice
@@ -165,16 +165,16 @@ class OneSided:
 
     # ---- transfers -----------------------------------------------------------------------
 
-    def transfer(self, kind: OperationKind) -> Transfer:
-        return Transfer(self._sharing, kind, self._loop.create_future())
+    def transfer(self, kind: OperationKind) -> Run:
+        return Run(self._sharing, kind, self._loop.create_future())
 
-    def add_write(self, transfer: Transfer, local: LocalMemory, remote: Remote) -> None:
+    def add_write(self, transfer: Run, local: LocalMemory, remote: Remote) -> None:
         """Adds a write that is allowed; raises for one that is not."""
         if not transfer.write(local, remote):
             self._allowed(local, remote, Rights.WRITE)
             put(transfer, WRITE, local, remote, 0, len(local))
 
-    def add_read(self, transfer: Transfer, local: LocalMemory, remote: Remote) -> None:
+    def add_read(self, transfer: Run, local: LocalMemory, remote: Remote) -> None:
         """Adds a read that is allowed; raises for one that is not."""
         if not transfer.read(local, remote):
             self._allowed(local, remote, Rights.READ)
@@ -188,7 +188,7 @@ class OneSided:
         if len(local) != len(remote):
             raise ValueError(f"{len(local)} bytes here and {len(remote)} there: slice one of them")
 
-    async def _run(self, transfer: Transfer, progress: Progress | None) -> None:
+    async def _run(self, transfer: Run, progress: Progress | None) -> None:
         if not transfer.entries:
             return
         future = transfer.waiter
@@ -198,8 +198,8 @@ class OneSided:
         else:
             pieces = Pieces(future, transfer.lengths, progress)
             for _ in range(transfer.entries):
-                piece = Transfer(self._sharing, transfer.kind, pieces)
-                piece.take(transfer, 1)
+                piece = transfer.part(1)
+                piece.waiter, piece.partial = pieces, False
                 self._queue.post(piece)
         await future
 
@@ -214,7 +214,7 @@ class OneSided:
         put(transfer, WRITE, local, remote, 0, before)
         await self._run(transfer, progress)
         future: asyncio.Future[None] = self._loop.create_future()
-        last = Transfer(self._sharing, OperationKind.WRITE, future)
+        last = Run(self._sharing, OperationKind.WRITE, future)
         put(last, WRITE_WITH_IMM, local, remote, before, length, imm)
         self._messages.write(last, future)
         await future
@@ -241,14 +241,14 @@ class OneSided:
         return await atomic.future
 
     def add_compare_and_swap(
-        self, transfer: Transfer, target: Remote, expected: int, desired: int
+        self, transfer: Run, target: Remote, expected: int, desired: int
     ) -> Atomic:
         """Adds one; QuotaError when it would have to wait for memory of the pool."""
         numbers = swap_numbers(expected, desired)
         block = self._pool.block(ATOMIC_SIZE)
         return self._atomic(transfer, block, COMPARE_AND_SWAP, target, numbers)
 
-    def add_fetch_and_add(self, transfer: Transfer, target: Remote, add: int) -> Atomic:
+    def add_fetch_and_add(self, transfer: Run, target: Remote, add: int) -> Atomic:
         """Adds one; QuotaError when it would have to wait for memory of the pool."""
         numbers = add_numbers(add)
         block = self._pool.block(ATOMIC_SIZE)
@@ -256,7 +256,7 @@ class OneSided:
 
     def _atomic(
         self,
-        transfer: Transfer,
+        transfer: Run,
         block: Block,
         opcode: int,
         remote: Remote,
@@ -278,7 +278,7 @@ class OneSided:
 
 
 def put(
-    transfer: Transfer,
+    transfer: Run,
     opcode: int,
     local: LocalMemory,
     remote: Remote,

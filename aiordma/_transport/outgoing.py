@@ -8,8 +8,9 @@ from typing import Protocol
 
 from .. import verbs
 from .._core.operations import OperationKind
+from .._native import Run
 from ..mr_pool import Block
-from .work_queue import SendWork, Work
+from .work_queue import Work
 
 SEND = int(verbs.WROpcode.SEND)
 
@@ -106,7 +107,7 @@ class OutgoingWrite(Outgoing):
     __slots__ = ("work",)
     can_be_bundled = False
 
-    def __init__(self, work: SendWork, future: asyncio.Future[None]) -> None:
+    def __init__(self, work: Work | Run, future: asyncio.Future[None]) -> None:
         super().__init__(memoryview(b""), None, future)
         self.work = work
 

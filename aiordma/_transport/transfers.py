@@ -1,73 +1,19 @@
-"""One-sided work requests: reads, writes and atomics, many of them as one."""
+"""Who waits for one-sided work, besides plain futures.
+
+Each has of a future what a `Run` calls: `done`, and unless that says yes `set_result` or
+`set_exception`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
-from .. import verbs
-from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE
-from .._native import Run
 from ..mr_pool import Block
 
 Progress = Callable[[int], object]
-
-
-class Waiter(Protocol):
-    """Who waits for transfers: a future, or what does as one."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: None, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
-class Transfer(Run):
-    """Requests that are posted, and done, as one.
-
-    When the send queue has no room for all, those that it has room for go first, as a `part`.
-    """
-
-    __slots__ = ("kind", "waiter")
-
-    def __init__(self, user: object, kind: OperationKind, waiter: Waiter) -> None:
-        self.user = user
-        self.kind = kind
-        self.waiter = waiter
-
-    @property
-    def entries(self) -> int:
-        return len(self)
-
-    def part(self, entries: int) -> Part:
-        part = Part(self.user, self.kind, self.waiter)
-        part.take(self, entries)
-        return part
-
-    def post(self, qp: verbs.QueuePair, wr_id: int) -> None:
-        qp.post_run(self, wr_id)
-
-    def done(self, byte_len: int) -> None:
-        self.release()
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def failed(self, error: BaseException) -> None:
-        if not self.waiter.done():
-            self.waiter.set_exception(error)
-
-
-class Part(Transfer):
-    """What went before the rest, for which the waiter waits."""
-
-    __slots__ = ()
-
-    def done(self, byte_len: int) -> None:
-        self.release()
 
 
 class Pieces:

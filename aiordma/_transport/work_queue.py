@@ -13,90 +13,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar, Protocol, Self, cast
+from typing import ClassVar, NoReturn, Protocol, cast
 
 from .. import verbs
-from .._core.operations import OperationKind, OperationSlot
-from .._core.send_queue import SendQueue
+from .._core.operations import OperationKind
+from .._native import Queue, Run, WrongCompletion
+from .._native import Work as NativeWork
 from ..driver import Driver, event_error
-from ..errors import BufferStateError, PostError, RDMAError, VerbsError, work_completion_error
-
-SIGNALED = int(verbs.SendFlags.SIGNALED)
-WITH_IMM = int(verbs.WCFlags.WITH_IMM)
+from ..errors import BufferStateError, work_completion_error
 
 # Entries of the send queue that only control frames may use, so that a queue full of the user's
 # own work cannot keep back the credits that the peer waits for.
 CONTROL_ENTRIES = 4
 
 
-class SendWork(Protocol):
-    """Work for the send queue, of one work request or of several that are posted together.
+class Work(NativeWork):
+    """One work request with one scatter/gather element.  Subclasses say what happens at its end.
 
     Exactly one of `done` and `failed` is called.  `done` is the completion: the device has let go
     of the memory.  After `failed`, which may come before the completion, `release` says when it
     has.
     """
 
-    @property
-    def kind(self) -> OperationKind: ...
-
-    @property
-    def entries(self) -> int:
-        """How many work requests it is."""
-
-    def part(self, entries: int) -> Self:
-        """The first of them, as work of its own; it is the rest from now on."""
-
-    def post(self, qp: verbs.QueuePair, wr_id: int) -> None: ...
-
-    def done(self, byte_len: int) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class Work:
-    """One work request with one scatter/gather element.  Subclasses say what happens at its end."""
-
     entries: ClassVar[int] = 1
 
-    __slots__ = ("address", "imm", "kind", "length", "lkey", "opcode", "remote_address", "rkey")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        kind: OperationKind,
-        opcode: int,
-        address: int,
-        length: int,
-        lkey: int,
-        remote_address: int = 0,
-        rkey: int = 0,
-        imm: int = 0,
-    ) -> None:
-        self.kind = kind
-        self.opcode = opcode
-        self.address = address
-        self.length = length
-        self.lkey = lkey
-        self.remote_address = remote_address
-        self.rkey = rkey
-        self.imm = imm
-
-    def post(self, qp: verbs.QueuePair, wr_id: int) -> None:
-        qp.post_send_one(
-            wr_id,
-            self.opcode,
-            SIGNALED,
-            self.address,
-            self.length,
-            self.lkey,
-            self.remote_address,
-            self.rkey,
-            self.imm,
-        )
-
-    def part(self, entries: int) -> Self:
+    def part(self, entries: int) -> NoReturn:
         raise NotImplementedError("one work request has no parts")
 
     def done(self, byte_len: int) -> None:
@@ -124,11 +67,14 @@ class ReceiveWork(Protocol):
     def release(self) -> None: ...
 
 
-class WorkQueue:
+class WorkQueue(Queue):
     """The send and the receive queue of one queue pair, on one event loop.
 
+    The slots, the account of the send queue and what completes well are native/fast's; here is
+    what waits for room, and how everything ends.
+
     `on_failure` is called once, with the root cause, when the queue pair has failed; `on_room`
-    whenever an entry of the send queue has become free; `waiter_error` makes the error that those
+    when entries of the send queue have become free; `waiter_error` makes the error that those
     get who waited for something else than what failed.
     """
 
@@ -140,39 +86,40 @@ class WorkQueue:
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._driver = driver
-        self._operations = driver.operations
         self.qp = qp
+        self.table = driver.operations
+        self.make_future = driver.loop.create_future
+        self.address, self.extended_address = qp.addresses
+        self.capacity = self.free = qp.capabilities.max_send_wr
+        self.reserved = CONTROL_ENTRIES
         self.error: BaseException | None = None
-        self.completions = 0  # good ones: each is a sign of life of the peer's device
         self._on_failure = on_failure
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = lambda: None
         self._messages_first = False
-        self._sends: SendQueue[OperationSlot] = SendQueue(qp.capabilities.max_send_wr)
-        self._receives: dict[int, OperationSlot] = {}
-        self._backlog: deque[SendWork] = deque()
+        self._backlog: deque[Work | Run] = deque()
         driver.attach(qp, self)
 
     def __repr__(self) -> str:
-        return f"<WorkQueue of {self.qp!r}, {len(self._sends)} sends under way>"
+        return f"<WorkQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
 
     # ---- posting -------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
         """Entries of the send queue that the user's work may take now."""
-        return self._sends.free - CONTROL_ENTRIES
+        return self.free - CONTROL_ENTRIES
 
     @property
     def control_room(self) -> int:
         """Entries that control frames may take now."""
-        return self._sends.free
+        return self.free
 
     @property
     def outstanding(self) -> int:
-        return len(self._sends) + len(self._backlog)
+        return self.capacity - self.free + len(self._backlog)
 
-    def post(self, work: SendWork) -> None:
+    def post(self, work: Work | Run) -> None:
         """Posts `work`, or keeps it until there is room.  Its end is told to `work` itself."""
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
@@ -189,8 +136,9 @@ class WorkQueue:
                 self._post(self._backlog[0].part(room))
             else:
                 self._post(self._backlog.popleft())
+        self.backlogged = bool(self._backlog)
 
-    def post_frame(self, work: SendWork) -> None:
+    def post_frame(self, work: Work | Run) -> None:
         """Posts `work` past the backlog; the caller has seen `room`, or `control_room`."""
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
@@ -198,17 +146,12 @@ class WorkQueue:
         else:
             self._post(work)
 
-    def _post(self, work: SendWork) -> None:
-        slot = self._operations.post(work.kind, None, work, self)
-        self._sends.post(slot, work.entries)
-        try:
-            work.post(self.qp, slot.wr_id)
-        except (VerbsError, BufferStateError) as error:
+    def _post(self, work: Work | Run) -> None:
+        code, posted = self.post_work(work)
+        if code:
+            error = self.qp.post_error("ibv_post_send", code, posted)
             work.failed(error)
-            # If some of it was posted, its memory is held until the queue pair is gone.
-            if not (isinstance(error, PostError) and error.bad_index):
-                self._sends.withdraw()
-                self._operations.withdraw(slot)
+            if not posted:  # else its memory is held until the queue pair is gone
                 work.release()
             self.fail(error)
 
@@ -216,82 +159,46 @@ class WorkQueue:
         """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
         if self.error is not None:
             receive.release()
-            return
-        slot = self._operations.post(OperationKind.RECV, None, receive, self)
-        try:
-            self.qp.post_recv_one(slot.wr_id, receive.address, receive.length, receive.lkey)
-        except (VerbsError, BufferStateError) as error:
-            self._operations.withdraw(slot)
+        elif code := self.post_recv(receive, receive.address, receive.length, receive.lkey):
             receive.release()
-            self.fail(error)
-        else:
-            self._receives[slot.wr_id] = slot
+            self.fail(self.qp.post_error("ibv_post_recv", code, 0))
 
     # ---- completions and events ----------------------------------------------------------
 
-    def complete(
-        self,
-        slot: OperationSlot,
-        status: int,
-        byte_len: int,
-        imm: int,
-        wc_flags: int,
-        vendor_err: int,
-    ) -> None:
-        if status == verbs.WCStatus.WR_FLUSH_ERR and self.error is None:
+    def _went_wrong(self, work: Work | Run | ReceiveWork, facts: WrongCompletion) -> None:
+        kind, status, vendor_err, wr_id, earlier = facts
+        told = self.error is not None  # all that was under way was, and this was
+        if status == verbs.WCStatus.WR_FLUSH_ERR and not told:
             self._driver.look_for_events()  # what put the queue pair into this state
-        if slot.kind is OperationKind.RECV:
-            del self._receives[slot.wr_id]
-            receive = cast(ReceiveWork, slot.memory)
-            if status == 0 and self.error is None:
-                self.completions += 1
-                if wc_flags & WITH_IMM:
-                    receive.written(byte_len, imm)
+        if not told:
+            error = work_completion_error(
+                status,
+                operation=OperationKind(kind).text,
+                qp_num=self.qp.qp_num,
+                wr_id=wr_id,
+                vendor_err=vendor_err,
+            )
+            if isinstance(work, Work | Run):
+                if self.error is not None:
+                    work.failed(self._waiter_error(self.error))
+                elif status in OF_THE_CONNECTION:
+                    work.failed(self._waiter_error(error))
                 else:
-                    receive.done(byte_len)
-            else:
-                if status:
-                    self.fail(self._status_error(slot, status, vendor_err))
-                receive.release()
-            return
-        self._sends.complete(slot)
-        work = cast(SendWork, slot.memory)
-        if self.error is not None:
-            work.release()  # `failed` was called when the queue pair failed
-        elif status == 0:
-            self.completions += 1
-            work.done(byte_len)
-            self._use_room()
-        else:
-            self._work_failed(slot, work, status, vendor_err)
+                    work.failed(error)
+            self.fail(error)
+        if not earlier:
             work.release()
 
-    def earlier_failed(self, slot: OperationSlot, status: int, vendor_err: int) -> None:
-        if self.error is None:
-            self._work_failed(slot, cast(SendWork, slot.memory), status, vendor_err)
-
-    def _work_failed(
-        self, slot: OperationSlot, work: SendWork, status: int, vendor_err: int
-    ) -> None:
-        error = self._status_error(slot, status, vendor_err)
-        work.failed(self._waiter_error(error) if status in OF_THE_CONNECTION else error)
-        self.fail(error)
-
-    def _status_error(self, slot: OperationSlot, status: int, vendor_err: int) -> RDMAError:
-        return work_completion_error(
-            status,
-            operation=slot.kind.text,
-            qp_num=self.qp.qp_num,
-            wr_id=slot.wr_id,
-            vendor_err=vendor_err,
-        )
+    def _broken(self, error: Exception) -> None:
+        self._driver.report(self, error)
 
     def _use_room(self) -> None:
         """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
         self._messages_first = not self._messages_first
         if self._messages_first:
             self.on_room()
-        self._post_backlog()
+        if self._backlog:
+            self._post_backlog()
         if not self._messages_first:
             self.on_room()
 
@@ -306,9 +213,10 @@ class WorkQueue:
         if self.error is not None:
             return
         self.error = error
+        self.failed = True
         backlog, self._backlog = self._backlog, deque()
-        for slot in self._sends:
-            cast(SendWork, slot.memory).failed(self._waiter_error(error))
+        for work in cast("list[Work | Run]", self.under_way()):
+            work.failed(self._waiter_error(error))
         for work in backlog:
             work.failed(self._waiter_error(error))
             work.release()
@@ -319,12 +227,8 @@ class WorkQueue:
         self.fail(BufferStateError("the queue pair was closed"))
         self._driver.detach(self.qp)
         self.qp.close()
-        for slot in (*self._sends.clear(), *self._receives.values()):
-            owned = slot.memory
-            self._operations.complete(slot.wr_id)
-            self._operations.release(slot)
-            cast(ReceiveWork, owned).release()
-        self._receives.clear()
+        for work in cast("list[Work | Run | ReceiveWork]", self.clear_slots()):
+            work.release()
 
 
 # Failures that are not about the work request that happens to tell of them: the peer or the way to

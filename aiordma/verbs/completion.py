@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiordma._native import CompletionArray, MoreArray, Record, failure, ffi, lib
+from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
 from .completion_cursor import CompletionCursor
@@ -53,6 +53,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
         self.drain_state.calls = context.library.table
         self.drain_state.channel = pointer
+        self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         self.accounts = Accounts()
         self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
@@ -121,6 +122,21 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
                 queue.seen_empty()
             self.leaving.clear()
         return self.accounts.settled(self._room.records(count)), bool(self._more[0])
+
+    def drain_to(self, table: Table, capacity: int, spin_us: int) -> tuple[bool, bool]:
+        """As :meth:`drain`, of queues that keep no account: the completions go to their work.
+
+        Whether there were any, and whether there may be more. Internal to the library.
+        """
+        self.pointer  # noqa: B018 - raises when this is closed
+        result = table.drain(self._state_address, capacity, spin_us)
+        if result < 0:
+            raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
+        if self.leaving and not result & 2:
+            for queue in self.leaving:
+                queue.seen_empty()
+            self.leaving.clear()
+        return bool(result & 1), bool(result & 2)
 
     def _details(self) -> str:
         return f"fd {self.fd}"

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiordma._native import RequestArray, Run, ffi, lib
+from aiordma._native import RequestArray, ffi, lib
 from aiordma.errors import PostError, QueueFullError, UnsupportedError, WorkCompletionError
 
 from .batch import ReceiveBatch, SendBatch
@@ -73,7 +73,8 @@ class Posting(Resource["h.QPPointer"]):
         self, extended: h.QPExPointer | h.Null, *cqs: CompletionQueue | None
     ) -> None:
         self._extended = extended
-        self._addresses = address(self.pointer), address(extended)
+        self.addresses = address(self.pointer), address(extended)
+        """Of the C structure, and of its extended self or 0. Internal to the library."""
         looked_at = list(LOOKED_AT[self.qp_type])
         if self.send_ops:
             for opcode, operation in OPERATIONS.items():
@@ -175,19 +176,7 @@ class Posting(Resource["h.QPPointer"]):
         if code:
             if posted is not None:
                 posted.withdraw_sends(1)
-            raise self._post_error("ibv_post_send", code, 0)
-
-    def post_run(self, run: Run, wr_id: int) -> None:
-        """Post requests that are known to be right, of a queue pair that keeps no account.
-
-        Only the last has a completion, if all goes well: see native/fast/run.c. PostError tells by
-        ``bad_index`` how many are posted nevertheless. Internal to the library.
-        """
-        if self._node.pointer is None:
-            raise self.closed_error()
-        code = run.post_to(*self._addresses, wr_id)
-        if code:
-            raise self._post_error("ibv_post_send", code, run.posted)
+            raise self.post_error("ibv_post_send", code, 0)
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
@@ -207,7 +196,7 @@ class Posting(Resource["h.QPPointer"]):
         if code:
             if posted is not None:
                 posted.withdraw_receives(1)
-            raise self._post_error("ibv_post_recv", code, 0)
+            raise self.post_error("ibv_post_recv", code, 0)
 
     def post_send_atomic(
         self,
@@ -272,7 +261,7 @@ class Posting(Resource["h.QPPointer"]):
             done = room.posted[0]
             if posted is not None:
                 posted.withdraw_sends(len(requests) - done)
-            raise self._post_error("ibv_post_send", code, done)
+            raise self.post_error("ibv_post_send", code, done)
         for wr in requests:
             if wr.bind is not None:
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
@@ -301,7 +290,7 @@ class Posting(Resource["h.QPPointer"]):
             done = room.posted[0]
             if posted is not None:
                 posted.withdraw_receives(len(requests) - done)
-            raise self._post_error("ibv_post_recv", code, done)
+            raise self.post_error("ibv_post_recv", code, done)
 
     def batch(self) -> SendBatch:
         """A scope that collects work requests and posts them at its end with one doorbell.
@@ -390,7 +379,8 @@ class Posting(Resource["h.QPPointer"]):
             detail += "; poll the completions of what was posted"
         return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
 
-    def _post_error(self, verb: str, code: int, bad_index: int) -> PostError:
+    def post_error(self, verb: str, code: int, bad_index: int) -> PostError:
+        """What to raise when posting returned ``code``. Internal to the library."""
         where = f"{self!r} on {self.context.name}"
         if code == errno.ENOMEM:
             return QueueFullError(verb, bad_index, where)

@@ -49,6 +49,20 @@ struct remote {
 	PyObject *root;
 };
 
+/* One work request of one piece of memory. */
+struct work {
+	PyObject_HEAD
+	unsigned int kind;
+	unsigned int opcode;
+	unsigned long long address;
+	unsigned int length;
+	unsigned int lkey;
+	unsigned long long remote_address;
+	unsigned int rkey;
+	unsigned int imm;
+};
+
+extern PyTypeObject *fast_work_type;
 extern PyTypeObject *fast_pinned_type;
 extern PyTypeObject *fast_local_type;
 extern PyTypeObject *fast_remote_type;
@@ -56,6 +70,7 @@ extern PyTypeObject *fast_remote_type;
 /* Each makes its types and adds them to the module: 0, or -1 with an exception. */
 int fast_add_memory(PyObject *module);
 int fast_add_run(PyObject *module);
+int fast_add_work(PyObject *module);
 
 /* A type from its spec, as a member of the module: a borrowed reference, or NULL. */
 PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec);

@@ -1,5 +1,5 @@
 /* The module aiordma._native._fast. */
-#include "fast.h"
+#include "queue.h"
 
 PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
 {
@@ -34,7 +34,8 @@ PyMODINIT_FUNC PyInit__fast(void)
 
 	if (!module)
 		return NULL;
-	if (fast_add_memory(module) || fast_add_run(module) ||
+	if (fast_add_memory(module) || fast_add_run(module) || fast_add_work(module) ||
+	    fast_add_table(module) || fast_add_queue(module) || fast_add_drain(module) ||
 	    PyModule_AddIntConstant(module, "TRANSFER_SIZE", (long)AIORDMA_TRANSFER_SIZE) ||
 	    PyModule_AddIntConstant(module, "EARLIER", (long)AIORDMA_EARLIER)) {
 		Py_DECREF(module);

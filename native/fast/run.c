@@ -9,29 +9,16 @@
  */
 #include <string.h>
 
-#include "fast.h"
+#include "run.h"
 
 enum {
 	RIGHT_WRITE = IBV_ACCESS_REMOTE_WRITE,
 	RIGHT_READ = IBV_ACCESS_REMOTE_READ,
 };
 
-/* The arrays have `room` entries; a run of one, the most frequent, has them within itself. */
-struct run {
-	PyObject_HEAD
-	PyObject *user; /* what remote memory must be for */
-	uint32_t count;
-	uint32_t posted;
-	uint32_t room;
-	struct aiordma_send *sends;
-	struct ibv_sge *sges;
-	PyObject **pins; /* NULL entries: let go */
-	struct aiordma_send one_send;
-	struct ibv_sge one_sge;
-	PyObject *one_pin;
-};
+PyTypeObject *fast_run_type;
 
-static PyTypeObject *run_type;
+static PyObject *str_done, *str_set_result, *str_set_exception;
 
 static void free_arrays(struct run *run)
 {
@@ -98,11 +85,10 @@ static struct aiordma_send *append(struct run *run, PyObject *pinned, struct ibv
 
 /* ---- what is plain ----------------------------------------------------------------------------- */
 
-/* 1: it was allowed, and is the next request.  0: it is for Python to say why not, or to cut it into
- * pieces.  -1: an exception. */
-static int transfer(struct run *run, PyObject *here, PyObject *there, enum ibv_wr_opcode opcode,
-		    unsigned int right)
+int fast_add_transfer(struct run *run, PyObject *here, PyObject *there, enum ibv_wr_opcode opcode)
 {
+	unsigned int right = opcode == IBV_WR_RDMA_WRITE ? RIGHT_WRITE : RIGHT_READ;
+
 	if (!PyObject_TypeCheck(here, fast_local_type) ||
 	    !PyObject_TypeCheck(there, fast_remote_type))
 		return 0;
@@ -147,8 +133,8 @@ static PyObject *run_write(PyObject *self, PyObject *const *args, Py_ssize_t cou
 {
 	if (!takes(count, 2))
 		return NULL;
-	return answer(transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_WRITE,
-			       RIGHT_WRITE));
+	return answer(
+		fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_WRITE));
 }
 
 static PyObject *run_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -156,7 +142,7 @@ static PyObject *run_read(PyObject *self, PyObject *const *args, Py_ssize_t coun
 	if (!takes(count, 2))
 		return NULL;
 	return answer(
-		transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_READ, RIGHT_READ));
+		fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_READ));
 }
 
 /* ---- what Python has looked at ---------------------------------------------------------------- */
@@ -186,45 +172,39 @@ static PyObject *run_put(PyObject *self, PyObject *args)
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
-static PyObject *run_take(PyObject *self, PyObject *args)
+static PyObject *run_part(PyObject *self, PyObject *args)
 {
 	struct run *run = (struct run *)self;
-	struct run *from;
 	unsigned int count;
 
-	if (!PyArg_ParseTuple(args, "O!I", run_type, &from, &count))
+	if (!PyArg_ParseTuple(args, "I", &count))
 		return NULL;
-	if (from == run || run->count || count > from->count) {
-		PyErr_Format(PyExc_ValueError, "%u requests of %u", count, from->count);
+	if (!count || count > run->count) {
+		PyErr_Format(PyExc_ValueError, "%u requests of %u", count, run->count);
 		return NULL;
 	}
-	if (!count)
-		Py_RETURN_NONE;
-	if (make_room(run, count))
+	struct run *part = fast_new_run(run->user, run->kind);
+
+	if (!part || make_room(part, count)) {
+		Py_XDECREF((PyObject *)part);
 		return NULL;
-	memcpy(run->sends, from->sends, count * sizeof(*run->sends));
-	memcpy(run->sges, from->sges, count * sizeof(*run->sges));
-	memcpy(run->pins, from->pins, count * sizeof(*run->pins));
-	run->count = count;
-	from->count -= count;
-	memmove(from->sends, from->sends + count, from->count * sizeof(*run->sends));
-	memmove(from->sges, from->sges + count, from->count * sizeof(*run->sges));
-	memmove(from->pins, from->pins + count, from->count * sizeof(*run->pins));
-	Py_RETURN_NONE;
+	}
+	Py_XINCREF(run->waiter);
+	part->waiter = run->waiter;
+	part->partial = 1;
+	memcpy(part->sends, run->sends, count * sizeof(*part->sends));
+	memcpy(part->sges, run->sges, count * sizeof(*part->sges));
+	memcpy(part->pins, run->pins, count * sizeof(*part->pins));
+	part->count = count;
+	run->count -= count;
+	memmove(run->sends, run->sends + count, run->count * sizeof(*part->sends));
+	memmove(run->sges, run->sges + count, run->count * sizeof(*part->sges));
+	memmove(run->pins, run->pins + count, run->count * sizeof(*part->pins));
+	return (PyObject *)part;
 }
 
-static PyObject *run_post_to(PyObject *self, PyObject *const *args, Py_ssize_t count)
+void fast_number_run(struct run *run, uint64_t wr_id)
 {
-	struct run *run = (struct run *)self;
-
-	if (!takes(count, 3))
-		return NULL;
-	struct ibv_qp *qp = PyLong_AsVoidPtr(args[0]);
-	struct ibv_qp_ex *extended = PyLong_AsVoidPtr(args[1]);
-	uint64_t wr_id = PyLong_AsUnsignedLongLong(args[2]);
-
-	if (PyErr_Occurred())
-		return NULL;
 	for (uint32_t i = 0; i < run->count; i++) {
 		bool last = i + 1 == run->count;
 
@@ -232,12 +212,6 @@ static PyObject *run_post_to(PyObject *self, PyObject *const *args, Py_ssize_t c
 		run->sends[i].send_flags = last ? IBV_SEND_SIGNALED : 0;
 		run->sends[i].first_sge = i;
 	}
-	int rc;
-
-	Py_BEGIN_ALLOW_THREADS
-	rc = aiordma_post_send(qp, extended, run->sends, run->count, run->sges, &run->posted);
-	Py_END_ALLOW_THREADS
-	return PyLong_FromLong(rc);
 }
 
 static void let_go(struct run *run)
@@ -251,6 +225,43 @@ static void let_go(struct run *run)
 		fast_unpin(pinned);
 		Py_DECREF(pinned);
 	}
+}
+
+/* 1: nobody is to be told any more; -1: an exception. */
+static int is_over(struct run *run)
+{
+	if (!run->waiter || run->waiter == Py_None)
+		return 1;
+	PyObject *done = PyObject_CallMethodObjArgs(run->waiter, str_done, NULL);
+	int over = done ? PyObject_IsTrue(done) : -1;
+
+	Py_XDECREF(done);
+	return over;
+}
+
+/* Tells the waiter, unless it is over. */
+static PyObject *tell(struct run *run, PyObject *method, PyObject *what)
+{
+	int over = is_over(run);
+
+	if (over < 0)
+		return NULL;
+	if (over)
+		Py_RETURN_NONE;
+	return PyObject_CallMethodObjArgs(run->waiter, method, what, NULL);
+}
+
+PyObject *fast_finish_run(struct run *run)
+{
+	let_go(run);
+	if (run->partial)
+		Py_RETURN_NONE;
+	return tell(run, str_set_result, Py_None);
+}
+
+static PyObject *run_failed(PyObject *self, PyObject *error)
+{
+	return tell((struct run *)self, str_set_exception, error);
 }
 
 static PyObject *run_release(PyObject *self, PyObject *unused)
@@ -275,6 +286,41 @@ static PyObject *run_lengths(PyObject *self, void *unused)
 	return list;
 }
 
+static int run_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+	static char *names[] = {"user", "kind", "waiter", NULL};
+	struct run *run = (struct run *)self;
+	PyObject *user, *waiter = NULL;
+
+	if (run->user || run->count) {
+		PyErr_SetString(PyExc_TypeError, "once is enough");
+		return -1;
+	}
+	if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ob|O", names, &user, &run->kind, &waiter))
+		return -1;
+	Py_INCREF(user);
+	run->user = user;
+	Py_XINCREF(waiter);
+	run->waiter = waiter;
+	return 0;
+}
+
+struct run *fast_new_run(PyObject *user, uint8_t kind)
+{
+	static allocfunc alloc;
+
+	if (!alloc)
+		alloc = (allocfunc)PyType_GetSlot(fast_run_type, Py_tp_alloc);
+	struct run *run = (struct run *)alloc(fast_run_type, 0);
+
+	if (run) {
+		Py_XINCREF(user);
+		run->user = user;
+		run->kind = kind;
+	}
+	return run;
+}
+
 static Py_ssize_t run_length(PyObject *self)
 {
 	return ((struct run *)self)->count;
@@ -286,6 +332,7 @@ static int run_traverse(PyObject *self, visitproc visit, void *arg)
 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(run->user);
+	Py_VISIT(run->waiter);
 	for (uint32_t i = 0; i < run->count; i++)
 		Py_VISIT(run->pins[i]);
 	return 0;
@@ -294,6 +341,7 @@ static int run_traverse(PyObject *self, visitproc visit, void *arg)
 static int run_clear(PyObject *self)
 {
 	Py_CLEAR(((struct run *)self)->user);
+	Py_CLEAR(((struct run *)self)->waiter);
 	return 0;
 }
 
@@ -313,8 +361,10 @@ static void run_dealloc(PyObject *self)
 }
 
 static PyMemberDef run_members[] = {
-	{"user", T_OBJECT, offsetof(struct run, user), 0, NULL},
-	{"posted", T_UINT, offsetof(struct run, posted), READONLY, NULL},
+	{"waiter", T_OBJECT, offsetof(struct run, waiter), 0, NULL},
+	{"kind", T_UBYTE, offsetof(struct run, kind), READONLY, NULL},
+	{"partial", T_BOOL, offsetof(struct run, partial), 0, NULL},
+	{"entries", T_UINT, offsetof(struct run, count), READONLY, NULL},
 	{NULL, 0, 0, 0, NULL},
 };
 
@@ -327,14 +377,15 @@ static PyMethodDef run_methods[] = {
 	{"write", (PyCFunction)(void (*)(void))run_write, METH_FASTCALL, NULL},
 	{"read", (PyCFunction)(void (*)(void))run_read, METH_FASTCALL, NULL},
 	{"put", run_put, METH_VARARGS, NULL},
-	{"take", run_take, METH_VARARGS, NULL},
-	{"post_to", (PyCFunction)(void (*)(void))run_post_to, METH_FASTCALL, NULL},
+	{"part", run_part, METH_VARARGS, NULL},
+	{"failed", run_failed, METH_O, NULL},
 	{"release", run_release, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot run_slots[] = {
 	{Py_tp_doc, "One-sided requests that are posted together."},
+	{Py_tp_init, run_init},
 	{Py_tp_members, run_members},
 	{Py_tp_getset, run_getset},
 	{Py_tp_methods, run_methods},
@@ -348,12 +399,17 @@ static PyType_Slot run_slots[] = {
 static PyType_Spec run_spec = {
 	.name = "aiordma._native._fast.Run",
 	.basicsize = sizeof(struct run),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
 	.slots = run_slots,
 };
 
 int fast_add_run(PyObject *module)
 {
-	run_type = fast_add_type(module, &run_spec);
-	return run_type ? 0 : -1;
+	str_done = PyUnicode_InternFromString("done");
+	str_set_result = PyUnicode_InternFromString("set_result");
+	str_set_exception = PyUnicode_InternFromString("set_exception");
+	if (!str_done || !str_set_result || !str_set_exception)
+		return -1;
+	fast_run_type = fast_add_type(module, &run_spec);
+	return fast_run_type ? 0 : -1;
 }

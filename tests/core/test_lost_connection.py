@@ -1,11 +1,11 @@
 """Both ends of a connection from the pure parts alone, on a wire that is lost at any step.
 
-Two `End`s talk in real frames: credits decide what may be sent, the send queue and the operation
-table keep what is under way, blocks come from slabs.  A device in between delivers in order, asks
-for a receive that is posted, and completes.  Then the wire breaks: what was posted is flushed, or
-never heard of again, and each end notices when it does.  Whatever the order: every message that was
-reported as sent has arrived, in order and once; every waiter hears of its end exactly once; every
-slot, entry and byte comes back.
+Two `End`s talk in real frames: credits decide what may be sent, blocks come from slabs, and what is
+under way stands in a table, which is native in earnest and the shortest there is here.  A device in
+between delivers in order, asks for a receive that is posted, and completes.  Then the wire breaks:
+what was posted is flushed, or never heard of again, and each end notices when it does.  Whatever
+the order: every message that was reported as sent has arrived, in order and once; every waiter
+hears of its end exactly once; every slot, entry and byte comes back.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from aiordma._core import protocol
 from aiordma._core.credits import Credits
 from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
 from aiordma._core.handshake import Hello
-from aiordma._core.operations import OperationKind, OperationSlot, OperationTable
+from aiordma._core.operations import OperationKind
 from aiordma._core.protocol import MIN_RECEIVE
-from aiordma._core.send_queue import SendQueue
 from aiordma._core.slabs import SlabAllocator
 
 SEND, RECV = OperationKind.SEND, OperationKind.RECV
@@ -43,6 +42,15 @@ class Sent:
 
     def end(self, how: str) -> None:
         self.ends.append("cancelled" if self.cancelled else how)
+
+
+@dataclass
+class Slot:
+    """Something under way."""
+
+    wr_id: int
+    kind: OperationKind
+    memory: Sent | Place
 
 
 @dataclass
@@ -69,11 +77,11 @@ class End:
             peer_data_receives=theirs.data_receives,
             peer_control_receives=theirs.control_receives,
         )
-        self.table = OperationTable(4)
-        self.sends: SendQueue[OperationSlot] = SendQueue(capacity)
+        self.table: dict[int, Slot] = {}
+        self.posted = 0
+        self.capacity = capacity
         self.slabs = SlabAllocator(1 << 16, smallest=1024)
         self.device = Device()
-        self.posted_receives: dict[int, OperationSlot] = {}
         self.all_sent: list[Sent] = []
         self.arrived: deque[tuple[int, Place]] = deque()
         self.taken: list[int] = []
@@ -89,14 +97,26 @@ class End:
         return place
 
     def post_receive(self, place: Place) -> None:
-        slot = self.table.post(RECV, memory=place)
-        self.posted_receives[slot.wr_id] = slot
+        slot = self.under_way(RECV, place)
         self.device.receives.append(slot.wr_id)
+
+    def under_way(self, kind: OperationKind, memory: Sent | Place) -> Slot:
+        self.posted += 1
+        slot = self.table[self.posted] = Slot(self.posted, kind, memory)
+        return slot
+
+    @property
+    def sends(self) -> list[Slot]:
+        return [slot for slot in self.table.values() if slot.kind is SEND]
+
+    @property
+    def room(self) -> int:
+        return self.capacity - len(self.sends)
 
     # ---- what may happen; the answer is whether it could -------------------------------------
 
     def send(self) -> bool:
-        if self.failed or not self.credits.data_credits or not self.sends.free:
+        if self.failed or not self.credits.data_credits or not self.room:
             return False
         content = self.numbers.to_bytes(4, "little")
         self._post(DATA, content, self.credits.spend_data(), self.numbers)
@@ -104,14 +124,14 @@ class End:
         return True
 
     def ping(self) -> bool:
-        if self.failed or not self.credits.control_credits or not self.sends.free:
+        if self.failed or not self.credits.control_credits or not self.room:
             return False
         content = protocol.encode(protocol.Ping(1))
         self._post(CONTROL, content, self.credits.spend_control(), None)
         return True
 
     def give_back(self) -> bool:
-        if self.failed or not self.credits.credit_frame_due or not self.sends.free:
+        if self.failed or not self.credits.credit_frame_due or not self.room:
             return False
         self._post(CREDIT, b"", self.credits.spend_credit(), None)
         return True
@@ -122,17 +142,16 @@ class End:
         frame = bytearray(HEADER_SIZE) + content
         pack_header(frame, 0, kind, *credits)
         sent = Sent(bytes(frame), self.block(), number)
-        slot = self.table.post(SEND, sent, sent)
-        self.sends.post(slot)
+        slot = self.under_way(SEND, sent)
         self.device.sends.append((slot.wr_id, sent.frame))
         self.all_sent.append(sent)
 
     def cancel(self) -> bool:
         """The oldest waiter gives up; what was posted goes its way."""
-        for slot in self.table.outstanding():
-            if slot.kind is SEND and isinstance(slot.waiter, Sent):
-                slot.waiter.cancelled = True
-                assert self.table.abandon(slot.wr_id)
+        for slot in self.sends:
+            assert isinstance(slot.memory, Sent)
+            if not slot.memory.cancelled:
+                slot.memory.cancelled = True
                 return True
         return False
 
@@ -153,20 +172,17 @@ class End:
         if not self.device.completions:
             return False
         wr_id, frame, good = self.device.completions.popleft()
-        slot = self.table.complete(wr_id)
+        slot = self.table.pop(wr_id, None)
         if slot is None:
-            assert self.failed, self.table.explain(wr_id)  # it came after the end
+            assert self.failed  # it came after the end
         elif slot.kind is RECV:
-            del self.posted_receives[wr_id]
             place = slot.memory
-            self.table.release(slot)
             assert isinstance(place, tuple)
             if frame is None or self.failed:
                 self.slabs.free(*place)
             else:
                 self._received(frame, place)
         else:
-            self.sends.complete(slot)
             self._finish(slot, "sent" if good else "failed")
             if not good:
                 self.fail()
@@ -184,15 +200,12 @@ class End:
             assert protocol.decode(frame[HEADER_SIZE:]) == protocol.Ping(1)
             self.pongs += 1
 
-    def _finish(self, slot: OperationSlot, how: str) -> None:
+    def _finish(self, slot: Slot, how: str) -> None:
         """Its completion is in, or the queue pair is gone: the memory comes back."""
         sent = slot.memory
         assert isinstance(sent, Sent)
         if not self.failed:
             sent.end(how)
-        if self.table.find(slot.wr_id) is slot:
-            self.table.complete(slot.wr_id)
-        self.table.release(slot)
         self.slabs.free(*sent.place)
 
     def fail(self) -> bool:
@@ -208,15 +221,12 @@ class End:
     def destroy(self) -> None:
         """The queue pair is gone, and with it every claim on the memory."""
         self.fail()
-        for slot in self.sends.clear():
-            self._finish(slot, "failed")
-        for wr_id, slot in self.posted_receives.items():
-            place = slot.memory
-            assert isinstance(place, tuple)
-            assert self.table.complete(wr_id) is slot
-            self.table.release(slot)
-            self.slabs.free(*place)
-        self.posted_receives.clear()
+        for slot in self.table.values():
+            if isinstance(slot.memory, Sent):
+                self._finish(slot, "failed")
+            else:
+                self.slabs.free(*slot.memory)
+        self.table.clear()
 
 
 class Wire:
@@ -289,7 +299,6 @@ class Wire:
                 pass
         for end, peer in (self.ends, self.ends[::-1]):
             assert not len(end.table)
-            assert not len(end.sends)
             end.slabs.check()
             assert not end.slabs.statistics().used_bytes
             assert [len(sent.ends) for sent in end.all_sent] == [1] * len(end.all_sent)

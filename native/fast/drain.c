@@ -1,0 +1,234 @@
+/* Completions: each finds its slot, its work and who waits, without a search.
+ *
+ * What went well is told at once: `done` of the work, `written` of a receive that a write with
+ * immediate data has used up; a run resolves its future here.  What did not goes to the queue's
+ * `_went_wrong`, once for each completion.  When all are through, `_use_room` of each queue whose send
+ * queue has got entries back is called once, however many they are.
+ *
+ * What these raise is for the queue's `_broken`: a bug in the handling of one queue pair must not
+ * cost the others their completions.  What is no Exception (KeyboardInterrupt) leaves the drain when
+ * it is through.
+ */
+#include "queue.h"
+#include "run.h"
+
+enum { BATCH = 128 };
+
+static int (*native_drain)(struct aiordma_drain *, struct aiordma_completion *, int, int *);
+
+static PyObject *str_done, *str_written, *str_went_wrong, *str_use_room, *str_broken;
+
+/* What is raised when the drain is through. */
+struct raised {
+	PyObject *type, *value, *traceback;
+};
+
+static void report(struct queue *queue, struct raised *raised)
+{
+	struct raised now;
+
+	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+		if (raised->type)
+			PyErr_WriteUnraisable((PyObject *)queue);
+		else
+			PyErr_Fetch(&raised->type, &raised->value, &raised->traceback);
+		return;
+	}
+	PyErr_Fetch(&now.type, &now.value, &now.traceback);
+	PyErr_NormalizeException(&now.type, &now.value, &now.traceback);
+	if (now.traceback)
+		PyException_SetTraceback(now.value, now.traceback);
+	PyObject *told = PyObject_CallMethodObjArgs((PyObject *)queue, str_broken, now.value, NULL);
+
+	if (!told)
+		PyErr_WriteUnraisable((PyObject *)queue);
+	Py_XDECREF(told);
+	Py_XDECREF(now.type);
+	Py_XDECREF(now.value);
+	Py_XDECREF(now.traceback);
+}
+
+static PyObject *call_done(PyObject *work, const struct aiordma_completion *wc, bool is_receive)
+{
+	PyObject *length = PyLong_FromUnsignedLong(wc->byte_len);
+	PyObject *done = NULL;
+
+	if (!length)
+		return NULL;
+	if (is_receive && wc->wc_flags & IBV_WC_WITH_IMM) {
+		PyObject *imm = PyLong_FromUnsignedLong(wc->imm_data);
+
+		if (imm)
+			done = PyObject_CallMethodObjArgs(work, str_written, length, imm, NULL);
+		Py_XDECREF(imm);
+	} else {
+		done = PyObject_CallMethodObjArgs(work, str_done, length, NULL);
+	}
+	Py_DECREF(length);
+	return done;
+}
+
+static PyObject *went_wrong(struct held held, const struct aiordma_completion *wc, uint8_t kind,
+			    bool earlier)
+{
+	PyObject *facts = Py_BuildValue("(BIIKO)", kind, wc->status, wc->vendor_err,
+					(unsigned long long)wc->wr_id, earlier ? Py_True : Py_False);
+	PyObject *told = NULL;
+
+	if (facts)
+		told = PyObject_CallMethodObjArgs((PyObject *)held.queue, str_went_wrong, held.work,
+						  facts, NULL);
+	Py_XDECREF(facts);
+	return told;
+}
+
+/* The failure of one of several requests, of which the last is still to come. */
+static void one_before(struct table *table, const struct aiordma_completion *wc,
+		       struct raised *raised)
+{
+	struct slot *slot = wc->wr_id & AIORDMA_EARLIER && wc->status ?
+				    fast_find_slot(table, wc->wr_id ^ AIORDMA_EARLIER) :
+				    NULL;
+
+	if (!slot) {
+		table->stray++;
+		return;
+	}
+	struct held held = {.queue = slot->queue, .work = slot->work};
+
+	Py_INCREF((PyObject *)held.queue);
+	Py_INCREF(held.work);
+	PyObject *told = went_wrong(held, wc, slot->kind, true);
+	if (!told)
+		report(held.queue, raised);
+	Py_XDECREF(told);
+	fast_drop(held);
+}
+
+/* The queue, if it has room now that it does not know of: a reference. */
+static struct queue *dispatch(struct table *table, const struct aiordma_completion *wc,
+			      struct raised *raised)
+{
+	struct slot *slot = fast_find_slot(table, wc->wr_id);
+
+	if (!slot) {
+		one_before(table, wc, raised);
+		return NULL;
+	}
+	uint8_t kind = slot->kind;
+	bool is_receive = kind == KIND_RECV;
+	bool in_turn = is_receive || slot->previous == NO_SLOT;
+	struct held held = fast_free_slot(table, slot);
+	struct queue *queue = held.queue;
+	PyObject *done;
+
+	if (!in_turn) {
+		PyErr_Format(PyExc_RuntimeError,
+			     "the completion of wr_id %#llx overtook those before it",
+			     (unsigned long long)wc->wr_id);
+		done = NULL;
+	} else if (wc->status || queue->failed) {
+		done = went_wrong(held, wc, kind, false);
+	} else {
+		queue->completions++;
+		if (PyObject_TypeCheck(held.work, fast_run_type))
+			done = fast_finish_run((struct run *)held.work);
+		else
+			done = call_done(held.work, wc, is_receive);
+	}
+	if (!done)
+		report(queue, raised);
+	Py_XDECREF(done);
+	bool tell = !is_receive && !queue->touched && !queue->failed;
+
+	if (tell) {
+		queue->touched = 1;
+		Py_INCREF((PyObject *)queue);
+	}
+	fast_drop(held);
+	return tell ? queue : NULL;
+}
+
+static void tell_room(struct queue *queue, struct raised *raised)
+{
+	queue->touched = 0;
+	if (!queue->failed) {
+		PyObject *told =
+			PyObject_CallMethodObjArgs((PyObject *)queue, str_use_room, NULL);
+
+		if (!told)
+			report(queue, raised);
+		Py_XDECREF(told);
+	}
+	Py_DECREF((PyObject *)queue);
+}
+
+PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct table *table = (struct table *)self;
+	struct aiordma_completion completions[BATCH];
+	struct queue *with_room[BATCH];
+	struct raised raised = {NULL, NULL, NULL};
+	int rooms = 0, more, n;
+
+	if (count != 3) {
+		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, and microseconds");
+		return NULL;
+	}
+	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
+	long most = PyLong_AsLong(args[1]);
+	unsigned long spin_us = PyLong_AsUnsignedLong(args[2]);
+
+	if (PyErr_Occurred())
+		return NULL;
+	if (most < 1 || most > BATCH) {
+		PyErr_Format(PyExc_ValueError, "%ld completions in one crossing, not 1 to %d", most,
+			     BATCH);
+		return NULL;
+	}
+	state->spin_us = (uint32_t)spin_us;
+	Py_BEGIN_ALLOW_THREADS
+	n = native_drain(state, completions, (int)most, &more);
+	Py_END_ALLOW_THREADS
+	for (int i = 0; i < n; i++) {
+		struct queue *queue = dispatch(table, &completions[i], &raised);
+
+		if (queue)
+			with_room[rooms++] = queue;
+	}
+	for (int i = 0; i < rooms; i++)
+		tell_room(with_room[i], &raised);
+	if (raised.type) {
+		PyErr_Restore(raised.type, raised.value, raised.traceback);
+		return NULL;
+	}
+	return PyLong_FromLong(n < 0 ? n : (n > 0) | (more ? 2 : 0));
+}
+
+static PyObject *connect_native(PyObject *module, PyObject *address)
+{
+	void *drain = PyLong_AsVoidPtr(address);
+
+	(void)module;
+	if (PyErr_Occurred())
+		return NULL;
+	*(void **)&native_drain = drain;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+	{"connect", connect_native, METH_O, "By the address of aiordma_drain."},
+	{NULL, NULL, 0, NULL},
+};
+
+int fast_add_drain(PyObject *module)
+{
+	str_done = PyUnicode_InternFromString("done");
+	str_written = PyUnicode_InternFromString("written");
+	str_went_wrong = PyUnicode_InternFromString("_went_wrong");
+	str_use_room = PyUnicode_InternFromString("_use_room");
+	str_broken = PyUnicode_InternFromString("_broken");
+	if (!str_done || !str_written || !str_went_wrong || !str_use_room || !str_broken)
+		return -1;
+	return PyModule_AddFunctions(module, functions);
+}

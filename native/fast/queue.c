@@ -1,0 +1,311 @@
+/* The queues of one queue pair: what is posted has a slot, and entries of the send queue.
+ *
+ * The base of aiordma/_transport/work_queue.py, which keeps what finds no entry, and knows what a
+ * failure means.  The plainest of all, a single read or write that is allowed and has room, is posted
+ * here altogether.
+ */
+#include <errno.h>
+
+#include "queue.h"
+#include "run.h"
+
+static struct table *table_of(struct queue *queue)
+{
+	if (queue->table && PyObject_TypeCheck(queue->table, fast_table_type))
+		return (struct table *)queue->table;
+	PyErr_SetString(PyExc_TypeError, "a queue needs a table");
+	return NULL;
+}
+
+static int post_run(struct queue *queue, struct run *run, uint64_t wr_id)
+{
+	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
+	struct ibv_qp_ex *extended = (struct ibv_qp_ex *)(uintptr_t)queue->extended;
+	int rc;
+
+	fast_number_run(run, wr_id);
+	Py_BEGIN_ALLOW_THREADS
+	rc = aiordma_post_send(qp, extended, run->sends, run->count, run->sges, &run->posted);
+	Py_END_ALLOW_THREADS
+	return rc;
+}
+
+static int post_work(struct queue *queue, const struct work *work, uint64_t wr_id)
+{
+	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
+	struct ibv_qp_ex *extended = (struct ibv_qp_ex *)(uintptr_t)queue->extended;
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS
+	rc = aiordma_post_send_one(qp, extended, wr_id, work->opcode, IBV_SEND_SIGNALED, work->imm,
+				   work->address, work->length, work->lkey, work->remote_address,
+				   work->rkey, 0);
+	Py_END_ALLOW_THREADS
+	return rc;
+}
+
+/* An errno value, or -1 with an exception.  *posted is how many requests the device has all the same;
+ * if there are any, the slot stays. */
+static int post(struct queue *queue, PyObject *object, uint32_t *posted)
+{
+	struct table *table = table_of(queue);
+	bool is_run = PyObject_TypeCheck(object, fast_run_type);
+
+	*posted = 0;
+	if (!table)
+		return -1;
+	if (!is_run && !PyObject_TypeCheck(object, fast_work_type)) {
+		PyErr_SetString(PyExc_TypeError, "a Work or a Run is posted");
+		return -1;
+	}
+	struct run *run = (struct run *)object;
+	struct work *work = (struct work *)object;
+	uint32_t entries = is_run ? run->count : 1;
+
+	if (!entries || entries > queue->free || !queue->qp) {
+		PyErr_Format(PyExc_ValueError, "%u requests for %u free entries of %u", entries,
+			     queue->free, queue->capacity);
+		return -1;
+	}
+	int64_t index = fast_take_slot(table, queue, is_run ? run->kind : (uint8_t)work->kind,
+				       object, entries);
+	if (index < 0)
+		return -1;
+	queue->free -= entries;
+	uint64_t wr_id = fast_wr_id(table, (uint32_t)index);
+	int rc = is_run ? post_run(queue, run, wr_id) : post_work(queue, work, wr_id);
+
+	if (rc && is_run)
+		*posted = run->posted;
+	if (rc && !*posted)
+		fast_drop(fast_free_slot(table, &table->slots[index]));
+	return rc;
+}
+
+static PyObject *queue_post_work(PyObject *self, PyObject *work)
+{
+	uint32_t posted;
+	int rc = post((struct queue *)self, work, &posted);
+
+	return rc < 0 && PyErr_Occurred() ? NULL : Py_BuildValue("iI", rc, posted);
+}
+
+static PyObject *queue_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct queue *queue = (struct queue *)self;
+	struct table *table = table_of(queue);
+
+	if (!table)
+		return NULL;
+	if (count != 4 || !queue->qp) {
+		PyErr_SetString(PyExc_TypeError, "4 arguments, and a queue pair");
+		return NULL;
+	}
+	struct ibv_sge sge = {
+		.addr = PyLong_AsUnsignedLongLong(args[1]),
+		.length = (uint32_t)PyLong_AsUnsignedLong(args[2]),
+		.lkey = (uint32_t)PyLong_AsUnsignedLong(args[3]),
+	};
+	if (PyErr_Occurred())
+		return NULL;
+	int64_t index = fast_take_slot(table, queue, KIND_RECV, args[0], 0);
+
+	if (index < 0)
+		return NULL;
+	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
+	struct ibv_recv_wr *bad;
+	struct ibv_recv_wr wr = {
+		.wr_id = fast_wr_id(table, (uint32_t)index),
+		.sg_list = &sge,
+		.num_sge = sge.length ? 1 : 0,
+	};
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS
+	rc = qp->context->ops.post_recv(qp, &wr, &bad);
+	Py_END_ALLOW_THREADS
+	if (rc)
+		fast_drop(fast_free_slot(table, &table->slots[index]));
+	return PyLong_FromLong(rc);
+}
+
+/* A future, or None when Python has to see to it. */
+static PyObject *transfer(struct queue *queue, PyObject *const *args, Py_ssize_t count,
+			  enum ibv_wr_opcode opcode)
+{
+	uint32_t posted;
+
+	if (count != 2) {
+		PyErr_SetString(PyExc_TypeError, "memory here and memory there");
+		return NULL;
+	}
+	if (!queue->accepting || queue->backlogged || queue->failed ||
+	    queue->free <= queue->reserved || !queue->make_future)
+		Py_RETURN_NONE;
+	struct run *run = fast_new_run(
+		queue->user, opcode == IBV_WR_RDMA_WRITE ? KIND_WRITE : KIND_READ);
+	if (!run)
+		return NULL;
+	int rc = fast_add_transfer(run, args[0], args[1], opcode);
+	if (rc == 1) {
+		run->waiter = PyObject_CallNoArgs(queue->make_future);
+		rc = run->waiter ? post(queue, (PyObject *)run, &posted) : -1;
+		if (!rc) {
+			PyObject *future = run->waiter;
+
+			Py_INCREF(future);
+			Py_DECREF((PyObject *)run);
+			return future;
+		}
+	}
+	Py_DECREF((PyObject *)run); /* lets go of the memory */
+	if (PyErr_Occurred())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *queue_write(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	return transfer((struct queue *)self, args, count, IBV_WR_RDMA_WRITE);
+}
+
+static PyObject *queue_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	return transfer((struct queue *)self, args, count, IBV_WR_RDMA_READ);
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static PyObject *queue_under_way(PyObject *self, PyObject *unused)
+{
+	struct queue *queue = (struct queue *)self;
+	struct table *table = table_of(queue);
+	PyObject *works = table ? PyList_New(0) : NULL;
+
+	(void)unused;
+	for (uint32_t i = works ? queue->sends.first : NO_SLOT; i != NO_SLOT;
+	     i = table->slots[i].next)
+		if (PyList_Append(works, table->slots[i].work)) {
+			Py_DECREF(works);
+			return NULL;
+		}
+	return works;
+}
+
+static int give_back(struct table *table, struct slot_list *list, PyObject *works)
+{
+	while (list->first != NO_SLOT) {
+		struct held held = fast_free_slot(table, &table->slots[list->first]);
+		int rc = PyList_Append(works, held.work);
+
+		fast_drop(held);
+		if (rc)
+			return -1;
+	}
+	return 0;
+}
+
+static PyObject *queue_clear_slots(PyObject *self, PyObject *unused)
+{
+	struct queue *queue = (struct queue *)self;
+	struct table *table = table_of(queue);
+	PyObject *works = table ? PyList_New(0) : NULL;
+
+	(void)unused;
+	queue->qp = 0;
+	if (works && (give_back(table, &queue->sends, works) ||
+		      give_back(table, &queue->receives, works)))
+		Py_CLEAR(works);
+	return works;
+}
+
+/* ---- the type --------------------------------------------------------------------------------- */
+
+static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+	(void)args;
+	(void)keywords;
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+	struct queue *queue = (struct queue *)alloc(type, 0);
+
+	if (queue)
+		queue->sends = queue->receives = (struct slot_list){NO_SLOT, NO_SLOT};
+	return (PyObject *)queue;
+}
+
+static int queue_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct queue *queue = (struct queue *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(queue->table);
+	Py_VISIT(queue->user);
+	Py_VISIT(queue->make_future);
+	return 0;
+}
+
+static int queue_clear(PyObject *self)
+{
+	struct queue *queue = (struct queue *)self;
+
+	Py_CLEAR(queue->table);
+	Py_CLEAR(queue->user);
+	Py_CLEAR(queue->make_future);
+	return 0;
+}
+
+static void queue_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	queue_clear(self);
+	fast_free(self);
+}
+
+static PyMemberDef queue_members[] = {
+	{"table", T_OBJECT, offsetof(struct queue, table), 0, NULL},
+	{"user", T_OBJECT, offsetof(struct queue, user), 0, NULL},
+	{"make_future", T_OBJECT, offsetof(struct queue, make_future), 0, NULL},
+	{"address", T_ULONGLONG, offsetof(struct queue, qp), 0, NULL},
+	{"extended_address", T_ULONGLONG, offsetof(struct queue, extended), 0, NULL},
+	{"capacity", T_UINT, offsetof(struct queue, capacity), 0, NULL},
+	{"free", T_UINT, offsetof(struct queue, free), 0, NULL},
+	{"reserved", T_UINT, offsetof(struct queue, reserved), 0, NULL},
+	{"completions", T_ULONGLONG, offsetof(struct queue, completions), READONLY, NULL},
+	{"accepting", T_BOOL, offsetof(struct queue, accepting), 0, NULL},
+	{"backlogged", T_BOOL, offsetof(struct queue, backlogged), 0, NULL},
+	{"failed", T_BOOL, offsetof(struct queue, failed), 0, NULL},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef queue_methods[] = {
+	{"post_work", queue_post_work, METH_O, NULL},
+	{"post_recv", (PyCFunction)(void (*)(void))queue_post_recv, METH_FASTCALL, NULL},
+	{"write", (PyCFunction)(void (*)(void))queue_write, METH_FASTCALL, NULL},
+	{"read", (PyCFunction)(void (*)(void))queue_read, METH_FASTCALL, NULL},
+	{"under_way", queue_under_way, METH_NOARGS, NULL},
+	{"clear_slots", queue_clear_slots, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot queue_slots[] = {
+	{Py_tp_doc, "The send and the receive queue of one queue pair."},
+	{Py_tp_new, queue_new},
+	{Py_tp_members, queue_members},
+	{Py_tp_methods, queue_methods},
+	{Py_tp_traverse, queue_traverse},
+	{Py_tp_clear, queue_clear},
+	{Py_tp_dealloc, queue_dealloc},
+	{0, NULL},
+};
+
+static PyType_Spec queue_spec = {
+	.name = "aiordma._native._fast.Queue",
+	.basicsize = sizeof(struct queue),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = queue_slots,
+};
+
+int fast_add_queue(PyObject *module)
+{
+	return fast_add_type(module, &queue_spec) ? 0 : -1;
+}

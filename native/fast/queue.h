@@ -1,0 +1,77 @@
+/* Work under way: the slots of an event loop, the queues of a queue pair, and their completions. */
+#ifndef AIORDMA_FAST_QUEUE_H
+#define AIORDMA_FAST_QUEUE_H
+
+#include "fast.h"
+
+#define NO_SLOT UINT32_MAX
+
+/* The kinds that differ here; the others are aiordma/_core/operations.py's alone. */
+enum {
+	KIND_RECV = 0,
+	KIND_WRITE = 2,
+	KIND_READ = 3,
+};
+
+struct slot_list {
+	uint32_t first, last;
+};
+
+/* The send and the receive queue of one queue pair. */
+struct queue {
+	PyObject_HEAD
+	PyObject *table;
+	PyObject *user;	       /* what remote memory must be for */
+	PyObject *make_future; /* of the event loop */
+	unsigned long long qp; /* struct ibv_qp *; 0: it is gone */
+	unsigned long long extended;
+	unsigned int capacity; /* of the send queue */
+	unsigned int free;     /* entries of it */
+	unsigned int reserved; /* of these, not for transfers */
+	unsigned long long completions; /* good ones */
+	struct slot_list sends, receives;
+	char accepting;	 /* transfers, without asking Python */
+	char backlogged; /* others have to be posted first */
+	char failed;	 /* nothing that completes is done any more: it is only over */
+	char touched;	 /* by the drain that is going on: has room that nobody knows of */
+};
+
+struct slot {
+	uint32_t generation;
+	uint32_t next, previous; /* of the queue's list, or the next free one */
+	uint32_t entries;
+	struct queue *queue; /* NULL: free */
+	PyObject *work;
+	uint8_t kind;
+};
+
+struct table {
+	PyObject_HEAD
+	struct slot *slots;
+	uint32_t count, free, taken;
+	unsigned long long stray; /* completions that belonged to nobody */
+};
+
+/* The references of a slot that is free now. */
+struct held {
+	struct queue *queue;
+	PyObject *work;
+};
+
+extern PyTypeObject *fast_table_type;
+
+/* An index, or -1 with MemoryError. */
+int64_t fast_take_slot(struct table *table, struct queue *queue, uint8_t kind, PyObject *work,
+		       uint32_t entries);
+uint64_t fast_wr_id(const struct table *table, uint32_t index);
+struct slot *fast_find_slot(struct table *table, uint64_t wr_id);
+struct held fast_free_slot(struct table *table, struct slot *slot);
+void fast_drop(struct held held);
+
+PyObject *fast_drain(PyObject *table, PyObject *const *args, Py_ssize_t count);
+
+int fast_add_table(PyObject *module);
+int fast_add_queue(PyObject *module);
+int fast_add_drain(PyObject *module);
+
+#endif
