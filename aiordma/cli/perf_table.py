@@ -74,18 +74,21 @@ def latencies(record: dict[str, Any]) -> Table:
 def throughputs(record: dict[str, Any]) -> Table:
     table = Table(
         caption="1 MB = 2^20 bytes, as perftest; 1 Gb = 10^9 bits; payload alone. "
+        "Least and peak: of quarters of a second. "
         "Python's garbage collection is off meanwhile."
     )
-    for name in ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s"):
+    for name in ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s", "least MB/s", "peak MB/s"):
         table.add_column(name, justify="right")
     table.add_column("verified")
     for row in record["results"]:
+        spread = row["slices"]
         table.add_row(
             size_text(row["size"]),
             f"{row['operations']:,}",
             f"{row['seconds']:.2f}",
             *(amount(row[key]) for key in ("mb_per_s", "gbit_per_s")),
             f"{row['mmsg_per_s']:.4f}",
+            *(amount(spread[key]) if spread else "-" for key in ("min_mb_per_s", "max_mb_per_s")),
             verdict(row),
         )
     return table

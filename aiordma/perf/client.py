@@ -23,7 +23,7 @@ from .client_streams import Streams
 from .gpu import GPU, GPUMemory
 from .quiet import quiet
 from .settings import Settings
-from .statistics import Summary, Throughput, tail
+from .statistics import Summary, Throughput, slices, tail
 from .stream_frames import STREAM_LIMIT, close, send_over
 
 # Seconds between two looks at how far a part has come; whoever is told may draw a bar, in the
@@ -60,6 +60,7 @@ class Result:
     latency: Summary | None = None
     completion: Summary | None = None
     distribution: list[tuple[float, float]] | None = None
+    slices: list[Throughput] | None = None
     mismatch: str = ""
     interrupted: bool = False
 
@@ -75,6 +76,8 @@ class Part:
     runs: list[Run]
     seconds: float
     mismatch: str
+    marks: list[tuple[float, int]]
+    """How many operations were done at some seconds."""
 
     @property
     def done(self) -> int:
@@ -177,7 +180,11 @@ class PerfClient:
         settings = self._settings
         if settings.metric != "lat":
             part = await self._warm_and_timed("flood", size, progress)
-            return None if part is None else self._result(size, part)
+            if part is None:
+                return None
+            result = self._result(size, part)
+            result.slices = slices(part.marks, size)
+            return result
         # Reads and atomics need no answer of the peer's program: their latency is their completion.
         first = "ping" if settings.halved else "alone"
         part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
@@ -254,28 +261,32 @@ class PerfClient:
             for _ in self._ends
         ]
         start = perf_counter()
-        await self._all(kind, duration, progress)
+        marks = await self._all(kind, duration, progress)
         done = [run.done for run in self._runs]
         await self._ask(wire.Finish(done), wire.Reached)
         seconds = perf_counter() - start
         finished = await answer(self._control, wire.Finished)
         mine = [end.verify(run) for end, run in zip(self._ends, self._runs, strict=True)]
         mismatch = finished.mismatch or next(filter(None, mine), "")
-        return Part(self._runs, seconds, mismatch)
+        return Part(self._runs, seconds, mismatch, marks)
 
-    async def _all(self, kind: str, duration: float | None, progress: Progress) -> None:
+    async def _all(
+        self, kind: str, duration: float | None, progress: Progress
+    ) -> list[tuple[float, int]]:
         loop = asyncio.get_running_loop()
         start = loop.time()
         timer: asyncio.Handle | None = None
+        marks: list[tuple[float, int]] = []
 
         def look() -> None:
             nonlocal timer
             passed = loop.time() - start
+            done = sum(run.done for run in self._runs)
+            marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
                     run.limit = 0
                 return
-            done = sum(run.done for run in self._runs)
             whole = sum(run.limit for run in self._runs)
             progress(passed / duration if duration is not None else done / max(whole, 1))
             pause = LOOK if duration is None else min(LOOK, duration - passed)
@@ -290,6 +301,7 @@ class PerfClient:
             raise failures.exceptions[0] from None
         finally:
             timer.cancel()
+        return marks
 
     async def _ask(self, message: wire.Wire, kind: type[Kind]) -> Kind:
         await self._control.send(wire.pack(message))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from statistics import median_low
 from typing import Any
 
 from .client import Result
 from .settings import Settings
-from .statistics import Summary
+from .statistics import Summary, Throughput
 
 FORMAT, VERSION = "aiordma-perf", 1
 
@@ -80,7 +81,20 @@ def row(result: Result) -> dict[str, Any]:
         "mb_per_s": throughput.mb_per_s,
         "gbit_per_s": throughput.gbit_per_s,
         "mmsg_per_s": throughput.mmsg_per_s,
+        "slices": spread(result.slices),
         "mismatch": result.mismatch or None,
+    }
+
+
+def spread(slices: list[Throughput] | None) -> dict[str, float] | None:
+    if not slices:
+        return None
+    found = [one.mb_per_s for one in slices]
+    return {
+        "count": len(found),
+        "min_mb_per_s": min(found),
+        "median_mb_per_s": median_low(found),
+        "max_mb_per_s": max(found),
     }
 
 

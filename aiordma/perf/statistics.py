@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from math import fsum, sqrt
 
 MIB = 1 << 20
@@ -81,6 +82,15 @@ class Throughput:
     def mmsg_per_s(self) -> float:
         """In millions."""
         return self.operations / 1e6 / self.seconds
+
+
+def slices(marks: Sequence[tuple[float, int]], size: int) -> list[Throughput]:
+    """Between each two looks, (second, operations done by then), that were some time apart."""
+    return [
+        Throughput(done - before, size, now - then)
+        for (then, before), (now, done) in pairwise(marks)
+        if now > then
+    ]
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:

@@ -66,6 +66,16 @@ def test_json_is_as_the_page_says(device_name: str) -> None:
     assert last == [pytest.approx(row["latency_us"]["max"]), 1 / 20]
 
 
+def test_throughput_has_its_spread(device_name: str) -> None:
+    done = perf("local", "read", "bw", "--device", device_name, "--json", "--duration", "0.6")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["results"]
+    assert set(row["slices"]) == listed("| name in a result |", "`slices`")
+    assert row["slices"]["min_mb_per_s"] <= row["slices"]["median_mb_per_s"]
+    assert row["slices"]["median_mb_per_s"] <= row["slices"]["max_mb_per_s"]
+    assert row["latency_us"] is row["completion_us"] is row["distribution_us"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

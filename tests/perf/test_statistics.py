@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.perf.statistics import Summary, Throughput, rank, tail
+from aiordma.perf.statistics import Summary, Throughput, rank, slices, tail
 
 SAMPLES = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1)
 
@@ -87,3 +87,20 @@ def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
     values, parts = zip(*points, strict=True)
     assert list(values) == sorted(values)
     assert list(parts) == sorted(parts, reverse=True)
+
+
+def test_slices_are_between_looks_that_some_time_lies_between() -> None:
+    found = slices([(0.0, 0), (0.5, 10), (0.5, 10), (1.0, 40)], 1 << 20)
+    assert [one.mb_per_s for one in found] == [20, 60]
+    assert slices([(0.0, 0)], 1) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000)), min_size=1))
+def test_slices_make_up_the_whole(steps: list[tuple[int, int]]) -> None:
+    marks, second, done = [(0.0, 0)], 0, 0
+    for seconds, operations in steps:
+        second, done = second + seconds, done + operations
+        marks.append((float(second), done))
+    found = slices(marks, 8)
+    assert sum(one.operations for one in found) == done
+    assert sum(one.seconds for one in found) == second
