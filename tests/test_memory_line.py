@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiordma import Buffer, BufferStateError, MemoryPool, verbs
+from aiordma._transport.memory import Supply
 from aiordma.errors import QuotaError
 from aiordma.mr_pool import SLAB_SIZE, Block
 from tests.conftest import Run
@@ -221,6 +222,64 @@ def test_what_the_device_refuses(
 
     run(main())
 
+
+# ---- one behind another -----------------------------------------------------------------------
+
+
+def test_a_supply(pool: MemoryPool, run: Run) -> None:
+    """One block at a time; what is too small by now, or for nobody, goes back."""
+
+    async def main() -> None:
+        held = pool.alloc(LIMIT)
+        wanted = [300, 5000]
+        taken: list[Block] = []
+
+        def take() -> None:
+            while wanted:
+                block = supply.block(wanted[0])
+                if block is None:
+                    return
+                taken.append(block)
+                wanted.pop(0)
+
+        supply = Supply(pool, take, brief=True)
+        take()
+        assert supply.waiting
+        assert supply.block(1) is None
+        assert pool.statistics().waiting == 1
+        wanted[0] = 4000  # more than what it waits for
+        held.release()
+        await turns()
+        assert [block.size for block in taken] == [4096, 8192]
+        for block in taken:
+            block.release()
+        assert pool.statistics().leases == 0
+
+        held = pool.alloc(LIMIT)
+        wanted.append(300)
+        take()
+        wanted.clear()
+        held.release()
+        await turns()
+        assert not supply.waiting
+        assert pool.statistics().leases == 0
+
+        held = pool.alloc(LIMIT)
+        wanted.append(300)
+        take()
+        supply.close()
+        assert pool.statistics().waiting == 0
+        held.release()
+        await turns()
+        assert wanted
+        assert pool.statistics().leases == 0
+        with pytest.raises(QuotaError, match="pool_limit"):
+            supply.block(LIMIT + 1)
+
+    run(main())
+
+
+# ---- in any order ------------------------------------------------------------------------------
 
 SIZE = st.sampled_from([200, 5000, SLAB_SIZE // 2, SLAB_SIZE, LIMIT])
 STEP = st.one_of(

@@ -98,19 +98,6 @@ async def test_cancelled_while_it_waits_a_message_is_not_sent(place: Place) -> N
             await sending[n]
 
 
-async def test_memory_that_comes_for_nobody_goes_on(place: Place) -> None:
-    async with place.pair(CONFIG) as (client, _):
-        before = client.pool_statistics().leases
-        held = Held(client)
-        sending = asyncio.create_task(client.send(b"not any more"))
-        await held.until_waiting(1)
-        sending.cancel()
-        await asyncio.wait([sending])
-        held.release()
-        while client.pool_statistics().leases > before:  # noqa: ASYNC110 - nothing tells it
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("also_gone", [False, True])
 async def test_fetching_waits(place: Place, also_gone: bool) -> None:
     """And goes on for the next `recv` when the first one is gone."""
