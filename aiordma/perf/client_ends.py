@@ -3,6 +3,9 @@
 Three kinds of work.  `ping`: one operation at a time, which the peer's program answers with one of
 the same; timed is the way there and back.  `alone`: one at a time without an answer; timed is the
 await.  `flood`: as many under way as the depth allows; none is timed.
+
+Reads and atomics wake nobody who could answer, so they have no `ping`.  A stream does not tell when
+a piece has arrived, so it has no `alone`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ class Run:
 
 
 class ClientEnd(Protocol):
-    """One connection; `prepare`, and `verify` and `release`, stand around each part."""
+    """One connection; `prepare`, and `verify` and `release`, stand around each part.
+
+    `ping` and `alone`, where the operation has them, are like `flood`.
+    """
 
     def prepare(self, seed: int, size: int) -> bytes:
         """Makes what the part works on; a token for the peer where that has to write here."""
@@ -50,8 +56,6 @@ class ClientEnd(Protocol):
     def use(self, token: bytes) -> None:
         """The peer's memory."""
 
-    async def ping(self, run: Run) -> None: ...
-    async def alone(self, run: Run) -> None: ...
     async def flood(self, run: Run) -> None: ...
 
     def verify(self, run: Run) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -44,7 +44,7 @@ class HostMemory:
         self.local.release()
 
 
-class OneSided:
+class OneSided(ABC):
     """What the three have in common.  All operations of a part are on the same bytes."""
 
     def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
@@ -73,10 +73,6 @@ class OneSided:
     @abstractmethod
     def collect(self, batch: Batch) -> None:
         """The same, in a batch."""
-
-    async def ping(self, run: Run) -> None:
-        """Reads and atomics wake nobody, so that nobody could answer."""
-        raise NotImplementedError
 
     async def alone(self, run: Run) -> None:
         await time_each(lambda: self.operate(run), run)

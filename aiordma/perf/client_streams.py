@@ -8,6 +8,9 @@ from time import perf_counter
 from .client_ends import Run
 from .contents import SERVER, contents, difference
 
+# `drain` comes back without a turn of the loop while there is room: so many writes, then the loop.
+TURN = 64
+
 
 class Streams:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,10 +40,6 @@ class Streams:
                 self._mismatch = difference(self._last, self._expected)
             run.done += 1
 
-    async def alone(self, run: Run) -> None:
-        """A stream does not tell when a piece has arrived."""
-        raise NotImplementedError
-
     async def flood(self, run: Run) -> None:
         writer, data = self._writer, self._sent
         while run.done < run.limit:
@@ -57,7 +56,3 @@ class Streams:
 
     def release(self) -> None:
         self._last = b""
-
-
-# `drain` comes back without a turn of the loop while there is room: so many writes, then the loop.
-TURN = 64
