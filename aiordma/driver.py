@@ -223,18 +223,19 @@ class Driver(_Shared):
 
     def poll(self) -> None:
         """Handles what has completed by now, without waiting for the loop to say so."""
-        self._handle(0)
+        self._handle(0, returns=False)
 
     # ---- readers -------------------------------------------------------------------------
 
     def _on_completions(self) -> None:
         if self._looking:
             return  # that comes when the tasks have had their turn; now it would delay them
-        if self._handle(self._wake_spin_us) and self._spin_us:
-            if self._skip:
-                self._skip -= 1
-            else:
+        look = self._spin_us > 0 and not self._skip
+        if self._handle(self._wake_spin_us, returns=look):
+            if look:
                 self._look_soon()
+            elif self._skip:
+                self._skip -= 1
 
     def _look_soon(self) -> None:
         self._looking = True
@@ -243,21 +244,21 @@ class Driver(_Shared):
     def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
         self._looking = False
-        if self._handle(self._spin_us):
+        if self._handle(self._spin_us, returns=True):
             self._misses = 0
             self._look_soon()
         else:
             self._misses = min(2 * self._misses + 1, MAX_WAKES_SKIPPED)
             self._skip = self._misses
 
-    def _handle(self, spin_us: int) -> bool:
+    def _handle(self, spin_us: int, *, returns: bool) -> bool:
         """Hands out the completions there are; False if there were none."""
         if not self._users:
             return False  # closed between `call_soon` and now
         found = False
         try:
             for _ in range(ROUNDS):
-                some, more = self._drain(self.operations, BATCH, spin_us)
+                some, more = self._drain(self.operations, BATCH, spin_us, returns)
                 spin_us = 0
                 found = found or some
                 if not more:

@@ -112,6 +112,13 @@ static uint64_t microseconds(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
+static void stay(struct aiordma_drain *drain, int stays)
+{
+	if (stays || drain->stays)
+		aiordma_embedded_stay(stays - drain->stays);
+	drain->stays = stays;
+}
+
 /* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
  * a long transfer would otherwise go round the caller's event loop with every buffer that fills. */
 static int look_again(struct aiordma_drain *drain)
@@ -131,6 +138,7 @@ static int look_again(struct aiordma_drain *drain)
 			end = now + drain->spin_us;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
+	stay(drain, drain->returns && drain->ready_count);
 	aiordma_embedded_spin(0);
 	return rc;
 }
@@ -157,7 +165,14 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
+	if (total && drain->returns && !drain->stays)
+		stay(drain, 1);
 	return total;
+}
+
+void aiordma_drain_end(struct aiordma_drain *drain)
+{
+	stay(drain, 0);
 }
 
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)

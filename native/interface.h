@@ -153,6 +153,8 @@ struct aiordma_drain {
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
 	uint32_t spin_us; /* look again for so long before answering that there is nothing */
+	int returns;      /* if there is something, the caller will be back soon, to spin again */
+	int stays;        /* it has said so to the embedded device */
 };
 
 /* Grows whenever a thread of the application has found work to do for the embedded device. */
@@ -162,11 +164,19 @@ unsigned aiordma_embedded_steps(void);
  * other processes need not wake it.  In pairs. */
 void aiordma_embedded_spin(int begins);
 
+/* Who has found something, goes to work on it and will look again soon, says so by 1, and by -1 that
+ * it will not after all; 0 repeats the first.  Meanwhile other processes need not wake it: the device's
+ * thread looks every half a millisecond, in case that it takes longer. */
+void aiordma_embedded_stay(int change);
+
 /* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
  * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
  * before every ready CQ was seen empty: call again. */
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
 		  int *more);
+
+/* Before the channel is destroyed. */
+void aiordma_drain_end(struct aiordma_drain *drain);
 
 /* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);

@@ -164,7 +164,7 @@ class Table:
     def __len__(self) -> int:
         """Slots that are taken."""
 
-    def drain(self, state: int, most: int, spin_us: int, /) -> int:
+    def drain(self, state: int, most: int, spin_us: int, returns: bool, /) -> int:
         """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
 
         Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were

@@ -54,15 +54,16 @@ class Batch:
 
     def write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
-        memory = self._collecting()
-        if not self._transfer.write(source, target):
+        # The plain ones first: the end of the scope checks the connection in any case.
+        if self._memory is None or not self._transfer.write(source, target):
+            memory = self._collecting()
             local = memory.enter_context(self._one_sided.source(source))
             self._one_sided.add_write(self._transfer, local, target)
 
     def read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
-        memory = self._collecting()
-        if not self._transfer.read(target, source):
+        if self._memory is None or not self._transfer.read(target, source):
+            memory = self._collecting()
             local, landed = memory.enter_context(self._one_sided.target(target))
             self._one_sided.add_read(self._transfer, local, source)
             self._landed.append(landed)

@@ -41,8 +41,17 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
         self.context = context
         self.fd = pointer.fd
-        destroy = context.library.calls.ibv_destroy_comp_channel
-        super().__init__(Node("CompletionChannel", pointer, destroy, [context.node]))
+        self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
+        self.drain_state.calls = context.library.table
+        self.drain_state.channel = pointer
+        self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
+        drain_state = self.drain_state
+
+        def end_and_destroy(channel: h.ChannelPointer) -> None:
+            lib.aiordma_drain_end(drain_state)
+            context.library.calls.ibv_destroy_comp_channel(channel)
+
+        super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
         code = lib.aiordma_set_nonblocking(self.fd)
         if code:
             self.close()
@@ -50,10 +59,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
-        self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
-        self.drain_state.calls = context.library.table
-        self.drain_state.channel = pointer
-        self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         self.accounts = Accounts()
         self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
@@ -123,13 +128,16 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             self.leaving.clear()
         return self.accounts.settled(self._room.records(count)), bool(self._more[0])
 
-    def drain_to(self, table: Table, capacity: int, spin_us: int) -> tuple[bool, bool]:
+    def drain_to(
+        self, table: Table, capacity: int, spin_us: int, returns: bool
+    ) -> tuple[bool, bool]:
         """As :meth:`drain`, of queues that keep no account: the completions go to their work.
 
-        Whether there were any, and whether there may be more. Internal to the library.
+        Whether there were any, and whether there may be more. Who ``returns`` if there are any,
+        to spin again soon, need not be woken until then. Internal to the library.
         """
         self.pointer  # noqa: B018 - raises when this is closed
-        result = table.drain(self._state_address, capacity, spin_us)
+        result = table.drain(self._state_address, capacity, spin_us, returns)
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
         if self.leaving and not result & 2:

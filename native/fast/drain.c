@@ -171,13 +171,16 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	struct raised raised = {NULL, NULL, NULL};
 	int rooms = 0, more, n;
 
-	if (count != 3) {
-		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, and microseconds");
+	if (count != 4) {
+		PyErr_SetString(PyExc_TypeError,
+				"a channel's state, a number, microseconds, and whether to return");
 		return NULL;
 	}
 	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
 	long most = PyLong_AsLong(args[1]);
 	unsigned long spin_us = PyLong_AsUnsignedLong(args[2]);
+
+	long returns = PyLong_AsLong(args[3]);
 
 	if (PyErr_Occurred())
 		return NULL;
@@ -187,6 +190,7 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 		return NULL;
 	}
 	state->spin_us = (uint32_t)spin_us;
+	state->returns = returns != 0;
 	Py_BEGIN_ALLOW_THREADS
 	n = native_drain(state, completions, (int)most, &more);
 	Py_END_ALLOW_THREADS

@@ -67,6 +67,7 @@ static struct {
 	unsigned served;      /* atomic: steps of application threads that found something to do */
 	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
 	unsigned spinning;    /* atomic: threads that look again and again for a moment */
+	unsigned staying;     /* those that have something else to do, and come back */
 	unsigned incarnation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
@@ -236,26 +237,34 @@ void soft_sources_silence(bool silent)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Must neighbours ring?  Not when somebody is sure to come by. */
+/* Must neighbours ring?  Not when somebody is sure to come by.  Who stays may take longer than he
+ * thought, so he counts only while the engine's thread comes by every tick. */
 static void mind_neighbours(void)
 {
 	bool armed = __atomic_load_n(&engine.armed, __ATOMIC_RELAXED);
 	bool spinning = __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED);
+	bool staying = engine.staying && !engine.asleep;
 
-	soft_neighbours_alert(!spinning && (armed || engine.asleep));
+	soft_neighbours_alert(!spinning && !staying && (armed || engine.asleep));
+}
+
+/* The engine's thread shall come by every tick. */
+static void wake_thread(void)
+{
+	const uint64_t one = 1;
+
+	if (!engine.running || !engine.asleep || soft_now() < engine.trust_at)
+		return;
+	engine.asleep = false;
+	(void)!write(engine.wake.fd, &one, sizeof(one));
 }
 
 /* A thread of the application polls and has found something, while the engine's thread sleeps: that
  * shall come by every tick, so that neighbours need not ring. */
 static void rouse(void)
 {
-	const uint64_t one = 1;
-
-	if (!engine.asleep || __atomic_load_n(&engine.armed, __ATOMIC_RELAXED) ||
-	    soft_now() < engine.trust_at)
-		return;
-	engine.asleep = false;
-	(void)!write(engine.wake.fd, &one, sizeof(one));
+	if (!__atomic_load_n(&engine.armed, __ATOMIC_RELAXED))
+		wake_thread();
 }
 
 /* Who polls asks the rings every time, and epoll, which is a system call, every so often. */
@@ -348,6 +357,17 @@ void aiordma_embedded_spin(int begins)
 	__atomic_fetch_add(&engine.spinning, begins ? 1u : -1u, __ATOMIC_RELAXED);
 	if (!begins)
 		soft_engine_sleepy();
+}
+
+void aiordma_embedded_stay(int change)
+{
+	soft_lock();
+	if (change >= 0 || engine.staying) /* else it was said before a fork */
+		engine.staying += (unsigned)change;
+	if (change >= 0)
+		wake_thread();
+	mind_neighbours();
+	soft_unlock();
 }
 
 unsigned aiordma_embedded_steps(void)
@@ -654,6 +674,7 @@ static void after_fork_in_child(void)
 	engine.event_count = 0;
 	engine.incarnation++;
 	engine.waiting = 0;
+	engine.staying = 0;
 	users = 0;
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);

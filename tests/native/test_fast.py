@@ -236,7 +236,7 @@ def test_what_cannot_be_posted() -> None:
     assert queue.write(b"", b"") is None
     assert queue.under_way() == queue.clear_slots() == []
     with pytest.raises(ValueError, match="not 1 to 128"):
-        queue.table.drain(0, 129, 0)
+        queue.table.drain(0, 129, 0, False)
 
 
 def test_numbers_that_do_not_fit() -> None:

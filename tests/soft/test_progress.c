@@ -128,10 +128,11 @@ static void idle_neighbours(void)
 	join(&process);
 }
 
-/* A process that computes serves its peer's writes, reads and atomics; and quickly. */
-static void busy_application(void)
+/* A process that computes serves its peer's writes, reads and atomics; and quickly.  Also one that has
+ * said that it would be back soon, and is not. */
+static void busy_application(bool stays)
 {
-	enum { WRITES = 200, DONE = 1 };
+	enum { WRITES = 200, POLLED = 50, DONE = 1 };
 	struct process process = split();
 	struct side side;
 
@@ -167,10 +168,21 @@ static void busy_application(void)
 							 .rkey = peer.rkey, .compare_add = 1}), 0);
 		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	} else {
+		struct ibv_wc wc;
+
+		if (stays) {
+			aiordma_embedded_spin(1);
+			while (__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < POLLED)
+				CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+			aiordma_embedded_stay(1);
+			aiordma_embedded_spin(0);
+		}
 		/* No call of ours: only looking at memory, as a computation does. */
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			;
 		CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == WRITES);
+		if (stays)
+			aiordma_embedded_stay(-1);
 	}
 	meet(&process);
 	close_side(&side);
@@ -361,7 +373,8 @@ int main(void)
 {
 	limit_seconds(100);
 	STEP(waking());
-	STEP(busy_application());
+	STEP(busy_application(false));
+	STEP(busy_application(true));
 	STEP(nothing_left());
 	STEP(idle());
 	STEP(idle_neighbours());
