@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 import warnings
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from ssl import SSLContext
@@ -31,7 +32,7 @@ from ._core.region import RegionToken, Rights
 from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.by_endpoint import PendingConnection
-from ._transport.connection import Address, Connection, Received, Statistics, weakly
+from ._transport.connection import Address, Connection, Received, Statistics
 from ._transport.message import Message
 from ._transport.security import Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
@@ -290,6 +291,20 @@ class Listener:
         await self.close()
 
 
+def deliver_to(listener: Listener) -> Callable[[Connection], None]:
+    """For the acceptor, which keeps no listener alive."""
+    ref = weakref.ref(listener)
+
+    def deliver(connection: Connection) -> None:
+        found = ref()
+        if found is None:
+            connection.abort()
+        else:
+            found._deliver(connection)
+
+    return deliver
+
+
 Acceptor = by_cm.CMAcceptor | by_tcp.TCPAcceptor
 
 
@@ -322,14 +337,12 @@ async def listen(
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
         listener._start(
-            by_tcp.TCPAcceptor(
-                chosen, address, backlog, config, security, weakly(listener._deliver)
-            )
+            by_tcp.TCPAcceptor(chosen, address, backlog, config, security, deliver_to(listener))
         )
     else:
         listener._start(
             by_cm.CMAcceptor(
-                chosen.library, asked, address, backlog, config, security, weakly(listener._deliver)
+                chosen.library, asked, address, backlog, config, security, deliver_to(listener)
             )
         )
     return listener

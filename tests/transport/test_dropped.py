@@ -1,0 +1,207 @@
+"""What is dropped without being closed goes, and says so; what was closed is freed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    RemoteRegion,
+    Rights,
+    start_server,
+    streams,
+)
+from aiordma.errors import RejectedError
+from aiordma.verbs import live
+
+from .marks import one_loop
+from .place import ALL, SMALL, Place, check_alive, ends, turns
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """So that only reference counts free anything."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def drop(kept: list[Any]) -> None:
+    """The last references, also those of cycles."""
+    kept.clear()
+    gc.collect()
+
+
+async def test_a_dropped_connection(place: Place) -> None:
+    """It goes with its last reference; the peer sees the end; nothing stays registered."""
+    before = live()
+    async with await place.listen() as listener:
+        with without_collector():
+            client, server = await place.both(listener)
+            await check_alive(client, server)
+            gone = weakref.ref(client)
+            kept = [client]
+            del client
+            with pytest.warns(ResourceWarning, match=r"place\.py:\d+\) was not closed"):
+                kept.clear()
+            async with place.within(5):
+                await ends(server.recv(), ConnectionBrokenError)
+                await server.close()
+            await turns(3)
+            assert gone() is None
+    assert live() == before
+
+
+@one_loop
+async def test_dropped_in_the_middle_of_everything(place: Place) -> None:
+    """With work under way in both directions, shares, a batch, and memory that is still held."""
+    before = live()
+    async with await place.listen() as listener:
+        client, server = await place.both(listener)
+        buffer = client.alloc(4096)
+        share = await client.send_region(buffer, access=Rights.READ)
+        remote = await server.recv_region()
+        borrowed = await client.request_region(64)
+        sending = server.send_nowait(bytes(100_000))
+        kept = [client, borrowed]
+        del client, borrowed
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            drop(kept)
+        async with place.within(5):
+            await ends(sending, ConnectionBrokenError)
+            await server.close()
+        buffer.release()
+        del share, remote, sending
+        await turns(3)
+    assert live() == before
+
+
+@one_loop
+async def test_dropped_in_another_thread(place: Place) -> None:
+    """As when the collector runs there: it ends in its own loop all the same."""
+    async with await place.listen() as listener:
+        client, server = await place.both(listener)
+        kept = [client]
+        del client
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            await asyncio.to_thread(kept.clear)
+        async with place.within(5):
+            await ends(server.recv(), ConnectionBrokenError)
+            await server.close()
+
+
+async def test_a_dropped_listener(place: Place) -> None:
+    """Its port is free, and who waited there to be accepted is told."""
+    before = live()
+    listener = await place.listen()
+    port = listener.port
+    client = await place.connect(port)
+    kept = [listener]
+    del listener
+    with pytest.warns(ResourceWarning, match=r"<Listener on .*was not closed"):
+        drop(kept)
+    async with place.within(5):
+        await ends(client.recv(), ConnectionBrokenError)
+        await client.close()
+        await ends(place.connect(port), RejectedError)
+    assert live() == before
+
+
+@one_loop
+async def test_a_server_that_nobody_keeps_goes_on(place: Place) -> None:
+    """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
+
+    async def echo(conn: Connection) -> None:
+        async for message in conn:
+            with message:
+                await conn.send(message)
+
+    server = await start_server(echo, place.host, device=place.device, via=place.via)
+    port, gone = server.port, weakref.ref(server)
+    del server
+    gc.collect()
+    async with place.within(5), await place.connect(port) as conn:
+        await conn.send(b"x")
+        assert bytes(await conn.recv()) == b"x"
+    kept = gone()
+    assert kept is not None
+    await kept.close()
+
+
+@one_loop
+async def test_a_dropped_stream(place: Place) -> None:
+    """`asyncio.StreamWriter` closes its transport when it is dropped."""
+    before = live()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.set_result(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+
+    said: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
+    async with await streams.start_stream_server(read, place.host, **where) as server:
+        reader, writer = await streams.open_connection(place.host, server.address[1], **where)
+        writer.write(b"hello")
+        kept = [reader, writer]
+        del reader, writer
+        with pytest.warns(ResourceWarning, match="unclosed <StreamWriter"):
+            drop(kept)
+        async with place.within(5):
+            assert await said == b"hello"
+    async with place.within(5):
+        while live() != before:
+            await turns(1)
+
+
+# ---- cycles --------------------------------------------------------------------------------------
+
+
+async def use(place: Place) -> list[weakref.ref[object]]:
+    """Everything that a connection can do, in order, and its end."""
+    async with await place.listen() as listener:
+        client, server = await place.both(listener)
+        await check_alive(client, server)
+        waiting = asyncio.create_task(client.recv())
+        with server.alloc(4096) as memory, client.alloc(4096) as buffer:
+            share = await server.send_region(memory, access=ALL, lease=60)
+            assert share is not None
+            remote = await client.recv_region()
+            assert isinstance(remote, RemoteRegion)
+            await client.write(buffer, remote)
+            async with client.batch() as batch:
+                batch.read(remote, buffer)
+                batch.write(buffer, remote)
+            await client.fetch_and_add(remote[:8], 1)
+            share.revoke()
+        borrowed = await client.request_region(64)
+        await borrowed.release()
+        await client.close()
+        await asyncio.wait([waiting])  # to raise it here would make a cycle
+        assert isinstance(waiting.exception(), ConnectionClosedError)
+        await server.close()
+        return [weakref.ref(each) for each in (client, server, listener)]
+
+
+async def test_a_closed_connection_goes_with_its_last_reference(place: Place) -> None:
+    """Nothing that it has been used for keeps it, or anything of the device, without a collector."""
+    await use(place)  # what is made once
+    await turns(5)
+    before = live()
+    with without_collector():
+        gone = await use(place)
+        await turns(5)
+        assert [ref() for ref in gone] == [None] * 3
+        assert live() == before
