@@ -196,7 +196,7 @@ async def use(place: Place) -> list[weakref.ref[object]]:
 
 
 async def test_a_closed_connection_goes_with_its_last_reference(place: Place) -> None:
-    """Nothing that it has been used for keeps it, or anything of the device, without a collector."""
+    """Without a collector: nothing that it has been used for keeps it."""
     await use(place)  # what is made once
     await turns(5)
     before = live()
