@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import uvloop
 
+import aiordma
 from aiordma import streams
 from aiordma.streams import StreamTransport
 
@@ -67,12 +69,31 @@ def test_addresses_that_are_not_meant_stay_tcp(
         runner.run(main())
 
 
-def test_tls_is_refused(device_name: str, host: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="TLS"):
-            await asyncio.start_server(answer, host, 0, ssl=ssl.create_default_context())
-        with pytest.raises(ValueError, match="TLS"):
-            await asyncio.open_connection(host, 1, ssl=True)
+@pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
+def test_tls_is_that_of_the_stream(kind: Any, device_name: str, host: str) -> None:
+    authority = trustme.CA()
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("server.example").configure_cert(serving)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
 
-    with asyncio.Runner(loop_factory=streams.EventLoop) as runner:
+    def make() -> asyncio.AbstractEventLoop:
+        loop: Any = kind()
+        loop.device = device_name
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        return loop
+
+    async def main() -> None:
+        async with await asyncio.start_server(answer, host, 0, ssl=serving) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=trusting, server_hostname="server.example"
+            )
+            assert isinstance(writer.get_extra_info("connection"), aiordma.Connection)
+            writer.write(b"abc")
+            assert await reader.read() == b"abc"
+            writer.close()
+            await writer.wait_closed()
+
+    with asyncio.Runner(loop_factory=make) as runner:
         runner.run(main())

@@ -6,8 +6,9 @@
     server = await aiordma.start_stream_server(handler, host, port)
 
 They are what the functions of the same names (`asyncio.start_server` for the last) are over TCP,
-with the arguments of `aiordma.connect` and `aiordma.listen` after the address.  Both ends must be
-streams: on the connection they are messages with a meaning of their own (`StreamTransport`).
+with the arguments of `aiordma.connect` and `aiordma.listen` after the address; but `ssl` is TLS
+over the stream, as it is there.  Both ends must be streams: on the connection they are messages
+with a meaning of their own (`StreamTransport`).
 `EventLoop` is for software that connects by its loop and cannot be told otherwise.
 Source: the asyncio documentation, "Transports and Protocols" and "Streams".
 """

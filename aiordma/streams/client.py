@@ -6,11 +6,11 @@ import asyncio
 import mmap
 import os
 from collections.abc import Callable
-from ssl import SSLContext
 from typing import IO, TypeVar
 
 from ..config import DEFAULT, Config
 from ..transport import Address, Connection, Via, connect
+from .tls import TLS, client_context, connected
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -29,16 +29,30 @@ async def create_connection(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
-    ssl: SSLContext | None = None,
-) -> tuple[StreamTransport, P]:
+    ssl: TLS = None,
+    server_hostname: str | None = None,
+) -> tuple[asyncio.Transport, P]:
     """Connects, and lets a protocol speak over it: `loop.create_connection` over RDMA.
 
-    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.
+    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `ssl`,
+    a context or True for the usual one, is TLS over the stream: all that travels is encrypted, and
+    the server must have a certificate for `server_hostname` (None: `host`), else ssl.SSLError.
+    The transport is a `StreamTransport`, or with TLS the one that asyncio puts above that.
     """
+    context = client_context(ssl)
     connection = await connect(
-        host, port, device=device, via=via, source=source, config=config, auth=auth, ssl=ssl
+        host, port, device=device, via=via, source=source, config=config, auth=auth
     )
-    return await _attach(connection, protocol_factory)
+    if context is None:
+        return await _attach(connection, protocol_factory)
+    try:
+        protocol = protocol_factory()
+    except BaseException:
+        connection.abort()
+        raise
+    name = host if server_hostname is None else server_hostname
+    transport = await connected(connection, protocol, context, name, config.handshake_timeout)
+    return transport, protocol
 
 
 async def _attach(
@@ -70,9 +84,13 @@ async def open_connection(
     source: Address | None = None,
     config: Config = DEFAULT,
     auth: bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: TLS = None,
+    server_hostname: str | None = None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes."""
+    """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes.
+
+    The other arguments are those of `create_connection`.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     transport, protocol = await create_connection(
@@ -85,19 +103,25 @@ async def open_connection(
         config=config,
         auth=auth,
         ssl=ssl,
+        server_hostname=server_hostname,
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def sendfile(
-    transport: StreamTransport, file: IO[bytes], offset: int = 0, count: int | None = None
+    transport: asyncio.WriteTransport, file: IO[bytes], offset: int = 0, count: int | None = None
 ) -> int:
     """Sends a part of a regular file, straight from the page cache; returns how many bytes.
 
     `count` None is all from `offset` on.  What was written before goes first; returns when
     nothing is under way any more.  As `loop.sendfile`, the file's position is then behind what
-    was sent.  The file must not be truncated meanwhile.  Raises ConnectionError.
+    was sent.  The file must not be truncated meanwhile.  Raises ConnectionError.  With TLS there is
+    nothing to send straight from anywhere: ValueError.
     """
+    if not isinstance(transport, StreamTransport):
+        raise ValueError(
+            f"{type(transport).__name__} is no StreamTransport: over TLS, write what you read"
+        )
     if offset < 0 or (count is not None and count <= 0):
         raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
     size = os.fstat(file.fileno()).st_size

@@ -22,8 +22,7 @@ class OverRDMA:
     """Put before a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
     The attributes may be set on the class or on the loop: how to connect and listen, as in
-    `aiordma.connect`, and which addresses are meant (`applies`; all of them).  TLS by `ssl` is
-    refused: it is not carried over streams.
+    `aiordma.connect`, and which addresses are meant (`applies`; all of them).
     """
 
     device: str | None = None
@@ -43,14 +42,21 @@ class OverRDMA:
         ssl: Any = None,
         sock: Any = None,
         local_addr: tuple[str, int] | None = None,
+        server_hostname: str | None = None,
         **others: Any,
     ) -> Any:
         """As `AbstractEventLoop.create_connection`."""
         if sock is not None or host is None or port is None or not self.applies(host, port):
             return await super().create_connection(  # type: ignore[misc]
-                protocol_factory, host, port, ssl=ssl, sock=sock, local_addr=local_addr, **others
+                protocol_factory,
+                host,
+                port,
+                ssl=ssl,
+                sock=sock,
+                local_addr=local_addr,
+                server_hostname=server_hostname,
+                **others,
             )
-        refuse_ssl(ssl)
         return await client.create_connection(
             protocol_factory,
             host,
@@ -59,6 +65,8 @@ class OverRDMA:
             via=self.via,
             source=local_addr,
             config=self.config,
+            ssl=ssl,
+            server_hostname=server_hostname,
         )
 
     async def create_server(
@@ -85,7 +93,6 @@ class OverRDMA:
                 start_serving=start_serving,
                 **others,
             )
-        refuse_ssl(ssl)
         return await server.create_server(
             protocol_factory,
             host,
@@ -95,12 +102,8 @@ class OverRDMA:
             backlog=backlog,
             config=self.config,
             start_serving=start_serving,
+            ssl=ssl,
         )
-
-
-def refuse_ssl(ssl: Any) -> None:
-    if ssl:
-        raise ValueError("TLS is not carried over RDMA streams; connect without ssl")
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):

@@ -10,8 +10,9 @@ from ssl import SSLContext
 from .. import loop_end
 from ..config import DEFAULT, Config
 from ..home import Home
-from ..transport import Address, Listener, Via, listen
+from ..transport import Address, Connection, Listener, Via, listen
 from .client import LIMIT
+from .tls import TLS, accepted, server_context
 from .transport import StreamTransport
 
 
@@ -36,8 +37,14 @@ class StreamServer(asyncio.AbstractServer):
     """
 
     def __init__(
-        self, listener: Listener, protocol_factory: Callable[[], asyncio.BaseProtocol]
+        self,
+        listener: Listener,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        context: SSLContext | None,
+        handshake_timeout: float,
     ) -> None:
+        self._context = context
+        self._handshake_timeout = handshake_timeout
         self._home = Home()
         self._loop = self._home.loop
         self._loop_end = loop_end.of_running_loop()
@@ -99,7 +106,7 @@ class StreamServer(asyncio.AbstractServer):
     async def _accept(self) -> None:
         async for connection in self._listener:
             try:
-                transport = StreamTransport(connection, self._factory(), self._lost)
+                transport = self._attach(connection)
             except Exception as error:
                 connection.abort()
                 self._loop.call_exception_handler(
@@ -108,6 +115,12 @@ class StreamServer(asyncio.AbstractServer):
                 continue
             self._transports.add(transport)
             self._all_lost.clear()
+
+    def _attach(self, connection: Connection) -> StreamTransport:
+        protocol, context = self._factory(), self._context
+        if context is None:
+            return StreamTransport(connection, protocol, self._lost)
+        return accepted(connection, protocol, context, self._lost, self._handshake_timeout)
 
     def _lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)
@@ -161,17 +174,19 @@ async def create_server(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
     """Listens, and lets a protocol speak over every connection: `loop.create_server` over RDMA.
 
-    `host` None or "" is every address.  Raises what `aiordma.listen` raises.
+    `host` None or "" is every address.  Raises what `aiordma.listen` raises.  `ssl`, a context with
+    a certificate, is TLS over the streams: all that travels is encrypted.
     """
+    context = server_context(ssl)
     listener = await listen(
-        host or "", port, device=device, via=via, backlog=backlog, config=config, auth=auth, ssl=ssl
+        host or "", port, device=device, via=via, backlog=backlog, config=config, auth=auth
     )
-    server = StreamServer(listener, protocol_factory)
+    server = StreamServer(listener, protocol_factory, context, config.handshake_timeout)
     if start_serving:
         await server.start_serving()
     return server
@@ -191,7 +206,7 @@ async def start_stream_server(
     backlog: int = 128,
     config: Config = DEFAULT,
     auth: bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
     """Runs a handler with a reader and a writer for every connection: `asyncio.start_server`."""

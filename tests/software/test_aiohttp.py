@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+import ssl
 from typing import Any
 
 import pytest
+import trustme
 from aiohttp import BaseConnector, ClientSession, web
 from aiohttp.client_exceptions import ClientConnectionError
 
@@ -23,11 +25,12 @@ from .conftest import Carried
 class RDMAConnector(BaseConnector):
     async def _create_connection(self, req: Any, *others: Any) -> Any:
         _, protocol = await aiordma.create_connection(
-            self._factory, req.url.host, req.url.port, device=self.device
+            self._factory, req.url.host, req.url.port, device=self.device, ssl=self.tls
         )
         return protocol
 
     device: str
+    tls: ssl.SSLContext | None = None
 
 
 @pytest.fixture
@@ -54,17 +57,26 @@ def application() -> web.Application:
     return application
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_uploads_and_downloads(
-    carried: Carried, host: str, device_name: str, application: web.Application
+    carried: Carried, host: str, device_name: str, application: web.Application, scheme: str
 ) -> None:
+    serving = trusting = None
+    if scheme == "https":
+        authority = trustme.CA()
+        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue_cert(host).configure_cert(serving)
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
+
     async def main() -> None:
         runner = web.AppRunner(application)
         await runner.setup()
         assert runner.server is not None
-        server = await aiordma.create_server(runner.server, host, device=device_name)
-        url = f"http://{host}:{server.address[1]}"
+        server = await aiordma.create_server(runner.server, host, device=device_name, ssl=serving)
+        url = f"{scheme}://{host}:{server.address[1]}"
         connector = RDMAConnector(limit=4)
-        connector.device = device_name
+        connector.device, connector.tls = device_name, trusting
         async with ClientSession(connector=connector) as session:
             for size in (0, 1, 10_000, 5_000_000):
                 body = random.Random(size).randbytes(size)

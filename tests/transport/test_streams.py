@@ -115,7 +115,7 @@ async def serving(
 async def dial(
     place: Place, server: StreamServer, factory: Callable[[], Any]
 ) -> tuple[StreamTransport, Any]:
-    return await streams.create_connection(
+    transport, protocol = await streams.create_connection(
         factory,
         place.host,
         server.address[1],
@@ -123,6 +123,8 @@ async def dial(
         via=place.via,
         config=SMALL,
     )
+    assert isinstance(transport, StreamTransport)
+    return transport, protocol
 
 
 @asynccontextmanager

@@ -1,0 +1,97 @@
+"""TLS over streams: asyncio's own, between a stream's transport and the user's protocol.
+
+What `ssl=` means here is what it means to asyncio: everything that travels is encrypted, and the
+server has shown its certificate before the protocol hears of the connection. The bytes of TLS are
+the messages of the connection, so keys and tokens of that are none of a stream's secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable
+from typing import Any
+
+from ..transport import Connection
+from .transport import StreamTransport
+
+TLS = ssl.SSLContext | bool | None
+
+
+def client_context(tls: TLS) -> ssl.SSLContext | None:
+    """True is what asyncio takes it for: the certificates that this machine trusts."""
+    if tls is True:
+        return ssl.create_default_context()
+    return checked(tls)
+
+
+def server_context(tls: TLS) -> ssl.SSLContext | None:
+    if tls is True:
+        raise TypeError("a server needs an ssl.SSLContext with its certificate, not True")
+    return checked(tls)
+
+
+def checked(tls: TLS) -> ssl.SSLContext | None:
+    if tls is None or tls is False:
+        return None
+    if not isinstance(tls, ssl.SSLContext):
+        raise TypeError(f"ssl is an ssl.SSLContext, not {type(tls).__name__}")
+    return tls
+
+
+def between(
+    protocol: asyncio.BaseProtocol,
+    context: ssl.SSLContext,
+    ready: asyncio.Future[None] | None,
+    handshake_timeout: float,
+    **who: Any,
+) -> Any:
+    """asyncio's protocol that speaks TLS with the transport below and calls the one above."""
+    protocol_of_tls: Any = sslproto.SSLProtocol
+    return protocol_of_tls(
+        asyncio.get_running_loop(),
+        protocol,
+        context,
+        ready,
+        ssl_handshake_timeout=handshake_timeout,
+        **who,
+    )
+
+
+async def connected(
+    connection: Connection,
+    protocol: asyncio.BaseProtocol,
+    context: ssl.SSLContext,
+    server_hostname: str,
+    handshake_timeout: float,
+) -> asyncio.Transport:
+    """The client's transport, when both sides have shaken hands; else what asyncio raises."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    try:
+        below = between(
+            protocol, context, ready, handshake_timeout, server_hostname=server_hostname
+        )
+        transport = StreamTransport(connection, below)
+    except BaseException:
+        connection.abort()
+        raise
+    try:
+        await ready
+    except BaseException:
+        transport.abort()
+        raise
+    made: asyncio.Transport = below._get_app_transport()
+    return made
+
+
+def accepted(
+    connection: Connection,
+    protocol: asyncio.BaseProtocol,
+    context: ssl.SSLContext,
+    on_lost: Callable[[StreamTransport], None],
+    handshake_timeout: float,
+) -> StreamTransport:
+    """The server's side, whose protocol hears of it when both have shaken hands."""
+    below = between(protocol, context, None, handshake_timeout, server_side=True)
+    return StreamTransport(connection, below, on_lost)

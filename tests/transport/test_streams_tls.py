@@ -1,0 +1,192 @@
+"""TLS over streams, by asyncio's own protocol for it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trustme
+
+from aiordma import Config, Connection, streams
+
+from .marks import one_loop
+from .place import SMALL, Place, ends, pattern
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def serving(authority: trustme.CA, host: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(host, "server.example").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the client has closed."""
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def server(
+    place: Place, context: ssl.SSLContext | None, config: Config = SMALL
+) -> AsyncIterator[int]:
+    """Its port."""
+    made = await streams.start_stream_server(
+        echo, place.host, device=place.device, via=place.via, config=config, ssl=context
+    )
+    async with made:
+        try:
+            yield made.address[1]
+        finally:
+            made.abort_clients()
+
+
+async def dialled(place: Place, port: int, **tls: Any) -> Streams:
+    return await streams.open_connection(
+        place.host, port, device=place.device, via=place.via, config=SMALL, **tls
+    )
+
+
+async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    for size in (1, 1000, 300_000):
+        data = pattern(size)
+        writer.write(data)
+        assert await reader.readexactly(size) == data
+
+
+async def hung_up(reader: asyncio.StreamReader) -> None:
+    """Until the other side has ended it, in whatever way; it may send an alert before."""
+    with suppress(ConnectionError):
+        while await reader.read(4096):
+            pass
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_what_travels_is_encrypted(
+    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+) -> None:
+    async with server(place, serving) as port:
+        reader, writer = await dialled(place, port, ssl=trusting)
+        tls = writer.get_extra_info("ssl_object")
+        assert tls.version() == "TLSv1.3"
+        assert ("IP Address", place.host) in tls.getpeercert()["subjectAltName"]
+        conn = writer.get_extra_info("connection")
+        assert isinstance(conn, Connection)
+        before = conn.statistics().bytes_sent
+        await talk(reader, writer)
+        assert conn.statistics().bytes_sent - before > 301_001  # with what TLS adds
+        with pytest.raises(ValueError, match="over TLS"):
+            await streams.sendfile(writer.transport, io.BytesIO())
+        await hang_up(writer)
+
+
+async def test_a_server_that_is_not_trusted(
+    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+) -> None:
+    """The client is told why, and the server goes on."""
+    async with server(place, serving) as port, place.within(10):
+        for wrong in (
+            {"ssl": True},
+            {"ssl": ssl.create_default_context()},
+            {"ssl": trusting, "server_hostname": "another.example"},
+        ):
+            await ends(dialled(place, port, **wrong), ssl.SSLCertVerificationError)
+        for right in ({"ssl": trusting}, {"ssl": trusting, "server_hostname": "server.example"}):
+            reader, writer = await dialled(place, port, **right)
+            await talk(reader, writer)
+            await hang_up(writer)
+
+
+@one_loop
+async def test_one_side_without(
+    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+) -> None:
+    """Neither side is left waiting."""
+    async with server(place, serving) as port, place.within(10):
+        reader, writer = await dialled(place, port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await hung_up(reader)
+        writer.close()
+    async with server(place, None) as port, place.within(10):
+        await ends(dialled(place, port, ssl=trusting), ssl.SSLError)
+
+
+@one_loop
+async def test_a_client_that_never_shakes_hands(place: Place, serving: ssl.SSLContext) -> None:
+    limits = replace(SMALL, handshake_timeout=0.5 * place.slow)
+    async with server(place, serving, limits) as port:
+        reader, writer = await dialled(place, port)
+        async with place.within(5):
+            await hung_up(reader)
+        writer.close()
+
+
+@one_loop
+async def test_what_is_no_context(place: Place) -> None:
+    """Before anybody is connected to."""
+    for wrong in ("yes", 1):
+        await ends(dialled(place, 1, ssl=wrong), TypeError)
+    with pytest.raises(TypeError, match="certificate"):
+        await streams.create_server(asyncio.Protocol, place.host, ssl=True)
+
+
+async def test_start_tls(
+    place: Place,
+    serving: ssl.SSLContext,
+    trusting: ssl.SSLContext,
+    request: pytest.FixtureRequest,
+) -> None:
+    """In the middle of a stream, by the loop's own function; uvloop's takes only its own."""
+
+    async def upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(3) == b"TLS":
+            writer.write(b"yes")
+            await writer.start_tls(serving)
+            await echo(reader, writer)
+
+    made = await streams.start_stream_server(
+        upgrade, place.host, device=place.device, via=place.via, config=SMALL
+    )
+    async with made:
+        reader, writer = await dialled(place, made.address[1])
+        try:
+            if request.node.callspec.params["run"] == "uvloop":
+                with pytest.raises(TypeError):
+                    await writer.start_tls(trusting, server_hostname=place.host)
+                return
+            writer.write(b"TLS")
+            assert await reader.readexactly(3) == b"yes"
+            await writer.start_tls(trusting, server_hostname=place.host)
+            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            await talk(reader, writer)
+        finally:
+            writer.close()
+            made.abort_clients()
