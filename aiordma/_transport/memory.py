@@ -45,11 +45,11 @@ class Memory:
 
         QuotaError at once for what the pool can never hold.
         """
+        if self._ended is not None:
+            raise self._waiter_error(self._ended)
         block = self.pool.block_in_turn(size, brief=brief)
         if block is not None:
             return block
-        if self._ended is not None:
-            raise self._waiter_error(self._ended)
         turn = self.pool.line.join(size, brief=brief)
         self._turns.add(turn)
         try:

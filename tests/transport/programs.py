@@ -1,0 +1,428 @@
+"""Random programs for both ends of a connection, and a plain model of what must come of them.
+
+A program is a list of steps, each of them for one of the two sides; `play` starts them in order,
+each as a task of its own, and the model writes down what was asked for and what came of it.
+`End.check` then compares: order, bytes, and that nothing is lost or doubled unless it was
+cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from aiordma import (
+    Buffer,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    Message,
+    MessageTooLongError,
+    RemoteRegion,
+    Rights,
+    Share,
+)
+from aiordma._core.frames import HEADER_SIZE
+from aiordma.mr_pool import Region
+
+from .place import ALL, SMALL, pattern, turns
+
+EAGER = SMALL.eager_size - HEADER_SIZE
+STAGED = 64 << 10
+SIZES = (0, 1, 8, 200, EAGER - 1, EAGER, EAGER + 1, 5000, STAGED, STAGED + 1, 200_000)
+
+# The memory that each side shares: two words for atomics, bytes that never change, and cells, each
+# of which is written once at most.
+SUM, WORD, CONSTANT, CELLS = 0, 8, 64, 64 + STAGED + 1
+ARENA = 2 << 20
+ENDED = (ConnectionClosedError, ConnectionBrokenError)
+UNTOLD = -1
+LAST = 0xFFFFFFFF  # immediate data of the last message of each side
+
+sides = st.integers(0, 1)
+sizes = st.sampled_from(SIZES)
+cell_sizes = st.sampled_from([0, 1, 8, 1000, 5000, STAGED, STAGED + 1])
+imms = st.sampled_from([None, None, 0, 7, 0xFFFFFFFE])
+counts = st.integers(0, 100)
+
+STEPS = st.one_of(
+    st.tuples(st.just("send"), sides, sizes, imms),
+    st.tuples(st.just("send_nowait"), sides, sizes, imms),
+    st.tuples(st.just("recv"), sides, st.booleans()),
+    st.tuples(st.just("recv_into"), sides, sizes),
+    st.tuples(st.just("release"), sides),
+    st.tuples(st.just("cancel"), sides, counts),
+    st.tuples(st.just("cancel"), sides, counts),
+    st.tuples(st.just("write"), sides, cell_sizes, st.sampled_from([None, None, 3])),
+    st.tuples(st.just("read"), sides, cell_sizes),
+    st.tuples(st.just("fetch_and_add"), sides),
+    st.tuples(st.just("compare_and_swap"), sides, counts),
+    st.tuples(st.just("batch"), sides, st.lists(cell_sizes, max_size=4)),
+    st.tuples(st.just("share"), sides, st.sampled_from([1, 100, 5000])),
+    st.tuples(st.just("borrow"), sides, st.sampled_from([1, 100, 5000]), st.booleans()),
+    st.tuples(st.just("recv_region"), sides),
+    st.tuples(st.just("burst"), sides, st.lists(st.sampled_from([0, 1, 100, EAGER, 5000]))),
+    st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
+    st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
+)
+# In two layers, since lists of hypothesis are short.
+PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=8), max_size=6).map(
+    lambda parts: [step for part in parts for step in part]
+)
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message as its sender knows it; `end` is how waiting for it ended."""
+
+    data: bytes
+    imm: int | None
+    written: int | None = None
+    end: str = "open"
+
+    def is_seen_as(self, got: list[Got]) -> bool:
+        """Whether this is what its receiver has seen next."""
+        return bool(got) and got[0] in (
+            Got(self.data, self.imm, self.written),
+            Got(self.data, self.imm, UNTOLD),
+        )
+
+
+@dataclass
+class Got:
+    """A message as its receiver has seen it; `recv_into` does not tell what was `written`."""
+
+    data: bytes
+    imm: int | None
+    written: int | None
+
+
+@dataclass
+class Common:
+    """What both ends share: the words that both change by atomics, each in the other's memory."""
+
+    numbers: int = 0
+    added: list[int] = field(default_factory=list)
+    maybe_added: list[int] = field(default_factory=list)
+    swaps: list[tuple[int, int, bool]] = field(default_factory=list)  # expected, desired, done
+    maybe_swapped: list[int] = field(default_factory=list)
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+
+class End:
+    """One side: its connection, its part of the model, and its tasks."""
+
+    def __init__(self, conn: Connection) -> None:
+        self.conn = conn
+        self.model = Common()  # of what this side changes in the other's memory
+        self.arena = bytearray(ARENA)
+        self.constant = pattern(STAGED + 1)
+        self.arena[CONSTANT:CELLS] = self.constant
+        self.region: Region | None = None
+        self.share: Share | None = None
+        self.remote: RemoteRegion | None = None
+        self.peer: End = self
+        self.sent: list[Sent] = []
+        self.got: list[Got] = []
+        self.got_last = asyncio.Event()
+        self.held: list[tuple[Message, bytes]] = []
+        self.cells: list[tuple[int, bytes, Sent | None, str]] = []
+        self.next_cell = CELLS
+        self.handed: set[bytes] = set()
+        self.shared: set[bytes] = set()
+        self.tasks: list[asyncio.Future[None]] = []
+        self.receiving: list[asyncio.Future[None]] = []
+        self.lending: set[asyncio.Future[None]] = set()
+
+    async def open(self, peer: End) -> None:
+        """Both have told each other their arenas, once both have called this."""
+        self.peer = peer
+        self.region = self.conn.register(self.arena)
+        self.share = await self.conn.send_region(self.region, access=ALL)
+        remote = await self.conn.recv_region()
+        assert isinstance(remote, RemoteRegion)
+        self.remote = remote
+
+    def start(self, step: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.create_task(step))
+
+    def start_receiving(self, step: Coroutine[Any, Any, None]) -> None:
+        """What may wait for more than there will be."""
+        self.start(step)
+        self.receiving.append(self.tasks[-1])
+
+    async def empty(self) -> None:
+        """After the end: gives back what nobody has taken, and what was kept."""
+        while self.held:
+            self.release()
+        with suppress(*ENDED):
+            while True:
+                (await self.conn.recv()).release()
+        with suppress(*ENDED):
+            while True:
+                region = await self.conn.recv_region()
+                if isinstance(region, Buffer):
+                    region.release()
+        if self.region is not None:
+            self.region.close()
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    async def send(self, size: int, imm: int | None) -> None:
+        sent = Sent(pattern(size, self.model.number()), imm)
+        self.sent.append(sent)
+        await self._ending(sent, self.conn.send(sent.data, imm=imm))
+
+    def send_nowait(self, size: int, imm: int | None) -> None:
+        try:
+            sent = Sent(pattern(size, self.model.number()), imm)
+            future = self.conn.send_nowait(sent.data, imm=imm)
+        except ENDED:
+            return
+        self.sent.append(sent)
+
+        def ended(future: asyncio.Future[None]) -> None:
+            failed = not future.cancelled() and future.exception() is not None
+            sent.end = "cancelled" if future.cancelled() else "failed" if failed else "sent"
+
+        future.add_done_callback(ended)
+        self.tasks.append(future)
+
+    def burst(self, lengths: list[int]) -> None:
+        """Several at once: what there is no room for waits, and what fits together goes so."""
+        for size in lengths:
+            self.send_nowait(size, None)
+
+    async def _ending(self, sent: Sent, awaited: Coroutine[Any, Any, None]) -> None:
+        try:
+            await awaited
+            sent.end = "sent"
+        except asyncio.CancelledError:
+            sent.end = "cancelled"
+            raise
+        except BaseException:
+            sent.end = "failed"
+            raise
+
+    def _received(self, got: Got) -> None:
+        if got.imm == LAST:
+            self.got_last.set()
+        else:
+            self.got.append(got)
+
+    async def recv(self, hold: bool = False) -> None:
+        message = await self.conn.recv()
+        content = bytes(message)
+        self._received(Got(content, message.imm, message.written))
+        if hold:
+            self.held.append((message, content))
+        else:
+            message.release()
+
+    async def recv_into(self, size: int) -> None:
+        target = bytearray(size)
+        try:
+            length, imm = await self.conn.recv_into(target)
+        except MessageTooLongError:
+            return  # it stays for the next
+        self._received(Got(bytes(target[:length]), imm, UNTOLD))
+
+    def release(self) -> None:
+        if self.held:
+            message, content = self.held.pop(0)
+            assert message == content, "the memory of a message changed while it was held"
+            message.release()
+
+    # ---- the other's memory ----------------------------------------------------------------------
+
+    def cell(self, size: int) -> int:
+        start = self.next_cell
+        self.next_cell = (start + size + 7) & ~7
+        return start
+
+    @property
+    def there(self) -> RemoteRegion:
+        assert self.remote is not None
+        return self.remote
+
+    async def write(self, size: int, imm: int | None) -> None:
+        start = self.cell(size)
+        data = pattern(size, self.model.number())
+        sent = None
+        if imm is not None:
+            sent = Sent(b"", imm, size)
+            self.sent.append(sent)
+        target = self.there[start : start + size]
+        position = len(self.cells)
+        self.cells.append((start, data, sent, "open"))
+        sure = "maybe"
+        try:
+            if sent is None:
+                await self.conn.write(data, target)
+            else:
+                await self._ending(sent, self.conn.write(data, target, imm=imm))
+            sure = "written"
+        finally:
+            self.cells[position] = (start, data, sent, sure)
+
+    async def read(self, size: int) -> None:
+        target = bytearray(size)
+        await self.conn.read(self.there[CONSTANT : CONSTANT + size], target)
+        assert target == self.constant[:size]
+
+    async def fetch_and_add(self) -> None:
+        bit = 1 << len(self.model.added + self.model.maybe_added)
+        self.model.maybe_added.append(bit)
+        old = await self.conn.fetch_and_add(self.there[SUM : SUM + 8], bit)
+        self._has_added(bit, old)
+
+    def _has_added(self, bit: int, old: int) -> None:
+        assert not old & bit, "added twice"
+        self.model.maybe_added.remove(bit)
+        self.model.added.append(bit)
+
+    async def compare_and_swap(self, guess: int) -> None:
+        model = self.model
+        known = [0, *(desired for _, desired, done in model.swaps if done)]
+        expected, desired = known[-1 - guess % min(3, len(known))], model.number()
+        model.maybe_swapped.append(desired)
+        old = await self.conn.compare_and_swap(self.there[WORD : WORD + 8], expected, desired)
+        model.maybe_swapped.remove(desired)
+        model.swaps.append((expected, desired, old == expected))
+
+    async def batch(self, lengths: list[int]) -> None:
+        """Writes, a read and an addition at once."""
+        read = bytearray(100)
+        writes = [(self.cell(size), pattern(size, self.model.number())) for size in lengths]
+        first = len(self.cells)
+        self.cells += [(start, data, None, "open") for start, data in writes]
+        bit = 1 << len(self.model.added + self.model.maybe_added)
+        self.model.maybe_added.append(bit)
+        sure = "maybe"
+        try:
+            async with self.conn.batch() as batch:
+                for start, data in writes:
+                    batch.write(data, self.there[start : start + len(data)])
+                batch.read(self.there[CONSTANT : CONSTANT + 100], read)
+                old = batch.fetch_and_add(self.there[SUM : SUM + 8], bit)
+            sure = "written"
+        finally:
+            for position, (start, data) in enumerate(writes, first):
+                self.cells[position] = (start, data, None, sure)
+        assert read == self.constant[:100]
+        self._has_added(bit, old.result())
+
+    # ---- regions ---------------------------------------------------------------------------------
+
+    async def lend(self, size: int) -> None:
+        """A share of its own, which the other may read when it takes it."""
+        content = pattern(size, self.model.number())
+        with self.conn.alloc(size) as buffer:
+            buffer.view[:] = content
+            self.shared.add(content)
+            await self.conn.send_region(buffer, access=Rights.READ)
+
+    async def borrow(self, size: int, hand_over: bool) -> None:
+        """The other's memory: written, read again, and given back or handed over."""
+        region = await self.conn.request_region(size)
+        content = pattern(size, self.model.number())
+        await self.conn.write(content, region[:])
+        again = bytearray(size)
+        await self.conn.read(region[:], again)
+        assert again == content
+        if hand_over:
+            self.handed.add(content)
+            await self.conn.send_region(region)
+        else:
+            await region.release()
+
+    async def recv_region(self) -> None:
+        region = await self.conn.recv_region()
+        if isinstance(region, Buffer):
+            with region:
+                content = bytes(region.view)
+            assert content in self.peer.handed
+        else:
+            target = bytearray(len(region))
+            await self.conn.read(region[:], target)
+            assert bytes(target) in self.peer.shared
+            await region.release()
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Receives all that there is, up to the other's last message; then nobody waits here."""
+        while not self.got_last.is_set():
+            taking = asyncio.create_task(self.recv())
+            last = asyncio.create_task(self.got_last.wait())
+            await asyncio.wait([taking, last], return_when=asyncio.FIRST_COMPLETED)
+            last.cancel()
+            taking.cancel()
+            with suppress(asyncio.CancelledError):
+                await taking
+        for task in self.receiving:
+            task.cancel()
+
+    def check(self, *, complete: bool) -> None:
+        """What the other has got is what this side has sent; `complete` unless it ended early."""
+        # Each may be skipped that was cancelled, and the same bytes may have been sent twice: so
+        # these are all the numbers of messages that may have been received so far.
+        received = {0}
+        for sent in self.sent:
+            skipped = received if sent.end == "cancelled" or not complete else set()
+            received = skipped | {
+                n + 1 for n in received if sent.is_seen_as(self.peer.got[n : n + 1])
+            }
+            assert received, f"lost: a message of {len(sent.data)} bytes, {sent.end}"
+        assert len(self.peer.got) in received, "received what was not sent, or in another order"
+        memory = self.peer.arena
+        for start, data, _, state in self.cells:
+            found = memory[start : start + len(data)]
+            if state == "written":
+                assert found == data
+            else:
+                assert found in (data, bytes(len(data))) or not complete
+        total = int.from_bytes(memory[SUM : SUM + 8], "little")
+        for bit in self.model.added:
+            assert total & bit, "an addition is lost"
+            total -= bit
+        assert not total & ~sum(self.model.maybe_added), "added what nobody has asked for"
+        done = [(expected, desired) for expected, desired, swapped in self.model.swaps if swapped]
+        assert len({expected for expected, _ in done}) == len(done), "swapped twice"
+        word = int.from_bytes(memory[WORD : WORD + 8], "little")
+        assert word in (0, *(desired for _, desired in done), *self.model.maybe_swapped)
+
+
+async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
+    """Starts every step in order.  Only "turns" lets anything happen in between."""
+    for name, side, *arguments in program:
+        end = ends[side]
+        match name:
+            case "send_nowait" | "burst" | "release":
+                getattr(end, name)(*arguments)
+            case "turns":
+                await turns(arguments[0])
+            case "cancel":
+                # Cancelling takes back what is lent: who uses it nevertheless loses the connection.
+                running = [one for one in end.tasks if not (one.done() or one in end.lending)]
+                if running:
+                    running[arguments[0] % len(running)].cancel()
+            case "recv" | "recv_into" | "recv_region":
+                end.start_receiving(getattr(end, name)(*arguments))
+            case "share":
+                end.start(end.lend(*arguments))
+                end.lending.add(end.tasks[-1])
+            case "close":
+                end.start(end.conn.close())
+            case "abort":
+                end.conn.abort()
+            case _:
+                end.start(getattr(end, name)(*arguments))

@@ -1,0 +1,109 @@
+"""Everything at once, in any order, on both ends, against a model (`programs.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiordma import verbs
+from aiordma.errors import RemoteAccessError
+from tests.conftest import Run
+
+from .marks import one_loop
+from .place import SMALL, Place
+from .programs import ENDED, LAST, PROGRAMS, STEPS, End, play
+
+Program = list[tuple[Any, ...]]
+EXAMPLES = 6
+FUZZ = settings(
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+# What a task may end with once its connection has ended.  A key that was taken back under an
+# operation is the end as the device tells it.
+EXPECTED = (*ENDED, RemoteAccessError)
+
+
+async def run_program(place: Place, program: Program, rest: Program | None) -> None:
+    """Plays it, lets all of it come to its end, and looks at what there is then.
+
+    With a `rest`, which begins with the end of the connection, everything ends with that.
+    """
+    config = replace(SMALL, max_regions=64, close_timeout=0.3 * place.slow)
+    async with place.pair(config) as (client, server):
+        first, second = ends = End(client), End(server)
+        drivers = {end.conn._side.driver for end in ends}
+        await asyncio.gather(first.open(second), second.open(first))
+        try:
+            async with place.within(10):
+                await play(ends, program + (rest or []))
+                if rest is None:
+                    await settle(first, second)
+                if tasks := tasks_of(ends):
+                    await asyncio.wait(tasks)
+        finally:  # of a test that fails
+            for task in tasks_of(ends):
+                task.cancel()
+    for ended in tasks_of(ends):
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and (rest is None or not isinstance(error, EXPECTED)):
+            raise error
+    for end in ends:
+        end.check(complete=rest is None)
+        await end.empty()
+    for driver in drivers:
+        assert not len(driver.operations)
+        assert not driver.pool.statistics().leases
+
+
+def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
+    return [task for end in ends for task in end.tasks]
+
+
+async def settle(first: End, second: End) -> None:
+    """Both send a last message, and receive all until that of the other."""
+    for end in (first, second):
+        end.start(end.conn.send(b"", imm=LAST))
+    await asyncio.gather(first.drain(), second.drain())
+
+
+def check(run: Run, place: Place, program: Program, rest: Program | None) -> None:
+    before = verbs.live()
+    run(run_program(place, program, rest))
+    assert verbs.live() == before
+
+
+@pytest.fixture
+def examples(place: Place) -> int:
+    """A slow device plays fewer programs."""
+    return EXAMPLES if place.slow == 1 else 2
+
+
+def test_whatever_is_done_nothing_is_lost(run: Run, place: Place, examples: int) -> None:
+    @settings(FUZZ, max_examples=examples)
+    @given(PROGRAMS)
+    def play_any(program: Program) -> None:
+        check(run, place, program, None)
+
+    play_any()
+
+
+ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
+
+
+@one_loop
+def test_whenever_it_ends_everything_ends(run: Run, place: Place, examples: int) -> None:
+    @settings(FUZZ, max_examples=examples)
+    @given(PROGRAMS, ENDINGS, st.lists(STEPS | ENDINGS, max_size=8))
+    def play_any(program: Program, ending: tuple[str, int], rest: Program) -> None:
+        check(run, place, program, [ending, *rest])
+
+    play_any()
