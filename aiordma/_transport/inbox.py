@@ -318,6 +318,7 @@ class Inbox:
                     return first
                 if first is not None and self._refused(first, target) is not None:
                     return first
+            first = None  # nor shall an exception from here keep it
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
             receiver = Receiver(self._loop.create_future(), target)
@@ -358,7 +359,10 @@ class Inbox:
             refused = self._refused(incoming, None)
             assert refused is not None
             self._pass_on()
-            raise refused
+            try:
+                raise refused
+            finally:  # else it would keep itself, and the message's memory, by its traceback
+                del refused, incoming
         self._take()
         return message
 
@@ -373,7 +377,10 @@ class Inbox:
             refused = self._refused(incoming, target)
             if refused is not None:
                 self._pass_on()
-                raise refused
+                try:
+                    raise refused
+                finally:  # as in `recv`
+                    del refused, incoming
             message, offer = incoming.message, incoming.offer
             self._take()
             if message is None:

@@ -140,7 +140,7 @@ class End:
         self.shared: set[bytes] = set()
         self.tasks: list[asyncio.Future[None]] = []
         self.receiving: list[asyncio.Future[None]] = []
-        self.lending: set[asyncio.Future[None]] = set()
+        self.steady: set[asyncio.Future[None]] = set()
 
     async def open(self, peer: End) -> None:
         """Both have told each other their arenas, once both have called this."""
@@ -153,6 +153,12 @@ class End:
 
     def start(self, step: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(step))
+
+    def start_steady(self, step: Coroutine[Any, Any, None]) -> None:
+        """What is not to be cancelled.  Of a loan that would take it back, and who uses it
+        nevertheless loses the connection; a `close` may not have begun."""
+        self.start(step)
+        self.steady.add(self.tasks[-1])
 
     def start_receiving(self, step: Coroutine[Any, Any, None]) -> None:
         """What may wait for more than there will be."""
@@ -411,17 +417,15 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
             case "turns":
                 await turns(arguments[0])
             case "cancel":
-                # Cancelling takes back what is lent: who uses it nevertheless loses the connection.
-                running = [one for one in end.tasks if not (one.done() or one in end.lending)]
+                running = [one for one in end.tasks if not (one.done() or one in end.steady)]
                 if running:
                     running[arguments[0] % len(running)].cancel()
             case "recv" | "recv_into" | "recv_region":
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
-                end.start(end.lend(*arguments))
-                end.lending.add(end.tasks[-1])
+                end.start_steady(end.lend(*arguments))
             case "close":
-                end.start(end.conn.close())
+                end.start_steady(end.conn.close())
             case "abort":
                 end.conn.abort()
             case _:

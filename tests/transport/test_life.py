@@ -234,6 +234,18 @@ async def test_used_again_after_the_end(place: Place, end: str) -> None:
 
 
 @one_loop
+async def test_used_again_after_the_end_of_all(place: Place) -> None:
+    """With the last connection its loop's memory pool has gone as well, which is not the reason."""
+    async with place.pair() as (client, server):
+        remote = await client.request_region(8)
+        await client.close()
+        await server.wait_closed()
+        for name, call in CALLS.items():
+            error = await ends(call(client, remote), Exception)
+            assert type(error) is ConnectionClosedError, f"{name}: {error!r}"
+
+
+@one_loop
 async def test_second_close(place: Place) -> None:
     async with place.pair() as (client, server):
         await exchange(client, server, b"x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from aiordma import Config, Message, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
 from aiordma._transport.inbox import Incoming
-from aiordma.errors import ConnectionClosedError
+from aiordma.errors import ConnectionBrokenError, ConnectionClosedError
 from aiordma.mr_pool import LocalMemory
 
 from .marks import by_tcp, one_loop
@@ -203,3 +204,25 @@ async def test_the_end_in_the_middle(place: Place) -> None:
             if not receiving.cancelled() and receiving.exception() is not None:
                 assert isinstance(receiving.exception(), ConnectionError)
             sending.exception()
+
+
+@one_loop
+async def test_who_was_refused_keeps_no_memory(place: Place) -> None:
+    """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
+    async with place.pair() as (client, server):
+        sending = asyncio.create_task(client.send(bytes(STAGED)))
+        kept = await ends(server.recv_into(bytearray(1)), MessageTooLongError)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            await ends(server.recv_into(bytearray(1)), MessageTooLongError)
+            server.abort()
+            await server.wait_closed()
+            await asyncio.wait([sending])
+            await client.wait_closed()
+            assert kept.__traceback__ is not None
+            assert not pool_statistics(server).leases
+        finally:
+            if collecting:
+                gc.enable()
+        assert isinstance(sending.exception(), ConnectionBrokenError)
