@@ -47,7 +47,7 @@ $(MODULE): $(NATIVE) | $(BIN)/python
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software network examples bench instructions many cost softroce counts
+.PHONY: echo test programs software network examples bench instructions many cost soak softroce counts
 echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -93,6 +93,9 @@ many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cos
 
 cost: .venv/.test $(MODULE) ## memory and CPU of idle connections, memory of a large transfer
 	$(BIN)/python -m bench cost $(ARGS)
+
+soak: .venv/.test $(MODULE) ## random traffic between processes, some killed, every byte verified: SECONDS=600, SEED=
+	$(BIN)/python -m tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.

@@ -130,7 +130,8 @@ class MemoryPool:
         self._ready: dict[int, list[Block]] = {}
         self._large_ready_bytes = 0
         self._registered = 0
-        self._large = 0
+        # The regions of large blocks: theirs, not to be garbage before the block is.
+        self._large: set[verbs.MemoryRegion] = set()
         self._leased_bytes = 0
         self._leases = 0
         self._closed = False
@@ -224,7 +225,7 @@ class MemoryPool:
             registered_bytes=self._registered,
             leased_bytes=self._leased_bytes,
             leases=self._leases,
-            regions=len(self._regions) + self._large,
+            regions=len(self._regions) + len(self._large),
             limit=self.limit,
             waiting=len(self.line),
         )
@@ -254,7 +255,7 @@ class MemoryPool:
 
     def _make_large(self, size: int) -> Block:
         region = self._register(size)
-        self._large += 1
+        self._large.add(region)
         return Block(self, region, region.buf, -1, 0, size)
 
     def _register(self, size: int) -> verbs.MemoryRegion:
@@ -302,7 +303,7 @@ class MemoryPool:
 
     def _close_large(self, block: Block) -> None:
         self._registered -= block.size
-        self._large -= 1
+        self._large.discard(block.region)
         block.region.close()
 
     def _returned(self, block: Block) -> None:

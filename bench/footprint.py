@@ -15,7 +15,7 @@ PRESENT = 1 << 63  # proc_pid_pagemap(5)
 Footprint = dict[str, int]
 
 
-def footprint(pool: MemoryPool) -> Footprint:
+def footprint(pool: MemoryPool | None) -> Footprint:
     """Bytes of this process in memory, in all and of its own (`private`), and of the latter those
     in slabs of the pool; what the pool has registered; open files."""
     kinds = {"Rss": 0, "Private_Dirty": 0}
@@ -23,11 +23,12 @@ def footprint(pool: MemoryPool) -> Footprint:
         name, _, amount = line.partition(":")
         if name in kinds:
             kinds[name] = int(amount.split()[0]) * KIB
+    slabs = [] if pool is None else [slab for slab, _ in pool._regions.values()]
     return {
         "resident": kinds["Rss"],
         "private": kinds["Private_Dirty"],
-        "pool": sum(present(slab.addr, slab.length) for slab, _ in pool._regions.values()),
-        "registered": pool.statistics().registered_bytes,
+        "pool": sum(present(slab.addr, slab.length) for slab in slabs),
+        "registered": 0 if pool is None else pool.statistics().registered_bytes,
         "files": len(os.listdir("/proc/self/fd")),
     }
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
+from aiordma import Buffer, BufferStateError, MemoryPool, Message, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
 from aiordma.mr_pool import LARGE_READY_BYTES, SLAB_SIZE, SMALLEST, SPARE_SLABS
 
@@ -351,6 +351,18 @@ def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
     for buffer in buffers:
         buffer.release()
     assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+
+
+def test_large_block_in_a_cycle(pool: MemoryPool) -> None:
+    """Who forgot it is told nothing of its region, which stays the pool's."""
+    held: list[object] = [Message(pool.block(SLAB_SIZE + 1), 0, 1, None)]
+    held.append(held)
+    del held
+    gc.collect()
+    assert leases(pool) == (0, 0)
+    assert pool.statistics().regions == 1
+    pool.alloc(SLAB_SIZE + 1).release()
+    assert pool.statistics().regions == 1
 
 
 def test_large_block_that_is_still_seen(pool: MemoryPool) -> None:

@@ -176,7 +176,6 @@ class Connection:
         self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
         handshake.begin()
         await handshake.done
-        self._messages.gated = False
 
     def _transcript(self, peer: Hello, *, client: bool) -> bytes:
         qp = self._side.qp
@@ -539,6 +538,9 @@ class Connection:
                 authentication.control(message)
             except AuthenticationError as error:
                 self._refuse(error)
+            else:
+                # Now, not when the one who waits wakes: what comes next may be here already.
+                self._messages.gated = not authentication.done.done()
             return
         if self._messages.gated and not isinstance(message, protocol.Goodbye):
             raise ProtocolError(

@@ -234,6 +234,7 @@ class OneSided:
     async def _alone(
         self, kind: OperationKind, opcode: int, target: Remote, numbers: tuple[int, int]
     ) -> int:
+        self._check()  # first: the pool may have gone with the last connection
         block = await self._memory.block(ATOMIC_SIZE)
         transfer = self.transfer(kind)
         transfer.waiter = atomic = self._atomic(transfer, block, opcode, target, numbers)

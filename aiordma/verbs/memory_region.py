@@ -37,9 +37,13 @@ _ADVICE_PIECE = 1 << 31
 
 
 class Memory(NamedTuple):
-    """What is to be registered: pinned, its bytes, the size of its pages if it is ours, else 0."""
+    """What is to be registered, its bytes, the size of its pages if it is ours, else 0.
 
-    pin: h.Characters
+    The view pins it, and nothing else does: cffi's pin of a view is an export of that view, and
+    when the garbage collector finds both it takes the view apart first, and then crashes.
+    """
+
+    view: memoryview
     length: int
     page_size: int
     readonly: bool
@@ -66,7 +70,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         length: int,
         access: AccessFlags,
         *,
-        pin: h.Characters | None = None,
+        pin: memoryview | None = None,
         page_size: int = 0,
         parent: Node[h.DMPointer] | None = None,
     ) -> None:
@@ -89,9 +93,10 @@ class MemoryRegion(Resource["h.MRPointer"]):
         device's own.
         """
         self.pointer  # noqa: B018 - raises when this is closed
-        if self.node.pin is None:
+        pin = self.node.pin
+        if pin is None:
             raise BufferStateError(f"{self._label()} is not memory of a Python object")
-        view = memoryview(ffi.buffer(self.node.pin, self.length))
+        view = cast("memoryview", pin)[: self.length]
         return view if self.access & _CHANGES else view.toreadonly()
 
     def prefetch(
@@ -149,13 +154,13 @@ class MemoryRegion(Resource["h.MRPointer"]):
             self.pointer,
             flags,
             ffi.NULL if pd is None else pd.pointer,
-            ffi.NULL if fresh is None else fresh.pin,
+            ffi.NULL if fresh is None else _pointer(fresh.view),
             0 if fresh is None else fresh.length,
             0 if access is None else int(access),
         )
         if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
             if fresh is not None:
-                ffi.release(fresh.pin)  # not when the exception is forgotten, but now
+                fresh.view.release()  # not when the exception is forgotten, but now
             self._not_changed(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
@@ -163,7 +168,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         if fresh is not None:
             self.node.pin, self.length, self.page_size, _ = fresh
             based_on_zero = rights & AccessFlags.ZERO_BASED
-            self.addr = 0 if based_on_zero else int(ffi.cast("uintptr_t", fresh.pin))
+            self.addr = 0 if based_on_zero else _address(fresh.view)
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
@@ -196,11 +201,19 @@ def address_of(memory: object) -> int:
     For :meth:`ProtectionDomain.reg_pointer`. TypeError for an object without a buffer, BufferError
     for a buffer that is not contiguous.
     """
-    pin = ffi.from_buffer(bytes_of(cast("AnyMemory", memory)))
+    return _address(bytes_of(cast("AnyMemory", memory)))
+
+
+def _address(view: memoryview) -> int:
+    pin = ffi.from_buffer(view)
     try:
         return int(ffi.cast("uintptr_t", pin))
     finally:
         ffi.release(pin)
+
+
+def _pointer(view: memoryview) -> h.VoidPointer:
+    return ffi.cast("void *", _address(view))
 
 
 def register(
@@ -213,7 +226,7 @@ def register(
     """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
     if huge_pages and not isinstance(memory, int):
         raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
-    pin, length, page_size, readonly = _memory(memory, access, huge_pages)
+    view, length, page_size, readonly = _memory(memory, access, huge_pages)
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
     if not length:
@@ -221,11 +234,11 @@ def register(
     try:
         # Where huge pages are wanted, all of them are: they are taken at once.
         own = bool(page_size) and not huge_pages
-        pointer, addr = reg_mr(pd, pin, length, access, iova, own=own)
+        pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, own=own)
     except BaseException:
-        ffi.release(pin)  # not when the exception is forgotten, but now
+        view.release()  # not when the exception is forgotten, but now
         raise
-    return MemoryRegion(pd, pointer, addr, length, access, pin=pin, page_size=page_size)
+    return MemoryRegion(pd, pointer, addr, length, access, pin=view, page_size=page_size)
 
 
 def reg_mr(
@@ -295,7 +308,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
         if memory <= 0:
             raise ValueError(f"a memory region of {memory} bytes")
         pages = allocate(memory, huge_pages)
-        return Memory(pages.pin, memory, pages.page_size, readonly=False)
+        return Memory(pages.view, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
     view = bytes_of(cast("AnyMemory", memory))
     readonly = view.readonly
@@ -304,5 +317,4 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
             f"a read-only {type(memory).__name__} cannot be registered with {access!r}; "
             "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
         )
-    pin = ffi.from_buffer(view, require_writable=not readonly)
-    return Memory(pin, len(pin), 0, readonly)
+    return Memory(view, len(view), 0, readonly)

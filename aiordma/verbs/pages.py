@@ -6,12 +6,7 @@ import logging
 import mmap
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-from aiordma._native import ffi
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
+from typing import NamedTuple
 
 logger = logging.getLogger("aiordma.verbs")
 
@@ -21,9 +16,9 @@ _MAP_HUGETLB = 0x40000
 
 
 class Pages(NamedTuple):
-    """Whole pages, held for as long as ``pin`` is; and the size of one in bytes."""
+    """Whole pages, held for as long as ``view`` is; and the size of one in bytes."""
 
-    pin: h.Characters
+    view: memoryview
     page_size: int
 
 
@@ -34,7 +29,7 @@ def allocate(length: int, huge_pages: bool) -> Pages:
     warning, and the kernel is asked to merge ordinary ones (madvise(2), MADV_HUGEPAGE).
     """
     if not huge_pages:
-        return Pages(_pin(mmap.mmap(-1, length, flags=_PRIVATE)), mmap.PAGESIZE)
+        return Pages(memoryview(mmap.mmap(-1, length, flags=_PRIVATE)), mmap.PAGESIZE)
     info = _meminfo()
     size = info.get("Hugepagesize", 0)
     if size:
@@ -44,7 +39,7 @@ def allocate(length: int, huge_pages: bool) -> Pages:
         except OSError:  # ENOMEM: not enough are free
             pass
         else:
-            return Pages(_pin(mapping), size)
+            return Pages(memoryview(mapping), size)
     logger.warning(
         "%d bytes on ordinary pages: too few huge pages of %d bytes are free (%d of them);"
         " reserve some with /proc/sys/vm/nr_hugepages",
@@ -55,11 +50,7 @@ def allocate(length: int, huge_pages: bool) -> Pages:
     mapping = mmap.mmap(-1, length, flags=_PRIVATE)
     with suppress(OSError):  # EINVAL: a kernel without transparent huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return Pages(_pin(mapping), mmap.PAGESIZE)
-
-
-def _pin(mapping: mmap.mmap) -> h.Characters:
-    return ffi.from_buffer(mapping, require_writable=True)
+    return Pages(memoryview(mapping), mmap.PAGESIZE)
 
 
 def _meminfo() -> dict[str, int]:

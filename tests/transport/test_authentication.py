@@ -23,7 +23,9 @@ from aiordma import (
     streams,
 )
 from aiordma._core import protocol
+from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
+from aiordma._core.handshake import Hello
 from aiordma.errors import ProtocolError, UnreachableError
 
 from .marks import by_tcp, one_loop
@@ -181,6 +183,26 @@ async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> No
             assert isinstance(last, protocol.Goodbye)
             assert last.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
             await check_alive(client, server)
+
+
+@one_loop
+async def test_a_peer_may_speak_at_once_after_its_proof(place: Place) -> None:
+    """What comes with the proof finds the door open, however quick the peer is."""
+    nonce = bytes(32)
+    async with (
+        await listening(place, KEY) as listener,
+        RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer,
+    ):
+        peer.send(control(protocol.AuthHello(0, nonce)))
+        answer = await peer.control(5 * place.slow)
+        assert isinstance(answer, protocol.AuthAnswer)
+        said = transcript(
+            Hello.unpack(AUTHENTICATES), peer.theirs, peer.qp.qp_num, peer.qp.query().dest_qp_num
+        )
+        shown = proof(KEY, "client", nonce, answer.nonce, said)
+        peer.send(control(protocol.AuthProof(0, shown)), frame(FrameKind.DATA, b"at once"))
+        async with place.within(5), await listener.accept() as server:
+            assert bytes(await server.recv()) == b"at once"
 
 
 @one_loop

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from aiordma import Buffer, BufferStateError, Config, Connection, RemoteRangeError, Rights
+from aiordma import (
+    Buffer,
+    BufferStateError,
+    Config,
+    Connection,
+    ConnectionClosedError,
+    RemoteRangeError,
+    Rights,
+)
 from aiordma._transport.work_queue import CONTROL_ENTRIES
 from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
@@ -22,6 +30,7 @@ from .place import (
     ALL,
     Place,
     check_alive,
+    ends,
     exchange,
     give,
     pattern,
@@ -466,3 +475,20 @@ async def test_large_transfers_in_both_directions(place: Place) -> None:
         )
         assert there.view == pattern(size, 1)
         assert here.view == pattern(size, 2)
+
+
+@one_loop
+async def test_after_the_last_connection_has_ended(place: Place) -> None:
+    """The pool has gone with it; what everybody is told is still that the connection has ended."""
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer:
+            _, remote = await give(server, client, buffer)
+        await client.close()
+        await server.close()
+        for operation in (
+            client.write(b"8 bytes.", remote[:8]),
+            client.read(remote[:8], bytearray(8)),
+            client.fetch_and_add(remote[:8], 1),
+            client.compare_and_swap(remote[:8], 0, 1),
+        ):
+            await ends(operation, ConnectionClosedError)

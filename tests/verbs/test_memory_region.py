@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import mmap
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -164,3 +166,31 @@ def test_where_a_buffer_is() -> None:
         verbs.address_of("text")
     with pytest.raises(BufferError):
         verbs.address_of(memoryview(memory)[::2])
+
+
+FORGOTTEN = """
+import gc, sys
+from aiordma import verbs
+
+with verbs.open_device(sys.argv[1]) as context, context.alloc_pd() as pd:
+    memory = bytearray(100)
+    for make in (lambda: 4096, lambda: memory, lambda: memoryview(memory)[10:20]):
+        cycle = [pd.reg_mr(make())]
+        cycle += [cycle[0].buf, cycle]
+        cycle[0].close()
+        del cycle
+        gc.collect()
+        memory += b"."  # nobody holds it
+print(len(memory))
+"""
+
+
+def test_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
+    """In a process of its own, which a mistake here would be the end of."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORGOTTEN, device.name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")

@@ -1,0 +1,7 @@
+"""The soak: random traffic between processes, every byte verified, and then what is left of it.
+
+python -m tests.soak --seconds 600 --seed 7
+
+`__main__` starts the processes, kills some and shows what happens; `peer` is one of them. What a
+connection does follows from its number alone (`plan`), so that both its ends know it.
+"""

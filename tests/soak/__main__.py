@@ -1,0 +1,328 @@
+"""Starts the processes, kills some of them, shows what happens, and says what is left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from aiordma import verbs
+
+from .pattern import write_patterns
+from .tally import Tally
+
+MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
+
+# By how much a process that has survived may have grown since it was warm, with everything closed:
+# fragments of the heap. One message of the largest size that were kept would be as much.
+GROWTH = 64 * MIB
+# A process that does not answer for so long never will (seconds, on the embedded device).
+SILENT = 300.0
+# The virtual machine emulates its processors; measured: about this many times slower.
+SLOW = 8.0
+
+LOOPS = ("asyncio", "uvloop")
+LINKS = ("", "tcp")  # AIORDMA_EMBEDDED_LINKS
+
+
+@dataclass
+class Role:
+    """A place in the soak, taken by one process after another if they are killed."""
+
+    name: str
+    survives: bool
+    workers: int
+    loop: str
+    links: str
+    starts: int = 0
+
+
+class Process:
+    """A process of the soak, as the one that started it sees it."""
+
+    def __init__(self, role: Role, process: asyncio.subprocess.Process, total: Tally) -> None:
+        self.role = role
+        self._process = process
+        self._total = total
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._reading = asyncio.create_task(self._read())
+        self.ports: dict[str, int] = {}
+        self.killed = False
+        self._ending = False
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            what = json.loads(line)
+            if "answer" in what:
+                self._answers.put_nowait(what["answer"])
+            else:
+                self._total.done.update(what["done"])
+                self._total.bytes += what["bytes"]
+                self._total.wrong += what["wrong"]
+        code = await self._process.wait()
+        if not self.killed and not self._ending:
+            self._total.wrong.append(f"{self.role.name} ended with {code}")
+        self._answers.put_nowait(None)
+
+    async def tell(self, command: str, *arguments: object) -> Any:
+        """Its answer; None if it could not, or is no more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
+            await self._process.stdin.drain()
+        except ConnectionError:
+            return None
+        return await self._answers.get()
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self.killed = True
+            self._process.send_signal(signal.SIGKILL)
+        await self._reading
+
+    async def end(self) -> None:
+        assert self._process.stdin is not None
+        self._ending = True
+        self._process.stdin.close()
+        await self._reading
+
+
+@dataclass
+class Soak:
+    """The whole of it."""
+
+    seed: int
+    device: str
+    host: str
+    slow: float
+    patterns: Path
+    roles: list[Role]
+    total: Tally = field(default_factory=Tally)
+    processes: dict[str, Process] = field(default_factory=dict)
+    killed: int = 0
+
+    def survivors(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.role.survives]
+
+    async def start(self, role: Role) -> Process:
+        """A process for a role; who is killed comes back on the other loop, by other links."""
+        options = {
+            "name": role.name if role.survives else f"{role.name} {role.starts}",
+            "survives": role.survives,
+            "device": self.device,
+            "host": self.host,
+            "slow": self.slow,
+            "patterns": str(self.patterns),
+            "seed": self.seed,
+            "loop": LOOPS[(LOOPS.index(role.loop) + role.starts) % 2],
+        }
+        links = LINKS[(LINKS.index(role.links) + role.starts // 2) % 2]
+        role.starts += 1
+        process = Process(
+            role,
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-X", "faulthandler", "-W", "always::ResourceWarning",
+                "-m", "tests.soak.peer",
+                json.dumps(options),
+                cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "AIORDMA_EMBEDDED_LINKS": links}, limit=1 << 24,
+            ),
+            self.total,
+        )  # fmt: skip
+        self.processes[role.name] = process
+        process.ports = await process.tell("open") or {}
+        return process
+
+    async def introduce(self) -> None:
+        """Everybody hears where everybody listens."""
+        targets = {
+            name: {"ports": process.ports, "survives": process.role.survives}
+            for name, process in self.processes.items()
+            if process.ports and (name == "server" or not process.role.survives)
+        }
+        for name, process in list(self.processes.items()):
+            others = {other: target for other, target in targets.items() if other != name}
+            await process.tell("meet", others)
+
+    async def phase(self, seconds: float, chance: random.Random) -> list[str | None]:
+        """Traffic for so long, then nothing; what the survivors say of what there is then."""
+        for role in self.roles:
+            if role.name not in self.processes:
+                await self.start(role)
+        await self.introduce()
+        for process in self.processes.values():
+            await process.tell("run", process.role.workers)
+        end = time.monotonic() + seconds
+        mortals = [role for role in self.roles if not role.survives]
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, chance.uniform(0.2, 3) * self.slow))
+            if mortals and left > self.slow:
+                role = chance.choice(mortals)
+                await self.processes.pop(role.name).kill()
+                self.killed += 1
+                born = await self.start(role)
+                await self.introduce()
+                await born.tell("run", role.workers)
+        await asyncio.gather(*(process.tell("pause") for process in self.processes.values()))
+        for role in mortals:
+            await self.processes.pop(role.name).kill()
+            self.killed += 1
+        return [await process.tell("settle") for process in self.survivors()]
+
+    async def close(self) -> list[dict[str, Any]]:
+        """The survivors without connections and listeners; the clients first."""
+        found = {}
+        for process in sorted(self.survivors(), key=lambda one: one.role.name == "server"):
+            found[process.role.name] = await process.tell("close")
+        return [found[process.role.name] for process in self.survivors()]
+
+    async def open(self) -> None:
+        for process in self.survivors():
+            process.ports = await process.tell("open") or {}
+
+
+def roles(clients: int, workers: int) -> list[Role]:
+    """A server and clients that stay, and two of each kind that are killed again and again."""
+    found = [Role("server", True, 0, "asyncio", "")]
+    for number in range(clients):
+        found.append(
+            Role(f"client {number}", True, workers, LOOPS[(number + 1) % 2], LINKS[number % 2])
+        )
+    found.append(Role("mortal server", False, 0, "uvloop", "tcp"))
+    found.append(Role("mortal client", False, workers, "asyncio", ""))
+    return found
+
+
+def table(soak: Soak, seconds: float, ends: list[tuple[str, dict[str, Any], int]]) -> Table:
+    made = Table(
+        box=SIMPLE_HEAD,
+        title=f"soak of {seconds:.0f} s, seed {soak.seed}",
+        caption=f"{len(soak.total.wrong)} things were wrong",
+    )
+    made.add_column("what")
+    made.add_column("how much", justify="right")
+    made.add_row("bytes that arrived, checked", f"{soak.total.bytes:,}")
+    for what, count in sorted(soak.total.done.items()):
+        made.add_row(what, f"{count:,}")
+    made.add_row("processes killed", f"{soak.killed:,}")
+    for name, end, grown in ends:
+        made.add_row(f"{name}: most memory at a time", f"{end['peak'] / MIB:.0f} MiB")
+        made.add_row(f"{name}: grown since it was warm", f"{grown / MIB:.1f} MiB")
+    return made
+
+
+async def run(soak: Soak, seconds: float, console: Console) -> tuple[Table, list[str]]:
+    """Warm first, then the soak; the table, and what is wrong."""
+    chance = random.Random(soak.seed)
+    began = time.monotonic()
+    warm = max(2.0 * soak.slow, seconds / 5)
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
+    )
+    shown = progress.add_task("soak", total=seconds)
+
+    async def show() -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            total = soak.total
+            progress.update(
+                shown,
+                completed=time.monotonic() - began,
+                description=f"{total.bytes / MIB:,.0f} MiB, {total.done.total():,} operations, "
+                f"{soak.killed} killed, {len(total.wrong)} wrong",
+            )
+
+    showing = asyncio.create_task(show())
+    problems: list[str] = []
+    with progress if console.is_terminal else nullcontext():
+        await soak.phase(warm / 2, chance)
+        first = await soak.close()
+        await soak.open()
+        await soak.phase(warm / 2, chance)
+        settled = await soak.phase(max(1.0, seconds - warm), chance)
+        last = await soak.close()
+        took = time.monotonic() - began
+    showing.cancel()
+    ends = []
+    for process, was, now, held in zip(soak.survivors(), first, last, settled, strict=True):
+        name = process.role.name
+        if was is None or now is None or held is None:
+            problems.append(f"{name} did not get to its end")
+            continue
+        grown = now["memory"] - was["memory"]
+        ends.append((name, now, grown))
+        if held:
+            problems.append(f"{name} has more than before, with nothing under way: {held}")
+        if now["left"]:
+            problems.append(f"{name} has left behind: {now['left']}")
+        if grown > GROWTH:
+            problems.append(f"{name} has grown by {grown} bytes")
+        await process.end()
+    return table(soak, took, ends), soak.total.wrong + problems
+
+
+async def main(options: argparse.Namespace) -> int:
+    console = Console()
+    seed = options.seed if options.seed is not None else secrets.randbits(32)
+    console.print(f"soak: {options.seconds:g} s, seed {seed}", highlight=False)
+    device = verbs.find_device(options.device or os.environ.get("AIORDMA_DEVICE") or "embedded0")
+    with device.open() as context:
+        host = str(context.choose_gid().gid.ip)
+    slow = 1.0 if device.library.name == "embedded" else SLOW
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        write_patterns(folder / "patterns", seed)
+        soak = Soak(
+            seed, device.name, host, slow, folder / "patterns",
+            roles(options.clients, options.workers),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(options.seconds + SILENT * slow):
+                shown, problems = await run(soak, options.seconds, console)
+        except TimeoutError:
+            console.print(soak.total)
+            raise
+        finally:
+            for process in soak.processes.values():
+                if not process._reading.done():
+                    await process.kill()
+    console.print(shown)
+    for problem in problems:
+        console.print(problem, markup=False, highlight=False)
+    if problems:
+        console.print(f"again: python -m tests.soak --seconds {options.seconds:g} --seed {seed}")
+    return 1 if problems else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="of traffic (%(default)s)")
+    parser.add_argument("--seed", type=int, help="repeats the plan of another run")
+    parser.add_argument(
+        "--clients", type=int, default=2, help="processes that stay to the end (%(default)s)"
+    )
+    parser.add_argument("--workers", type=int, default=4, help="connections of each at a time")
+    parser.add_argument("--device", help="which device (embedded0)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(arguments())))

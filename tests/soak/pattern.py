@@ -1,0 +1,51 @@
+"""Bytes to send that the receiver knows already, checked as quickly as memory can be read."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from pathlib import Path
+
+import numpy as np
+
+LARGEST = 64 << 20
+# Where the stretches of the file may begin: a wrong message, length or offset shows.
+STARTS = 1 << 20
+
+# Checked so much at a time, so that the comparison stays in the processor's cache.
+PIECE = 256 << 10
+
+
+class Wrong(AssertionError):
+    """Something is not as it has to be: what the soak is there to find."""
+
+
+def write_patterns(path: Path, seed: int) -> None:
+    """The file that all processes of a soak share."""
+    path.write_bytes(np.random.default_rng(seed).bytes(LARGEST + STARTS))
+
+
+class Patterns:
+    """Stretches of the file, by number; private and read-only, so that it can be registered."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        self._bytes = memoryview(self._mapped)
+
+    def of(self, number: int, size: int) -> memoryview:
+        """`size` bytes, always the same for the same number."""
+        start = random.Random(number).randrange(STARTS)
+        return self._bytes[start : start + size]
+
+    def check(self, what: str, number: int, found: memoryview) -> None:
+        """Wrong unless these are the bytes of that number."""
+        expected = self.of(number, len(found))
+        for start in range(0, len(found), PIECE):
+            ours = np.frombuffer(expected[start : start + PIECE], np.uint8)
+            theirs = np.frombuffer(found[start : start + PIECE], np.uint8)
+            different = np.flatnonzero(ours != theirs)
+            if different.size:
+                raise Wrong(
+                    f"{what} of {len(found)} bytes differs at byte {start + int(different[0])}"
+                )

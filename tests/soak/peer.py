@@ -1,0 +1,447 @@
+"""One process of the soak, which does what it is told.
+
+python -m tests.soak.peer OPTIONS          OPTIONS and all that follows as JSON, a line each
+
+It listens and connects; prints an answer to each command, and between them what it has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import logging
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+import aiordma
+from aiordma import Connection, Server, streams
+from aiordma._transport.messages import SPARE_BLOCKS
+from aiordma.streams import StreamServer
+from aiordma.transport import Via
+from bench.end import pool_of
+from bench.footprint import footprint, peak
+
+from .cutting import cut_short
+from .kept import Kept
+from .pattern import Patterns
+from .plan import CLIENT, CONFIGS, SERVER, Plan, patient
+from .session import ENDS, as_planned, stream, talk, told
+from .tally import Tally
+
+KEY = b"known to all processes of a soak"
+VIAS: tuple[Via, Via] = ("cm", "tcp")
+# A connection that does not get on for so long never will (seconds, on the embedded device).
+STUCK = 60.0
+# And what has to go when connections have ended goes within this.
+SETTLED = 20.0
+SHOWN = 1.0  # seconds between two reports
+
+
+class Peer:
+    """What it was told at first, and what follows from it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._name: str = options["name"]
+        self._survives: bool = options["survives"]
+        self._device: str = options["device"]
+        self._host: str = options["host"]
+        self._slow: float = options["slow"]
+        self._chance = random.Random(f"{options['seed']} {self._name}")
+        self._patterns = Patterns(Path(options["patterns"]))
+        self._tally = Tally()
+        self._servers: list[Server] = []
+        self._stream_servers: list[StreamServer] = []
+        self._stream_handlers: set[asyncio.Task[None]] = set()
+        self._targets: dict[str, dict[str, Any]] = {}
+        self._workers: list[asyncio.Task[None]] = []
+        self._anchors: list[asyncio.Task[None]] = []
+        self._anchored: set[Connection] = set()
+        self._pausing = False
+        self._exchanging: list[asyncio.Lock] = []
+        self._first: Kept | None = None  # with the anchors alone
+        self._closed: Kept | None = None  # with nothing
+
+    # ---- commands ------------------------------------------------------------------------
+
+    async def open(self) -> dict[str, int]:
+        """Listens in every way; the ports."""
+        ports = {}
+        where: dict[str, Any] = {"device": self._device}
+        for via in VIAS:
+            for name, config in CONFIGS.items():
+                server = await aiordma.start_server(
+                    lambda conn, name=name: self._serve(conn, name),  # type: ignore[misc]
+                    self._host,
+                    via=via,
+                    config=patient(config),
+                    auth=KEY if name == "small" else None,
+                    **where,
+                )
+                self._servers.append(server)
+                ports[f"{via} {name}"] = server.port
+            listening = await aiordma.start_stream_server(
+                self._serve_stream, self._host, via=via, config=patient(CONFIGS["default"]), **where
+            )
+            self._stream_servers.append(listening)
+            ports[f"{via} stream"] = listening.address[1]
+        return ports
+
+    async def meet(self, targets: dict[str, dict[str, Any]]) -> None:
+        """Where to connect from now on."""
+        self._targets = targets
+
+    async def run(self, workers: int) -> None:
+        """Keeps so many connections going."""
+        self._pausing = False
+        for worker in range(workers):
+            chance = random.Random(self._chance.getrandbits(64))
+            self._workers.append(self._watched(self._work(chance), f"worker {worker}"))
+        if workers and not self._anchors:
+            for via in VIAS:
+                self._anchors.append(self._watched(self._anchor(via), f"anchor by {via}"))
+
+    async def pause(self) -> None:
+        """No new connections; returns when those that it has made have ended."""
+        self._pausing = True
+        await asyncio.gather(*self._workers)
+        self._workers.clear()
+
+    async def settle(self) -> str:
+        """When the connections of others have ended too: what there is beyond the first time."""
+        grown = "something"
+        try:
+            async with self._idle_anchors(), asyncio.timeout(SETTLED * self._slow):
+                while grown:
+                    await asyncio.sleep(0.1)
+                    grown = self._grown()
+        except TimeoutError:
+            places = "\n".join(sorted(map(where, asyncio.all_tasks())))
+            grown += f"; tasks:\n{places}"
+        return grown
+
+    def _grown(self) -> str:
+        """What is there beside the anchors, and beyond the first time that it was looked for."""
+        more = []
+        anchors = 0 if self._anchors else len(self._anchored)
+        handlers = sum(server.connections for server in self._servers) - anchors
+        if handlers or self._stream_handlers:
+            return f"{handlers} connections, {len(self._stream_handlers)} streams"
+        gc.collect()
+        statistics = [pool.statistics() for pool in {pool_of(conn) for conn in self._anchored}]
+        # Receives that have been used are posted again a few at a time: so many there may be.
+        receives = sum(receives_of(conn) for conn in self._anchored)
+        held = Kept.now(max(0, sum(one.leases for one in statistics) - receives))
+        leased = sum(one.leased_bytes for one in statistics)
+        if leased > sum(memory_of(conn) for conn in self._anchored):
+            more.append(f"{leased} bytes of the pool leased")
+        regions = held.objects.pop("MemoryRegion", 0) - sum(one.regions for one in statistics)
+        if regions:
+            more.append(f"{regions} registrations beside the pool's")
+        if self._first is None and not more:
+            self._first = held
+        if self._first is not None:
+            more += self._first.growth(held)
+        return "; ".join(more)
+
+    @asynccontextmanager
+    async def _idle_anchors(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for lock in self._exchanging:
+                await stack.enter_async_context(lock)
+            yield
+
+    async def close(self) -> dict[str, Any]:
+        """Everything; what there is then that was not the first time, and the memory."""
+        for task in self._anchors:
+            task.cancel()
+        if self._anchors:
+            await asyncio.wait(self._anchors)
+        self._anchors.clear()
+        self._exchanging.clear()
+        for server in self._servers:
+            await server.close()
+        for listening in self._stream_servers:
+            listening.close()
+            await listening.wait_closed()
+        self._servers.clear()
+        self._stream_servers.clear()
+        self._anchored.clear()
+        await asyncio.sleep(0.1)
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        held = Kept.now(0)
+        self._closed = self._closed or held
+        return {
+            "left": [f"{n} {kind}" for kind, n in held.objects.items() if n]
+            + self._closed.growth(held),
+            "memory": footprint(None)["private"],
+            "peak": peak(),
+        }
+
+    # ---- listening -----------------------------------------------------------------------
+
+    async def _serve(self, conn: Connection, config: str) -> None:
+        try:
+            with await conn.recv() as message:
+                hello = json.loads(bytes(message))
+        except ENDS:
+            return  # it came and went
+        if hello == "anchor":
+            self._anchored.add(conn)
+            try:
+                async for message in conn:
+                    with message:
+                        await conn.send(message)
+            finally:
+                self._anchored.discard(conn)
+            return
+        plan = Plan.of(hello["seed"], config, strict=hello["strict"] and self._survives)
+        await self._watch(talk(conn, plan, SERVER, self._patterns, self._tally), plan, SERVER)
+
+    async def _serve_stream(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._stream_handlers.add(task)
+        try:
+            try:
+                line = await reader.readline()
+                if not line:
+                    return
+                hello = json.loads(line)
+            except ConnectionError:
+                return
+            plan = Plan.of(
+                hello["seed"], "default", kind="stream", strict=hello["strict"] and self._survives
+            )
+            tally, patterns = self._tally, self._patterns
+            await self._watch(stream(reader, writer, plan, SERVER, patterns, tally), plan, SERVER)
+        finally:
+            writer.transport.abort()
+            self._stream_handlers.discard(task)
+
+    # ---- connecting ----------------------------------------------------------------------
+
+    async def _work(self, chance: random.Random) -> None:
+        while not self._pausing:
+            target = self._targets[chance.choice(sorted(self._targets))]
+            via, kind = chance.choice(VIAS), chance.choice((*CONFIGS, *CONFIGS, "stream"))
+            strict = self._survives and target["survives"]
+            seed = chance.getrandbits(48)
+            plan = Plan.of(
+                seed,
+                "default" if kind == "stream" else kind,
+                kind="stream" if kind == "stream" else None,
+                strict=strict,
+            )
+            port = target["ports"][f"{via} {kind}"]
+            hello = json.dumps({"seed": seed, "strict": strict}).encode()
+            begin = self._stream if kind == "stream" else self._connection
+            try:
+                await begin(chance, via, port, plan, hello)
+            except (aiordma.ConnectionManagerError, aiordma.ProtocolError, *ENDS) as error:
+                if strict or (isinstance(error, aiordma.ProtocolError) and not broken_off(error)):
+                    self._wrong(f"no connection with {target}", error)
+                self._tally.count("not reached")
+                await asyncio.sleep(0.02)  # it is being started again
+
+    async def _connection(
+        self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes
+    ) -> None:
+        async def connect() -> Connection:
+            return await aiordma.connect(
+                self._host,
+                port,
+                device=self._device,
+                via=via,
+                config=patient(CONFIGS[plan.config]),
+                auth=KEY if plan.config == "small" else None,
+            )
+
+        if chance.random() < 0.05:
+            got = await cut_short(chance, connect)
+            if not got:
+                self._tally.count("cancelled connects")
+                return
+            conn = got[0]
+        else:
+            conn = await connect()
+        self._tally.count("connections")
+        try:
+            await conn.send(hello)
+            await self._leave_or_not(
+                chance, talk(conn, plan, CLIENT, self._patterns, self._tally), plan
+            )
+        finally:
+            if plan.leaves and chance.random() < 0.5:
+                conn.abort()
+            await conn.close()
+
+    async def _stream(
+        self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes
+    ) -> None:
+        reader, writer = await streams.open_connection(
+            self._host, port, device=self._device, via=via, config=patient(CONFIGS["default"])
+        )
+        self._tally.count("connections")
+        try:
+            writer.write(hello + b"\n")
+            await self._leave_or_not(
+                chance, stream(reader, writer, plan, CLIENT, self._patterns, self._tally), plan
+            )
+        finally:
+            writer.transport.abort()
+
+    async def _leave_or_not(
+        self, chance: random.Random, talking: Coroutine[Any, Any, None], plan: Plan
+    ) -> None:
+        task = asyncio.create_task(self._watch(talking, plan, CLIENT))
+        if plan.leaves:
+            await asyncio.wait([task], timeout=chance.random() ** 2 * self._slow)
+            task.cancel()
+            self._tally.count("left")
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    async def _anchor(self, via: Via) -> None:
+        """A connection that stays, whatever happens beside it."""
+        server = self._targets["server"]
+        async with await aiordma.connect(
+            self._host,
+            server["ports"][f"{via} default"],
+            device=self._device,
+            via=via,
+            config=patient(CONFIGS["default"]),
+        ) as conn:
+            self._anchored.add(conn)
+            await conn.send(b'"anchor"')
+            number = 0
+            lock = asyncio.Lock()
+            self._exchanging.append(lock)
+            while True:
+                size = self._chance.randint(0, 100_000)
+                async with lock:
+                    await conn.send(self._patterns.of(number, size))
+                    with await conn.recv() as message:
+                        self._patterns.check("echo", number, message.data)
+                self._tally.count("echo", size)
+                number += 1
+                await asyncio.sleep(0.05)
+
+    # ---- what is wrong -------------------------------------------------------------------
+
+    async def _watch(self, talking: Coroutine[Any, Any, None], plan: Plan, side: str) -> None:
+        try:
+            async with asyncio.timeout(STUCK * self._slow):
+                await talking
+        except TimeoutError as error:
+            places = "\n".join(sorted(map(where, asyncio.all_tasks())))
+            self._wrong(f"{side} of {plan} is stuck; where tasks are:\n{places}", error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not as_planned(error, plan, side):
+                self._wrong(f"{side} of {plan}", error)
+            else:
+                self._tally.count("broken")
+
+    def _watched(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task whose failure is told."""
+
+        async def run() -> None:
+            try:
+                await coroutine
+            except Exception as error:
+                self._wrong(name, error)
+
+        return asyncio.create_task(run())
+
+    def _wrong(self, what: str, error: BaseException | None = None) -> None:
+        text = f"{self._name}: {what}"
+        self._tally.wrong.append(text if error is None else f"{text}\n{told(error)}")
+
+    def heard(self, context: dict[str, Any]) -> None:
+        """What reaches nobody but the loop."""
+        self._wrong(f"told to the loop: {context['message']}", context.get("exception"))
+
+    def report(self) -> None:
+        taken = self._tally.take()
+        say({"done": taken.done, "bytes": taken.bytes, "wrong": taken.wrong})
+
+
+def receives_of(conn: Connection) -> int:
+    config = conn._config
+    return config.data_receives + config.control_receives + SPARE_BLOCKS
+
+
+def memory_of(conn: Connection) -> int:
+    """Of the pool, at most, while nothing is under way."""
+    return receives_of(conn) * conn._config.max_eager_size
+
+
+def broken_off(error: aiordma.ProtocolError) -> bool:
+    """The other process was killed while it told its endpoint."""
+    return "exchange" in str(error)
+
+
+def where(task: asyncio.Task[Any]) -> str:
+    """The places in the code where a task waits, the outermost first."""
+    found = []
+    awaited: Any = task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        found.append(f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}")
+        awaited = awaited.cr_await
+    return " > ".join(found)
+
+
+def say(what: object) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")
+
+
+async def main(options: dict[str, Any]) -> None:
+    logging.getLogger("aiordma").setLevel(logging.ERROR)  # broken connections are no news here
+    loop = asyncio.get_running_loop()
+    peer = Peer(options)
+    loop.set_exception_handler(lambda _, context: peer.heard(context))
+    sys.unraisablehook = lambda it: peer._wrong(
+        f"unraisable: {it.err_msg} {it.object!r}", it.exc_value
+    )
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+
+    async def show() -> None:
+        while True:
+            await asyncio.sleep(SHOWN)
+            peer.report()
+
+    showing = asyncio.create_task(show())
+    try:
+        while line := await reader.readline():
+            name, arguments = json.loads(line)
+            try:
+                answer = await getattr(peer, name)(*arguments)
+            except Exception as error:
+                peer._wrong(f"could not {name}", error)
+                answer = None
+            peer.report()
+            say({"answer": answer})
+    finally:
+        showing.cancel()
+
+
+if __name__ == "__main__":
+    OPTIONS = json.loads(sys.argv[1])
+    FACTORY = uvloop.new_event_loop if OPTIONS["loop"] == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=FACTORY) as RUNNER:
+        RUNNER.run(main(OPTIONS))

@@ -1,0 +1,97 @@
+"""What a connection does, from its seed alone: both ends make the same plan of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+from aiordma import Config
+
+from .pattern import LARGEST
+
+KINDS = {"messages": 4, "memory": 3}  # or "stream", which has servers of its own
+
+CLIENT, SERVER = "client", "server"
+# How it ends, and how often so. `leaves` is the client's task cancelled at some moment.
+ENDINGS = {
+    f"{CLIENT} closes": 6,
+    f"{SERVER} closes": 4,
+    f"{CLIENT} aborts": 2,
+    f"{SERVER} aborts": 2,
+    f"{CLIENT} leaves": 4,
+}
+
+# Around what is done in another way from there on.
+BORDERS = (0, 1, 1016, 1024, 4096, 8184, 8192, 64 << 10, 1 << 20, 4 << 20, 8 << 20, LARGEST)
+
+# Bytes that one end of a connection sends, about.
+BUDGET = 48 << 20
+
+CONFIGS = {
+    "default": Config(pool_limit=1 << 30),
+    # Every limit is soon reached, and a silent peer soon asked.
+    "small": Config(
+        eager_size=1024,
+        data_receives=4,
+        control_receives=4,
+        send_queue=16,
+        fetch_ahead=64 << 10,
+        lend_quota=1 << 20,
+        keep_alive=0.5,
+        pool_limit=1 << 30,
+    ),
+}
+
+
+def patient(config: Config) -> Config:
+    """With more time for who runs on few cores beside many others."""
+    return replace(config, connect_timeout=60, handshake_timeout=60, close_timeout=30)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One connection. `strict`: neither end will be killed, so nothing may break but as planned."""
+
+    seed: int
+    config: str
+    strict: bool
+    kind: str
+    ending: str
+    largest: int
+    count: int
+
+    @classmethod
+    def of(cls, seed: int, config: str, *, kind: str | None = None, strict: bool) -> Plan:
+        chance = random.Random(seed)
+        (some,) = chance.choices(list(KINDS), list(KINDS.values()))
+        (ending,) = chance.choices(list(ENDINGS), list(ENDINGS.values()))
+        largest = int(2 ** chance.uniform(10, math.log2(LARGEST)))
+        if chance.random() < 0.1:
+            largest = LARGEST
+        count = min(400, max(4, BUDGET * 8 // largest))
+        return cls(seed, config, strict, kind or some, ending, largest, chance.randint(1, count))
+
+    def chance(self, *what: object) -> random.Random:
+        """Numbers of its own for each part of the plan."""
+        return random.Random(f"{self.seed} {what}")
+
+    def number(self, *what: object) -> int:
+        """Which bytes: for `Patterns`."""
+        return self.chance("bytes", *what).getrandbits(62)
+
+    def size(self, *what: object) -> int:
+        return size(self.chance("size", *what), self.largest)
+
+    @property
+    def leaves(self) -> bool:
+        """One end goes at a moment that nobody knows."""
+        return self.ending.endswith("leaves")
+
+
+def size(chance: random.Random, largest: int) -> int:
+    """Each power of two as often as the next, and the borders."""
+    if chance.random() < 0.2:
+        border = chance.choice([border for border in BORDERS if border <= largest])
+        return min(largest, max(0, border + chance.choice((-1, 0, 0, 1))))
+    return int(2 ** chance.uniform(-1, math.log2(largest)))

@@ -1,0 +1,102 @@
+"""One connection from its first word to its end, on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Iterator
+
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    WorkCompletionError,
+)
+
+from .memory import Memory
+from .messages import LAST, Messages
+from .pattern import Patterns, Wrong
+from .plan import CLIENT, Plan
+from .streams import Stream
+from .tally import Tally
+
+ENDS = (ConnectionBrokenError, ConnectionClosedError, WorkCompletionError)
+PARTS: dict[str, type[Messages | Memory]] = {"messages": Messages, "memory": Memory}
+
+
+async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally) -> None:
+    """All that the plan has for this side, and the end, as planned."""
+    await PARTS[plan.kind](conn, plan, side, patterns, tally).run()
+    await finish(conn, plan, side)
+    tally.count(f"ended: {plan.ending}")
+
+
+async def finish(conn: Connection, plan: Plan, side: str) -> None:
+    aborts = plan.ending.endswith("aborts")
+    if plan.ending.startswith(side):
+        if plan.leaves:
+            return
+        if aborts:  # what is under way is lost then: not before the other one has everything
+            await until_last(conn)
+            conn.abort()
+        await conn.close()
+        return
+    if aborts:
+        await conn.send(b"", imm=LAST)
+    try:
+        with await conn.recv() as message:
+            raise Wrong(f"{message!r} after the last")
+    except ConnectionClosedError as error:
+        if aborts or not error.by_peer:
+            raise
+    except ConnectionBrokenError:
+        if not aborts:
+            raise
+
+
+async def until_last(conn: Connection) -> None:
+    with await conn.recv() as message:
+        if message.imm != LAST:
+            raise Wrong(f"{message!r} instead of the last")
+
+
+async def stream(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    plan: Plan,
+    side: str,
+    patterns: Patterns,
+    tally: Tally,
+) -> None:
+    """The same for a stream."""
+    part = Stream(reader, writer, plan, side, patterns, tally)
+    await part.run()
+    await part.close(abort=plan.ending == f"{side} aborts")
+    tally.count(f"ended: {plan.ending}")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group of groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from causes(one)
+    else:
+        yield error
+
+
+def as_planned(error: BaseException, plan: Plan, side: str) -> bool:
+    """Whether it may have ended with this."""
+    kinds = [*causes(error)]
+    if plan.leaves and side == CLIENT:
+        kinds = [one for one in kinds if not isinstance(one, asyncio.CancelledError)]
+    may_break = plan.leaves or not plan.strict
+    ends: tuple[type[BaseException], ...] = ENDS
+    if plan.kind == "stream":  # one that is aborted may have been on its way
+        may_break = may_break or plan.ending.endswith("aborts")
+        ends = (ConnectionError,)
+    return not kinds or (may_break and all(isinstance(one, ends) for one in kinds))
+
+
+def told(error: BaseException) -> str:
+    """All about it, for who looks for the reason."""
+    return "".join(traceback.format_exception(error))[-9000:]

@@ -1,0 +1,32 @@
+"""What has been done, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    """Counts of operations, and of bytes that have arrived and were checked; what was wrong."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def count(self, what: str, size: int = 0) -> None:
+        self.done[what] += 1
+        self.bytes += size
+
+    def take(self) -> Tally:
+        """What there is since the last time."""
+        taken = Tally(self.done.copy(), self.bytes, self.wrong.copy())
+        self.done.clear()
+        self.bytes = 0
+        self.wrong.clear()
+        return taken
+
+    def add(self, other: Tally) -> None:
+        self.done.update(other.done)
+        self.bytes += other.bytes
+        self.wrong += other.wrong
