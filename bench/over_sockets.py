@@ -161,7 +161,7 @@ class OverProtocol:
             for name, protocol in PROTOCOLS.items():
                 if self.unix:
                     places[name] = path = str(Path(folder, name))
-                    server = await loop.create_unix_server(protocol, path)
+                    server = await loop.create_unix_server(protocol, path, backlog=512)
                 else:
                     server = await loop.create_server(protocol, HOST, 0, backlog=512)
                     places[name] = server.sockets[0].getsockname()[1]
@@ -249,7 +249,7 @@ class OverStreams:
             for name, handler in HANDLERS.items():
                 if self.unix:
                     places[name] = path = str(Path(folder, name))
-                    server = await asyncio.start_unix_server(handler, path)
+                    server = await asyncio.start_unix_server(handler, path, backlog=512)
                 else:
                     server = await asyncio.start_server(handler, HOST, 0, backlog=512)
                     places[name] = server.sockets[0].getsockname()[1]
