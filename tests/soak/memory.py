@@ -251,6 +251,9 @@ class Lane:
     async def _wake(self, step: int) -> None:
         begin, length, number = stretch(self._plan, self._lane, step)
         async with self._memory._talking:
+            # It takes its turn among the messages, and so may pass a write that was cancelled
+            # while it waited for room: not before that has been done.
+            self._added(await self._conn.fetch_and_add(self._counter, 1))
             await self._conn.write(
                 self._patterns.of(number, length),
                 self._remote[begin : begin + length],
