@@ -12,8 +12,10 @@ import pytest
 
 from aiordma import ConnectionBrokenError, listen
 from aiordma.errors import AddressError
+from aiordma.transport import Via
+from tests.conftest import EMBEDDED
 
-from .marks import by_cm, by_tcp, one_loop
+from .marks import by_tcp, one_loop
 from .place import Place, ends
 
 ROOT = Path(__file__).parents[2]
@@ -64,29 +66,57 @@ def report(place: Place, role: str, loop: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_fork(place: Place, wire: str, request: pytest.FixtureRequest) -> None:
-    """The parent's connections go on, the child's use of them is refused, it has its own."""
-    loop = request.node.callspec.params["run"]
-    assert report(place, "fork", loop) == ["uses_what_it_inherited", "has_its_own"]
+FORK = ["uses_what_it_inherited", "has_its_own"]
 
 
-@one_loop  # with libuv's threads in the parent, libuv itself crashes at the child's exit
-def test_children_that_end(place: Place) -> None:
-    """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
-    assert report(place, "exits", "asyncio") == ["exits"]
-
-
-@by_cm
+@by_tcp
 @one_loop
-def test_grandchildren(place: Place, wire: str) -> None:
-    assert report(place, "grandchildren", "asyncio") == ["grandchildren"]
+def test_fork(place: Place) -> None:
+    """The parent's connections go on, the child's use of them is refused, it has its own."""
+    assert report(place, "fork", "asyncio") == FORK
 
 
-async def port_is_free(place: Place, port: int) -> None:
+# What follows is about the embedded device: librdmacm is not made for the child of a fork.
+
+BOTH = pytest.mark.parametrize(
+    ("run", "via"), [("asyncio", "cm"), ("asyncio", "tcp")], indirect=True
+)
+BY_CM = pytest.mark.parametrize(("run", "via"), [("asyncio", "cm")], indirect=True)
+BY_TCP = pytest.mark.parametrize(("run", "via"), [("asyncio", "tcp")], indirect=True)
+ALL_WAYS = pytest.mark.parametrize(
+    ("run", "via"),
+    [(loop, via) for loop in ("asyncio", "uvloop") for via in ("cm", "tcp")],
+    indirect=True,
+)
+
+
+@pytest.fixture
+def here(via: Via) -> Place:
+    return Place(EMBEDDED, "127.0.0.1", via, 1.0)
+
+
+@ALL_WAYS
+def test_fork_by_every_way(here: Place, wire: str, request: pytest.FixtureRequest) -> None:
+    loop = request.node.callspec.params["run"]
+    assert report(here, "fork", loop) == FORK
+
+
+@BOTH  # with libuv's threads in the parent, libuv itself crashes at the child's exit
+def test_children_that_end(here: Place) -> None:
+    """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
+    assert report(here, "exits", "asyncio") == ["exits"]
+
+
+@BY_CM
+def test_grandchildren(here: Place, wire: str) -> None:
+    assert report(here, "grandchildren", "asyncio") == ["grandchildren"]
+
+
+async def port_is_free(here: Place, port: int) -> None:
     """The kernel is not always done with a process's sockets when the process is gone."""
     while True:
         try:
-            listener = await listen(place.host, port, device=place.device, via=place.via)
+            listener = await listen(here.host, port, device=here.device, via=here.via)
         except AddressError:
             await asyncio.sleep(0.01)
             continue
@@ -94,43 +124,41 @@ async def port_is_free(place: Place, port: int) -> None:
         return
 
 
-@one_loop
-async def test_a_child_that_outlives_its_parent(place: Place) -> None:
+@BOTH
+async def test_a_child_that_outlives_its_parent(here: Place) -> None:
     """The parent's peers notice the parent's death, and its port is free."""
-    process = start(place, "outlived")
+    process = start(here, "outlived")
     assert process.stdin is not None
     assert process.stdout is not None
     with process:
         try:
             lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(2)]
             child, port = map(int, lines)
-            async with await place.connect(port) as conn:
+            async with await here.connect(port) as conn:
                 await conn.send(b"hello")
                 assert bytes(await conn.recv()) == b"hello"
                 process.kill()
-                async with place.within(10):
+                async with here.within(10):
                     await ends(conn.recv(), ConnectionBrokenError)
             await asyncio.to_thread(process.wait)
             os.kill(child, 0)  # it lives
-            async with place.within(5):
-                await port_is_free(place, port)
+            async with here.within(5):
+                await port_is_free(here, port)
             os.kill(child, 0)
         finally:
             process.kill()
 
 
-@by_cm
-@one_loop
-def test_start_methods_of_multiprocessing(place: Place, wire: str) -> None:
-    assert report(place, "processes", "asyncio") == PROCESSES
+@BY_CM
+def test_start_methods_of_multiprocessing(here: Place, wire: str) -> None:
+    assert report(here, "processes", "asyncio") == PROCESSES
 
 
-@by_tcp
-@one_loop
-def test_pools_of_processes(place: Place) -> None:
-    assert report(place, "pools", "asyncio") == POOLS
+@BY_TCP
+def test_pools_of_processes(here: Place) -> None:
+    assert report(here, "pools", "asyncio") == POOLS
 
 
-@one_loop
-def test_other_programs(place: Place) -> None:
-    assert report(place, "programs", "asyncio") == ["no descriptor"]
+@BOTH
+def test_other_programs(here: Place) -> None:
+    assert report(here, "programs", "asyncio") == ["no descriptor"]

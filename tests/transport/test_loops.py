@@ -20,7 +20,7 @@ from tests.conftest import LOOPS
 from .marks import by_cm, one_loop
 from .place import SMALL, Place, check_alive, ends, pattern
 
-LIMIT = 60.0
+LIMIT = 300.0
 
 
 class LoopThread:
