@@ -67,7 +67,8 @@ async def victim(place: Place, config: Config = SMALL) -> AsyncIterator[tuple[Co
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
         if place.via == "cm":  # "tcp" opens the device for itself, and so has a pool of its own
-            assert pool_statistics(witness.client).leases == before
+            # Fewer where a frame of the witness was still under way.
+            assert pool_statistics(witness.client).leases <= before
         async with place.pair() as (client, server):
             await check_alive(client, server)
 
