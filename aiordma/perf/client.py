@@ -285,7 +285,7 @@ class PerfClient:
             marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
-                    run.limit = 0
+                    run.limit = min(run.limit, 1)  # one at least, however late the first begins
                 return
             whole = sum(run.limit for run in self._runs)
             progress(passed / duration if duration is not None else done / max(whole, 1))

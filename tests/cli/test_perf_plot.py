@@ -179,10 +179,10 @@ def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> No
     assert text in done.stderr
 
 
-def test_a_run_draws_by_itself(device_name: str, tmp_path: Path) -> None:
+def test_a_run_draws_by_itself(tmp_path: Path) -> None:
     targets = [tmp_path / "run.svg", tmp_path / "run.png"]
     done = perf(
-        *("local", "send", "lat", "--sizes", "1,2", "--device", device_name),
+        *("local", "send", "lat", "--sizes", "1,2", "--device", "embedded0"),
         *("--iterations", "5", "--polling", "0"),
         *(word for target in targets for word in ("--plot", str(target))),
     )

@@ -94,7 +94,8 @@ def test_every_operation_and_metric(
         replace(settings("send", "bw"), sizes=(0, 100_000), warm_up=0),
         replace(settings("stream", "bw", 100_000), verify_all=True),
         replace(settings("send", "rate"), iterations=None, duration=0.01),
-        replace(settings("write", "lat"), iterations=None, duration=0.01),
+        replace(settings("write", "lat"), iterations=None, duration=1e-9),
+        replace(settings("read", "bw"), iterations=None, duration=1e-9),
     ],
     ids=lambda asked: f"{asked.operation}-{asked.metric}",
 )
