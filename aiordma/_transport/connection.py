@@ -118,6 +118,7 @@ class Connection:
         self._root: BaseException | None = None
         self._closing = False
         self._said_goodbye = False
+        self._last_word: RDMAError | None = None
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
         self._statistics = Statistics()
@@ -548,17 +549,27 @@ class Connection:
             )
         match message:
             case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
-                self._end(ConnectionClosedError(by_peer=True))
+                self._parted(ConnectionClosedError(by_peer=True))
             case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
-                self._end(AuthenticationError("the peer says that it has not the same key"))
+                self._parted(AuthenticationError("the peer says that it has not the same key"))
             case protocol.Goodbye():
-                self._end(
+                self._parted(
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
                 self._messages.send_control(protocol.Pong(message.request_id))
             case _:
                 self._sharing.control(message)
+
+    def _parted(self, error: RDMAError) -> None:
+        """The peer has said its last word.
+
+        It may have taken messages of ours whose completions lie behind this one in the completion
+        queue, since nothing orders those of sends and receives: they have this turn of the loop.
+        """
+        self._last_word = error
+        self._messages.peer_has_left = True
+        self._loop.call_soon(self._end, error)
 
     def _protocol_error(self, error: ProtocolError) -> None:
         logger.warning("%r: %s", self, error)
@@ -591,7 +602,9 @@ class Connection:
         """The one event that ended the connection; later ones change nothing."""
         if self._root is not None:
             return
-        if self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
+        if self._last_word is not None:
+            root = self._last_word
+        elif self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
             # Nothing was under way any more: what looks like a break is the peer's answer.
             root = ConnectionClosedError()
         self._root = root

@@ -191,6 +191,7 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._incoming: deque[Incoming] = deque()
         self._receivers: deque[Receiver] = deque()
+        self._woken = 0  # receivers that have been told, and have not had their turn yet
         self._ahead = 0
         self._ended: BaseException | None = None
 
@@ -301,6 +302,7 @@ class Inbox:
         while self._receivers:
             receiver = self._receivers.popleft()
             if not receiver.future.done():
+                self._woken += 1
                 receiver.future.set_result(None)
                 return
 
@@ -313,25 +315,32 @@ class Inbox:
             # between its being told and its taking it.
             if first is not None and first.landing not in (None, target):
                 first = None
-            if waited or not self._receivers:
+            in_turn = waited or not (self._receivers or self._woken)
+            if in_turn:
                 if first is not None and first.ready:
                     return first
                 if first is not None and self._refused(first, target) is not None:
                     return first
             first = None  # nor shall an exception from here keep it
-            if self._ended is not None:
+            if self._ended is not None and (in_turn or not self._incoming):
+                self._wake()  # those behind find the same
                 raise self._waiter_error(self._ended)
             receiver = Receiver(self._loop.create_future(), target)
-            self._receivers.append(receiver)
+            if waited:
+                self._receivers.appendleft(receiver)
+            else:
+                self._receivers.append(receiver)
             self._fetch_ahead()
             try:
                 await receiver.future
             except BaseException:
                 if receiver in self._receivers:
                     self._receivers.remove(receiver)
-                else:
+                elif receiver.future.done() and not receiver.future.cancelled():
+                    self._woken -= 1
                     self._wake()  # the message was for this one: the next shall have it
                 raise
+            self._woken -= 1
             waited = True
 
     def _refused(self, incoming: Incoming, target: Target | None) -> Exception | None:
@@ -412,7 +421,7 @@ class Inbox:
             self._on_taken()
         if self._incoming:
             self._fetch_ahead()
-            self._wake()
+        self._wake()
 
     # ---- the end -------------------------------------------------------------------------
 

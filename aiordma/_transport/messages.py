@@ -116,6 +116,8 @@ class Messages:
             on_protocol_error=on_protocol_error,
             waiter_error=waiter_error,
         )
+        self.peer_has_left = False
+        """It has said goodbye: whatever else comes from it does not count."""
         self.gated = False
         """The peer has yet to show that it has the key: it may send no message."""
         self._ended: BaseException | None = None
@@ -365,7 +367,7 @@ class Messages:
             # The peer was quicker than our handshake.
             self._early.append((receive, byte_len, None))
             return
-        if self._ended is not None:
+        if self._ended is not None or self.peer_has_left:
             receive.release()
             return
         block = receive.block
@@ -417,7 +419,7 @@ class Messages:
         if self._credits is None:
             self._early.append((receive, byte_len, imm))
             return
-        if self._ended is not None:
+        if self._ended is not None or self.peer_has_left:
             receive.release()
             return
         try:

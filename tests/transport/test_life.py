@@ -598,3 +598,19 @@ async def test_idle_connection_costs_nothing(place: Place) -> None:
         assert time.process_time() - before < 0.02 * place.slow
         await client.send(b"x")
         assert bytes(await waiting) == b"x"
+
+
+@one_loop
+async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
+    place: Place,
+) -> None:
+    """Nothing orders the completions of sends and of receives."""
+    async with place.pair() as (client, server):
+        sending = client.send_nowait(b"the last one")
+        client._control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+        async with place.within(5):
+            while not sending.done():
+                client._side.driver.poll()
+        assert sending.exception() is None
+        await ends(client.recv(), ConnectionClosedError)
+        assert bytes(await server.recv()) == b"the last one"

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from aiordma import Config, Connection, MessageTooLongError
+from aiordma import Config, Connection, ConnectionClosedError, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
+from aiordma._transport.inbox import Incoming
 
 from .marks import by_cm, one_loop
-from .place import SMALL, Place, barrier, check_alive, exchange, pattern, pool_statistics
+from .place import SMALL, Place, barrier, check_alive, exchange, pattern, pool_statistics, turns
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -358,3 +359,51 @@ async def test_traffic_leaves_no_block_behind(place: Place) -> None:
         await barrier(client)
         await barrier(server)
         assert abs(pool_statistics(client).leases - leases) <= 2 * SMALL.data_receives
+
+
+# ---- turns ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_who_comes_later_does_not_overtake_who_was_told(place: Place, count: int) -> None:
+    """In the moment between a message's arrival and the turn of the task that waits for it."""
+    async with place.pair() as (client, server):
+        inbox = server._messages.inbox
+        arrived, told = inbox.arrived, asyncio.Event()
+
+        def first_the_late_one(incoming: Incoming) -> None:
+            told.set()
+            arrived(incoming)
+
+        async def late() -> bytes:
+            await told.wait()
+            return bytes(await server.recv())
+
+        tasks = [asyncio.create_task(recv(server)) for _ in range(count)]
+        tasks.append(asyncio.create_task(late()))
+        await turns(2)
+        inbox.arrived = first_the_late_one  # type: ignore[method-assign]
+        for n in range(count + 1):
+            await client.send(b"%d" % n)
+        assert await asyncio.gather(*tasks) == [b"%d" % n for n in range(count + 1)]
+
+
+async def recv(conn: Connection) -> bytes:
+    return bytes(await conn.recv())
+
+
+@one_loop
+async def test_turns_are_kept_when_the_connection_ends(place: Place) -> None:
+    """What is here goes to those who waited, in their order; the others hear of the end."""
+    async with place.pair() as (client, server):
+        waiting = [asyncio.create_task(recv(server)) for _ in range(2)]
+        await turns(2)
+        for n in range(3):
+            await client.send(b"%d" % n)
+        await client.close()
+        await server.wait_closed()
+        late = [asyncio.create_task(recv(server)) for _ in range(3)]
+        assert await asyncio.gather(*waiting, late[0]) == [b"0", b"1", b"2"]
+        for task in late[1:]:
+            with pytest.raises(ConnectionClosedError):
+                await task
