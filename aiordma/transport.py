@@ -32,7 +32,8 @@ from ._core.region import RegionToken, Rights
 from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.by_endpoint import PendingConnection
-from ._transport.connection import Address, Connection, Received, Statistics
+from ._transport.connection import Connection, Received, Statistics
+from ._transport.life import Address
 from ._transport.message import Message
 from ._transport.security import Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share

@@ -20,7 +20,8 @@ from ..config import Config
 from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
 from ..verbs.bring_up import ACK_TIMEOUT
-from .connection import Address, Connection, weakly
+from .connection import Connection
+from .life import Address, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side

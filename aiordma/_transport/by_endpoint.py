@@ -11,7 +11,8 @@ from ..config import Config
 from ..driver import Driver
 from ..errors import BufferStateError, ProtocolError
 from .by_tcp import connect_qp, local_endpoint, make_connection
-from .connection import Address, Connection
+from .connection import Connection
+from .life import Address
 from .security import Security
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE

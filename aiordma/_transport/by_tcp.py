@@ -27,7 +27,8 @@ from ..config import Config
 from ..driver import Driver
 from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
 from ..mr_pool import REMOTE_RIGHTS
-from .connection import Address, Connection, weakly
+from .connection import Connection
+from .life import Address, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side

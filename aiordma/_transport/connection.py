@@ -1,75 +1,35 @@
-"""A connection: the user's face of the parts in this folder, and its life and death.
-
-One event decides how a connection ended: the first of the user's `close`, the peer's goodbye, a
-failed work request, a disconnect, a broken protocol.  From then on every waiter fails, with that
-event as the cause; messages that had arrived can still be received; the resources go at once.
-"""
+"""A connection: the face that its user sees."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import warnings
-import weakref
 from asyncio import _get_running_loop
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
-from .. import loop_end
 from .._core import protocol
-from .._core.authentication import transcript
-from .._core.handshake import Hello
 from .._core.region import RegionToken, Rights
 from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import (
-    AuthenticationError,
-    ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
-    ProtocolError,
     RDMAError,
-    WorkCompletionError,
 )
-from ..home import Home
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
-from .authentication import Authentication
 from .batch import Batch
 from .inbox import Target
-from .keep_alive import KeepAlive
-from .memory import Memory
+from .life import Address, Life
 from .message import Message
-from .messages import Messages
-from .one_sided import OneSided, Remote
+from .one_sided import Remote
 from .security import Security
-from .sharing import RemoteRegion, Share, Sharing
+from .sharing import RemoteRegion, Share
 from .side import Side
 from .transfers import Progress
-from .work_queue import WorkQueue
-
-logger = logging.getLogger("aiordma.connection")
-
-Address = tuple[str, int]
-
-
-class Link(Protocol):
-    """How the connection came about, and how its end is told to the other side."""
-
-    @property
-    def local_address(self) -> Address | None: ...
-
-    @property
-    def peer_address(self) -> Address | None: ...
-
-    def close(self) -> None:
-        """Disconnects, before the queue pair is destroyed.  Never raises, never blocks."""
-
-    def release(self) -> None:
-        """Gives the rest back, after the queue pair is destroyed."""
 
 
 class Received(NamedTuple):
@@ -94,7 +54,7 @@ class Statistics:
     atomics: int = 0
 
 
-class Connection:
+class Connection(Life):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
@@ -104,93 +64,8 @@ class Connection:
     """
 
     def __init__(self, side: Side, config: Config, security: Security) -> None:
-        assert side.qp is not None
-        self._side = side
-        self._security = security
-        self._authentication: Authentication | None = None
-        self._keep_alive: KeepAlive | None = None
-        self._config = config
-        self._home = Home()
-        self._loop = self._home.loop
-        self._loop_end = loop_end.of_running_loop()
-        self._link: Link | None = None
-        self._peer: Hello | None = None
-        self._root: BaseException | None = None
-        self._closing = False
-        self._said_goodbye = False
-        self._last_word: RDMAError | None = None
-        self._closed = asyncio.Event()
-        self._on_closed: Callable[[], None] | None = None
+        super().__init__(side, config, security)
         self._statistics = Statistics()
-        # The device knows the parts, and the parts know this only weakly: who drops a connection
-        # is rid of it (`__del__`).
-        self._waiter_error = WaiterErrors()
-        driver = side.driver
-        self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
-        self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
-        self._messages = Messages(
-            queue=self._queue,
-            memory=self._memory,
-            config=config,
-            on_control=weakly(self._control),
-            on_protocol_error=weakly(self._protocol_error),
-            waiter_error=self._waiter_error,
-        )
-        self._messages.gated = security.auth is not None
-        self._queue.on_room = self._messages.pump
-        self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
-        self._one_sided = OneSided(
-            self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
-        )
-        self._queue.user = self._sharing
-        self._queue.accepting = True
-        self._loop_end.add(self)
-
-    def _post_receives(self) -> None:
-        """Before the peer may send: the queue pair is in INIT or beyond."""
-        self._messages.post_receives()
-
-    async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
-        """The link is up: shows the peer that both have the same key, if one was given.
-
-        Raises when they have not, and when the queue pair has failed meanwhile.
-        """
-        if self._root is not None:
-            raise self._waiter_error(self._root)
-        self._link = link
-        self._waiter_error.peer = link.peer_address
-        self._peer = peer
-        key = self._security.auth
-        if self._config.keep_alive is not None:
-            self._keep_alive = KeepAlive(
-                self._queue,
-                self._config.keep_alive,
-                self._config.keep_alive_timeout,
-                weakly(self._silent),
-            )
-        if key is None:
-            self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
-            return
-        self._authentication = handshake = Authentication(
-            key, self._transcript(peer, client=client), self._messages.send_control, client=client
-        )
-        self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
-        handshake.begin()
-        await handshake.done
-
-    def _transcript(self, peer: Hello, *, client: bool) -> bytes:
-        qp = self._side.qp
-        assert qp is not None
-        ours, theirs = (self._side.hello, qp.qp_num), (peer, qp.query().dest_qp_num)
-        (here, number), (there, peer_number) = (ours, theirs) if client else (theirs, ours)
-        return transcript(here, there, number, peer_number)
-
-    def _give_up(self, link: Link, error: BaseException) -> None:
-        """The handshake failed: everything goes, and nobody was waiting yet."""
-        self._link = link
-        if self._closed.is_set():  # the queue pair failed first, and went without the link
-            link.release()
-        self._end(error)
 
     # ---- what it is ----------------------------------------------------------------------
 
@@ -520,127 +395,7 @@ class Connection:
         self._statistics.atomics += 1
         return old
 
-    # ---- life and death ------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if _get_running_loop() is not self._loop:
-            self._home.check(self)
-        if self._root is not None:
-            raise self._waiter_error(self._root)
-        if self._closing:
-            raise ConnectionClosedError("the connection is being closed")
-
-    def _control(self, message: protocol.Message) -> None:
-        authentication = self._authentication
-        if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
-            if authentication is None:
-                raise ProtocolError("the peer wants to show that it has a key; none was given here")
-            try:
-                authentication.control(message)
-            except AuthenticationError as error:
-                self._refuse(error)
-            else:
-                # Now, not when the one who waits wakes: what comes next may be here already.
-                self._messages.gated = not authentication.done.done()
-            return
-        if self._messages.gated and not isinstance(message, protocol.Goodbye):
-            raise ProtocolError(
-                "the peer asks for something before it has shown that it has the key"
-            )
-        match message:
-            case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
-                self._parted(ConnectionClosedError(by_peer=True))
-            case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
-                self._parted(AuthenticationError("the peer says that it has not the same key"))
-            case protocol.Goodbye():
-                self._parted(
-                    ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
-                )
-            case protocol.Ping():
-                self._messages.send_control(protocol.Pong(message.request_id))
-            case _:
-                self._sharing.control(message)
-
-    def _parted(self, error: RDMAError) -> None:
-        """The peer has said its last word.
-
-        It may have taken messages of ours whose completions lie behind this one in the completion
-        queue, since nothing orders those of sends and receives: they have this turn of the loop.
-        """
-        self._last_word = error
-        self._messages.peer_has_left = True
-        self._loop.call_soon(self._end, error)
-
-    def _protocol_error(self, error: ProtocolError) -> None:
-        logger.warning("%r: %s", self, error)
-        self._give_reason(protocol.GoodbyeCode.PROTOCOL_ERROR, error)
-
-    def _refuse(self, error: AuthenticationError) -> None:
-        logger.warning("%r: %s", self, error)
-        self._give_reason(protocol.GoodbyeCode.NOT_AUTHENTICATED, error)
-
-    def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
-        """The peer's device may still take it; nobody waits for that."""
-        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
-        self._end(error)
-
-    def _disconnected(self, reason: str) -> None:
-        """The other side is gone.  A goodbye may lie in the completion queue still: look first."""
-        if self._root is None:
-            self._side.driver.poll()
-        self._end(ConnectionBrokenError(reason))
-
-    def _silent(self, seconds: float) -> None:
-        self._end(
-            ConnectionBrokenError(
-                f"the peer's device has not been heard for {seconds:g} seconds and does not answer "
-                f"(Config.keep_alive)"
-            )
-        )
-
-    def _end(self, root: BaseException) -> None:
-        """The one event that ended the connection; later ones change nothing."""
-        if self._root is not None:
-            return
-        if self._last_word is not None:
-            root = self._last_word
-        elif self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
-            # Nothing was under way any more: what looks like a break is the peer's answer.
-            root = ConnectionClosedError()
-        self._root = root
-        if self._keep_alive is not None:
-            self._keep_alive.stop()
-        if self._authentication is not None and not self._authentication.done.done():
-            self._authentication.done.set_exception(self._waiter_error(root))
-            self._authentication.done.exception()  # seen, also if nobody waits yet
-        self._queue.fail(root)
-        self._memory.end(root)
-        self._sharing.end(root)
-        self._messages.end(root)
-        # Not from here: this may be the middle of a drain, or of a post.
-        self._loop.call_soon(self._tear_down)
-
-    async def _end_with_loop(self) -> None:
-        self._end(ConnectionClosedError("its event loop has ended"))
-        await self._closed.wait()
-
-    def _end_without_loop(self) -> None:
-        self._root = self._root or ConnectionClosedError("its event loop has been closed")
-        if not self._closed.is_set():
-            self._tear_down()
-
-    def _tear_down(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._queue.close()
-        self._messages.close()
-        self._side.close()
-        if self._link is not None:
-            self._link.release()
-        self._closed.set()
-        self._loop_end.remove(self)
-        if self._on_closed is not None:
-            self._on_closed()
+    # ---- the end --------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Ends the connection in order: waits for what is under way, says goodbye, disconnects.
@@ -690,54 +445,6 @@ class Connection:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def __del__(self) -> None:
-        """Dropped while it is open: it ends as by `abort`.  In any thread, at any time."""
-        if getattr(self, "_loop_end", None) is None or self._root is not None:
-            return  # it has never begun, or has ended
-        if self._home.is_parents:
-            return
-        error = ConnectionClosedError("the connection was dropped")
-        try:
-            self._loop.call_soon_threadsafe(self._end, error)
-        except RuntimeError:  # the loop has been closed
-            self._end_without_loop()
-        warnings.warn(
-            f"{self!r}{self._home.made()} was not closed",
-            ResourceWarning,
-            source=self,
-            stacklevel=1,
-        )
-
-
-class WaiterErrors:
-    """Makes a fresh exception for one waiter; the cause is shared."""
-
-    def __init__(self) -> None:
-        self.peer: Address | None = None
-
-    def __call__(self, root: BaseException) -> BaseException:
-        if isinstance(root, ConnectionClosedError):
-            return ConnectionClosedError(str(root), by_peer=root.by_peer)
-        error: Exception
-        if isinstance(root, ProtocolError | AuthenticationError):
-            error = type(root)(str(root))
-        else:
-            error = ConnectionBrokenError(f"the connection with {self.peer} broke: {root}")
-        error.__cause__ = root
-        return error
-
-
-def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Calls a method of an object as long as there is one, and keeps nobody alive."""
-    ref = weakref.WeakMethod(method)
-
-    def call(*arguments: object) -> None:
-        found = ref()
-        if found is not None:
-            found(*arguments)
-
-    return call
 
 
 def check_imm(imm: int) -> None:
