@@ -95,7 +95,9 @@ def main() -> None:
     saved = chosen.folder / SAVED
     match chosen.what:
         case "all":
-            save(measure(IN_ALL, options), chosen.folder)
+            results = measure(IN_ALL, options)
+            results["cost"] = cost.measure(100, 64 << 20) if chosen.quick else cost.measure()
+            save(results, chosen.folder)
         case "softroce":
             results = json.loads(saved.read_text())
             results["data"]["softroce"] = COMPARISONS["softroce"].measure(options)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from . import cost
 from .lanes import Comparison, Data, Requirement, by_work, ratio, seconds, spread
 from .machine import Facts
 
@@ -16,6 +17,8 @@ of {turns} turns, in each of which all that is compared ran once; in brackets th
 highest turn. What carries over to another machine, if anything does, are the ratios.
 """
 
+VERDICTS = {True: "reached", False: "**not reached**", None: ""}
+
 
 class Results(TypedDict):
     """What results.json has."""
@@ -24,6 +27,8 @@ class Results(TypedDict):
     turns: int
     data: dict[str, Data]
     """By comparison."""
+    cost: NotRequired[dict[str, Any]]
+    """Memory and CPU; see `cost`."""
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -49,7 +54,7 @@ def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
 
 
 def reached(requirement: Requirement) -> tuple[str, str, str, str]:
-    verdict = "reached" if requirement.reached else "**not reached**"
+    verdict = VERDICTS[requirement.reached]
     return requirement.what, requirement.asked, requirement.measured, verdict
 
 
@@ -67,6 +72,13 @@ def markdown(
         for requirement in comparisons[name].requirements(data)
     ]
     lines += table(("what", "asked", "measured", ""), map(reached, requirements))
+    if "cost" in results:
+        lines += ["", "## What it costs", "", "Of the client and of the server.", ""]
+        rows = cost.rows(results["cost"])
+        lines += table(
+            ("what", "asked", "measured", ""),
+            ((what, asked, measured, VERDICTS[verdict]) for what, asked, measured, verdict in rows),
+        )
     for name, data in measured.items():
         comparison = comparisons[name]
         lines += ["", f"## {comparison.title}", "", comparison.note, ""]

@@ -160,6 +160,9 @@ def test_cost(tmp_path: Path) -> None:
     assert len(data["transfers"]["extra"]) == 3
     for extra in data["transfers"]["extra"].values():
         assert max(extra) < 8 << 20
+    text = markdown({**made_up(), "cost": data}, COMPARISONS, {})
+    assert text.count("| reached |") >= 5
+    assert "| 200 idle connections in a process, in all |" in text
 
 
 def test_many() -> None:
