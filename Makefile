@@ -161,7 +161,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 		../../$(BIN)/pip install --quiet --no-deps --target installed .
 	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
 	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
-		--ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
+		--one-way --ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
 
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread

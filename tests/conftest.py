@@ -44,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", default=EMBEDDED, help="RDMA device to test on (default: embedded0)"
     )
+    parser.addoption(
+        "--one-way",
+        action="store_true",
+        help="each test of the transport on one event loop and one way to connect, not on all",
+    )
     provoking.add_option(parser)
 
 

@@ -3,7 +3,7 @@
 A test that says nothing runs four times: on asyncio and uvloop, by "cm" and "tcp".  What does not
 depend on the loop is marked `one_loop`, what does not depend on the way to connect `by_cm` or
 `by_tcp`.  On another device than the embedded one, which in the virtual machine is slow, each test
-runs in one of its ways.
+runs in one of its ways, and so it does with `--one-way`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         vias = ["tcp"]
     loops = ["asyncio"] if node.get_closest_marker("one_loop") else list(LOOPS)
     ways = [(loop, via) for loop in loops for via in vias]
-    if metafunc.config.getoption("--device") != EMBEDDED:
+    option = metafunc.config.getoption
+    if option("--device") != EMBEDDED or option("--one-way"):
         # The same one in every run, and each about as often as the others.
         ways = [ways[crc32(node.name.encode()) % len(ways)]]
     # As a mark, which takes the place of the parameters that the fixture `run` has by itself.
