@@ -135,8 +135,10 @@ def test_one_comparison_is_printed() -> None:
     assert "| kernel | " in done.stdout
 
 
-# The address sanitizer's allocator takes as much again and more.
-OWN = (64 << 10) * (4 if "ASAN_OPTIONS" in os.environ else 1)
+# The address sanitizer's allocator takes as much again and more: there a connection takes too much.
+SANITIZED = "ASAN_OPTIONS" in os.environ
+OWN = (64 << 10) * (4 if SANITIZED else 1)
+REACHED = 4 if SANITIZED else 5
 
 
 def test_cost(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_cost(tmp_path: Path) -> None:
     done = bench("cost", *sizes, "--json", str(file))
     assert done.stderr == ""
     assert done.returncode == 0
-    assert done.stdout.count(" yes ") == 5
+    assert done.stdout.count(" yes ") == REACHED
     assert "200 idle connections" in done.stdout
     data = json.loads(file.read_text())
     connections = data["connections"]
@@ -161,7 +163,7 @@ def test_cost(tmp_path: Path) -> None:
     for extra in data["transfers"]["extra"].values():
         assert max(extra) < 8 << 20
     text = markdown({**made_up(), "cost": data}, COMPARISONS, {})
-    assert text.count("| reached |") >= 5
+    assert text.count("| reached |") >= REACHED
     assert "| 200 idle connections in a process, in all |" in text
 
 

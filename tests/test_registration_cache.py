@@ -173,18 +173,23 @@ def test_another_view_at_the_same_place(pd: verbs.ProtectionDomain, run: Run) ->
     """The same address, and by chance the same object: never the same registration."""
 
     async def main() -> None:
-        cache, numbers, places = small(pd), set(), set()
-        for count in range(20):
+        cache, count = small(pd), 0
+        numbers: set[int] = set()
+        places: set[tuple[int, int]] = set()
+        # Until it has happened a few times: a sanitizer's allocator waits before it gives the same
+        # memory out again.
+        while len(places) > count - 10 and count < 20_000:
             memory = bytearray(SIZE)
             view = memoryview(memory)
             with find(cache, view) as found:
                 assert found.address == verbs.address_of(memory)
                 places.add((id(view), found.address))
                 numbers.add(found.lkey)
-            assert cache.statistics().made == count + 1
+            count += 1
+            assert cache.statistics().made == count
             del view, memory  # and the end has not been dealt with when the next one comes
-        assert len(places) < 20  # it has happened
-        assert len(numbers) == 20
+        assert len(places) <= count - 10
+        assert len(numbers) == count
         cache.close()
 
     run(main())
