@@ -22,7 +22,7 @@ from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
 from .batch import Batch
-from .inbox import Target
+from .incoming import Target
 from .life import Address, Life
 from .message import Message
 from .one_sided import Remote

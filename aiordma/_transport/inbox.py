@@ -17,23 +17,18 @@ Some facts, and what they mean here:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable
 
-from .. import verbs
 from .._core import protocol
-from .._core.operations import OperationKind
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
-from ..mr_pool import Block, LocalMemory, Region
-from ..registration_cache import KeptMemory
+from ..mr_pool import Block, LocalMemory
+from .incoming import Fetch, Incoming, Target
 from .memory import Memory, never
 from .message import Message
-from .work_queue import Work, WorkQueue
-
-READ = int(verbs.WROpcode.RDMA_READ)
+from .work_queue import WorkQueue
 
 # The longest single RDMA read: bounded so that a message does not keep other work waiting for
 # all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
@@ -44,9 +39,6 @@ READ_SIZE = 8 << 20
 STAGED = 64 << 10
 
 
-NOTHING = memoryview(b"")
-
-
 class Receiver:
     """A `recv` that waits, or a `recv_into` with the memory that it brings."""
 
@@ -55,112 +47,6 @@ class Receiver:
     def __init__(self, future: asyncio.Future[None], target: Target | None) -> None:
         self.future = future
         self.target = target
-
-
-class Target:
-    """Where `recv_into` wants its message: the bytes, and registered memory once it is needed.
-
-    `refused` is why the device would not register it, where nothing else can be done.
-    """
-
-    __slots__ = ("_data", "_own", "_plain", "memory", "refused", "view")
-
-    def __init__(self, view: memoryview, memory: LocalMemory | None, data: object = None) -> None:
-        self.view = view
-        self.memory = memory
-        self._data = data
-        self.refused: Exception | None = None
-        self._own: Region | KeptMemory | None = None
-        self._plain = memory is None
-
-    def registered(self, memory: Memory) -> LocalMemory:
-        if self.memory is None:
-            self.memory = self._own = memory.register(self._data, self.view)
-        return self.memory
-
-    def close(self) -> None:
-        """What was registered for it goes, when no read is under way there any more."""
-        if self._own is not None:
-            self._own.close()
-        self._data = None
-        if self._plain:
-            # An exception may keep our frame, and with it this object: the memory is the caller's,
-            # as soon as no read is under way there and the region has let go of the view.
-            view, self.view = self.view, NOTHING
-            with contextlib.suppress(BufferError):
-                view.release()
-
-
-class Incoming:
-    """A message in the order of arrival: here already, or offered and to be read.
-
-    `landing` is the target that an offered one is being read into, instead of the pool.  `last`
-    says that it is the last of its frame, whose receive is then free.
-    """
-
-    __slots__ = ("landing", "last", "message", "offer", "reads_left", "started")
-
-    def __init__(
-        self, message: Message | None, offer: protocol.Rendezvous | None = None, last: bool = True
-    ) -> None:
-        self.message = message
-        self.offer = offer
-        self.last = last
-        self.landing: Target | None = None
-        self.started = False
-        self.reads_left = 0
-
-    @property
-    def ready(self) -> bool:
-        return not self.reads_left and (self.message is not None or self.landing is not None)
-
-    def __len__(self) -> int:
-        if self.message is not None:
-            return len(self.message)
-        assert self.offer is not None
-        return self.offer.length
-
-
-class Fetch(Work):
-    """One RDMA read of an offered message."""
-
-    __slots__ = ("inbox", "incoming", "memory")
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        incoming: Incoming,
-        memory: Block | LocalMemory,
-        offset: int,
-        length: int,
-    ) -> None:
-        offer = incoming.offer
-        assert offer is not None
-        super().__init__(
-            OperationKind.READ,
-            READ,
-            memory.address + offset,
-            length,
-            memory.lkey,
-            offer.address + offset,
-            offer.rkey,
-        )
-        self.inbox = inbox
-        self.incoming = incoming
-        self.memory = memory
-        memory.pin()
-
-    def done(self, byte_len: int) -> None:
-        self.memory.unpin()
-        self.incoming.reads_left -= 1
-        if not self.incoming.reads_left:
-            self.inbox.fetched(self.incoming)
-
-    def failed(self, error: BaseException) -> None:
-        pass  # the queue pair has failed, and with it everybody who waits for the message
-
-    def release(self) -> None:
-        self.memory.unpin()
 
 
 class Inbox:

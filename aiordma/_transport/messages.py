@@ -24,7 +24,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from .. import verbs
 from .._core import protocol
 from .._core.credits import Credits
 from .._core.frames import (
@@ -43,10 +42,12 @@ from .._native import Run
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
-from .inbox import Inbox, Incoming
+from .inbox import Inbox
+from .incoming import Incoming
 from .memory import Memory
 from .message import Message, SharedBlock
-from .outgoing import FrameSend, MessagesSend, Offered, Outgoing, OutgoingWrite, SpareSend
+from .offers import Offers
+from .outgoing import FrameSend, MessagesSend, Outgoing, OutgoingWrite, SpareSend
 from .receives import Receive, Receives
 from .work_queue import Work, WorkQueue
 
@@ -101,7 +102,7 @@ class Messages:
         self._waiting: deque[Outgoing] = deque()
         self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
         self._answers_waiting = 0
-        self._offers: dict[int, Offered] = {}
+        self._offers = Offers(self._pool, config.max_message, self.request_id)
         self._spares: list[Block] = []
         self._next_request = 0
         self.under_way = 0
@@ -214,7 +215,7 @@ class Messages:
         return (
             credits is not None
             and credits.data_credits > 0
-            and len(self._offers) < protocol.MAX_UNANSWERED
+            and not self._offers.full
             and self._queue.room > 0
             and not self._frames.waiting
         )
@@ -326,15 +327,11 @@ class Messages:
         if block is None:
             self._waiting.appendleft(outgoing)
             return
-        view = outgoing.view
         try:
-            mr = self._pool.pd.reg_mr(view, verbs.AccessFlags.REMOTE_READ)
+            offer = self._offers.make(outgoing)
         except BaseException:
             block.release()
             raise
-        request_id = self.request_id()
-        offer = protocol.Rendezvous(request_id, mr.addr, mr.rkey, view.nbytes, outgoing.imm)
-        self._offers[request_id] = Offered(mr, outgoing.future)
         content = protocol.encode(offer)
         length = HEADER_SIZE + len(content)
         self._pack_header(block, FrameKind.OFFER)
@@ -436,32 +433,14 @@ class Messages:
 
     def _control(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.RendezvousDone):
-            offered = self._offers.pop(message.request_id, None)
-            if offered is None:
-                raise ProtocolError("the peer says it has read a message that was not offered")
-            offered.mr.close()
-            if not offered.future.done():
-                if message.status == protocol.ErrorCode.OK:
-                    offered.future.set_result(None)
-                else:
-                    offered.future.set_exception(
-                        RDMAError(f"the peer could not take the message (code {message.status})")
-                    )
+            self._offers.answered(message)
         elif isinstance(message, protocol.ReceiveSize):
             self._peer_receives.told(message.first, message.size)
         else:
             self._on_control(message)
 
-    def _offered(self, receive: Receive, offer: protocol.Message) -> None:
-        if not isinstance(offer, protocol.Rendezvous):
-            raise ProtocolError(f"the peer offers a {type(offer).__name__} as a message")
-        if not offer.length:
-            raise ProtocolError("the peer offers a message of no bytes")
-        if offer.length > self._config.max_message:
-            raise ProtocolError(
-                f"the peer sent a message of {offer.length} bytes; this side said in the "
-                f"handshake that it takes {self._config.max_message}"
-            )
+    def _offered(self, receive: Receive, message: protocol.Message) -> None:
+        offer = self._offers.checked(message)
         self._receives.used(receive, HEADER_SIZE + offer.length)
         self.inbox.arrived(Incoming(None, offer))
 
@@ -509,7 +488,7 @@ class Messages:
         self._receives.end()
         futures = [outgoing.future for outgoing in self._waiting]
         futures += [future for _, future in self._control_waiting if future is not None]
-        futures += [offered.future for offered in self._offers.values()]
+        futures += self._offers.futures
         for outgoing in self._waiting:
             outgoing.drop()
         self._waiting.clear()
@@ -522,9 +501,7 @@ class Messages:
 
     def close(self) -> None:
         """The queue pair is destroyed: nothing touches the memory any more."""
-        for offered in self._offers.values():
-            offered.mr.close()
-        self._offers.clear()
+        self._offers.close()
         for receive, _, _ in self._early:
             receive.release()
         self._early.clear()

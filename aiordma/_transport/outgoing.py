@@ -1,4 +1,4 @@
-"""What is on its way out: messages that wait for their turn, frames that were posted, offers."""
+"""What is on its way out: messages that wait for their turn, frames that were posted."""
 
 from __future__ import annotations
 
@@ -113,13 +113,3 @@ class OutgoingWrite(Outgoing):
 
     def drop(self) -> None:
         self.work.release()
-
-
-class Offered:
-    """An outgoing message that the peer will read: the memory it reads from."""
-
-    __slots__ = ("future", "mr")
-
-    def __init__(self, mr: verbs.MemoryRegion, future: asyncio.Future[None]) -> None:
-        self.mr = mr
-        self.future = future

@@ -14,7 +14,7 @@ import pytest
 
 from aiordma import Config, Connection, ConnectionClosedError, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
-from aiordma._transport.inbox import Incoming
+from aiordma._transport.incoming import Incoming
 
 from .marks import by_cm, one_loop
 from .place import SMALL, Place, barrier, check_alive, exchange, pattern, pool_statistics, turns

@@ -1,0 +1,90 @@
+"""Messages that are too long for a frame: offered to the peer, which reads them with RDMA."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .. import verbs
+from .._core import protocol
+from ..errors import ProtocolError, RDMAError
+from ..mr_pool import MemoryPool
+from .outgoing import Outgoing
+
+
+class Offered:
+    """An outgoing message that the peer will read: the memory it reads from."""
+
+    __slots__ = ("future", "mr")
+
+    def __init__(self, mr: verbs.MemoryRegion, future: asyncio.Future[None]) -> None:
+        self.mr = mr
+        self.future = future
+
+
+class Offers:
+    """What one side has offered and the peer has not answered for, by request.
+
+    `max_message` is the longest that this side takes itself; `request_id` makes a number.
+    """
+
+    def __init__(self, pool: MemoryPool, max_message: int, request_id: Callable[[], int]) -> None:
+        self._pool = pool
+        self._max_message = max_message
+        self._request_id = request_id
+        self._offered: dict[int, Offered] = {}
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
+    @property
+    def full(self) -> bool:
+        """The peer has as many to answer as it may have."""
+        return len(self._offered) >= protocol.MAX_UNANSWERED
+
+    @property
+    def futures(self) -> list[asyncio.Future[None]]:
+        """Of those whose end has not come."""
+        return [offered.future for offered in self._offered.values()]
+
+    def make(self, outgoing: Outgoing) -> protocol.Rendezvous:
+        """Opens the message's memory to the peer, to read; what to tell it."""
+        view = outgoing.view
+        mr = self._pool.pd.reg_mr(view, verbs.AccessFlags.REMOTE_READ)
+        request_id = self._request_id()
+        self._offered[request_id] = Offered(mr, outgoing.future)
+        return protocol.Rendezvous(request_id, mr.addr, mr.rkey, view.nbytes, outgoing.imm)
+
+    def answered(self, message: protocol.RendezvousDone) -> None:
+        """The peer has read it, or will not.  ProtocolError for what was not offered."""
+        offered = self._offered.pop(message.request_id, None)
+        if offered is None:
+            raise ProtocolError("the peer says it has read a message that was not offered")
+        offered.mr.close()
+        if offered.future.done():
+            return
+        if message.status == protocol.ErrorCode.OK:
+            offered.future.set_result(None)
+        else:
+            offered.future.set_exception(
+                RDMAError(f"the peer could not take the message (code {message.status})")
+            )
+
+    def checked(self, offer: protocol.Message) -> protocol.Rendezvous:
+        """What the peer offers, if it may: ProtocolError otherwise."""
+        if not isinstance(offer, protocol.Rendezvous):
+            raise ProtocolError(f"the peer offers a {type(offer).__name__} as a message")
+        if not offer.length:
+            raise ProtocolError("the peer offers a message of no bytes")
+        if offer.length > self._max_message:
+            raise ProtocolError(
+                f"the peer sent a message of {offer.length} bytes; this side said in the "
+                f"handshake that it takes {self._max_message}"
+            )
+        return offer
+
+    def close(self) -> None:
+        """The queue pair is destroyed: nothing touches the memory any more."""
+        for offered in self._offered.values():
+            offered.mr.close()
+        self._offered.clear()
