@@ -37,9 +37,10 @@ ROOMS: dict[str, set[str]] = {
     "_core": {"errors"},
     "config": set(),
     "waiting": set(),
+    "deferred": set(),
     "_native": {"errors"},
-    "verbs": {"_native", "_core.qp_states", "_core.handshake", "errors"},
-    "cm": {"_native", "verbs"} | CORE,
+    "verbs": {"deferred", "_native", "_core.qp_states", "_core.handshake", "errors"},
+    "cm": {"deferred", "_native", "verbs"} | CORE,
     "memory_line": {"errors"},
     "mr_pool": {"verbs", "_native", "memory_line"} | CORE,
     "dmabuf": {"verbs", "mr_pool"} | CORE,
@@ -58,13 +59,10 @@ ROOMS: dict[str, set[str]] = {
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"}
     | {"home", "loop_end"}
     | CORE,
-    "reconnect": PUBLIC,
-    "streams": PUBLIC | {"home", "loop_end"},
-    "": PUBLIC
-    | {
-        "streams",
-        "reconnect",
-    },  # the public names are gathered here, so it may not be imported above
+    "reconnecting": PUBLIC,
+    "streams": PUBLIC | {"deferred", "home", "loop_end"},
+    # The public names are gathered here, so it may not be imported above.
+    "": PUBLIC | {"deferred", "streams", "reconnecting"},
     "testing": PUBLIC | {"", "streams"},
     "perf": PUBLIC | {"", "streams"},
     "cli": PUBLIC | {"", "streams", "testing", "perf"},
@@ -288,6 +286,8 @@ def handlers(): return [signal.getsignal(number) for number in sorted(signal.val
 
 before = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
 import aiordma
+assert {name for name in sys.modules if name.startswith("aiordma.")} == {"aiordma.deferred"}
+for name in aiordma.__all__: getattr(aiordma, name)
 after = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
 
 assert len(threads()) == 1, "a thread was started"

@@ -12,45 +12,45 @@ Failures are exceptions of :mod:`aiordma.errors`; what fails later is an event, 
 is the exception.
 """
 
-from aiordma.verbs import ECE
+from typing import TYPE_CHECKING
 
-from .address import Address
-from .connection_id import ConnectionId
-from .event_channel import EventChannel
-from .events import ConnectionEvent, EventType
-from .lookup import AddressFlags, AddressInfo, get_devices, getaddrinfo
-from .options import Option
-from .parameters import (
-    ACCEPT_DATA_MAX,
-    CONNECT_DATA_MAX,
-    DATAGRAM_ANSWER_DATA_MAX,
-    DATAGRAM_REQUEST_DATA_MAX,
-    REJECT_DATA_MAX,
-    UDP_QKEY,
-    ConnectionParameters,
-    DatagramParameters,
-    PortSpace,
-)
+from aiordma.deferred import deferred
 
-__all__ = [
-    "ACCEPT_DATA_MAX",
-    "CONNECT_DATA_MAX",
-    "DATAGRAM_ANSWER_DATA_MAX",
-    "DATAGRAM_REQUEST_DATA_MAX",
-    "ECE",
-    "REJECT_DATA_MAX",
-    "UDP_QKEY",
-    "Address",
-    "AddressFlags",
-    "AddressInfo",
-    "ConnectionEvent",
-    "ConnectionId",
-    "ConnectionParameters",
-    "DatagramParameters",
-    "EventChannel",
-    "EventType",
-    "Option",
-    "PortSpace",
-    "get_devices",
-    "getaddrinfo",
-]
+if TYPE_CHECKING:
+    from aiordma.verbs import ECE as ECE
+
+    from .address import Address as Address
+    from .connection_id import ConnectionId as ConnectionId
+    from .event_channel import EventChannel as EventChannel
+    from .events import ConnectionEvent as ConnectionEvent
+    from .events import EventType as EventType
+    from .lookup import AddressFlags as AddressFlags
+    from .lookup import AddressInfo as AddressInfo
+    from .lookup import get_devices as get_devices
+    from .lookup import getaddrinfo as getaddrinfo
+    from .options import Option as Option
+    from .parameters import ACCEPT_DATA_MAX as ACCEPT_DATA_MAX
+    from .parameters import CONNECT_DATA_MAX as CONNECT_DATA_MAX
+    from .parameters import DATAGRAM_ANSWER_DATA_MAX as DATAGRAM_ANSWER_DATA_MAX
+    from .parameters import DATAGRAM_REQUEST_DATA_MAX as DATAGRAM_REQUEST_DATA_MAX
+    from .parameters import REJECT_DATA_MAX as REJECT_DATA_MAX
+    from .parameters import UDP_QKEY as UDP_QKEY
+    from .parameters import ConnectionParameters as ConnectionParameters
+    from .parameters import DatagramParameters as DatagramParameters
+    from .parameters import PortSpace as PortSpace
+else:
+    __all__, __getattr__, __dir__ = deferred(
+        __name__,
+        {
+            "aiordma.verbs": "ECE",
+            ".address": "Address",
+            ".connection_id": "ConnectionId",
+            ".event_channel": "EventChannel",
+            ".events": "ConnectionEvent EventType",
+            ".lookup": "AddressFlags AddressInfo get_devices getaddrinfo",
+            ".options": "Option",
+            ".parameters": "ACCEPT_DATA_MAX CONNECT_DATA_MAX DATAGRAM_ANSWER_DATA_MAX "
+            "DATAGRAM_REQUEST_DATA_MAX REJECT_DATA_MAX UDP_QKEY ConnectionParameters "
+            "DatagramParameters PortSpace",
+        },
+    )

@@ -13,19 +13,27 @@ with a meaning of their own (`StreamTransport`).
 Source: the asyncio documentation, "Transports and Protocols" and "Streams".
 """
 
-from .client import create_connection, open_connection, sendfile
-from .loop import EventLoop, OverRDMA
-from .server import StreamServer, create_server, start_stream_server
-from .transport import StreamTransport
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EventLoop",
-    "OverRDMA",
-    "StreamServer",
-    "StreamTransport",
-    "create_connection",
-    "create_server",
-    "open_connection",
-    "sendfile",
-    "start_stream_server",
-]
+from aiordma.deferred import deferred
+
+if TYPE_CHECKING:
+    from .client import create_connection as create_connection
+    from .client import open_connection as open_connection
+    from .client import sendfile as sendfile
+    from .loop import EventLoop as EventLoop
+    from .loop import OverRDMA as OverRDMA
+    from .server import StreamServer as StreamServer
+    from .server import create_server as create_server
+    from .server import start_stream_server as start_stream_server
+    from .transport import StreamTransport as StreamTransport
+else:
+    __all__, __getattr__, __dir__ = deferred(
+        __name__,
+        {
+            ".client": "create_connection open_connection sendfile",
+            ".loop": "EventLoop OverRDMA",
+            ".server": "StreamServer create_server start_stream_server",
+            ".transport": "StreamTransport",
+        },
+    )
