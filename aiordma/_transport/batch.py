@@ -27,7 +27,8 @@ class Batch:
     out in order; but what a read returns may be from after a later write (verbs: only a fence
     would hold it back), so do not read and write the same bytes in one batch.
 
-    Cancelled while it waits, the operations are done nevertheless, with their memory held.
+    Cancelled while it waits, the operations that have been posted are done nevertheless, with their
+    memory held; those that still waited for room are not, nor those behind them.
     """
 
     def __init__(self, one_sided: OneSided, queue: WorkQueue, check: Callable[[], None]) -> None:
@@ -114,7 +115,11 @@ class Batch:
                 future: asyncio.Future[None] = self._loop.create_future()
                 transfer.waiter = Batched(future, atomics)
                 self._queue.post(transfer)
-                await future
+                try:
+                    await future
+                except asyncio.CancelledError:
+                    self._queue.withdraw((transfer,))
+                    raise
             for bring in landed:
                 bring()
 
@@ -123,4 +128,4 @@ def drop(transfer: Run, atomics: list[Atomic]) -> None:
     """Nothing of it was posted."""
     transfer.release()
     for atomic in atomics:
-        atomic.drop()
+        atomic.cancel()

@@ -59,7 +59,15 @@ class Connection(Life):
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
     was posted to the device is then finished by the device, its memory held until that moment,
-    and order is kept.  After the end every call raises ConnectionClosedError (closed in order, by
+    and order is kept.  What has not been posted is not done.
+
+    A message comes after those before it, and after all writes whose calls began before its own,
+    awaited or not; so do the regions that are handed over or released.  Operations on the peer's
+    memory begin in the order of their calls, and may pass messages that wait for the peer's room,
+    or others that wait for memory of the pool.  What a read or an atomic sees may be from after a
+    later write: await it first.
+
+    After the end every call raises ConnectionClosedError (closed in order, by
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
@@ -122,7 +130,11 @@ class Connection(Life):
         Raises MessageTooLongError before anything is sent.
         """
         length, future = self._send(data, imm)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._messages.withdraw(future)
+            raise
         self._statistics.messages_sent += 1
         self._statistics.bytes_sent += length
 
@@ -137,7 +149,9 @@ class Connection(Life):
         length, future = self._send(data, imm)
 
         def count(future: asyncio.Future[None]) -> None:
-            if not future.cancelled() and future.exception() is None:
+            if future.cancelled():
+                self._messages.withdraw(future)
+            elif future.exception() is None:
                 self._statistics.messages_sent += 1
                 self._statistics.bytes_sent += length
 

@@ -100,7 +100,7 @@ class Messages:
         self._credits: Credits | None = None
         self._peer_receives = PeerReceives(0, 0)
         self._waiting: deque[Outgoing] = deque()
-        self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
+        self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None, int]] = deque()
         self._answers_waiting = 0
         self._offers = Offers(self._pool, config.max_message, self.request_id)
         self._spares: list[Block] = []
@@ -171,15 +171,28 @@ class Messages:
         if self._ended is not None:
             outgoing.future.set_exception(self._waiter_error(self._ended))
             outgoing.drop()
-        elif self._waiting or not self._can_send():
-            self._waiting.append(outgoing)
+        elif self._waiting or not self._can_send() or self._queue.backlogged:
+            self._wait(outgoing)
         elif self.under_way:
-            self._waiting.append(outgoing)
+            self._wait(outgoing)
             if not self._collecting:
                 self._collecting = True
                 self._loop.call_soon(self._collected)
         else:
             self._send(outgoing)
+
+    def _wait(self, outgoing: Outgoing) -> None:
+        outgoing.turn = self._queue.turn
+        self._waiting.append(outgoing)
+
+    def withdraw(self, future: asyncio.Future[None]) -> None:
+        """Nobody waits for that message any more: unless it was posted, it is dropped."""
+        for place, outgoing in enumerate(self._waiting):
+            if outgoing.future is future:
+                del self._waiting[place]
+                outgoing.drop()
+                self._check_drained()
+                return
 
     def _collected(self) -> None:
         self._collecting = False
@@ -190,9 +203,13 @@ class Messages:
     ) -> None:
         """Sends a control message as soon as there is a credit for it.
 
-        One that nobody awaits is an answer: a peer that lets too many pile up is at fault.
+        One that nobody awaits is an answer: a peer that lets too many pile up is at fault.  What is
+        awaited goes after the operations that were begun before it.
         """
-        if future is None:
+        turn = 0
+        if future is not None:
+            turn = self._queue.turn
+        else:
             self._answers_waiting += 1
             if self._answers_waiting > MAX_ANSWERS and not isinstance(message, protocol.Goodbye):
                 self._on_protocol_error(
@@ -202,7 +219,7 @@ class Messages:
                     )
                 )
                 return
-        self._control_waiting.append((protocol.encode(message), future))
+        self._control_waiting.append((protocol.encode(message), future, turn))
         self.pump()
 
     def request_id(self) -> int:
@@ -222,7 +239,7 @@ class Messages:
 
     def _send_waiting(self) -> None:
         waiting = self._waiting
-        while waiting and self._can_send():
+        while waiting and self._can_send() and self._queue.is_turn(waiting[0].turn):
             outgoing = waiting.popleft()
             if outgoing.future.done():
                 outgoing.drop()
@@ -243,6 +260,8 @@ class Messages:
                 continue
             longer = size + bundled_size(follower.view.nbytes)
             if longer > self._peer_receives.size or not follower.can_be_bundled:
+                break
+            if not self._queue.is_turn(follower.turn):
                 break
             size = longer
             bundle.append(waiting.popleft())
@@ -345,11 +364,14 @@ class Messages:
             return
         queue = self._queue
         while self._control_waiting and credits.control_credits and queue.control_room:
-            control = self._control_waiting.popleft()
-            if not self._send_control_frame(FrameKind.CONTROL, *control):
-                self._control_waiting.appendleft(control)
+            content, future, turn = self._control_waiting[0]
+            if not queue.is_turn(turn):
                 break
-            self._answers_waiting -= control[1] is None
+            self._control_waiting.popleft()
+            if not self._send_control_frame(FrameKind.CONTROL, content, future):
+                self._control_waiting.appendleft((content, future, turn))
+                break
+            self._answers_waiting -= future is None
         self._send_waiting()
         if credits.credit_frame_due and queue.control_room and self._ended is None:
             self._send_control_frame(FrameKind.CREDIT, b"", None)
@@ -487,7 +509,7 @@ class Messages:
         self._ended = error
         self._receives.end()
         futures = [outgoing.future for outgoing in self._waiting]
-        futures += [future for _, future in self._control_waiting if future is not None]
+        futures += [future for _, future, _ in self._control_waiting if future is not None]
         futures += self._offers.futures
         for outgoing in self._waiting:
             outgoing.drop()

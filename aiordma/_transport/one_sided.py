@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 from .. import verbs
 from .._core.operations import OperationKind
@@ -23,6 +24,8 @@ from .transfers import Atomic, Pieces, Progress
 from .work_queue import WorkQueue
 
 Remote = RemoteRegion | RemoteSlice
+
+T = TypeVar("T")
 
 # Unregistered memory up to this size is copied through the pool; beyond, it is registered for
 # the one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
@@ -193,33 +196,52 @@ class OneSided:
             return
         future = transfer.waiter
         assert isinstance(future, asyncio.Future)
-        if progress is None:
-            self._queue.post(transfer)
-        else:
-            pieces = Pieces(future, transfer.lengths, progress)
-            for _ in range(transfer.entries):
-                piece = transfer.part(1)
-                piece.waiter, piece.partial = pieces, False
-                self._queue.post(piece)
-        await future
+        runs = [transfer]
+        if progress is not None:
+            runs = one_by_one(transfer, Pieces(future, transfer.lengths, progress))
+        for run in runs:
+            self._queue.post(run)
+        await self._end(future, runs)
+
+    async def _end(self, future: asyncio.Future[T], runs: list[Run]) -> T:
+        """Waits; cancelled, it takes back what has not been posted."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._queue.withdraw(runs)
+            raise
 
     async def _write_with_imm(
         self, local: LocalMemory, remote: Remote, imm: int, progress: Progress | None
     ) -> None:
-        """The last piece carries it, and takes its turn among the messages."""
+        """The last piece carries it, and takes its turn among the messages.
+
+        It is done after all others, so they tell the future only of a failure.
+        """
         self._allowed(local, remote, Rights.WRITE)
         length = len(local)
         before = max(0, length - 1) // TRANSFER_SIZE * TRANSFER_SIZE
-        transfer = self.transfer(OperationKind.WRITE)
-        put(transfer, WRITE, local, remote, 0, before)
-        await self._run(transfer, progress)
         future: asyncio.Future[None] = self._loop.create_future()
+        others = Run(self._sharing, OperationKind.WRITE, future)
+        others.partial = True
+        put(others, WRITE, local, remote, 0, before)
         last = Run(self._sharing, OperationKind.WRITE, future)
         put(last, WRITE_WITH_IMM, local, remote, before, length, imm)
-        self._messages.write(last, future)
-        await future
+        runs = [others] if others.entries else []
         if progress is not None:
-            progress(length)
+            last.waiter = pieces = Pieces(future, others.lengths + last.lengths, progress)
+            runs = one_by_one(others, pieces)
+        for run in runs:
+            self._queue.post(run)
+        if future.done():  # the queue pair has failed meanwhile
+            last.release()
+        else:
+            self._messages.write(last, future)
+        try:
+            await self._end(future, runs)
+        except asyncio.CancelledError:
+            self._messages.withdraw(future)
+            raise
 
     # ---- atomics -------------------------------------------------------------------------
 
@@ -239,7 +261,7 @@ class OneSided:
         transfer = self.transfer(kind)
         transfer.waiter = atomic = self._atomic(transfer, block, opcode, target, numbers)
         self._queue.post(transfer)
-        return await atomic.future
+        return await self._end(atomic.future, [transfer])
 
     def add_compare_and_swap(
         self, transfer: Run, target: Remote, expected: int, desired: int
@@ -276,6 +298,14 @@ class OneSided:
             opcode, block, block.address, ATOMIC_SIZE, block.lkey, address, rkey, 0, *numbers
         )
         return Atomic(block, self._loop.create_future())
+
+
+def one_by_one(transfer: Run, pieces: Pieces) -> list[Run]:
+    """Its requests as runs that tell `pieces`, each when it is done."""
+    runs = [transfer.part(1) for _ in range(transfer.entries)]
+    for run in runs:
+        run.waiter, run.partial = pieces, False
+    return runs
 
 
 def put(

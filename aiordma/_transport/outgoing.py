@@ -87,15 +87,16 @@ class SpareSend(FrameSend):
 
 
 class Outgoing:
-    """A message that waits for its turn."""
+    """A message that waits for its turn, and for that of the work before it (`WorkQueue.turn`)."""
 
-    __slots__ = ("future", "imm", "view")
+    __slots__ = ("future", "imm", "turn", "view")
     can_be_bundled = True
 
     def __init__(self, view: memoryview, imm: int | None, future: asyncio.Future[None]) -> None:
         self.view = view
         self.imm = imm
         self.future = future
+        self.turn = 0
 
     def drop(self) -> None:
         """It will not be sent."""

@@ -1,7 +1,7 @@
 """Who waits for one-sided work, besides plain futures.
 
 Each has of a future what a `Run` calls: `done`, and unless that says yes `set_result` or
-`set_exception`.
+`set_exception`; and `cancel`, for what has not been posted and will not be.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ class Pieces:
 
     def set_result(self, _: None) -> None:
         self._done += self._lengths.pop()
-        self._progress(self._done)
+        try:
+            self._progress(self._done)
+        except Exception as error:  # the user's: it is for the one who waits
+            self.future.set_exception(error)
         if not self._lengths and not self.future.done():
             self.future.set_result(None)
 
     def set_exception(self, error: BaseException) -> None:
         self.future.set_exception(error)
+
+    def cancel(self) -> bool:
+        return self.future.cancel()
 
 
 class Atomic:
@@ -71,10 +77,9 @@ class Atomic:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def drop(self) -> None:
-        """It is not posted after all."""
+    def cancel(self) -> bool:
         self._take().release()
-        self.future.cancel()
+        return self.future.cancel()
 
 
 class Batched:
@@ -104,3 +109,9 @@ class Batched:
             atomic.future.exception()  # seen: the batch tells it too
         if not self.future.done():
             self.future.set_exception(error)
+
+    def cancel(self) -> bool:
+        self._over = True
+        for atomic in self._atomics:
+            atomic.cancel()
+        return self.future.cancel()

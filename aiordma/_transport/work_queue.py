@@ -4,15 +4,19 @@ Some facts: a send queue has a fixed number of entries, and one that is full ref
 request that was posted cannot be taken back, and its memory belongs to the device until its
 completion; when a queue pair dies, completions of what was under way may or may not come.
 
-So: what finds no entry waits here, first come first served; whoever stops waiting changes nothing
-for the device; when the queue pair dies every waiter fails at once, and memory returns when the
-completion arrives or the queue pair has been destroyed, whichever is first.
+So: what finds no entry waits here, first come first served, and can be withdrawn as long as it
+does; whoever stops waiting later changes nothing for the device; when the queue pair dies every
+waiter fails at once, and memory returns when the completion arrives or the queue pair has been
+destroyed, whichever is first.
+
+Messages wait elsewhere, for credits.  None of them may be posted before work that was there before
+it: who writes and then sends word of it means that order.  So each knows its `turn`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import ClassVar, NoReturn, Protocol, cast
 
 from .. import verbs
@@ -97,7 +101,8 @@ class WorkQueue(Queue):
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = lambda: None
         self._messages_first = False
-        self._backlog: deque[Work | Run] = deque()
+        self._backlog: OrderedDict[Work | Run, int] = OrderedDict()
+        self._latest = 0  # the number of the one that came to it last
         driver.attach(qp, self)
 
     def __repr__(self) -> str:
@@ -125,21 +130,46 @@ class WorkQueue(Queue):
             work.failed(self._waiter_error(self.error))
             work.release()
         elif self._backlog or work.entries > self.room:
-            self._backlog.append(work)
+            self._latest += 1
+            self._backlog[work] = self._latest
             self._post_backlog()
         else:
             self._post(work)
 
     def _post_backlog(self) -> None:
         while self._backlog and (room := self.room) > 0:
-            if self._backlog[0].entries > room:
-                self._post(self._backlog[0].part(room))
+            first = next(iter(self._backlog))
+            if first.entries > room:
+                self._post(first.part(room))
             else:
-                self._post(self._backlog.popleft())
+                del self._backlog[first]
+                self._post(first)
         self.backlogged = bool(self._backlog)
 
+    def withdraw(self, runs: Iterable[Run]) -> None:
+        """Nobody waits for these any more: what has not been posted will not be."""
+        found = [run for run in runs if self._backlog.pop(run, None) is not None]
+        for run in found:
+            if run.waiter is not None:
+                run.waiter.cancel()
+            run.release()
+        if found:
+            self.backlogged = bool(self._backlog)
+            self._use_room()  # what waited behind them alone
+
+    @property
+    def turn(self) -> int:
+        """For `is_turn`: behind all that has been asked for up to now."""
+        return self._latest
+
+    def is_turn(self, turn: int) -> bool:
+        """Whether all that was before that `turn` has been posted, or withdrawn."""
+        return not self.backlogged or next(iter(self._backlog.values())) > turn
+
     def post_frame(self, work: Work | Run) -> None:
-        """Posts `work` past the backlog; the caller has seen `room`, or `control_room`."""
+        """Posts `work` past the backlog; the caller has seen `room`, or `control_room`, and the
+        `turn` of what has one.
+        """
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
             work.release()
@@ -214,7 +244,8 @@ class WorkQueue(Queue):
             return
         self.error = error
         self.failed = True
-        backlog, self._backlog = self._backlog, deque()
+        backlog, self._backlog = self._backlog, OrderedDict()
+        self.backlogged = False
         for work in cast("list[Work | Run]", self.under_way()):
             work.failed(self._waiter_error(error))
         for work in backlog:

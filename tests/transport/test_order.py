@@ -1,0 +1,291 @@
+"""A message comes after what was written before it, however full the send queue is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from aiordma import Buffer, Connection, RemoteRegion
+from aiordma._transport.sharing import RemoteSlice
+from tests.conftest import Run
+
+from .marks import by_cm, one_loop
+from .place import SMALL, Place, barrier, check_alive, pattern, pool_statistics, shared, turns
+
+# The shortest send queue that there can be, and more room at the peer than that.
+SHORT = replace(SMALL, send_queue=8, data_receives=64)
+
+CELL = 256
+CELLS = 400
+FILLED = b"x" * CELL
+LAST = 0xFFFFFFFF
+
+pytestmark = [one_loop, by_cm]
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), st.booleans()),
+    st.tuples(st.just("write"), st.booleans()),
+    st.tuples(st.just("batch"), st.integers(1, 6)),
+    st.tuples(st.just("with_imm"), st.just(1)),
+    st.tuples(st.just("send"), st.sampled_from([1, 100, 5000])),
+    st.tuples(st.just("cancel"), st.integers(0, 100)),
+    st.tuples(st.just("turns"), st.integers(1, 4)),
+)
+FULL = [("write", True)] * 12
+EACH = [*FULL, ("send", 1), *FULL, ("with_imm", 1), *FULL, ("batch", 6), ("send", 5000), *FULL]
+
+
+class Writer:
+    """Fills the peer's memory cell by cell, and says now and then how far it is."""
+
+    def __init__(self, conn: Connection, remote: RemoteRegion) -> None:
+        self.conn = conn
+        self.remote = remote
+        self.region = conn.register(bytearray(FILLED))
+        self.cells = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self.writes: list[tuple[asyncio.Task[None], int, int]] = []
+
+    def step(self, name: str, argument: int) -> None:
+        match name:
+            case "write":
+                self.fill(self.conn.write(self.region if argument else FILLED, self.cell(0)), 1)
+            case "batch":
+                self.fill(self.batch([self.cell(n) for n in range(argument)]), argument)
+            case "with_imm":
+                self.fill(self.conn.write(FILLED, self.cell(0), imm=self.cells + 1), 1)
+            case "send":
+                self.start(self.conn.send(bytes(argument), imm=self.cells))
+            case "cancel":
+                running = [task for task in self.tasks if not task.done()]
+                if running:
+                    running[argument % len(running)].cancel()
+
+    def cell(self, ahead: int) -> RemoteSlice:
+        start = CELL * (self.cells + ahead)
+        return self.remote[start : start + CELL]
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
+
+    def fill(self, work: Coroutine[Any, Any, None], cells: int) -> None:
+        self.writes.append((self.start(work), self.cells, self.cells + cells))
+        self.cells += cells
+
+    async def batch(self, targets: list[RemoteSlice]) -> None:
+        async with self.conn.batch() as batch:
+            for target in targets:
+                batch.write(self.region, target)
+
+    def missing(self, memory: memoryview, cells: int) -> list[int]:
+        """The first cells of writes that should be there by now, and are not."""
+        return [
+            first
+            for task, first, last in self.writes
+            if last <= cells
+            and not (task.cancelling() or task.cancelled())
+            and memory[CELL * first : CELL * last] != FILLED * (last - first)
+        ]
+
+
+async def run_program(place: Place, program: list[tuple[str, int]]) -> None:
+    async with (
+        place.pair(SHORT) as (client, server),
+        shared(server, client, CELL * CELLS) as (there, remote),
+    ):
+        writer = Writer(client, remote)
+
+        async def receive() -> None:
+            async for message in server:
+                with message:
+                    if message.imm == LAST:
+                        return
+                    assert message.imm is not None
+                    assert not writer.missing(there.view, message.imm), f"of {message.imm}"
+
+        receiving = asyncio.create_task(receive())
+        for name, argument in program:
+            if name == "turns":
+                await turns(argument)
+            else:
+                writer.step(name, argument)
+        for ended in await asyncio.gather(*writer.tasks, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+        await client.send(b"", imm=LAST)
+        await receiving
+        assert not writer.missing(there.view, writer.cells)
+        writer.region.close()
+        assert client._queue.free == client._queue.capacity
+
+
+def test_writes_are_there_before_word_of_them(run: Run, place: Place) -> None:
+    @settings(
+        max_examples=15 if place.slow == 1 else 2,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(st.lists(STEPS, max_size=40))
+    @example(EACH)
+    def holds(program: list[tuple[str, int]]) -> None:
+        run(asyncio.wait_for(run_program(place, program), 10 * place.slow))
+
+    holds()
+
+
+async def test_borrowed_memory_is_handed_over_after_what_was_written(place: Place) -> None:
+    """Its key would work no more for what comes later, which would cost the connection."""
+    async with place.pair(SHORT) as (client, server):
+        remote = await client.request_region(CELL * 30)
+        writes = [
+            asyncio.create_task(client.write(FILLED, remote[CELL * n : CELL * (n + 1)]))
+            for n in range(30)
+        ]
+        handing = asyncio.create_task(client.send_region(remote))
+        await asyncio.gather(*writes, handing)
+        buffer = await server.recv_region()
+        assert isinstance(buffer, Buffer)
+        with buffer:
+            assert buffer.view == FILLED * 30
+        await check_alive(client, server)
+
+
+async def test_long_write_with_immediate_keeps_its_turn(place: Place) -> None:
+    """It is several work requests, and the message after it comes after the last of them."""
+    size = (8 << 20) + 1
+    done: list[int] = []
+    async with place.pair() as (client, server), shared(server, client, size) as (there, remote):
+        data = pattern(size)
+        writing = asyncio.create_task(client.write(data, remote, imm=1, progress=done.append))
+        sending = asyncio.create_task(client.send(b"after it"))
+        first = await server.recv()
+        assert (first.imm, first.written) == (1, 1)
+        assert there.view == data
+        assert bytes(await server.recv()) == b"after it"
+        await asyncio.gather(writing, sending)
+        assert done == [8 << 20, size]
+
+
+# ---- what nobody waits for any more --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
+async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operation: str) -> None:
+    """Nor does it keep the memory, or anything of the pool, or those behind it."""
+    async with (
+        place.pair(SHORT) as (client, server),
+        shared(server, client, 512) as (there, there_),
+    ):
+        before = pool_statistics(client).leases
+        memory = bytearray(b"y" * 8)
+        region = client.register(memory)
+        target = there_[:8]
+
+        async def work() -> None:
+            match operation:
+                case "write":
+                    await client.write(region, target)
+                case "imm":
+                    await client.write(region, target, imm=1)
+                case "progress":
+                    await client.write(region, target, progress=lambda done: None)
+                case "atomic":
+                    await client.fetch_and_add(target, 1)
+                case _:
+                    async with client.batch() as batch:
+                        batch.write(region, target)
+                        batch.fetch_and_add(target, 1)
+
+        ahead = [asyncio.create_task(client.read(there_[256:], bytearray(256))) for _ in range(20)]
+        doomed = [asyncio.create_task(work()) for _ in range(3)]
+        last = asyncio.create_task(client.write(b"z" * 8, there_[8:16]))
+        await turns(1)
+        assert client._queue.backlogged
+        for task in doomed:
+            task.cancel()
+        region.close()
+        await asyncio.wait(doomed)
+        with suppress(asyncio.CancelledError):
+            await doomed[0]
+        del task
+        doomed.clear()
+        memory.extend(b"it is not pinned any more")
+        await asyncio.gather(*ahead, last)
+        ahead.clear()
+        assert bytes(there.view[:16]) == bytes(8) + b"z" * 8
+        assert pool_statistics(client).leases == before
+        assert client._queue.free == client._queue.capacity
+        await check_alive(client, server)
+
+
+async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
+    async with (
+        place.pair(SHORT) as (client, server),
+        shared(server, client, 512) as (there, remote),
+    ):
+        before = pool_statistics(client).leases
+        olds: list[asyncio.Future[int]] = []
+
+        async def work() -> None:
+            async with client.batch() as batch:
+                olds.extend(batch.fetch_and_add(remote[:8], 1) for _ in range(20))
+
+        doomed = asyncio.create_task(work())
+        await turns(1)
+        doomed.cancel()
+        await asyncio.wait([doomed])
+        assert all(old.cancelled() for old in olds)
+        await barrier(client)
+        posted = int.from_bytes(there.view[:8], "little")
+        assert 0 < posted < 20
+        assert pool_statistics(client).leases == before
+        await check_alive(client, server)
+
+
+async def test_messages_that_gave_up_leave_nothing_in_the_queue(place: Place) -> None:
+    """Who sends again and again with a timeout to a peer that does not read keeps no memory."""
+    async with place.pair() as (client, server):
+        full = [asyncio.create_task(client.send(pattern(600, n))) for n in range(20)]
+        await turns(2)
+        waiting = len(client._messages._waiting)
+        given_up = [asyncio.create_task(client.send(bytes(5000))) for _ in range(50)]
+        given_up += [asyncio.create_task(client.write(b"x", (await borrowed(client))[:1], imm=1))]
+        await turns(2)
+        nowait = client.send_nowait(bytes(5000))
+        for task in (*given_up, nowait):
+            task.cancel()
+        await asyncio.wait(given_up)
+        await turns(2)
+        assert len(client._messages._waiting) <= waiting
+        for n in range(20):
+            assert bytes(await server.recv()) == pattern(600, n)
+        await asyncio.gather(*full)
+        await check_alive(client, server)
+
+
+async def borrowed(conn: Connection) -> RemoteRegion:
+    return await conn.request_region(8)
+
+
+async def test_progress_that_raises_is_heard_of(place: Place) -> None:
+    """By the one who waits; the connection goes on."""
+    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+
+        def fail(done: int) -> None:
+            raise LookupError(done)
+
+        for imm in (None, 1):
+            with pytest.raises(LookupError, match="64"):
+                await client.write(bytes(64), remote, imm=imm, progress=fail)
+        with pytest.raises(LookupError, match="64"):
+            await client.read(remote, bytearray(64), progress=fail)
+        (await server.recv()).release()
+        await check_alive(client, server)
