@@ -79,6 +79,7 @@ class Life:
         self._closing = False
         self._said_goodbye = False
         self._last_word: RDMAError | None = None
+        self._patience: asyncio.TimerHandle | None = None  # with what is under way after it
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
         # The device knows the parts, and the parts know this only weakly: who drops a connection
@@ -193,12 +194,19 @@ class Life:
     def _parted(self, error: RDMAError) -> None:
         """The peer has said its last word.
 
-        It may have taken messages of ours whose completions lie behind this one in the completion
-        queue, since nothing orders those of sends and receives: they have this turn of the loop.
+        Nothing orders the completions of sends and of receives: what the peer has taken of ours may
+        be told after this, and is sent all the same.  Whatever is not told until the disconnect,
+        which follows a goodbye, or in the time that a close has, is lost.
         """
         self._last_word = error
         self._messages.peer_has_left = True
-        self._loop.call_soon(self._end, error)
+        self._queue.on_room = weakly(self._if_all_is_told)
+        self._patience = self._loop.call_later(self._config.close_timeout, weakly(self._end), error)
+        self._if_all_is_told()
+
+    def _if_all_is_told(self) -> None:
+        if self._last_word is not None and self._queue.free == self._queue.capacity:
+            self._end(self._last_word)
 
     def _protocol_error(self, error: ProtocolError) -> None:
         logger.warning("%r: %s", self, error)
@@ -237,6 +245,8 @@ class Life:
             # Nothing was under way any more: what looks like a break is the peer's answer.
             root = ConnectionClosedError()
         self._root = root
+        if self._patience is not None:
+            self._patience.cancel()
         if self._keep_alive is not None:
             self._keep_alive.stop()
         if self._authentication is not None and not self._authentication.done.done():

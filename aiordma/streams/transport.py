@@ -103,6 +103,7 @@ class StreamTransport(asyncio.Transport):
         self._outbox = _Outbox()
         self._sends = 0  # messages under way
         self._sent_bytes = 0  # in them
+        self._unsaid = False  # some of what was written got nowhere
         self._low, self._high = HIGH_WATER // 4, HIGH_WATER
         self._writer_paused = False
         self._eof_written = False
@@ -156,8 +157,10 @@ class StreamTransport(asyncio.Transport):
                     else:
                         self._deliver(message.data)
         except ConnectionClosedError:
-            # In order.  What this side had still to say gets nowhere.
-            unsaid = self._outbox.size or self._sent_bytes
+            # In order.  With it each of our sends has ended, well or not: `sent` hears of that
+            # within this turn, but after us, if a message came just before.
+            await asyncio.sleep(0)
+            unsaid = self._unsaid or self._outbox.size
             self._take_eof()
             self._force_close(
                 ConnectionResetError("the peer closed before it had read all") if unsaid else None
@@ -290,6 +293,7 @@ class StreamTransport(asyncio.Transport):
         try:
             future = self._connection.send_nowait(piece)
         except ConnectionError:
+            self._unsaid = self._unsaid or size + self._outbox.size > 0
             self._outbox.clear()  # the reader tells why
             self._eof_owed = False
             return
@@ -301,6 +305,7 @@ class StreamTransport(asyncio.Transport):
             self._sent_bytes -= size
             error = None if future.cancelled() else future.exception()
             if isinstance(error, ConnectionError):
+                self._unsaid = self._unsaid or size > 0
                 if self._resumed is not None:
                     self._force_close(error)  # else the reader tells, after what arrived before
                 return
@@ -379,7 +384,8 @@ class StreamTransport(asyncio.Transport):
             self._force_close(ConnectionResetError("the peer was gone before it had read all"))
 
     def _finish_if_flushed(self) -> None:
-        if not self._outbox.size and not self._eof_owed and not self._sends and self._end is None:
+        owed = self._unsaid or self._outbox.size or self._eof_owed or self._sends
+        if not owed and self._end is None:
             self._end = self._loop.create_task(self._connection.close())
             self._end.add_done_callback(lambda _: self._force_close(None))
 

@@ -22,6 +22,7 @@ from aiordma import (
     RemoteRegion,
     connect,
     listen,
+    testing,
 )
 from aiordma._core import protocol
 from aiordma.errors import QuotaError, RejectedError
@@ -342,7 +343,7 @@ async def test_disconnect_that_overtakes_the_goodbye(place: Place) -> None:
     async with await place.listen() as listener:
         accepting = asyncio.create_task(listener.accept())
         async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
-            peer.send_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+            peer.send_control(GOODBYE)
             channel = conn._side.driver.channel
             readable, _, _ = select.select([channel.fd], [], [], 5 * place.slow)
             assert readable
@@ -600,17 +601,36 @@ async def test_idle_connection_costs_nothing(place: Place) -> None:
         assert bytes(await waiting) == b"x"
 
 
+GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
+
+
 @one_loop
+@pytest.mark.needs("faults")
 async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
     place: Place,
 ) -> None:
     """Nothing orders the completions of sends and of receives."""
     async with place.pair() as (client, server):
-        sending = client.send_nowait(b"the last one")
-        client._control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
-        async with place.within(5):
-            while not sending.done():
-                client._side.driver.poll()
-        assert sending.exception() is None
+        with testing.faults(delay=0.05, device=place.device):
+            sending = client.send_nowait(b"the last one")
+            client._control(GOODBYE)
+            await turns(10)  # that of the loop in which it was read is not all it has
+            await sending
         await ends(client.recv(), ConnectionClosedError)
         assert bytes(await server.recv()) == b"the last one"
+
+
+@one_loop
+@pytest.mark.needs("faults")
+async def test_goodbye_of_a_peer_that_takes_nothing_any_more(place: Place) -> None:
+    """It says goodbye and stays: what is under way is lost when a close would have its end."""
+    config = replace(SMALL, close_timeout=0.1)
+    async with place.pair(config) as (client, _):
+        with testing.faults(delay=60, device=place.device):
+            sending = client.send_nowait(b"the last one")
+            client._control(GOODBYE)
+            for waiting in (sending, client.recv()):
+                error = await ends(waiting, ConnectionClosedError)
+                assert isinstance(error, ConnectionClosedError)
+                assert error.by_peer
+            await client.wait_closed()

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma import ConnectionBrokenError, streams
+from aiordma import Connection, ConnectionBrokenError, streams
+from aiordma._core import protocol
 from aiordma.errors import RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
@@ -391,6 +392,48 @@ async def test_a_peer_that_closes_before_it_has_read_resets(place: Place) -> Non
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
         there.close()
+        await client.lost.wait()
+        assert isinstance(client.error, ConnectionResetError)
+
+
+def told_all(connection: Connection) -> None:
+    """Until the ends of all its sends are known; no task or callback has had a turn then."""
+    queue = connection._queue
+    while queue.free != queue.capacity:
+        connection._side.driver.poll()
+
+
+def hear_the_end(connection: Connection) -> None:
+    connection._control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+    connection._disconnected("the peer is gone")
+
+
+async def test_all_was_read_though_its_reader_is_the_first_to_run(place: Place) -> None:
+    """A message, the end of a write and the goodbye are found at once when the link has ended."""
+    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, server):
+        there, here = await made(server), await made(client)
+        here.write(b"first")
+        await server.until(5)
+        there.write(b"last")
+        told_all(there.get_extra_info("connection"))
+        here.write(b"read")
+        told_all(here.get_extra_info("connection"))
+        hear_the_end(here.get_extra_info("connection"))
+        await client.lost.wait()
+        assert client.data == b"last"
+        assert client.error is None
+
+
+async def test_a_write_under_way_that_the_peer_has_not_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, _):
+        here = await made(client)
+        connection = here.get_extra_info("connection")
+        monkeypatch.setattr(connection._side.driver, "poll", lambda: None)
+        here.write(b"not to be told any more")
+        assert not here.get_write_buffer_size()
+        hear_the_end(connection)
         await client.lost.wait()
         assert isinstance(client.error, ConnectionResetError)
 
