@@ -22,6 +22,7 @@ import sys
 import warnings
 import weakref
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +32,7 @@ from ._core.slabs import SlabAllocator
 from ._native import Local, Pinned
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .memory_line import MemoryLine
+from .verbs.pages import Mapped
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
@@ -48,6 +50,12 @@ UNSEEN = 2
 REMOTE_RIGHTS = (
     verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_ATOMIC
 )
+
+
+@cache
+def _exporter_of(size: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    """What a block of this size shows its bytes by: registering them again knows whose they are."""
+    return type("PoolMemory", (ctypes.c_ubyte * size, Mapped), {"__slots__": ()})
 
 
 class Block(Pinned):
@@ -79,8 +87,7 @@ class Block(Pinned):
     def export(self, start: int, stop: int) -> memoryview:
         """A view for a user, whose life is watched."""
         if self._exporter is None:
-            array = ctypes.c_ubyte * self.size
-            self._exporter = array.from_buffer(self.view)
+            self._exporter = _exporter_of(self.size).from_buffer(self.view)
         return memoryview(self._exporter).cast("B")[start:stop]
 
     def _retire(self) -> None:

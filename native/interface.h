@@ -181,10 +181,11 @@ void aiordma_drain_end(struct aiordma_drain *drain);
 /* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
-/* ibv_reg_mr(3) on the embedded device, of memory that the caller has mapped for it: private,
- * anonymous, and with the rights that are asked for.  The device takes that word for it and leaves
- * the pages to come when they are used: a pool then takes up what has been used of it.  Every other
- * memory it makes sure of at once, as a card that pins. */
+/* ibv_reg_mr(3) on the embedded device, of memory that the caller knows to have no holes: private,
+ * anonymous, and with the rights that are asked for, as what it has mapped for this, or what an
+ * allocator has given to it.  The device takes that word for it and leaves the pages to come when
+ * they are used: a pool then takes up what has been used of it.  Every other memory it makes sure of
+ * at once, as a card that pins, for which the kernel has to look at each page. */
 struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 
 /* O_NONBLOCK on; 0 or an errno value.  For the fd of a channel of events: from now on "nothing

@@ -44,8 +44,9 @@ class Library:
             if reg_own_mr is None
             else checked("ibv_reg_mr", reg_own_mr, Convention.POINTER)
         )
-        """ibv_reg_mr(3) of memory that was mapped for this alone: private, anonymous pages, which
-        a device that pins nothing need not bring in before they are used."""
+        """ibv_reg_mr(3) of memory that is known to have no holes: mapped for this alone, or an
+        allocator's.  A device that pins nothing need neither bring its pages in nor ask the kernel
+        about each of them."""
         self._providers: ProviderCalls | None = None
 
     @property

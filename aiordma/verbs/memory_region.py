@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiordma._native import failure, ffi
@@ -11,7 +12,7 @@ from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, 
 from .buffers import AnyMemory, bytes_of
 from .enums import AccessFlags, Advice
 from .memlock import explained
-from .pages import allocate
+from .pages import Mapped, allocate
 from .resource import Node, Resource
 from .work_request import ScatterGatherElement
 
@@ -27,6 +28,9 @@ _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
 # Rights that a device may ignore; only the calls with an iova know them.
 _OPTIONAL = AccessFlags.RELAXED_ORDERING
+
+# Types whose memory is an allocator's: without holes, and no file that somebody could cut short.
+_ALLOCATED = frozenset({bytes, bytearray, array})
 
 # enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
 _TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
@@ -233,8 +237,8 @@ def register(
         raise ValueError("a memory region of 0 bytes")
     try:
         # Where huge pages are wanted, all of them are: they are taken at once.
-        own = bool(page_size) and not huge_pages
-        pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, own=own)
+        there = not huge_pages if page_size else _is_there(view.obj)
+        pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, there=there)
     except BaseException:
         view.release()  # not when the exception is forgotten, but now
         raise
@@ -248,11 +252,12 @@ def reg_mr(
     access: AccessFlags,
     iova: int | None,
     *,
-    own: bool = False,
+    there: bool = False,
 ) -> tuple[h.MRPointer, int]:
     """The verb, by whichever of its names; the region and the address that it has.
 
-    `own` memory is new pages of the library's own: where nothing pins them, they come with use.
+    `there`: it is known that the memory has no holes, so where nothing pins pages, nobody need
+    look at each of them.
     """
     check_rights(access)
     require_on_demand(pd.context, access)
@@ -268,12 +273,24 @@ def reg_mr(
                 return library.calls.ibv_reg_mr_iova2(
                     pd.pointer, memory, length, addr, access
                 ), addr
-            call = library.reg_own_mr if own else library.calls.ibv_reg_mr
+            call = library.reg_own_mr if there else library.calls.ibv_reg_mr
             return call(pd.pointer, memory, length, access), addr
     except UnsupportedError:
         raise
     except VerbsError as error:
         raise explained(error, f"registering {length} bytes") from None
+
+
+def _is_there(owner: object) -> bool:
+    """Is it certain that the memory of this object has no holes?"""
+    if isinstance(owner, Mapped):
+        return True
+    while type(owner).__module__ == "numpy":
+        whole = cast("Any", owner)
+        if whole.base is None:
+            return bool(whole.flags.owndata)
+        owner = whole.base
+    return type(owner) in _ALLOCATED
 
 
 def check_rights(access: AccessFlags) -> None:

@@ -22,6 +22,10 @@ class Pages(NamedTuple):
     page_size: int
 
 
+class Mapped:
+    """A mark for types whose objects lie in memory that `allocate` has mapped."""
+
+
 def allocate(length: int, huge_pages: bool) -> Pages:
     """New memory of at least ``length`` bytes: zeros, page aligned, with nothing else on its pages.
 

@@ -2,8 +2,8 @@
  *
  * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
  * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
- * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.  Who has just
- * mapped the memory knows that there is no hole: then pages come with the bytes.
+ * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.  Who has
+ * mapped or allocated the memory knows that there is no hole: then pages come with the bytes.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aiordma import verbs
+from aiordma import MemoryPool, verbs
 from aiordma.errors import BufferStateError
 from aiordma.verbs import AccessFlags
+from aiordma.verbs.buffers import AnyMemory, bytes_of
 
 ALL = (
     AccessFlags.LOCAL_WRITE
@@ -49,6 +51,45 @@ def writable(
     }
     yield objects[request.param]
     mapping.close()
+
+
+def is_in_memory(address: int) -> bool:
+    """Has the page of this address been used?  (mincore(2))"""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    found = ctypes.c_ubyte()
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(1), ctypes.byref(found))
+    assert code == 0, ctypes.get_errno()
+    return bool(found.value & 1)
+
+
+def is_made_sure_of(memory: AnyMemory) -> bool:
+    """Are the pages of new memory there once the embedded device has registered it?"""
+    middle = verbs.address_of(memory) + bytes_of(memory).nbytes // 2
+    assert not is_in_memory(middle)
+    with (
+        verbs.find_device("embedded0").open() as context,
+        context.alloc_pd() as pd,
+        pd.reg_mr(memory, AccessFlags.REMOTE_READ),
+    ):
+        return is_in_memory(middle)
+
+
+def test_an_allocators_memory_is_not_looked_at_page_by_page() -> None:
+    """Its pages come with their bytes; other memory is made sure of (interface.h)."""
+    length = 4 << 20
+    numbers = np.zeros(length // 8)
+    for memory in (bytes(length), numbers, numbers.reshape(2, -1)[1]):
+        assert not is_made_sure_of(memory)
+    with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
+        pool = MemoryPool(pd, limit=2 * length)
+        with pool.alloc(length) as buffer:
+            assert not is_made_sure_of(buffer.view)
+        pool.close()
+    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE)
+    for memory in (mapping, np.frombuffer(mapping, np.uint8)):
+        assert is_made_sure_of(memory)
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def test_users_memory(
@@ -170,7 +211,7 @@ def test_where_a_buffer_is() -> None:
 
 FORGOTTEN = """
 import gc, sys
-from aiordma import verbs
+from aiordma import MemoryPool, verbs
 
 with verbs.open_device(sys.argv[1]) as context, context.alloc_pd() as pd:
     memory = bytearray(100)
