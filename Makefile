@@ -1,7 +1,8 @@
 # Every target does its own set-up, in .venv and build/; a second call is quick.
 #
 #   PYTHON=...   the interpreter for .venv (default: the first of those below that will do)
-#   ARGS=...     more arguments for the program or for pytest, e.g. make test ARGS='-k cancel'
+#   ARGS=...     more arguments for the program or for pytest, e.g. make test ARGS='-k cancel',
+#                or make test ARGS='-n0 --pdb' in one process
 
 # With pipefail, because `| tee` would hide a failure otherwise.
 SHELL := bash
@@ -22,6 +23,8 @@ NO_PYTHON := no Python >= 3.11 with the venv module and the C headers was found;
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 BIN := .venv/bin
 LOGS := build/logs
+# A file of tests is one process's, so that its tests keep their order and what they share.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 MODULE := aiordma/_native/_lib.abi3.so
 # The folders too, so that a file that is gone counts as a change.
 NATIVE := $(shell find native -type d -o -name '*.[ch]') aiordma/_native/build.py setup.py
@@ -54,8 +57,8 @@ echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes
 test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
 	$(MAKE) --no-print-directory -C tests/soft check
 	@mkdir -p $(LOGS)
-	$(BIN)/python -m pytest --ignore tests/programs --ignore tests/software --ignore tests/network \
-		$(ARGS) | tee $(LOGS)/embedded0
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/programs --ignore tests/software \
+		--ignore tests/network $(ARGS) | tee $(LOGS)/embedded0
 	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs),' \
 		'and of software carried over RDMA (make software);' \
 		'and as they need root: those between network namespaces (make network).'
@@ -163,7 +166,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 		../../$(BIN)/pip install --quiet --no-deps --target installed .
 	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
 	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
-		--one-way --ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
+		$(PARALLEL) --one-way --ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
 
 tsan: ## C tests under the thread sanitizer
 	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread

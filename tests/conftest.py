@@ -85,9 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = asking
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    count = config.stash.get(NOT_REPEATED, 0)
-    return f"{count} tests ask for no device and are not repeated" if count else ""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(NOT_REPEATED, 0):
+        terminalreporter.write_line(f"{count} tests ask for no device and are not repeated")
 
 
 @pytest.fixture(scope="session")
