@@ -25,6 +25,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 from types import MappingProxyType
 
 
@@ -240,6 +241,7 @@ class TransitionCheck:
         return f"{step}: {'; '.join(parts)}"
 
 
+@lru_cache  # pure, and every connection makes the same few steps
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from aiordma._native import ffi
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+# IPv4-mapped addresses of IPv6 begin so (RFC 4291, 2.5.5.2).
+_IPV4 = bytes(10) + b"\xff\xff"
+
+
+@lru_cache
+def _packed(address: str | IPAddress) -> bytes:
+    parsed = ipaddress.ip_address(address)
+    return parsed.packed if parsed.version == 6 else _IPV4 + parsed.packed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,16 +41,18 @@ class GID:
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
         """The GID of a RoCE v2 interface with this address; IPv4 becomes ::ffff:a.b.c.d."""
-        parsed = ipaddress.ip_address(address)
-        if isinstance(parsed, ipaddress.IPv4Address):
-            return cls(bytes(10) + b"\xff\xff" + parsed.packed)
-        return cls(parsed.packed)
+        return cls(_packed(address))
 
     @property
     def ip(self) -> IPAddress:
         """As an IP address; an IPv4-mapped one as IPv4."""
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
+
+    @property
+    def is_ipv4(self) -> bool:
+        """Whether `ip` is an address of IPv4."""
+        return self.raw.startswith(_IPV4)
 
     @property
     def is_zero(self) -> bool:
@@ -92,7 +105,7 @@ class GIDEntry:
         """
         if self.gid.is_zero or to.is_zero:
             return False
-        return self.gid_type is GIDType.IB or self.gid.ip.version == to.ip.version
+        return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
         """What is wrong with this entry as the way to ``to``, or to anybody; empty when nothing.

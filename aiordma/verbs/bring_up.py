@@ -77,8 +77,8 @@ class BringUp(Resource["h.QPPointer"]):
         if gid is not None:
             port_num = gid.port_num
         require_active(self.context, port_num)
-        port = self.context.query_port(port_num)
-        ethernet = port.link_layer is LinkLayer.ETHERNET
+        port = self.context.ask_port(port_num)
+        ethernet = port.link_layer == LinkLayer.ETHERNET
         if gid is None:
             gid = self.context.choose_gid(port_num)
         if qkey is None:

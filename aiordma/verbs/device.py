@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,21 +130,29 @@ def _name(library: Library, pointer: h.DevicePointer) -> str:
 
 def devices() -> list[Device]:
     """The devices of every library present, those of the system first. Opens none of them."""
-    found = []
-    for library in libraries():
-        with _device_list(library) as pointers:
-            found += [
-                Device(
-                    name=_name(library, pointer),
-                    library=library,
-                    node_type=NodeType(pointer.node_type),
-                    transport_type=TransportType(pointer.transport_type),
-                    guid=guid_from_network(library.calls.ibv_get_device_guid(pointer)),
-                    sysfs_path=ffi.string(pointer.ibdev_path).decode(errors="replace"),
-                )
-                for pointer in pointers
-            ]
-    return found
+    own = _embedded_devices()
+    return [*own] if missing_library() else [*_devices(system()), *own]
+
+
+def _devices(library: Library) -> list[Device]:
+    with _device_list(library) as pointers:
+        return [
+            Device(
+                name=_name(library, pointer),
+                library=library,
+                node_type=NodeType(pointer.node_type),
+                transport_type=TransportType(pointer.transport_type),
+                guid=guid_from_network(library.calls.ibv_get_device_guid(pointer)),
+                sysfs_path=ffi.string(pointer.ibdev_path).decode(errors="replace"),
+            )
+            for pointer in pointers
+        ]
+
+
+@cache
+def _embedded_devices() -> list[Device]:
+    """They neither come nor go."""
+    return _devices(embedded())
 
 
 def find_device(

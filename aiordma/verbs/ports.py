@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiordma._native import Library, failure, ffi, lib
@@ -14,7 +15,7 @@ from .attributes import DeviceAttributes, PortAttributes
 from .resource import Resource
 
 if TYPE_CHECKING:
-    from aiordma._native import handles as h  # noqa: F401 - named in the base class below
+    from aiordma._native import handles as h
 
 
 class Ports(Resource["h.ContextPointer"]):
@@ -22,12 +23,18 @@ class Ports(Resource["h.ContextPointer"]):
 
     library: Library
     name: str
+    _gid_table: tuple[bytes, tuple[GIDEntry, ...]]
+    """The table as it was asked for last, in C and as objects."""
 
     @abstractmethod
     def query_device(self) -> DeviceAttributes: ...
 
     def query_port(self, port_num: int = 1) -> PortAttributes:
         """State and limits of a port, as they are now."""
+        return PortAttributes.read(port_num, self.ask_port(port_num))
+
+    def ask_port(self, port_num: int) -> h.PortAttr:
+        """As :meth:`query_port`, in C, where a connection looks at a number or two of it."""
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
         try:
@@ -39,18 +46,26 @@ class Ports(Resource["h.ContextPointer"]):
                 raise failure("ibv_query_port", abs(code))
         except VerbsError as error:
             raise explained(error, f"port {port_num} of {self.name}") from None
-        return PortAttributes.read(port_num, attr)
+        return attr
 
     # --- GIDs ------------------------------------------------------------------------------
 
     def query_gid_table(self) -> list[GIDEntry]:
-        """The GIDs of all ports, empty entries left out."""
+        """The GIDs of all ports, empty entries left out.
+
+        Each is the same object as before, with the name of its interface, until the table changes.
+        """
         ports = range(1, self.query_device().phys_port_cnt + 1)
-        room = max(1, sum(self.query_port(port).gid_tbl_len for port in ports))
+        room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
         entries = ffi.new("struct ibv_gid_entry[]", room)
         size = ffi.sizeof("struct ibv_gid_entry")
         count = self.library.calls._ibv_query_gid_table(self.pointer, entries, room, 0, size)
-        return [GIDEntry.read(entries[index]) for index in range(count)]
+        there = bytes(ffi.buffer(entries, count * size))
+        known, table = self._gid_table
+        if there != known:
+            table = tuple(GIDEntry.read(entries[index]) for index in range(count))
+            self._gid_table = there, table
+        return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
         """One entry of a port's GID table. VerbsError (ENODATA) when the entry is empty."""
@@ -71,7 +86,7 @@ class Ports(Resource["h.ContextPointer"]):
         if not found:
             there = ", ".join(str(entry.gid) for entry in table) or "none"
             raise ValueError(f"{self.name} has no GID for {ip}; its GIDs: {there}")
-        return min(found, key=GIDEntry.preference)
+        return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
         """The best entry of a port: routable RoCE v2 first, loopback and link-local last.
@@ -128,6 +143,11 @@ class Ports(Resource["h.ContextPointer"]):
                     return index
         there = ", ".join(f"{found:#06x}" for found in table.values()) or "none"
         raise ValueError(f"port {port_num} of {self.name} has no P_Key {pkey:#06x}: {there}")
+
+
+def best(entries: Sequence[GIDEntry]) -> GIDEntry:
+    """The first choice among some."""
+    return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:

@@ -138,6 +138,7 @@ MASK_OF_FIELD: Mapping[str, QPAttrMask] = MappingProxyType(
         "rate_limit": QPAttrMask.RATE_LIMIT,
     }
 )
+_BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 _TIMEOUTS = ("timeout", "alt_timeout")
 
 # Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
@@ -147,12 +148,12 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
     """``struct ibv_qp_attr`` and its mask. TypeError for a name that is no field."""
     attr = ffi.new("struct ibv_qp_attr *")
-    mask = QPAttrMask(0)
+    mask = 0
     values: Mapping[str, Any] = dict(changes)
     for name, value in values.items():
-        if name not in MASK_OF_FIELD:
+        if name not in _BITS:
             raise TypeError(f"modify() has no attribute {name!r}")
-        mask |= MASK_OF_FIELD[name]
+        mask |= _BITS[name]
         try:
             if name == "cap":
                 value.write(attr)
@@ -166,7 +167,7 @@ def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
                 setattr(attr, name, int(value))
         except OverflowError as error:
             raise ValueError(f"{name}={value!r}: {error}") from None
-    return attr, mask
+    return attr, QPAttrMask(mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from aiordma.errors import VerbsError
 
 from .address import GID, AddressVector, GIDEntry
 from .enums import GIDType, PortState
+from .ports import best
 
 if TYPE_CHECKING:
     from .context import Context
@@ -24,12 +25,12 @@ NO_ROUTE = frozenset(
 
 def require_active(context: Context, port_num: int) -> None:
     """VerbsError (ENETDOWN) naming port and state when a port is not ACTIVE."""
-    port = context.query_port(port_num)
-    if port.state is not PortState.ACTIVE:
+    state = context.ask_port(port_num).state
+    if state != PortState.ACTIVE:
         raise VerbsError(
             errno.ENETDOWN,
             "ibv_query_port",
-            f"port {port_num} of {context.name} is {port.state.name}, not ACTIVE",
+            f"port {port_num} of {context.name} is {PortState(state).name}, not ACTIVE",
         )
 
 
@@ -43,7 +44,7 @@ def source_entry(context: Context, local: Endpoint) -> GIDEntry:
     ]
     if not found:
         raise ValueError(f"{context.name} has no GID {gid} any more")
-    return min(found, key=GIDEntry.preference)
+    return best(found)
 
 
 def describe(context: Context, vector: AddressVector) -> str:

@@ -15,7 +15,9 @@ from aiordma.verbs import GID, AddressVector, GIDEntry, GIDType
 @given(st.ip_addresses())
 def test_gid_of_an_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    assert GID.from_ip(ip).ip == (mapped or ip)
+    gid = GID.from_ip(ip)
+    assert gid.ip == (mapped or ip)
+    assert gid.is_ipv4 == (gid.ip.version == 4)
 
 
 def test_gid_text() -> None:

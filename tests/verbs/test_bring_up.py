@@ -134,8 +134,9 @@ def test_a_port_that_is_not_active(
 ) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq, qp_type=QPType.UD) as datagrams:
         mine, other = qp.endpoint(), datagrams.endpoint()
-        port = dataclasses.replace(qp.context.query_port(), state=state)
-        monkeypatch.setattr(qp.context, "query_port", lambda port_num=1: port)
+        port = qp.context.ask_port(1)
+        port.state = state
+        monkeypatch.setattr(qp.context, "ask_port", lambda port_num: port)
         message = f"port 1 of {qp.context.name} is {state.name}, not ACTIVE"
         for call in (
             qp.endpoint,

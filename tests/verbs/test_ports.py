@@ -94,8 +94,9 @@ def test_an_older_library_knows_a_port_as_well(
 def test_a_port_that_is_not_active(
     context: verbs.Context, pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    down = replace(context.query_port(), state=verbs.PortState.DOWN)
-    monkeypatch.setattr(context, "query_port", lambda port_num=1: down)
+    down = context.ask_port(1)
+    down.state = verbs.PortState.DOWN
+    monkeypatch.setattr(context, "ask_port", lambda port_num: down)
     text = f"port 1 of {context.name} is DOWN, not ACTIVE"
     with context.create_cq(16) as cq:
         qp = pd.create_qp(cq)
@@ -230,3 +231,24 @@ def test_finding_a_pkey(context: verbs.Context, monkeypatch: pytest.MonkeyPatch)
     assert context.find_pkey(0x0001) == 5
     with pytest.raises(ValueError, match="no P_Key 0x0002: 0x7fff, 0x8001, 0x0001"):
         context.find_pkey(0x0002)
+
+
+def test_entries_are_made_anew_when_the_table_changes(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = context.query_gid_table()
+    assert all(new is old for new, old in zip(context.query_gid_table(), table, strict=True))
+    calls = context.library.calls
+    query = calls._ibv_query_gid_table
+
+    def changed(*arguments: Any) -> int:
+        count: int = query(*arguments)
+        arguments[1][0].gid.raw[15] ^= 1
+        return count
+
+    monkeypatch.setattr(calls, "_ibv_query_gid_table", changed)
+    first = context.query_gid_table()[0]
+    assert first.gid.raw[15] == table[0].gid.raw[15] ^ 1
+    assert first.gid.raw[:15] == table[0].gid.raw[:15]
+    monkeypatch.undo()
+    assert context.query_gid_table() == table
