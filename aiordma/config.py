@@ -37,7 +37,7 @@ class Config:
     """Bytes of large messages that are fetched before `recv` asks for them."""
     lend_quota: int = 64 * MIB
     """Memory that this side lends to the peer's `request_region`, in all; what the peer has handed
-    over counts until `recv_region` takes it."""
+    over counts until `recv_buffer` takes it."""
     max_regions: int = 256
     """Regions the peer may have shared with this side, or borrowed from it, at a time."""
     pool_limit: int = 4 * GIB

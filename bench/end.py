@@ -97,21 +97,18 @@ class Commands:
         conn = self._conns[0]
         with conn.register(self._buffer) as memory:
             share = await conn.send_region(memory, access=aiordma.Rights(rights))
-            assert share is not None
             with share, await conn.recv():  # an empty message: it is done
                 pass
 
     async def read(self) -> None:
         conn = self._conns[0]
         remote = await conn.recv_region()
-        assert isinstance(remote, aiordma.RemoteRegion)
         await conn.read(remote, self._buffer)
         await conn.send(b"")
 
     async def write(self) -> None:
         conn = self._conns[0]
         remote = await conn.recv_region()
-        assert isinstance(remote, aiordma.RemoteRegion)
         await conn.write(self._buffer, remote)
         await conn.send(b"")
 

@@ -17,14 +17,12 @@ async def client(host: str, port: int) -> None:
         with conn.alloc(8) as ones:
             ones.view[:] = b"\1" * 8
             await conn.write(ones[4:8], lent[4:8])
-        await conn.send_region(lent)  # hands it over: from here on it is the server's alone
+        await conn.hand_over(lent)  # from here on it is the server's alone
 
 
 async def server(listener: aiordma.Listener) -> None:
     async with await listener.accept() as conn:
-        memory = await conn.recv_region()
-        assert isinstance(memory, aiordma.Buffer)
-        with memory:
+        with await conn.recv_buffer() as memory:
             print("the client left", memory.view.hex(" "))
 
 

@@ -30,7 +30,6 @@ async def server(listener: aiordma.Listener) -> None:
 async def client(host: str, port: int) -> None:
     async with await aiordma.connect(host, port) as conn:
         remote = await conn.recv_region()
-        assert isinstance(remote, aiordma.RemoteRegion)
         local = bytearray(len(remote))
         await conn.read(remote, local)
         print("client: I have read", local.hex(" "))

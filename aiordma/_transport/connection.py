@@ -271,22 +271,19 @@ class Connection(Life):
 
     async def send_region(
         self,
-        region: LocalMemory | RemoteRegion,
+        region: LocalMemory,
         *,
         access: Rights = Rights.READ,
         lease: float | None = None,
-    ) -> Share | None:
-        """Lets the peer use memory of this side, or hands borrowed memory back to its owner.
+    ) -> Share:
+        """Lets the peer use memory of this side, which it gets by `recv_region`.
 
-        A Buffer, Region or slice becomes a RemoteRegion at the peer, with exactly these bytes
-        and rights, for `lease` seconds (None: until the Share that is returned is revoked, or the
-        connection ends).  A RemoteRegion from `request_region` becomes a Buffer at the peer, and
-        cannot be used here any more; nothing is returned.
+        A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
+        for `lease` seconds (None: until the Share that is returned is revoked, or the connection
+        ends).  Cancelled, nothing is shared.  If the peer had just been told, its key works no
+        more: should it use that nevertheless, the connection breaks, and no memory is touched.
         """
         self._check()
-        if isinstance(region, RemoteRegion):
-            await self._sharing.hand_over(region)
-            return None
         check_lease(lease)
         return await self._sharing.share(region, access, lease)
 
@@ -316,10 +313,8 @@ class Connection(Life):
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
         return self._sharing.told(known)
 
-    async def recv_region(self) -> RemoteRegion | Buffer:
-        """The next region the peer sent: its memory (RemoteRegion), or this side's, which it had
-        borrowed and now hands over (Buffer).  Cancelling loses nothing.
-        """
+    async def recv_region(self) -> RemoteRegion:
+        """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
         self._home.check(self)
         return await self._sharing.receive()
 
@@ -339,6 +334,23 @@ class Connection(Life):
         if not 1 <= size < 1 << 64:
             raise ValueError(f"a region has at least one byte, not {size}")
         return await self._sharing.request(size, access, lease)
+
+    async def hand_over(self, region: RemoteRegion) -> None:
+        """Gives borrowed memory (`request_region`) back to its owner, with what is in it.
+
+        It cannot be used here any more, and is a Buffer of the peer: see `recv_buffer`.  What was
+        written before is there before.  Cancelled, it is handed over all the same.
+        """
+        self._check()
+        await self._sharing.hand_over(region)
+
+    async def recv_buffer(self) -> Buffer:
+        """The next memory of this side that the peer had borrowed and has handed over.
+
+        The caller's from now on, as from `alloc`.  Cancelling loses nothing.
+        """
+        self._home.check(self)
+        return await self._sharing.receive_buffer()
 
     # ---- one-sided operations ------------------------------------------------------------
 

@@ -194,6 +194,13 @@ class Messages:
                 self._check_drained()
                 return
 
+    def withdraw_control(self, future: asyncio.Future[None]) -> None:
+        """The same for a control message that is not to be sent any more."""
+        for place, (_, waiter, _) in enumerate(self._control_waiting):
+            if waiter is future:
+                del self._control_waiting[place]
+                return
+
     def _collected(self) -> None:
         self._collecting = False
         self.pump()

@@ -18,7 +18,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from .. import verbs
 from .._core import protocol
@@ -31,6 +31,8 @@ from ..waiting import Waiters
 
 if TYPE_CHECKING:
     from .messages import Messages
+
+A = TypeVar("A")
 
 ATOMIC_RIGHTS = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
@@ -138,7 +140,7 @@ class Loan(Share):
 
 
 class HandedOver:
-    """Memory that came back with what the peer wrote, and waits for `recv_region`.
+    """Memory that came back with what the peer wrote, and waits for `recv_buffer`.
 
     Not a Buffer yet: one that nobody received is not the user's to release, so it returns to the
     pool without a word.
@@ -244,6 +246,18 @@ class RemoteSlice(RemoteMemory):
         return RemoteSlice(self.region, self.range[key])
 
 
+class Arrivals(deque[A]):
+    """What has come from the peer and nobody has taken, and who waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiters = Waiters()
+
+    def add(self, arrived: A) -> None:
+        self.append(arrived)
+        self.waiters.wake()
+
+
 class Sharing:
     """Both directions of shared memory on one connection."""
 
@@ -262,10 +276,9 @@ class Sharing:
         self._ids = itertools.count(1)
         self._shares: dict[int, Share] = {}
         self._lent_bytes = 0  # what was handed over and not yet received included
-        self._handed_over = 0
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
-        self._arrived: deque[RemoteRegion | HandedOver] = deque()
-        self._receivers = Waiters()
+        self._arrived: Arrivals[RemoteRegion] = Arrivals()
+        self._handed_over: Arrivals[HandedOver] = Arrivals()
         self._requesters = Waiters()
         self._ended: BaseException | None = None
 
@@ -273,6 +286,11 @@ class Sharing:
 
     def open_up(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         """The peer may use it, if it gets to know the token."""
+        if not isinstance(memory, LocalMemory):
+            raise TypeError(
+                f"{memory!r} is not registered memory of this side (Connection.register, alloc); "
+                f"borrowed memory goes back by hand_over"
+            )
         share = Share(self, next(self._ids), memory, rights, lease)
         self._shares[share.region_id] = share
         return share
@@ -283,9 +301,13 @@ class Sharing:
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         share = self.open_up(memory, rights, lease)
+        told = self._tell(protocol.RegionGrant(0, share.token))
         try:
-            await self.tell(protocol.RegionGrant(0, share.token))
+            await told
         except BaseException:
+            # Who gave up does not expect the memory to be used, so it is not, also where the peer
+            # has been told.
+            self._messages.withdraw_control(told)
             share.revoke()
             raise
         return share
@@ -327,7 +349,7 @@ class Sharing:
                 amount=lent + length,
                 limit=quota,
             )
-        regions = len(self._shares) + self._handed_over
+        regions = len(self._shares) + len(self._handed_over)
         if regions >= self._config.max_regions:
             raise QuotaError(
                 f"{regions} regions are shared already, or handed over and not received",
@@ -376,25 +398,31 @@ class Sharing:
         region.give_up()
         await self.tell(protocol.RegionReturn(0, region.token.region_id))
 
-    async def receive(self) -> RemoteRegion | Buffer:
-        while not self._arrived:
+    async def receive(self) -> RemoteRegion:
+        return await self._next(self._arrived)
+
+    async def receive_buffer(self) -> Buffer:
+        handed = await self._next(self._handed_over)
+        self._lent_bytes -= len(handed)
+        return handed.take()
+
+    async def _next(self, arrivals: Arrivals[A]) -> A:
+        while not arrivals:
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
-            await self._receivers.wait()
-        arrived = self._arrived.popleft()
-        if not isinstance(arrived, HandedOver):
-            return arrived
-        self._lent_bytes -= len(arrived)
-        self._handed_over -= 1
-        return arrived.take()
+            await arrivals.waiters.wait()
+        return arrivals.popleft()
 
     async def tell(self, message: protocol.Message) -> None:
         """Sends a control message and waits until the peer's device has it."""
+        await self._tell(message)
+
+    def _tell(self, message: protocol.Message) -> asyncio.Future[None]:
         if self._ended is not None:
             raise self._waiter_error(self._ended)
         future: asyncio.Future[None] = self._loop.create_future()
         self._messages.send_control(message, future)
-        await future
+        return future
 
     # ---- what the peer says --------------------------------------------------------------
 
@@ -410,8 +438,7 @@ class Sharing:
                 if isinstance(share, Loan):
                     handed = share.hand_over()
                     self._lent_bytes += len(handed)
-                    self._handed_over += 1
-                    self._arrive(handed)
+                    self._handed_over.add(handed)
             case protocol.RegionRelease():
                 share = self._shares.get(message.region_id)
                 if share is not None:
@@ -427,7 +454,12 @@ class Sharing:
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
-            self._arrive(RemoteRegion(self, grant.token, lent=False))
+            if len(self._arrived) >= self._config.max_regions:
+                raise ProtocolError(
+                    f"the peer has shown more than {self._config.max_regions} regions before one "
+                    f"was received"
+                )
+            self._arrived.add(RemoteRegion(self, grant.token, lent=False))
             return
         future = self._answered(grant.request_id)
         if future is None:
@@ -437,15 +469,6 @@ class Sharing:
             self._give_back(region)
         else:
             future.set_result(region)
-
-    def _arrive(self, region: RemoteRegion | HandedOver) -> None:
-        if len(self._arrived) >= self._config.max_regions:
-            raise ProtocolError(
-                f"the peer handed over more than {self._config.max_regions} regions "
-                f"before one was received"
-            )
-        self._arrived.append(region)
-        self._receivers.wake()
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -460,7 +483,8 @@ class Sharing:
             if not future.done():
                 future.set_exception(self._waiter_error(error))
         self._requests.clear()
-        self._receivers.wake_all()
+        self._arrived.waiters.wake_all()
+        self._handed_over.waiters.wake_all()
         self._requesters.wake_all()
 
     @property

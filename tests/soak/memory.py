@@ -76,7 +76,6 @@ class Memory:
             view = memory.view
             view[: LANES * COUNTER] = bytes(LANES * COUNTER)
             share = await conn.send_region(memory, access=ALL, lease=3600)
-            assert share is not None
             with share:
                 while True:
                     with await conn.recv() as message:
@@ -108,10 +107,7 @@ class Memory:
 
     async def _handed_over(self, what: list[int]) -> None:
         size, number = what
-        buffer = await self._conn.recv_region()
-        if isinstance(buffer, RemoteRegion):
-            raise Wrong(f"{buffer!r} was to be handed over")
-        with buffer:
+        with await self._conn.recv_buffer() as buffer:
             if len(buffer) != size:
                 raise Wrong(f"{size} bytes were handed over, {len(buffer)} came")
             self._patterns.check("handed over memory", number, buffer.view)
@@ -123,7 +119,7 @@ class Memory:
         conn, plan = self._conn, self._plan
         lanes, _, size = parts(plan)
         remote = await conn.recv_region()
-        if not isinstance(remote, RemoteRegion) or len(remote) != size:
+        if len(remote) != size:
             raise Wrong(f"{size} bytes were to be shared, not {remote!r}")
         async with asyncio.TaskGroup() as tasks:
             users = [
@@ -281,7 +277,7 @@ class Lane:
             await self._conn.read(lent, back)
             self._patterns.check("borrowed memory", number, memoryview(back))
             if self._chance.random() < 0.5:
-                await self._conn.send_region(lent)
+                await self._conn.hand_over(lent)
                 await self._conn.send(json.dumps([size, number]).encode())
                 (await self._conn.recv()).release()
             else:

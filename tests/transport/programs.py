@@ -17,7 +17,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from aiordma import (
-    Buffer,
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
@@ -66,6 +65,7 @@ STEPS = st.one_of(
     st.tuples(st.just("share"), sides, st.sampled_from([1, 100, 5000])),
     st.tuples(st.just("borrow"), sides, st.sampled_from([1, 100, 5000]), st.booleans()),
     st.tuples(st.just("recv_region"), sides),
+    st.tuples(st.just("recv_buffer"), sides),
     st.tuples(st.just("burst"), sides, st.lists(st.sampled_from([0, 1, 100, EAGER, 5000]))),
     st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
     st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
@@ -148,7 +148,6 @@ class End:
         self.region = self.conn.register(self.arena)
         self.share = await self.conn.send_region(self.region, access=ALL)
         remote = await self.conn.recv_region()
-        assert isinstance(remote, RemoteRegion)
         self.remote = remote
 
     def start(self, step: Coroutine[Any, Any, None]) -> None:
@@ -174,9 +173,7 @@ class End:
                 (await self.conn.recv()).release()
         with suppress(*ENDED):
             while True:
-                region = await self.conn.recv_region()
-                if isinstance(region, Buffer):
-                    region.release()
+                (await self.conn.recv_buffer()).release()
         if self.region is not None:
             self.region.close()
 
@@ -346,21 +343,20 @@ class End:
         assert again == content
         if hand_over:
             self.handed.add(content)
-            await self.conn.send_region(region)
+            await self.conn.hand_over(region)
         else:
             await region.release()
 
     async def recv_region(self) -> None:
         region = await self.conn.recv_region()
-        if isinstance(region, Buffer):
-            with region:
-                content = bytes(region.view)
-            assert content in self.peer.handed
-        else:
-            target = bytearray(len(region))
-            await self.conn.read(region[:], target)
-            assert bytes(target) in self.peer.shared
-            await region.release()
+        target = bytearray(len(region))
+        await self.conn.read(region[:], target)
+        assert bytes(target) in self.peer.shared
+        await region.release()
+
+    async def recv_buffer(self) -> None:
+        with await self.conn.recv_buffer() as buffer:
+            assert bytes(buffer.view) in self.peer.handed
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -420,7 +416,7 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
                 running = [one for one in end.tasks if not (one.done() or one in end.steady)]
                 if running:
                     running[arguments[0] % len(running)].cancel()
-            case "recv" | "recv_into" | "recv_region":
+            case "recv" | "recv_into" | "recv_region" | "recv_buffer":
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, RemoteRegion
+from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError
 
 from .marks import by_cm, one_loop
 from .place import (
@@ -260,7 +260,6 @@ async def test_send_region_cancelled_at_any_time(place: Place) -> None:
                 for share in await cancelled_after(
                     count, lambda: client.send_region(buffer, access=ALL)
                 ):
-                    assert share is not None
                     share.revoke()
             assert client._sharing.shared == 0
         await check_alive(client, server)
@@ -279,7 +278,6 @@ async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
                 lengths.append(number)
             while len(arrived) < len(lengths):
                 arrived.append(await client.recv_region())
-            assert all(isinstance(region, RemoteRegion) for region in arrived)
             assert [len(region) for region in arrived] == lengths
 
 
@@ -357,7 +355,7 @@ async def test_close_cancelled_at_any_time_ends_the_connection(place: Place) -> 
 async def test_timeout_on_every_await(place: Place) -> None:
     """`asyncio.timeout` is a cancellation: the caller's limit holds, and the connection goes on."""
     async with place.pair() as (client, server):
-        for wait in (client.recv, client.recv_region, client.wait_closed):
+        for wait in (client.recv, client.recv_region, client.recv_buffer, client.wait_closed):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await wait()

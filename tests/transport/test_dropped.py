@@ -15,7 +15,6 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
-    RemoteRegion,
     Rights,
     start_server,
     streams,
@@ -178,9 +177,7 @@ async def use(place: Place) -> list[weakref.ref[object]]:
         waiting = asyncio.create_task(client.recv())
         with server.alloc(4096) as memory, client.alloc(4096) as buffer:
             share = await server.send_region(memory, access=ALL, lease=60)
-            assert share is not None
             remote = await client.recv_region()
-            assert isinstance(remote, RemoteRegion)
             await client.write(buffer, remote)
             async with client.batch() as batch:
                 batch.read(remote, buffer)

@@ -195,13 +195,14 @@ CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object
     "send large": lambda conn, _: conn.send(bytes(10_000)),
     "recv": lambda conn, _: conn.recv(),
     "recv_region": lambda conn, _: conn.recv_region(),
+    "recv_buffer": lambda conn, _: conn.recv_buffer(),
     "request_region": lambda conn, _: conn.request_region(8),
     "write": lambda conn, remote: conn.write(bytes(8), remote),
     "read": lambda conn, remote: conn.read(remote, bytearray(8)),
     "read large": lambda conn, remote: conn.read(remote, bytearray(100_000)),
     "fetch_and_add": lambda conn, remote: conn.fetch_and_add(remote, 1),
     "compare_and_swap": lambda conn, remote: conn.compare_and_swap(remote, 0, 1),
-    "hand over": lambda conn, remote: conn.send_region(remote),
+    "hand over": lambda conn, remote: conn.hand_over(remote),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from aiordma import Buffer, Connection, RemoteRegion
+from aiordma import Connection, RemoteRegion
 from aiordma._transport.sharing import RemoteSlice
 from tests.conftest import Run
 
@@ -149,11 +149,9 @@ async def test_borrowed_memory_is_handed_over_after_what_was_written(place: Plac
             asyncio.create_task(client.write(FILLED, remote[CELL * n : CELL * (n + 1)]))
             for n in range(30)
         ]
-        handing = asyncio.create_task(client.send_region(remote))
+        handing = asyncio.create_task(client.hand_over(remote))
         await asyncio.gather(*writes, handing)
-        buffer = await server.recv_region()
-        assert isinstance(buffer, Buffer)
-        with buffer:
+        with await server.recv_buffer() as buffer:
             assert buffer.view == FILLED * 30
         await check_alive(client, server)
 
@@ -288,4 +286,21 @@ async def test_progress_that_raises_is_heard_of(place: Place) -> None:
         with pytest.raises(LookupError, match="64"):
             await client.read(remote, bytearray(64), progress=fail)
         (await server.recv()).release()
+        await check_alive(client, server)
+
+
+async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(place: Place) -> None:
+    """Its key works no more, so the peer must not come by it."""
+    async with place.pair(SHORT) as (client, server), shared(server, client, 256) as (_, remote):
+        with client.alloc(8) as first, client.alloc(16) as second:
+            ahead = [asyncio.create_task(client.read(remote, bytearray(256))) for _ in range(20)]
+            doomed = asyncio.create_task(client.send_region(first))
+            await turns(1)
+            doomed.cancel()
+            await asyncio.wait([doomed])
+            share = await client.send_region(second)
+            assert len(await server.recv_region()) == 16
+            share.revoke()
+            assert not client._sharing.shared
+            await asyncio.gather(*ahead)
         await check_alive(client, server)
