@@ -131,7 +131,7 @@ def test_one_comparison_is_printed() -> None:
     done = bench("imports", "--quick")
     assert done.returncode == 0
     assert done.stderr == "measuring: Import\n"
-    assert "| import | aiordma | " in done.stdout
+    assert "| import | import aiordma | " in done.stdout
     assert "| kernel | " in done.stdout
 
 
