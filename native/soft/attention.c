@@ -21,6 +21,8 @@
  * or what a bounded visit leaves, is announced by soft_engine_nudge, which is readable in epoll as
  * well.  The same holds for room in a ring that we write: who waits for it asks, and looks again.
  *
+ * Who finds in the ring what it was rung for hears the bell at once, without asking epoll who it was.
+ *
  * A bell is one of our own sockets and not an eventfd: it cannot be made to block, filled up, or read
  * by a third one, whatever the other side does with its end.
  */
@@ -75,7 +77,28 @@ static bool await(struct soft_neighbour *neighbour)
 {
 	if (soft_neighbour_is_self(neighbour))
 		return soft_ring_has_input(&neighbour->in);
-	return !soft_ring_awaits(&neighbour->in) && soft_ring_await(&neighbour->in);
+	if (soft_ring_awaits(&neighbour->in))
+		return false;
+	neighbour->asked = true;
+	return soft_ring_await(&neighbour->in);
+}
+
+/* It was asked to ring and has: its bell need not wake anybody any more. */
+static void hush(struct soft_neighbour *neighbour)
+{
+	if (!neighbour->asked || soft_ring_awaits(&neighbour->in))
+		return;
+	neighbour->asked = false;
+	soft_meeting_hush(neighbour);
+}
+
+/* Somebody comes by without being asked to. */
+static void unask(struct soft_neighbour *neighbour)
+{
+	if (!soft_ring_awaits(&neighbour->in))
+		return; /* or it has rung */
+	neighbour->asked = false;
+	soft_ring_attend(&neighbour->in);
 }
 
 void soft_attention_see(struct soft_neighbour *neighbour)
@@ -89,7 +112,7 @@ void soft_attention_see(struct soft_neighbour *neighbour)
 	if (neighbour->vain > VAIN || count > MOST || soft_neighbour_is_self(neighbour))
 		soft_attention_forget(neighbour);
 	if (is_attended(neighbour) && !alert)
-		soft_ring_attend(&neighbour->in);
+		unask(neighbour);
 	else if (await(neighbour))
 		come_again(neighbour);
 }
@@ -110,6 +133,7 @@ static bool visit(struct soft_neighbour *neighbour, size_t share)
 	neighbour->vain = any ? 0 : neighbour->vain + 1;
 	if (any && !neighbour->dead) {
 		attend(neighbour);
+		hush(neighbour);
 		if (soft_ring_is_starved(&neighbour->in) && soft_ring_wakes(&neighbour->out))
 			soft_meeting_ring(neighbour);
 	}
@@ -170,7 +194,7 @@ void soft_neighbours_alert(bool on)
 			soft_list_entry(node, struct soft_neighbour, attended);
 
 		if (!on)
-			soft_ring_attend(&neighbour->in);
+			unask(neighbour);
 		else if (await(neighbour) || soft_neighbour_starves(neighbour))
 			more = true;
 	}

@@ -17,7 +17,8 @@
  *
  * What is asked.  A step looks into the rings of neighbours first (attention.c), without a system
  * call, then into the epoll set; a thread that polls, while there are such rings, asks epoll every
- * two microseconds.  Neighbours need not ring as long as somebody is sure to come by.  That is so while
+ * two microseconds, and one that was woken and has found in a ring what it was woken for asks now and
+ * then only.  Neighbours need not ring as long as somebody is sure to come by.  That is so while
  * the engine's thread stands back or works, unless a completion queue is armed, because then a thread
  * of the application may go to sleep without telling us; and while a thread looks again and again
  * before it sleeps.  Where the first of these ends and the next begins, mind_neighbours is called
@@ -30,6 +31,7 @@
  * and "no callback after unwatch" true by construction.
  */
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -52,6 +54,7 @@ enum {
 	SOON = 3,
 	LET_DOWNS = 8,
 	ASK_NS = 2000,
+	FIND_NS = 100 * 1000,
 };
 
 #define DISTRUST_NS 50000000u
@@ -78,7 +81,7 @@ static struct {
 	bool silent;   /* sources of the port are not served */
 
 	int epoll_fd;
-	struct soft_source wake;  /* eventfd that ends the thread's sleep */
+	int wake_fd;              /* eventfd that ends the thread's sleep, and nobody else's */
 	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
 	struct soft_source alarm; /* timerfd of timer.c */
 	pthread_t thread;
@@ -95,6 +98,7 @@ static struct {
 } engine = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.epoll_fd = -1,
+	.wake_fd = -1,
 	.sources = {&engine.sources, &engine.sources},
 	.deferred = {&engine.deferred, &engine.deferred},
 	.channels = {&engine.channels, &engine.channels},
@@ -256,7 +260,7 @@ static void wake_thread(void)
 	if (!engine.running || !engine.asleep || soft_now() < engine.trust_at)
 		return;
 	engine.asleep = false;
-	(void)!write(engine.wake.fd, &one, sizeof(one));
+	(void)!write(engine.wake_fd, &one, sizeof(one));
 }
 
 /* A thread of the application polls and has found something, while the engine's thread sleeps: that
@@ -267,25 +271,34 @@ static void rouse(void)
 		wake_thread();
 }
 
-/* Who polls asks the rings every time, and epoll, which is a system call, every so often. */
-static bool asked_lately(void)
+/* The rings are looked into every time, and epoll, which is a system call, is asked every so often by
+ * who polls, and by who has been woken and found in a ring what he was woken for.  What else is ready
+ * stays so: it wakes him again. */
+static bool need_not_ask(bool polling, bool found)
 {
+	uint64_t patience = polling ? ASK_NS : found ? FIND_NS : 0;
+
+	if (!patience || !soft_neighbours_attended())
+		return false;
 	uint64_t now = soft_now();
 
-	if (now - engine.asked_at < ASK_NS)
+	if (now - engine.asked_at < patience)
 		return true;
 	engine.asked_at = now;
 	return false;
 }
 
+/* Who makes a step: the engine's thread, a thread that has been woken, one that polls. */
+enum who { ENGINE, WOKEN, POLLING };
+
 /* Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
-static bool step(bool polling)
+static bool step(enum who who)
 {
 	if (!engine.running)
 		return false;
 	bool found = soft_neighbours_serve();
 
-	if (polling && soft_neighbours_attended() && asked_lately())
+	if (who != ENGINE && need_not_ask(who == POLLING, found))
 		return found;
 	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
 
@@ -304,12 +317,12 @@ static bool step(bool polling)
 	return true;
 }
 
-static void progress(struct soft_channel *channel, bool polling)
+static void progress(struct soft_channel *channel, enum who who)
 {
 	engine.current = channel;
 	mind_neighbours();
 	soft_acks_step();
-	if (step(polling)) {
+	if (step(who)) {
 		__atomic_fetch_add(&engine.served, 1, __ATOMIC_RELAXED);
 		if (soft_neighbours_attended())
 			rouse();
@@ -322,7 +335,7 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED));
+	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? POLLING : WOKEN);
 }
 
 void soft_progress(void)
@@ -335,7 +348,7 @@ void soft_progress_try(void)
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
 	if (__atomic_load_n(&engine.waiting, __ATOMIC_RELAXED) == 0 &&
 	    pthread_mutex_trylock(&engine.lock) == 0)
-		progress(NULL, true);
+		progress(NULL, POLLING);
 }
 
 void soft_engine_armed(int change)
@@ -416,21 +429,16 @@ static bool serve(void)
 {
 	make_room();
 	soft_lock();
-	bool worked = step(false);
+	bool worked = step(ENGINE);
 	soft_unlock();
 	return worked;
 }
 
-static bool epoll_is_ready(int timeout_ms)
+static bool work_is_ready(void)
 {
 	struct epoll_event event;
 
-	return epoll_wait(engine.epoll_fd, &event, 1, timeout_ms) > 0;
-}
-
-static bool work_is_ready(void)
-{
-	if (epoll_is_ready(0))
+	if (epoll_wait(engine.epoll_fd, &event, 1, 0) > 0)
 		return true;
 	if (!soft_neighbours_attended())
 		return false;
@@ -453,15 +461,19 @@ static void set_asleep(bool asleep)
 /* Until there is work, or we are roused. */
 static bool sleep_well(void)
 {
+	/* Not in the epoll set, where it would keep a thread of the application from its sleep. */
+	struct pollfd fds[2] = {
+		{.fd = engine.epoll_fd, .events = POLLIN},
+		{.fd = engine.wake_fd, .events = POLLIN},
+	};
 	uint64_t count;
 
 	set_asleep(true);
-	bool ready = epoll_is_ready(-1);
-
+	poll(fds, 2, -1);
 	set_asleep(false);
-	/* Ours alone to read: threads that come by leave it, so that it cannot be missed. */
-	(void)!read(engine.wake.fd, &count, sizeof(count));
-	return ready;
+	if (fds[1].revents)
+		(void)!read(engine.wake_fd, &count, sizeof(count));
+	return fds[0].revents;
 }
 
 /* Begin to watch from the side, unless somebody depends on us. */
@@ -568,13 +580,6 @@ static void *run(void *unused)
 
 /* ---- start, stop, fork --------------------------------------------------------------------- */
 
-static void wake_ready(struct soft_source *source, uint32_t events)
-{
-	/* Left readable, for the engine's thread: see sleep_well. */
-	(void)source;
-	(void)events;
-}
-
 static void alarm_ready(struct soft_source *source, uint32_t events)
 {
 	uint64_t expirations;
@@ -620,10 +625,9 @@ static void close_fd(int *fd)
 
 static void close_all(void)
 {
-	soft_unwatch(&engine.wake);
 	soft_unwatch(&engine.nudge);
 	soft_unwatch(&engine.alarm);
-	close_fd(&engine.wake.fd);
+	close_fd(&engine.wake_fd);
 	close_fd(&engine.nudge.fd);
 	close_fd(&engine.alarm.fd);
 	close_fd(&engine.epoll_fd);
@@ -658,6 +662,7 @@ static void after_fork_in_child(void)
 		close_fd(&source->fd);
 	}
 	close_fd(&engine.epoll_fd);
+	close_fd(&engine.wake_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 	soft_timers_forget();
@@ -707,25 +712,23 @@ static int start(void)
 	if (rc)
 		return rc;
 	soft_timers_forget();
-	engine.wake = (struct soft_source){.fd = -1, .ready = wake_ready};
+	engine.wake_fd = -1;
 	engine.nudge = (struct soft_source){.fd = -1, .ready = nudge_ready};
 	engine.alarm = (struct soft_source){.fd = -1, .ready = alarm_ready};
 	engine.scratch = malloc(sizeof(*engine.scratch));
 	if (!engine.scratch)
 		return ENOMEM;
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	engine.wake.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.wake.fd < 0 || engine.nudge.fd < 0 ||
+	if (engine.epoll_fd < 0 || engine.wake_fd < 0 || engine.nudge.fd < 0 ||
 	    engine.alarm.fd < 0) {
 		rc = errno;
 		close_all();
 		return rc;
 	}
-	rc = soft_watch(&engine.wake, EPOLLIN);
-	if (!rc)
-		rc = soft_watch(&engine.nudge, EPOLLIN);
+	rc = soft_watch(&engine.nudge, EPOLLIN);
 	if (!rc)
 		rc = soft_watch(&engine.alarm, EPOLLIN);
 	if (!rc) {
@@ -768,7 +771,7 @@ void soft_engine_put(void)
 	/* No user is left in the child of a fork, whatever it inherited. */
 	if (users && --users == 0) {
 		__atomic_store_n(&engine.stopping, true, __ATOMIC_RELEASE);
-		if (write(engine.wake.fd, &one, sizeof(one)) != sizeof(one))
+		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
 			abort(); /* an eventfd that is read now and then cannot be full */
 		pthread_join(engine.thread, NULL);
 		soft_lock();

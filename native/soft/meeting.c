@@ -223,6 +223,7 @@ static bool understood(struct soft_neighbour *neighbour, const struct message *m
 	case READY:
 		return !visitor && !neighbour->up && come_up(neighbour);
 	case BELL:
+		neighbour->asked = false;
 		return neighbour->up;
 	case LID:
 		neighbour->lid = (uint16_t)message->lid;
@@ -232,14 +233,11 @@ static bool understood(struct soft_neighbour *neighbour, const struct message *m
 	}
 }
 
-static void heard(struct soft_source *source, uint32_t events)
+/* One message: if there are more, epoll says so.  False: this is the end. */
+static bool listen_to(struct soft_neighbour *neighbour)
 {
-	struct soft_neighbour *neighbour = soft_container(source, struct soft_neighbour, socket);
 	struct message message;
 	int fd;
-
-	(void)events;
-	/* One: if there are more, epoll says so. */
 	int rc = hear(neighbour, &message, &fd);
 
 	if (rc == 1 && !understood(neighbour, &message, fd))
@@ -248,8 +246,22 @@ static void heard(struct soft_source *source, uint32_t events)
 		close(fd);
 	if (rc < 0)
 		soft_neighbour_part(neighbour);
-	else if (neighbour->up)
+	return rc >= 0;
+}
+
+static void heard(struct soft_source *source, uint32_t events)
+{
+	struct soft_neighbour *neighbour = soft_container(source, struct soft_neighbour, socket);
+
+	(void)events;
+	if (listen_to(neighbour) && neighbour->up)
 		soft_attention_visit(neighbour);
+}
+
+void soft_meeting_hush(struct soft_neighbour *neighbour)
+{
+	if (neighbour->socket.fd >= 0)
+		listen_to(neighbour);
 }
 
 /* ---- the visitor --------------------------------------------------------------------------- */

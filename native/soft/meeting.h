@@ -45,6 +45,7 @@ struct soft_neighbour {
 	/* attention.c */
 	struct soft_node attended;
 	unsigned vain; /* looks in a row that found nothing */
+	bool asked;    /* to ring, and its bell has not been heard */
 };
 
 /* ---- memory.c ------------------------------------------------------------------------------ */
@@ -84,6 +85,8 @@ void soft_neighbours_all(void (*what)(struct soft_neighbour *neighbour));
 struct soft_neighbour *soft_meeting_begin(uint16_t lid);
 /* Wake it. */
 void soft_meeting_ring(struct soft_neighbour *neighbour);
+/* What it rings for has been seen: hear its bell now, if it is there yet.  It may end that one. */
+void soft_meeting_hush(struct soft_neighbour *neighbour);
 /* Close what is open, of one that is over. */
 void soft_meeting_end(struct soft_neighbour *neighbour);
 void soft_meeting_forget(void);
