@@ -8,15 +8,18 @@ was asked for after it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import mmap
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
 
 from aiordma import Connection, RemoteRegion, RequestRefusedError, Rights
+from aiordma._core import protocol
 from aiordma.mr_pool import LocalMemory
 
 from .cutting import cut_short
@@ -48,7 +51,9 @@ def stretch(plan: Plan, lane: int, step: int) -> tuple[int, int, int]:
 
 
 class Memory:
-    """One end's part of it."""
+    """One end's part of it.  `breaks`: the connection is broken when it is done."""
+
+    breaks: ClassVar[bool] = False
 
     def __init__(
         self, conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally
@@ -152,19 +157,22 @@ class Lane:
 
     async def run(self) -> list[int]:
         """Bounds of its counter."""
-        steps = {
-            self._write_and_read: 5,
-            self._batch: 2,
-            self._add: 3,
-            self._swap: 2,
-            self._wake: 2,
-            self._borrow: 1,
-            self._cancelled: 4,
-        }
+        steps = {**self._verified, self._wake: 2, self._borrow: 1, self._cancelled: 4}
         for step in range(self._chance.randint(1, self._plan.count)):
             (some,) = self._chance.choices(list(steps), list(steps.values()))
             await some(step)
         return [self._least, self._most]
+
+    async def until_refused(self) -> None:
+        """Operations that ask nothing of the owner's program; the end is the error of one."""
+        for step in itertools.count():
+            (some,) = self._chance.choices(list(self._verified), list(self._verified.values()))
+            await some(step)
+
+    @property
+    def _verified(self) -> dict[Callable[[int], Coroutine[Any, Any, None]], int]:
+        """What shows at once whether it was done right, and how often it is to be tried."""
+        return {self._write_and_read: 5, self._batch: 2, self._add: 3, self._swap: 2}
 
     def _source(self, stack: ExitStack, data: memoryview) -> LocalMemory | memoryview:
         kind = self._chance.random()
@@ -262,15 +270,14 @@ class Lane:
         size = max(1, min(LENT, self._plan.size("borrowed", self._lane, step)))
         number = self._plan.number("borrowed", self._lane, step)
         if self._chance.random() < 0.2:
-            got = await cut_short(self._chance, lambda: self._conn.request_region(size))
+            got = await cut_short(self._chance, lambda: self._request(size))
             for region in got:
-                await region.release()
+                if region is not None:
+                    await region.release()
             self._tally.count("cancelled")
         async with self._memory._talking:
-            try:
-                lent = await self._conn.request_region(size)
-            except RequestRefusedError:
-                self._tally.count("refused")  # what was cancelled may not be back yet
+            lent = await self._request(size)
+            if lent is None:
                 return
             await self._conn.write(self._patterns.of(number, size), lent)
             back = bytearray(size)
@@ -283,6 +290,16 @@ class Lane:
             else:
                 await lent.release()
         self._tally.count("borrowed", size)
+
+    async def _request(self, size: int) -> RemoteRegion | None:
+        """None where the quota is used up: a loan counts until its owner has it back."""
+        try:
+            return await self._conn.request_region(size)
+        except RequestRefusedError as error:
+            if error.code != protocol.ErrorCode.QUOTA:
+                raise
+            self._tally.count("refused")
+            return None
 
     async def _cancelled(self, step: int) -> None:
         begin, length, number = stretch(self._plan, self._lane, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from typing import ClassVar
 
 from aiordma import Connection, Message, MessageTooLongError
 
@@ -21,6 +22,8 @@ HELD = 3
 
 class Messages:
     """One end's part of it."""
+
+    breaks: ClassVar[bool] = False
 
     def __init__(
         self, conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally

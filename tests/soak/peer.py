@@ -418,7 +418,9 @@ async def main(options: dict[str, Any]) -> None:
         f"unraisable: {it.err_msg} {it.object!r}", it.exc_value
     )
     reader = asyncio.StreamReader(limit=1 << 20)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    commands, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
 
     async def show() -> None:
         while True:
@@ -438,6 +440,7 @@ async def main(options: dict[str, Any]) -> None:
             say({"answer": answer})
     finally:
         showing.cancel()
+        commands.close()
 
 
 if __name__ == "__main__":

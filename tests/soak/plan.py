@@ -10,7 +10,7 @@ from aiordma import Config
 
 from .pattern import LARGEST
 
-KINDS = {"messages": 4, "memory": 3}  # or "stream", which has servers of its own
+KINDS = {"messages": 8, "memory": 6, "leases": 1}  # or "stream", which has servers of its own
 
 CLIENT, SERVER = "client", "server"
 # How it ends, and how often so. `leaves` is the client's task cancelled at some moment.

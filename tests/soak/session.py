@@ -13,6 +13,7 @@ from aiordma import (
     WorkCompletionError,
 )
 
+from .leases import Leases
 from .memory import Memory
 from .messages import LAST, Messages
 from .pattern import Patterns, Wrong
@@ -21,12 +22,20 @@ from .streams import Stream
 from .tally import Tally
 
 ENDS = (ConnectionBrokenError, ConnectionClosedError, WorkCompletionError)
-PARTS: dict[str, type[Messages | Memory]] = {"messages": Messages, "memory": Memory}
+PARTS: dict[str, type[Messages | Memory]] = {
+    "messages": Messages,
+    "memory": Memory,
+    "leases": Leases,
+}
 
 
 async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally) -> None:
     """All that the plan has for this side, and the end, as planned."""
-    await PARTS[plan.kind](conn, plan, side, patterns, tally).run()
+    part = PARTS[plan.kind](conn, plan, side, patterns, tally)
+    await part.run()
+    if part.breaks:
+        tally.count("ended: broken by a lease")
+        return
     await finish(conn, plan, side)
     tally.count(f"ended: {plan.ending}")
 

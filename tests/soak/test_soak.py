@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from aiordma import ConnectionBrokenError, ConnectionClosedError
+from aiordma import ConnectionBrokenError, ConnectionClosedError, testing
+from aiordma.mr_pool import LocalMemory
+from tests.conftest import EMBEDDED
 
 from .kept import Kept
-from .memory import COUNTER, LANES, parts, stretch
+from .leases import HOW, REVOKED, Leases, how_it_ends
+from .memory import ALL, COUNTER, LANES, parts, stretch
 from .pattern import LARGEST, Patterns, Wrong, write_patterns
 from .plan import CLIENT, ENDINGS, KINDS, SERVER, Plan
-from .session import as_planned
+from .session import as_planned, causes
+from .tally import Tally
 
 SEEDS = range(2000)
+PLANS = [Plan.of(seed, "default", strict=True) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +48,13 @@ def test_a_wrong_byte_is_seen(patterns: Patterns) -> None:
 
 
 def test_both_ends_make_the_same_plan(patterns: Patterns) -> None:
-    plans = [Plan.of(seed, "default", strict=True) for seed in SEEDS]
-    assert plans == [Plan.of(seed, "default", strict=True) for seed in SEEDS]
-    assert {plan.kind for plan in plans} == set(KINDS)
-    assert {plan.ending for plan in plans} == set(ENDINGS)
-    sizes = {plan.size(CLIENT, number) for plan in plans for number in range(5)}
+    assert [Plan.of(seed, "default", strict=True) for seed in SEEDS] == PLANS
+    assert {plan.kind for plan in PLANS} == set(KINDS)
+    assert {plan.ending for plan in PLANS} == set(ENDINGS)
+    sizes = {plan.size(CLIENT, number) for plan in PLANS for number in range(5)}
     assert {0, 1, 1024, 8192, LARGEST} <= sizes
     assert max(sizes) == LARGEST
-    for plan in plans[:100]:
+    for plan in PLANS[:100]:
         assert len(patterns.of(plan.number(SERVER, 3), LARGEST)) == LARGEST
 
 
@@ -61,6 +67,43 @@ def test_lanes_keep_apart() -> None:
             for step in range(3):
                 begin, length, _ = stretch(plan, lane, step)
                 assert base <= begin <= begin + length <= base + part <= size
+
+
+def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
+    """Both ends of a part that breaks its connection; what they did."""
+    tally = Tally()
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(20),
+            testing.connected_pair(device=EMBEDDED) as ends,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for conn, side in zip(ends, (CLIENT, SERVER), strict=True):
+                tasks.create_task(Leases(conn, plan, side, patterns, tally).run())
+
+    asyncio.run(main())
+    return tally.done
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_lease_ends_during_use(patterns: Patterns, how: str) -> None:
+    plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == how)
+    done = use_until_refused(plan, patterns)
+    assert done[f"ended during use: {how}"] == 1
+
+
+def test_a_key_that_works_too_long_is_seen(
+    patterns: Patterns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def share_for_ever(leases: Leases, memory: LocalMemory) -> None:
+        await leases._conn.send_region(memory, access=ALL)
+
+    monkeypatch.setattr(Leases, "_share_for_a_while", share_for_ever)
+    plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == REVOKED)
+    with pytest.raises(ExceptionGroup) as caught:
+        use_until_refused(plan, patterns)
+    assert any(isinstance(error, Wrong) for error in causes(caught.value))
 
 
 def test_what_is_kept_is_seen(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Memory whose lease ends while the other end uses it.
+
+Whatever is under way then is done with the right bytes, or fails, which breaks the connection, as
+verbs have it.  From then on nothing of the memory changes but by its owner, and nothing beside it
+ever did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import ClassVar
+
+from aiordma import ConnectionBrokenError, RemoteRegion
+from aiordma.errors import RemoteAccessError
+from aiordma.mr_pool import LocalMemory
+from tests.transport.place import lease_over
+
+from .memory import ALL, COUNTER, LANES, LENT, Lane, Memory, parts, some_memory
+from .pattern import Wrong
+from .plan import Plan
+
+# What ends: the lease of a share, a share that is revoked, the lease of a loan.
+LEASE, REVOKED, LOAN = "lease", "revoked", "loan"
+HOW = (LEASE, REVOKED, LOAN)
+LONGEST = 0.05  # seconds
+FAR = 60.0  # a lease that has not ended until then never will
+
+# On both sides of what is shared, not by whole pages.
+BESIDE = 1016
+
+
+def how_it_ends(plan: Plan) -> str:
+    return plan.chance("how it ends").choice(HOW)
+
+
+class Leases(Memory):
+    """One end's part of it."""
+
+    breaks: ClassVar[bool] = True
+
+    async def run(self) -> None:
+        self._how = how_it_ends(self._plan)
+        self._seconds = self._plan.chance("lease").uniform(1e-3, LONGEST)
+        if self._how == LOAN:
+            self._plan = replace(self._plan, largest=min(self._plan.largest, LENT // 2))
+        await super().run()
+
+    # ---- whose memory it is --------------------------------------------------------------
+
+    async def _own(self) -> None:
+        if self._how == LOAN:
+            await self._until_broken()
+            return
+        conn, plan = self._conn, self._plan
+        _, _, size = parts(plan)
+        with some_memory(conn, plan.chance("memory"), BESIDE + size + BESIDE) as memory:
+            view = memory.view
+            before, middle, behind = view[:BESIDE], view[BESIDE:-BESIDE], view[-BESIDE:]
+            number = plan.number("beside")
+            before[:] = self._patterns.of(number, BESIDE)
+            behind[:] = self._patterns.of(number + 1, BESIDE)
+            middle[: LANES * COUNTER] = bytes(LANES * COUNTER)
+            await self._share_for_a_while(memory[BESIDE:-BESIDE])
+            middle[:] = self._patterns.of(number + 2, size)
+            await self._until_broken()
+            self._patterns.check("memory before what was shared", number, before)
+            self._patterns.check("memory behind what was shared", number + 1, behind)
+            self._patterns.check("memory that is shared no more", number + 2, middle)
+            del view, before, middle, behind
+
+    async def _share_for_a_while(self, memory: LocalMemory) -> None:
+        lease = self._seconds if self._how == LEASE else None
+        share = await self._conn.send_region(memory, access=ALL, lease=lease)
+        assert share is not None
+        with share:
+            if self._how == REVOKED:
+                await asyncio.sleep(self._seconds)
+            else:
+                await lease_over(share, FAR)
+
+    async def _until_broken(self) -> None:
+        try:
+            with await self._conn.recv() as message:
+                raise Wrong(f"{message!r} from who only uses memory")
+        except ConnectionBrokenError:
+            self._tally.count(f"ended during use: {self._how}")
+
+    # ---- who uses it ---------------------------------------------------------------------
+
+    async def _use(self) -> None:
+        conn, plan = self._conn, self._plan
+        lanes, _, size = parts(plan)
+        if self._how == LOAN:
+            remote = await conn.request_region(size, access=ALL, lease=self._seconds)
+        else:
+            got = await conn.recv_region()
+            if not isinstance(got, RemoteRegion) or len(got) != size:
+                raise Wrong(f"{size} bytes were to be shared, not {got!r}")
+            remote = got
+        ends = await asyncio.gather(
+            *(
+                Lane(self, remote, lane, plan.chance("lane", lane)).until_refused()
+                for lane in range(lanes)
+            ),
+            return_exceptions=True,
+        )
+        for end in ends:
+            assert isinstance(end, BaseException)
+            if not isinstance(end, RemoteAccessError | ConnectionBrokenError):
+                raise end
+            self._tally.count(f"refused as {type(end).__name__}")
