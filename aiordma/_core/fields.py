@@ -26,6 +26,8 @@ class Codec(Protocol):
 
 def _unsigned(value: object, bits: int) -> int:
     # bool is an int in Python, but not in msgpack.
+    if type(value) is int and not value >> bits:  # nor is a negative number 0 after that
+        return value
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"an integer is needed, not {type(value).__name__}")
     if value < 0 or value >> bits:
@@ -48,7 +50,7 @@ class _OptionalUnsigned:
         self._bits = bits
 
     def encode(self, value: object) -> object:
-        return None if value is None else _unsigned(value, self._bits)
+        return value if value is None else _unsigned(value, self._bits)
 
     decode = encode
 

@@ -282,12 +282,14 @@ def encode(message: Message) -> bytes:
     """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
     _, codecs = _FORMATS[message.TYPE]
     values = []
-    for name, codec in codecs:
-        try:
+    name = ""
+    try:
+        for name, codec in codecs:
             values.append(codec.encode(getattr(message, name)))
-        except ValueError as error:
-            raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
-    return _pack([MAGIC, VERSION, int(message.TYPE), values[0], values[1:]])
+    except ValueError as error:
+        raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
+    request_id, *body = values
+    return _pack([MAGIC, VERSION, int(message.TYPE), request_id, body])
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
@@ -311,15 +313,16 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     cls, codecs = known
     if type(body) is not list or len(body) != len(codecs) - 1:
         raise ProtocolError(f"the peer sent a {cls.__name__} without its {len(codecs) - 1} fields")
-    values: dict[str, Any] = {}
-    for (name, codec), value in zip(codecs, [request_id, *body], strict=True):
-        try:
-            values[name] = codec.decode(value)
-        except ValueError as error:
-            raise ProtocolError(
-                f"the peer sent a {cls.__name__} with a bad {name}: {error}"
-            ) from None
+    values: list[Any] = []
+    field = codecs[0]
     try:
-        return cls(**values)
+        for field, value in zip(codecs, [request_id, *body], strict=True):
+            values.append(field[1].decode(value))
+    except ValueError as error:
+        raise ProtocolError(
+            f"the peer sent a {cls.__name__} with a bad {field[0]}: {error}"
+        ) from None
+    try:
+        return cls(*values)
     except ValueError as error:
         raise ProtocolError(f"the peer sent a {cls.__name__}: {error}") from None

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
 # Rights that a device may ignore; only the calls with an iova know them.
-_OPTIONAL = AccessFlags.RELAXED_ORDERING
+_OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
+# Rights that depend on others, or on the device.
+_WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
 # Types whose memory is an allocator's: without holes, and no file that somebody could cut short.
 _ALLOCATED = frozenset({bytes, bytearray, array})
@@ -259,24 +261,25 @@ def reg_mr(
     `there`: it is known that the memory has no holes, so where nothing pins pages, nobody need
     look at each of them.
     """
-    check_rights(access)
-    require_on_demand(pd.context, access)
-    if access & AccessFlags.ZERO_BASED:
-        if iova:
-            raise ValueError("a zero-based region is at address 0: no iova beside it")
-        iova = 0
+    rights = int(access)  # an enumeration's operators take as long as all of the rest
+    if rights & _WITH_CONDITIONS:
+        check_rights(access)
+        require_on_demand(pd.context, access)
+        if access & AccessFlags.ZERO_BASED:
+            if iova:
+                raise ValueError("a zero-based region is at address 0: no iova beside it")
+            iova = 0
     library = pd.context.library
     addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
     try:
+        if iova is not None or rights & _OPTIONAL:
+            return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
+        call = library.reg_own_mr if there else library.calls.ibv_reg_mr
+        return call(pd.pointer, memory, length, rights), addr
+    except UnsupportedError as error:
         with pd.context.offering(f"registering memory with {access!r}"):
-            if iova is not None or access & _OPTIONAL:
-                return library.calls.ibv_reg_mr_iova2(
-                    pd.pointer, memory, length, addr, access
-                ), addr
-            call = library.reg_own_mr if there else library.calls.ibv_reg_mr
-            return call(pd.pointer, memory, length, access), addr
-    except UnsupportedError:
-        raise
+            raise error
+        raise  # for the type checker
     except VerbsError as error:
         raise explained(error, f"registering {length} bytes") from None
 
