@@ -14,7 +14,7 @@ finalizer, in the middle of anything.  For the tasks of one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Generic, Protocol, TypeVar
 
 from .errors import QuotaError
@@ -41,6 +41,11 @@ class MemoryLine(Generic[B]):
     def __len__(self) -> int:
         """How many wait."""
         return len(self._brief) + len(self._users)
+
+    @property
+    def waiting(self) -> tuple[Sized, Sized]:
+        """Who has a brief need, and who another: as they are at any time."""
+        return self._brief, self._users
 
     def free_for(self, *, brief: bool) -> bool:
         """Whether nobody waits whose turn would come before that of a newcomer."""

@@ -17,19 +17,16 @@ All of it belongs to one event loop and is not thread-safe.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import warnings
-import weakref
 from dataclasses import dataclass
-from functools import cache
 from types import TracebackType
 from typing import Self
 
 from . import verbs
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
-from ._native import Local, Pinned
+from ._native import Block as NativeBlock
+from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .memory_line import MemoryLine
 from .verbs.pages import Mapped
@@ -44,25 +41,18 @@ SPARE_SLABS = 4
 # Freed blocks larger than a slab that are kept registered for the next use, in bytes.
 LARGE_READY_BYTES = 256 << 20
 
-# References to a block's exporter when no view of it exists: the block's own, and the argument.
-UNSEEN = 2
-
 REMOTE_RIGHTS = (
     verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_ATOMIC
 )
 
 
-@cache
-def _exporter_of(size: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
-    """What a block of this size shows its bytes by: registering them again knows whose they are."""
-    return type("PoolMemory", (ctypes.c_ubyte * size, Mapped), {"__slots__": ()})
+class Block(NativeBlock, Mapped):
+    """A place in registered memory, made once and leased many times.  Internal to the library.
 
+    Users' views are exports of it.
+    """
 
-class Block(Pinned):
-    """A place in registered memory, made once and leased many times.  Internal to the library."""
-
-    __slots__ = ("__weakref__", "_exporter", "_pool", "address", "lkey", "offset", "region", "size",
-                 "slab", "view")  # fmt: skip
+    __slots__ = ("offset", "region", "slab", "view")
 
     def __init__(
         self,
@@ -73,31 +63,15 @@ class Block(Pinned):
         offset: int,
         size: int,
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self.region = region
         self.slab = slab
         self.offset = offset
         self.size = size
         self.address = region.addr + offset
         self.lkey = region.lkey
-        self._exporter: ctypes.Array[ctypes.c_ubyte] | None = None
         self.view = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
-
-    def export(self, start: int, stop: int) -> memoryview:
-        """A view for a user, whose life is watched."""
-        if self._exporter is None:
-            self._exporter = _exporter_of(self.size).from_buffer(self.view)
-        return memoryview(self._exporter).cast("B")[start:stop]
-
-    def _retire(self) -> None:
-        exporter = self._exporter
-        if exporter is None or sys.getrefcount(exporter) <= UNSEEN + 1:
-            self._pool._returned(self)
-        else:
-            # Somebody still looks: the block comes back when the last view is gone.
-            weakref.finalize(exporter, self._pool._returned, self).atexit = False
-            self._exporter = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +94,7 @@ def block_size(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
-class MemoryPool:
+class MemoryPool(Shelf):
     """Leases of registered memory, for local access, within one protection domain.
 
     `limit` bounds the bytes registered in all.  Beyond it `lease` waits until enough has come back,
@@ -132,39 +106,31 @@ class MemoryPool:
         self.limit = limit
         self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
-        self._in_slabs = 0  # bytes of leased blocks that are not large
-        self._trim_below = 0  # of those
-        self._ready: dict[int, list[Block]] = {}
+        self._large_ready: dict[int, list[Block]] = {}
         self._large_ready_bytes = 0
         self._registered = 0
         # The regions of large blocks: theirs, not to be garbage before the block is.
         self._large: set[verbs.MemoryRegion] = set()
-        self._leased_bytes = 0
-        self._leases = 0
-        self._closed = False
+        self.slab_size = SLAB_SIZE
+        self.smallest = SMALLEST
+        self.ready_bytes = READY_BYTES
         self.line: MemoryLine[Block] = MemoryLine(self.block)
         """Who waits for memory.  Internal to the library."""
+        self.before, self.others = self.line.waiting
 
     def block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, whoever else waits.
 
         QuotaError if there is none now.  Internal to the library.
         """
-        size = block_size(size)
-        ready = self._ready.get(size)
-        if ready:
-            block = ready.pop()
-            if size > SLAB_SIZE:
-                self._large_ready_bytes -= size
-        elif self._closed:
+        block: Block | None = self.take(size)
+        if block is not None:
+            return block
+        if self.closed:
             raise BufferStateError("the memory pool is closed")
-        else:
-            block = self._make_large(size) if size > SLAB_SIZE else self._make(size)
-        if size <= SLAB_SIZE:
-            self._in_slabs += size
-        block.lease()
-        self._leases += 1
-        self._leased_bytes += size
+        size = block_size(size)
+        block = self._make_large(size) if size > SLAB_SIZE else self._make(size)
+        self.lease_block(block)
         return block
 
     def block_in_turn(self, size: int, *, brief: bool) -> Block | None:
@@ -196,7 +162,7 @@ class MemoryPool:
 
         For what makes things quicker and can be done without.  Internal to the library.
         """
-        if 2 * (self._leased_bytes + size) > self.limit or len(self.line):
+        if 2 * (self.leased_bytes + size) > self.limit or len(self.line):
             raise self._exhausted(size)
 
     def alloc(self, size: int) -> Buffer:
@@ -230,8 +196,8 @@ class MemoryPool:
         """What is registered and leased now."""
         return PoolStatistics(
             registered_bytes=self._registered,
-            leased_bytes=self._leased_bytes,
-            leases=self._leases,
+            leased_bytes=self.leased_bytes,
+            leases=self.leases,
             regions=len(self._regions) + len(self._large),
             limit=self.limit,
             waiting=len(self.line),
@@ -254,13 +220,18 @@ class MemoryPool:
         if place is None:
             region = self._register(SLAB_SIZE)
             self._regions[self._slabs.add_slab()] = region, region.buf
-            self._trim_below = len(self._regions) * SLAB_SIZE // 4
+            if len(self._regions) > SPARE_SLABS:
+                self.trim_below = len(self._regions) * SLAB_SIZE // 4
             place = self._slabs.allocate(size)
             assert place is not None
         slab, offset = place
         return Block(self, *self._regions[slab], slab, offset, size)
 
     def _make_large(self, size: int) -> Block:
+        ready = self._large_ready.get(size)
+        if ready:
+            self._large_ready_bytes -= size
+            return ready.pop()
         region = self._register(size)
         self._large.add(region)
         return Block(self, region, region.buf, -1, 0, size)
@@ -278,21 +249,18 @@ class MemoryPool:
 
     def _reclaim(self) -> None:
         """Blocks that are kept ready go back to their slabs, where they can be joined."""
-        for size, ready in self._ready.items():
-            if size <= SLAB_SIZE:
-                for block in ready:
-                    self._slabs.free(block.slab, block.offset)
-                ready.clear()
+        for block in self.clear_ready():
+            self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
         """After a rush of connections, slabs that nobody uses any more are deregistered.
 
         Looking for them walks the free blocks, so it happens once for each halving.
         """
-        if len(self._regions) <= SPARE_SLABS or self._in_slabs >= self._trim_below:
+        if self.in_slabs >= self.trim_below:
             return
         self._drop_slabs(keep=SPARE_SLABS)
-        self._trim_below = self._in_slabs // 2
+        self.trim_below = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
         """Deregisters slabs of which nothing is leased, but for some."""
@@ -302,10 +270,9 @@ class MemoryPool:
             self._registered -= SLAB_SIZE
 
     def _drop_large(self) -> None:
-        for size, ready in self._ready.items():
-            if size > SLAB_SIZE:
-                while ready:
-                    self._close_large(ready.pop())
+        for ready in self._large_ready.values():
+            while ready:
+                self._close_large(ready.pop())
         self._large_ready_bytes = 0
 
     def _close_large(self, block: Block) -> None:
@@ -314,22 +281,16 @@ class MemoryPool:
         block.region.close()
 
     def _returned(self, block: Block) -> None:
-        self._leases -= 1
+        """A block that the shelf does not take by itself: it is the last, or others wait."""
         size = block.size
-        self._leased_bytes -= size
-        if size <= SLAB_SIZE:
-            self._in_slabs -= size
-        if self._closed:
+        if self.closed:
             return  # the region went with the pool
-        ready = self._ready.setdefault(size, [])
         if size <= SLAB_SIZE:
-            if (len(ready) + 1) * size <= READY_BYTES or not ready:
-                ready.append(block)
-            else:
+            if not self.keep(block):
                 self._slabs.free(block.slab, block.offset)
             self._trim()
         elif self._large_ready_bytes + size <= LARGE_READY_BYTES:
-            ready.append(block)
+            self._large_ready.setdefault(size, []).append(block)
             self._large_ready_bytes += size
         else:
             self._close_large(block)
@@ -338,9 +299,9 @@ class MemoryPool:
     def close(self) -> None:
         """No more leases.  The regions are deregistered with the protection domain, which the
         owner of both closes next; views that users still have stay readable."""
-        self._closed = True
+        self.closed = True
         self._drop_large()
-        self._ready.clear()
+        self.clear_ready()
         self.line.fail(BufferStateError("the memory pool is closed"))
 
 

@@ -5,8 +5,8 @@ to the device, so a wrong one is refused there or is somebody else's memory.
 """
 
 from asyncio import Future
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sized
+from typing import Any, Protocol, Self
 
 TRANSFER_SIZE: int
 """The longest single request."""
@@ -28,6 +28,86 @@ class Pinned:
 
     def release(self) -> None:
         """The lease is over."""
+
+class Block(Pinned):
+    """A place in registered memory, of a pool, to which it goes back by itself: when nobody has it,
+    no work request is under way on it, and nobody sees it through `export`.
+    """
+
+    pool: Shelf
+    address: int
+    size: int
+    lkey: int
+    posted: int
+    """Bytes of the receive that it was posted as."""
+    def export(self, start: int, stop: int, /) -> memoryview:
+        """A view for a user, whose life is watched."""
+
+class Shelf:
+    """Blocks of a pool that are ready, and the account of those that are leased.
+
+    The subclass has `_returned(block)` for a block that cannot simply be kept.
+    """
+
+    before: Sized | None
+    """Who waits for memory that is needed for a moment."""
+    others: Sized | None
+    """Who waits for other memory."""
+    trim_below: int
+    """When fewer `in_slabs` are leased, slabs can be given up."""
+    slab_size: int
+    """Bytes of the largest block that is not large, and not kept here."""
+    ready_bytes: int
+    """Of the blocks of a size that are kept, unless one is more."""
+    smallest: int
+    closed: bool
+    """Nothing is kept any more."""
+    @property
+    def leases(self) -> int: ...
+    @property
+    def leased_bytes(self) -> int: ...
+    @property
+    def in_slabs(self) -> int: ...
+    def take(self, size: int, /) -> Any:
+        """A leased block of at least so many bytes, or None when none is ready."""
+
+    def lease_block(self, block: Block, /) -> None:
+        """The lease of a new one begins."""
+
+    def keep(self, block: Block, /) -> bool:
+        """It is ready for the next; False when there are enough of its size."""
+
+    def clear_ready(self) -> list[Any]:
+        """All that are ready, and none is then."""
+
+class Message:
+    """Some bytes of a block, and a lease of it until `let_go`, or until the message is garbage.
+
+    `_inert` of the subclass raises what a use after that does.
+    """
+
+    @property
+    def _block(self) -> Block | None: ...
+    @property
+    def imm(self) -> int | None: ...
+    @property
+    def written(self) -> int | None: ...
+    def __init__(
+        self,
+        block: Block,
+        offset: int,
+        length: int,
+        imm: int | None,
+        written: int | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None: ...
+    def let_go(self) -> None:
+        """Gives the memory back; a second call does nothing."""
+
+    def export(self) -> memoryview: ...
 
 class Local:
     """Registered memory of this process, or a slice of it.

@@ -45,7 +45,7 @@ from ..mr_pool import Block
 from .inbox import Inbox
 from .incoming import Incoming
 from .memory import Memory
-from .message import Message, SharedBlock
+from .message import Message
 from .offers import Offers
 from .outgoing import FrameSend, MessagesSend, Outgoing, OutgoingWrite, SpareSend
 from .receives import Receive, Receives
@@ -435,8 +435,9 @@ class Messages:
         except ProtocolError:
             block.release()
             raise
-        shared = SharedBlock(block, len(entries))
-        messages = [Message(shared, start, length, imm) for start, length, imm in entries]
+        for _ in entries[1:]:
+            block.lease()
+        messages = [Message(block, start, length, imm) for start, length, imm in entries]
         for message in messages:
             self.inbox.arrived(Incoming(message, last=message is messages[-1]))
 

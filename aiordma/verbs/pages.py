@@ -25,6 +25,8 @@ class Pages(NamedTuple):
 class Mapped:
     """A mark for types whose objects lie in memory that `allocate` has mapped."""
 
+    __slots__ = ()
+
 
 def allocate(length: int, huge_pages: bool) -> Pages:
     """New memory of at least ``length`` bytes: zeros, page aligned, with nothing else on its pages.

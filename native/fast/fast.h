@@ -22,7 +22,7 @@
 struct pinned {
 	PyObject_HEAD
 	Py_ssize_t pins; /* requests under way on it */
-	char leased;
+	Py_ssize_t leases; /* who has it */
 };
 
 /* Registered memory of this process, or a slice of it. */

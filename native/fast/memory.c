@@ -3,7 +3,7 @@
  * These are the bases of the package's own classes (aiordma/mr_pool.py, _transport/sharing.py), which
  * set the members: so that making a request out of two of them reads a few words and calls nothing.
  */
-#include "fast.h"
+#include "block.h"
 
 PyTypeObject *fast_pinned_type;
 PyTypeObject *fast_local_type;
@@ -13,8 +13,10 @@ PyTypeObject *fast_remote_type;
 
 static PyObject *settle(struct pinned *pinned)
 {
-	if (pinned->pins || pinned->leased)
+	if (pinned->pins || pinned->leases)
 		Py_RETURN_NONE;
+	if (PyObject_TypeCheck((PyObject *)pinned, fast_block_type))
+		return fast_settle_block((struct block *)pinned);
 	return PyObject_CallMethod((PyObject *)pinned, "_retire", NULL);
 }
 
@@ -22,7 +24,7 @@ void fast_unpin(PyObject *object)
 {
 	struct pinned *pinned = (struct pinned *)object;
 
-	if (--pinned->pins || pinned->leased)
+	if (--pinned->pins || pinned->leases)
 		return;
 	PyObject *done = settle(pinned);
 	if (!done)
@@ -47,22 +49,22 @@ static PyObject *pinned_unpin(PyObject *self, PyObject *unused)
 static PyObject *pinned_lease(PyObject *self, PyObject *unused)
 {
 	(void)unused;
-	((struct pinned *)self)->leased = 1;
+	((struct pinned *)self)->leases++;
 	Py_RETURN_NONE;
 }
 
 static PyObject *pinned_release(PyObject *self, PyObject *unused)
 {
 	(void)unused;
-	((struct pinned *)self)->leased = 0;
+	((struct pinned *)self)->leases--;
 	return settle((struct pinned *)self);
 }
 
 static PyMethodDef pinned_methods[] = {
 	{"pin", pinned_pin, METH_NOARGS, "A work request is about to use the memory."},
 	{"unpin", pinned_unpin, METH_NOARGS, "The work request has been done."},
-	{"lease", pinned_lease, METH_NOARGS, "Somebody has it now."},
-	{"release", pinned_release, METH_NOARGS, "The lease is over."},
+	{"lease", pinned_lease, METH_NOARGS, "Somebody has it now, perhaps with others."},
+	{"release", pinned_release, METH_NOARGS, "One of them has it no more."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,6 @@
 /* The module aiordma._native._fast. */
+#include "block.h"
+#include "message.h"
 #include "queue.h"
 
 PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
@@ -34,7 +36,8 @@ PyMODINIT_FUNC PyInit__fast(void)
 
 	if (!module)
 		return NULL;
-	if (fast_add_memory(module) || fast_add_run(module) || fast_add_work(module) ||
+	if (fast_add_memory(module) || fast_add_block(module) || fast_add_message(module) ||
+	    fast_add_run(module) || fast_add_work(module) ||
 	    fast_add_table(module) || fast_add_queue(module) || fast_add_drain(module) ||
 	    PyModule_AddIntConstant(module, "TRANSFER_SIZE", (long)AIORDMA_TRANSFER_SIZE) ||
 	    PyModule_AddIntConstant(module, "EARLIER", (long)AIORDMA_EARLIER)) {
