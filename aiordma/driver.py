@@ -375,7 +375,19 @@ class Watch:
 
     def close(self) -> None:
         """To be called before the descriptor is closed; again does nothing."""
-        self._loop.remove_reader(self._fd)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+
+
+async def writable(fd: int) -> None:
+    """Waits until the file descriptor can be written to."""
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    loop.add_writer(fd, there.set)
+    try:
+        await there.wait()
+    finally:
+        loop.remove_writer(fd)
 
 
 class EventDriver(_Shared):

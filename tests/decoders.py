@@ -18,7 +18,9 @@ from aiordma._core import fields, frames, handshake, layout, protocol, refusal, 
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, REFUSED, TCPLink, read_offer
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, read_offer
+from aiordma._transport.security import OPEN
+from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
 from aiordma.verbs import faults
@@ -80,14 +82,13 @@ def offer(data: bytes) -> object:
     async def read() -> object:
         ours, theirs = socket.socketpair()
         with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
+            link = await accepted_link(ours, OPEN)
             theirs.sendall(data)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                return await read_offer(TCPLink(reader, writer))
+                return await read_offer(link)
             finally:
-                writer.close()
-                await writer.wait_closed()
+                link.release()
 
     return asyncio.run(read())
 

@@ -17,129 +17,40 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from errno import ECONNREFUSED
 from functools import partial
 
 from .. import inherited, verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
-from .._core.refusal import REFUSAL_SIZE, pack_refusal, unpack_refusal
+from .._core.refusal import pack_refusal
 from ..config import Config
-from ..driver import Driver
-from ..errors import AddressError, ProtocolError, RDMAError, RejectedError, UnreachableError
+from ..driver import Driver, Watch
+from ..errors import AddressError, ProtocolError, RDMAError, RejectedError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Connection
 from .life import Address, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side
+from .tcp_link import (
+    REFUSED,
+    REJECTED_BY_APPLICATION,
+    TCPLink,
+    accepted_link,
+    open_link,
+    socket_name,
+)
 
 logger = logging.getLogger("aiordma.tcp")
 
 GREETING = b"aiordma\x01"
 READY = b"ready\x00\x00\x01"
-REFUSED = b"refused\x01"
 OFFER_SIZE = len(GREETING) + ENDPOINT_SIZE + HELLO_SIZE
-
-# IBTA clause 12.6.7.2, as by the connection manager.
-REJECTED_BY_APPLICATION = 28
 
 # Seconds until a listener tries again when it cannot accept.
 ACCEPT_PAUSE = 0.1
 
-
-def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
-    """Host and port; IPv4 as such, also on a socket that takes both.  None: already reset."""
-    if not name:
-        return None
-    host = name[0]
-    return host.removeprefix("::ffff:") if "." in host else host, name[1]
-
-
-def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
-    """For `bind` and `connect`, which want the interface of a link-local address apart."""
-    host, _, interface = address[0].partition("%")
-    if not interface:
-        return address
-    scope = int(interface) if interface.isdecimal() else socket.if_nametoindex(interface)
-    return host, address[1], 0, scope
-
-
-class TCPLink:
-    """The socket of a connection, from its making to its end."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._loop = asyncio.get_running_loop()
-        self._watch: asyncio.Task[None] | None = None
-        self._inode = inherited.add(writer.get_extra_info("socket").fileno())
-        self._local = address_of(writer.get_extra_info("sockname"))
-        self._peer = address_of(writer.get_extra_info("peername"))
-
-    @property
-    def local_address(self) -> Address | None:
-        return self._local
-
-    @property
-    def peer_address(self) -> Address | None:
-        return self._peer
-
-    async def write(self, data: bytes) -> None:
-        self._writer.write(data)
-        try:
-            await self._writer.drain()
-        except OSError as error:
-            raise self._broken_off(error) from error
-
-    async def read(self, size: int, greeting: bytes) -> bytes:
-        """`size` bytes that begin with `greeting`; wrong ones are refused as soon as seen."""
-        try:
-            start = await self._reader.readexactly(len(greeting))
-            if start == greeting:
-                return await self._reader.readexactly(size - len(greeting))
-            said = await self._reader.readexactly(REFUSAL_SIZE) if start == REFUSED else b""
-        except asyncio.IncompleteReadError as error:
-            raise ProtocolError(
-                f"{self._peer} ended the exchange after {len(error.partial)} bytes"
-            ) from error
-        except OSError as error:
-            raise self._broken_off(error) from error
-        if start == REFUSED:
-            raise refusal(said)
-        raise ProtocolError(f"{self._peer} does not speak aiordma's exchange: it said {start!r}")
-
-    def _broken_off(self, error: OSError) -> ProtocolError:
-        return ProtocolError(f"{self._peer} broke the exchange off: {error}")
-
-    def established(self, on_end: Callable[[str], None]) -> None:
-        """The exchange is done; from now on `on_end` hears of the socket's end."""
-        self._watch = self._loop.create_task(self._watch_end(on_end))
-
-    async def _watch_end(self, on_end: Callable[[str], None]) -> None:
-        try:
-            data = await self._reader.read(1)
-            reason = "spoke after the exchange" if data else "is gone without a goodbye"
-        except OSError as error:
-            reason = f"is gone: {error}"
-        on_end(f"the peer {reason} (the socket that the endpoints were exchanged on)")
-
-    def close(self) -> None:
-        if self._watch is not None and not self._loop.is_closed():
-            self._watch.cancel()
-
-    def release(self) -> None:
-        inherited.remove(self._inode)
-        if not self._loop.is_closed():  # else the socket goes with its transport
-            self._writer.close()
-
-
-def refusal(data: bytes) -> RejectedError | ProtocolError:
-    """What a listener that has turned us away has said."""
-    why = unpack_refusal(data)
-    if why is None:
-        return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
-    why = why or "the connection was rejected"
-    return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
+# Peers that are taken in one turn of the loop.
+ACCEPTS = 64
 
 
 def make_connection(driver: Driver, config: Config, security: Security) -> tuple[Side, Connection]:
@@ -184,65 +95,6 @@ def connect_qp(side: Side, connection: Connection, local: Endpoint, remote: Endp
     connection._post_receives()
 
 
-async def connected_socket(address: Address, source: Address | None) -> socket.socket:
-    """Not by the loop's `create_connection`, which may itself be over RDMA."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connecting = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connecting.setblocking(False)
-        if source is not None:
-            connecting.bind(socket_name(source))
-        await asyncio.get_running_loop().sock_connect(connecting, socket_name(address))
-    except BaseException:
-        connecting.close()
-        raise
-    return connecting
-
-
-async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
-    """The socket, or the exception of the connection manager that means the same."""
-    try:
-        connected = await connected_socket(address, source)
-    except ConnectionRefusedError as error:
-        raise RejectedError(
-            f"nobody listens on {address[0]} port {address[1]}",
-            reason=-(error.errno or ECONNREFUSED),
-            event="",
-        ) from error
-    except OSError as error:
-        begin = f" from {source[0]}" if source else ""
-        raise UnreachableError(
-            f"no way{begin} to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
-        ) from error
-    tls = security.tls
-    try:
-        reader, writer = await asyncio.open_connection(
-            sock=connected, ssl=tls, server_hostname=security.hostname if tls else None
-        )
-    except OSError as error:
-        connected.close()
-        raise ProtocolError(f"no TLS with {address[0]} port {address[1]}: {error}") from error
-    except BaseException:
-        connected.close()
-        raise
-    return TCPLink(reader, writer)
-
-
-async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
-    """The other side of `open_link`."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(loop=loop)
-    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-    try:
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, accepted, ssl=security.tls
-        )
-    except BaseException:
-        accepted.close()
-        raise
-    return TCPLink(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-
-
 async def connect(
     device: verbs.Device,
     address: Address,
@@ -257,13 +109,13 @@ async def connect(
         driver = Driver.for_device(device, config.pool_limit, config.polling)
         side, connection = make_connection(driver, config, security)
         endpoint = local_endpoint(side, link.local_address)
-        await link.write(offer(endpoint, side))
+        link.write(offer(endpoint, side))
         remote, peer = await read_offer(link)
         if remote == endpoint:
             raise ProtocolError(f"{link.peer_address} sends back what it is told: an echo server?")
         security.agree(peer)
         connect_qp(side, connection, endpoint, remote)
-        await link.write(READY)
+        link.write(READY)
         link.established(weakly(connection._disconnected))
         await connection._start(link, peer, client=True)
     except BaseException as error:
@@ -316,30 +168,36 @@ class TCPAcceptor:
         self._accepted: set[socket.socket] = set()  # whose handshake has not begun
         self._socket = listening_socket(address, backlog)
         self.address: Address = self._socket.getsockname()[:2]
-        self._closed = False
         self._inode = inherited.add(self._socket.fileno())
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._loop = asyncio.get_running_loop()
+        self._watch = Watch(self._socket.fileno(), self._accept)
+        self._pause: asyncio.TimerHandle | None = None
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not self._closed:
+    def _accept(self) -> None:
+        """Takes the peers that are there; called while there are some."""
+        for _ in range(ACCEPTS):
             try:
-                peer, address = await loop.sock_accept(self._socket)
+                peer, address = self._socket.accept()
+            except BlockingIOError:
+                return
             except OSError as error:
-                if self._closed:
-                    return
                 # Out of file descriptors, most likely; it would fail again at once.
                 logger.warning("accept on %s port %s: %s", *self.address, error)
-                await asyncio.sleep(ACCEPT_PAUSE)
-                continue
+                self._watch.close()
+                self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
+                return
             if len(self._handshakes) >= self._config.max_handshakes:
                 logger.info("%s turned away: too many handshakes are under way", address)
                 peer.close()
                 continue
+            peer.setblocking(False)
             self._accepted.add(peer)
-            task = loop.create_task(self._serve(peer))
+            task = self._loop.create_task(self._serve(peer))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
+
+    def _resume(self) -> None:
+        self._watch = Watch(self._socket.fileno(), self._accept)
 
     async def _serve(self, peer_socket: socket.socket) -> None:
         self._accepted.discard(peer_socket)
@@ -351,7 +209,7 @@ class TCPAcceptor:
                 remote, peer = await read_offer(link)
                 host = link.peer_address[0] if link.peer_address else ""
                 if (why := self._places.take(host)) is not None:
-                    await link.write(REFUSED + pack_refusal(why))
+                    link.write(REFUSED + pack_refusal(why))
                     raise RejectedError(why, reason=REJECTED_BY_APPLICATION, event="")
                 try:
                     driver = Driver.for_device(
@@ -364,7 +222,7 @@ class TCPAcceptor:
                 connection._on_closed = partial(self._places.give_back, host)
                 endpoint = local_endpoint(side, link.local_address)
                 connect_qp(side, connection, endpoint, remote)
-                await link.write(offer(endpoint, side))
+                link.write(offer(endpoint, side))
                 self._security.agree(peer)  # by now the peer has heard what it must know
                 await link.read(len(READY), READY)
                 link.established(weakly(connection._disconnected))
@@ -384,19 +242,17 @@ class TCPAcceptor:
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
-        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._watch.close()
         inherited.remove(self._inode)
         self._socket.close()
 
     async def close(self) -> None:
         """Listens no more; exchanges under way are given up."""
-        self._closed = True
-        # It ends the accept under way; a cancellation would lose a peer accepted at this moment.
-        self._socket.shutdown(socket.SHUT_RDWR)
-        await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
+        self.release()
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
         for accepted in self._accepted:
             accepted.close()
-        self.release()

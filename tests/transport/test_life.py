@@ -575,7 +575,7 @@ async def test_port_is_free_after_close(place: Place) -> None:
 async def test_peer_that_talks_on_the_socket_of_the_exchange(place: Place) -> None:
     """After the exchange the socket is for its end alone."""
     async with place.witness(), place.pair() as (client, server):
-        client._link._writer.write(b"hello?")  # type: ignore[union-attr]
+        client._link._transport.write(b"hello?")  # type: ignore[union-attr]
         async with place.within(1):
             error = await ends(server.recv(), ConnectionBrokenError)
             assert "spoke after the exchange" in str(error)

@@ -18,7 +18,8 @@ from aiordma import (
     start_server,
     streams,
 )
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, REFUSED
+from aiordma._transport.by_tcp import GREETING, OFFER_SIZE
+from aiordma._transport.tcp_link import REFUSED
 from aiordma.errors import RejectedError
 
 from .marks import by_tcp, one_loop

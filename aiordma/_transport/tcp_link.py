@@ -1,0 +1,232 @@
+"""The TCP socket that endpoints are exchanged on, plain or with TLS, from its making to its end.
+
+It is a protocol of asyncio's and no stream: two messages of fixed length are read from it, and
+then nothing but its end, which needs neither buffers nor a task that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN
+from typing import cast
+
+from .. import inherited
+from .._core.refusal import REFUSAL_SIZE, unpack_refusal
+from ..driver import writable
+from ..errors import ProtocolError, RejectedError, UnreachableError
+from .life import Address
+from .security import Security
+
+REFUSED = b"refused\x01"
+
+# IBTA clause 12.6.7.2, as by the connection manager.
+REJECTED_BY_APPLICATION = 28
+
+# Bytes that are kept before they are asked for: more than a whole exchange has.  Whoever sends
+# more before it is its turn is not read any further.
+MOST_AHEAD = 4096
+
+
+def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
+    """Host and port; IPv4 as such, also on a socket that takes both.  None: already reset."""
+    if not name:
+        return None
+    host = name[0]
+    return host.removeprefix("::ffff:") if "." in host else host, name[1]
+
+
+def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
+    """For `bind` and `connect`, which want the interface of a link-local address apart."""
+    host, _, interface = address[0].partition("%")
+    if not interface:
+        return address
+    scope = int(interface) if interface.isdecimal() else socket.if_nametoindex(interface)
+    return host, address[1], 0, scope
+
+
+class TCPLink(asyncio.Protocol):
+    """The socket of a connection, from its making to its end."""
+
+    local_address: Address | None = None
+    peer_address: Address | None = None
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._inode = 0
+        self._came = bytearray()
+        self._lost = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_end: Callable[[str], None] | None = None
+
+    # ---- what the socket says ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._inode = inherited.add(transport.get_extra_info("socket").fileno())
+        self.local_address = address_of(transport.get_extra_info("sockname"))
+        self.peer_address = address_of(transport.get_extra_info("peername"))
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        if self._on_end is not None:
+            self._over()
+        elif len(self._came) > MOST_AHEAD:
+            assert self._transport is not None
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._error = exc
+        if self._on_end is not None:
+            self._over()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ---- the exchange --------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Little enough for the socket to take at once.  ProtocolError when it has ended."""
+        if self._error is not None:
+            raise self._broken_off(self._error) from self._error
+        assert self._transport is not None
+        self._transport.write(data)
+
+    async def read(self, size: int, greeting: bytes) -> bytes:
+        """`size` bytes that begin with `greeting`; wrong ones are refused as soon as seen."""
+        start = await self._read(len(greeting))
+        if start == greeting:
+            return await self._read(size - len(greeting))
+        if start == REFUSED:
+            raise refusal(await self._read(REFUSAL_SIZE))
+        raise ProtocolError(f"{self.peer_address} does not speak aiordma's exchange: {start!r}")
+
+    async def _read(self, size: int) -> bytes:
+        came = self._came
+        while len(came) < size:
+            if self._error is not None:
+                raise self._broken_off(self._error) from self._error
+            if self._lost:
+                raise ProtocolError(
+                    f"{self.peer_address} ended the exchange after {len(came)} bytes"
+                )
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        data = bytes(came[:size])
+        del came[:size]
+        return data
+
+    def _broken_off(self, error: Exception) -> ProtocolError:
+        return ProtocolError(f"{self.peer_address} broke the exchange off: {error}")
+
+    # ---- after it ------------------------------------------------------------------------
+
+    def established(self, on_end: Callable[[str], None]) -> None:
+        """The exchange is done; from now on `on_end` hears of the socket's end, once or never."""
+        self._on_end = on_end
+        if self._came or self._lost:
+            self._loop.call_soon(self._over)
+
+    def _over(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is None:
+            return  # closed meanwhile
+        if self._came:
+            reason = "spoke after the exchange"
+        elif self._error is not None:
+            reason = f"is gone: {self._error}"
+        else:
+            reason = "is gone without a goodbye"
+        on_end(f"the peer {reason} (the socket that the endpoints were exchanged on)")
+
+    def close(self) -> None:
+        self._on_end = None
+
+    def release(self) -> None:
+        inherited.remove(self._inode)
+        if self._transport is not None and not self._loop.is_closed():
+            self._transport.close()  # else the socket goes with its transport
+
+
+def refusal(data: bytes) -> RejectedError | ProtocolError:
+    """What a listener that has turned us away has said."""
+    why = unpack_refusal(data)
+    if why is None:
+        return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
+    why = why or "the connection was rejected"
+    return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
+
+
+async def connected_socket(address: Address, source: Address | None) -> socket.socket:
+    """Not by the loop, whose `create_connection` may itself be over RDMA, and which resolves even
+    numeric addresses in another thread (uvloop)."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    connecting = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connecting.setblocking(False)
+        if source is not None:
+            connecting.bind(socket_name(source))
+        name = socket_name(address)
+        code = connecting.connect_ex(name)
+        if code == EINPROGRESS:
+            code = connecting.connect_ex(name)  # within a host it is connected by now
+        if code in (EINPROGRESS, EALREADY):
+            await writable(connecting.fileno())
+            code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code not in (0, EISCONN):
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
+    """The socket, or the exception of the connection manager that means the same."""
+    try:
+        connected = await connected_socket(address, source)
+    except ConnectionRefusedError as error:
+        raise RejectedError(
+            f"nobody listens on {address[0]} port {address[1]}",
+            reason=-(error.errno or ECONNREFUSED),
+            event="",
+        ) from error
+    except OSError as error:
+        begin = f" from {source[0]}" if source else ""
+        raise UnreachableError(
+            f"no way{begin} to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
+        ) from error
+    tls = security.tls
+    loop = asyncio.get_running_loop()
+    try:
+        _, link = await loop.create_connection(
+            TCPLink, sock=connected, ssl=tls, server_hostname=security.hostname if tls else None
+        )
+    except OSError as error:
+        connected.close()
+        raise ProtocolError(f"no TLS with {address[0]} port {address[1]}: {error}") from error
+    except BaseException:
+        connected.close()
+        raise
+    return link
+
+
+async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
+    """The other side of `open_link`."""
+    loop = asyncio.get_running_loop()
+    link = TCPLink()
+    try:
+        # uvloop does not return the protocol but its own, with TLS.
+        await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)
+    except BaseException:
+        accepted.close()
+        raise
+    return link

@@ -1,0 +1,91 @@
+"""The socket of the exchange, by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from aiordma._transport.security import OPEN
+from aiordma._transport.tcp_link import MOST_AHEAD, accepted_link, connected_socket
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(there: Callable[[], bool]) -> None:
+    while not there():  # noqa: ASYNC110 - the link tells nobody
+        await asyncio.sleep(0)
+
+
+def fill(sending: socket.socket) -> None:
+    """As much as it takes."""
+    with suppress(BlockingIOError):
+        while True:
+            sending.send(bytes(1 << 16))
+
+
+async def test_who_says_too_much_is_read_no_further() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        link = await accepted_link(ours, OPEN)
+        fill(theirs)
+        await until(lambda: len(link._came) > MOST_AHEAD)
+        came = len(link._came)
+        fill(theirs)
+        await turns()
+        assert len(link._came) == came
+        link.release()
+
+
+@pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
+async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> None:
+    """The peer spoke, or died, between its last word and the moment when somebody listens."""
+    ours, theirs = socket.socketpair()
+    link = await accepted_link(ours, OPEN)
+    with theirs:
+        theirs.sendall(b"last" + early)
+    assert await link.read(4, b"last") == b""
+    await until(lambda: link._lost)
+    heard: list[str] = []
+    link.established(heard.append)
+    await turns()
+    (reason,) = heard
+    assert ("spoke after the exchange" if early else "is gone without a goodbye") in reason
+    link.release()
+
+
+async def test_a_closed_link_says_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        link = await accepted_link(ours, OPEN)
+        heard: list[str] = []
+        link.established(heard.append)
+        link.close()
+        link.release()
+        await until(lambda: link._lost)
+        assert not heard
+
+
+async def test_a_connection_that_takes_its_time() -> None:
+    """Beyond its backlog a listener answers late, so that connecting waits for it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        address = ("127.0.0.1", listening.getsockname()[1])
+        first = await connected_socket(address, None)
+        others = [asyncio.create_task(connected_socket(address, None)) for _ in range(3)]
+        await turns()
+        assert not all(task.done() for task in others)
+        listening.setblocking(False)
+        while not all(task.done() for task in others):
+            with suppress(BlockingIOError):
+                listening.accept()[0].close()
+            await asyncio.sleep(0)
+        for connected in (first, *(task.result() for task in others)):
+            assert connected.getpeername() == address
+            connected.close()
