@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from aiordma._native import ffi
 from aiordma.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -64,12 +63,7 @@ def bytes_of(memory: AnyMemory) -> memoryview:
         raise _not_contiguous(memory)
     if not view.nbytes:
         return memoryview(bytearray())  # its shape could not be cast
-    try:
-        return view.cast("B")
-    except (ValueError, NotImplementedError):  # records, the other byte order
-        pin = ffi.from_buffer(view)
-        whole = memoryview(ffi.buffer(pin))
-        return whole.toreadonly() if view.readonly else whole
+    return view.cast("B")  # of records, too, and of the other byte order
 
 
 def _name(memory: object) -> str:

@@ -6,6 +6,8 @@ import array
 import ctypes
 import gc
 import mmap
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -222,3 +224,44 @@ def test_an_array_of_numpy_as_a_tensor() -> None:
         bytes_of(Only(numbers.T))
     numbers.flags.writeable = False
     assert bytes_of(Only(numbers)).readonly
+
+
+FORGOTTEN = """
+import gc
+import numpy as np
+from aiordma import verbs
+
+for make in (
+    lambda: np.arange(10).astype(">i4"),
+    lambda: np.zeros(10, [("a", "i4"), ("b", "f8")]),
+    lambda: memoryview(np.arange(10).astype(">i4")),
+    lambda: memoryview(np.arange(10).astype(">i4"))[2:8],
+):
+    memory = make()
+    assert verbs.bytes_of(memory) == memory.tobytes()
+    for cycle in [verbs.bytes_of(memory)], [verbs.bytes_of(memory), memory]:
+        cycle.append(cycle)
+    del memory, cycle
+    gc.collect()
+print("collected")
+"""
+
+
+def test_views_in_a_cycle_are_collected() -> None:
+    """Of what a memoryview cannot cast, too.  In a process of its own: a mistake would end this."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORGOTTEN],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
+
+
+def test_what_cannot_be_cast_is_pinned_nevertheless() -> None:
+    records = np.zeros(10, [("a", "i4"), ("b", "f8")])
+    view = bytes_of(records)
+    with pytest.raises(ValueError, match="resize"):
+        records.resize(20)
+    del view
+    records.resize(20)
