@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .. import verbs
 from .._core import protocol
 from ..errors import ProtocolError, RDMAError
 from ..mr_pool import MemoryPool
+from ..verbs.opening import Opening
 from .outgoing import Outgoing
 
 
 class Offered:
     """An outgoing message that the peer will read: the memory it reads from."""
 
-    __slots__ = ("future", "mr")
+    __slots__ = ("future", "memory")
 
-    def __init__(self, mr: verbs.MemoryRegion, future: asyncio.Future[None]) -> None:
-        self.mr = mr
+    def __init__(self, memory: Opening, future: asyncio.Future[None]) -> None:
+        self.memory = memory
         self.future = future
 
 
@@ -50,17 +50,19 @@ class Offers:
     def make(self, outgoing: Outgoing) -> protocol.Rendezvous:
         """Opens the message's memory to the peer, to read; what to tell it."""
         view = outgoing.view
-        mr = self._pool.pd.reg_mr(view, verbs.AccessFlags.REMOTE_READ)
+        memory = Opening(self._pool.pd, view)
         request_id = self._request_id()
-        self._offered[request_id] = Offered(mr, outgoing.future)
-        return protocol.Rendezvous(request_id, mr.addr, mr.rkey, view.nbytes, outgoing.imm)
+        self._offered[request_id] = Offered(memory, outgoing.future)
+        return protocol.Rendezvous(
+            request_id, memory.address, memory.rkey, memory.length, outgoing.imm
+        )
 
     def answered(self, message: protocol.RendezvousDone) -> None:
         """The peer has read it, or will not.  ProtocolError for what was not offered."""
         offered = self._offered.pop(message.request_id, None)
         if offered is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        offered.mr.close()
+        offered.memory.close()
         if offered.future.done():
             return
         if message.status == protocol.ErrorCode.OK:
@@ -86,5 +88,5 @@ class Offers:
     def close(self) -> None:
         """The queue pair is destroyed: nothing touches the memory any more."""
         for offered in self._offered.values():
-            offered.mr.close()
+            offered.memory.close()
         self._offered.clear()

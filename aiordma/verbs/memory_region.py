@@ -239,7 +239,7 @@ def register(
         raise ValueError("a memory region of 0 bytes")
     try:
         # Where huge pages are wanted, all of them are: they are taken at once.
-        there = not huge_pages if page_size else _is_there(view.obj)
+        there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, there=there)
     except BaseException:
         view.release()  # not when the exception is forgotten, but now
@@ -284,7 +284,7 @@ def reg_mr(
         raise explained(error, f"registering {length} bytes") from None
 
 
-def _is_there(owner: object) -> bool:
+def is_there(owner: object) -> bool:
     """Is it certain that the memory of this object has no holes?"""
     if isinstance(owner, Mapped):
         return True
