@@ -64,10 +64,8 @@ async def _attach(
     except BaseException:
         connection.abort()
         raise
-    made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(made.set_result, None)
     try:
-        await made
+        await asyncio.sleep(0)  # the transport's own callback comes first
     except BaseException:
         transport.abort()
         raise

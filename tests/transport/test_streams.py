@@ -614,3 +614,25 @@ async def test_a_client_factory_that_fails_leaves_nothing(place: Place) -> None:
     async with serving(place, Recorder) as server:
         with pytest.raises(LookupError):
             await dial(place, server, factory)
+
+
+@one_loop
+async def test_cancelled_when_it_has_just_connected(place: Place) -> None:
+    heard: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: heard.append(context))
+    recorder = Recorder()
+
+    def factory() -> Recorder:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return recorder
+
+    async with serving(place, Recorder) as listening:
+        dialling = asyncio.create_task(dial(place, listening, factory))
+        await asyncio.wait([dialling])
+        assert dialling.cancelled()
+        await recorder.lost.wait()
+        assert recorder.events == ["made", "lost"]
+        assert not heard
