@@ -26,6 +26,7 @@ from aiordma import verbs
 
 from .pattern import write_patterns
 from .tally import Tally
+from .tls import write_certificates
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ class Soak:
     device: str
     host: str
     slow: float
-    patterns: Path
+    folder: Path
     roles: list[Role]
     total: Tally = field(default_factory=Tally)
     processes: dict[str, Process] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Soak:
             "device": self.device,
             "host": self.host,
             "slow": self.slow,
-            "patterns": str(self.patterns),
+            "folder": str(self.folder),
             "seed": self.seed,
             "loop": LOOPS[(LOOPS.index(role.loop) + role.starts) % 2],
         }
@@ -290,8 +291,9 @@ async def main(options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_patterns(folder / "patterns", seed)
+        write_certificates(folder)
         soak = Soak(
-            seed, device.name, host, slow, folder / "patterns",
+            seed, device.name, host, slow, folder,
             roles(options.clients, options.workers),
         )  # fmt: skip
         try:

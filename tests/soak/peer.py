@@ -15,10 +15,10 @@ import logging
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -36,8 +36,12 @@ from .pattern import Patterns
 from .plan import CLIENT, CONFIGS, SERVER, Plan, patient
 from .session import ENDS, as_planned, stream, talk, told
 from .tally import Tally
+from .tls import NAME, serving, trusting
 
 KEY = b"known to all processes of a soak"
+T = TypeVar("T")
+
+STREAMS = ("stream", "tls")
 VIAS: tuple[Via, Via] = ("cm", "tcp")
 # A connection that does not get on for so long never will (seconds, on the embedded device).
 STUCK = 60.0
@@ -56,7 +60,9 @@ class Peer:
         self._host: str = options["host"]
         self._slow: float = options["slow"]
         self._chance = random.Random(f"{options['seed']} {self._name}")
-        self._patterns = Patterns(Path(options["patterns"]))
+        folder = Path(options["folder"])
+        self._patterns = Patterns(folder / "patterns")
+        self._serving, self._trusting = serving(folder), trusting(folder)
         self._tally = Tally()
         self._servers: list[Server] = []
         self._stream_servers: list[StreamServer] = []
@@ -88,11 +94,17 @@ class Peer:
                 )
                 self._servers.append(server)
                 ports[f"{via} {name}"] = server.port
-            listening = await aiordma.start_stream_server(
-                self._serve_stream, self._host, via=via, config=patient(CONFIGS["default"]), **where
-            )
-            self._stream_servers.append(listening)
-            ports[f"{via} stream"] = listening.address[1]
+            for kind, tls in (("stream", None), ("tls", self._serving)):
+                listening = await aiordma.start_stream_server(
+                    self._serve_stream,
+                    self._host,
+                    via=via,
+                    config=patient(CONFIGS["default"]),
+                    ssl=tls,
+                    **where,
+                )
+                self._stream_servers.append(listening)
+                ports[f"{via} {kind}"] = listening.address[1]
         return ports
 
     async def meet(self, targets: dict[str, dict[str, Any]]) -> None:
@@ -235,20 +247,22 @@ class Peer:
     async def _work(self, chance: random.Random) -> None:
         while not self._pausing:
             target = self._targets[chance.choice(sorted(self._targets))]
-            via, kind = chance.choice(VIAS), chance.choice((*CONFIGS, *CONFIGS, "stream"))
+            via, kind = chance.choice(VIAS), chance.choice((*CONFIGS, *CONFIGS, *STREAMS))
             strict = self._survives and target["survives"]
             seed = chance.getrandbits(48)
             plan = Plan.of(
                 seed,
-                "default" if kind == "stream" else kind,
-                kind="stream" if kind == "stream" else None,
+                "default" if kind in STREAMS else kind,
+                kind="stream" if kind in STREAMS else None,
                 strict=strict,
             )
             port = target["ports"][f"{via} {kind}"]
             hello = json.dumps({"seed": seed, "strict": strict}).encode()
-            begin = self._stream if kind == "stream" else self._connection
             try:
-                await begin(chance, via, port, plan, hello)
+                if kind in STREAMS:
+                    await self._stream(chance, via, port, plan, hello, tls=kind == "tls")
+                else:
+                    await self._connection(chance, via, port, plan, hello)
             except (aiordma.ConnectionManagerError, aiordma.ProtocolError, *ENDS) as error:
                 if strict or (isinstance(error, aiordma.ProtocolError) and not broken_off(error)):
                     self._wrong(f"no connection with {target}", error)
@@ -268,15 +282,9 @@ class Peer:
                 auth=KEY if plan.config == "small" else None,
             )
 
-        if chance.random() < 0.05:
-            got = await cut_short(chance, connect)
-            if not got:
-                self._tally.count("cancelled connects")
-                return
-            conn = got[0]
-        else:
-            conn = await connect()
-        self._tally.count("connections")
+        conn = await self._begun(chance, connect)
+        if conn is None:
+            return
         try:
             await conn.send(hello)
             await self._leave_or_not(
@@ -288,12 +296,23 @@ class Peer:
             await conn.close()
 
     async def _stream(
-        self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes
+        self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes, *, tls: bool
     ) -> None:
-        reader, writer = await streams.open_connection(
-            self._host, port, device=self._device, via=via, config=patient(CONFIGS["default"])
-        )
-        self._tally.count("connections")
+        async def open_connection() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await streams.open_connection(
+                self._host,
+                port,
+                device=self._device,
+                via=via,
+                config=patient(CONFIGS["default"]),
+                ssl=self._trusting if tls else None,
+                server_hostname=NAME,
+            )
+
+        begun = await self._begun(chance, open_connection)
+        if begun is None:
+            return
+        reader, writer = begun
         try:
             writer.write(hello + b"\n")
             await self._leave_or_not(
@@ -301,6 +320,20 @@ class Peer:
             )
         finally:
             writer.transport.abort()
+
+    async def _begun(
+        self, chance: random.Random, connect: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T | None:
+        """A connection; None if it was cancelled before there was one."""
+        if chance.random() < 0.05:
+            got = await cut_short(chance, connect)
+            if not got:
+                self._tally.count("cancelled connects")
+                return None
+        else:
+            got = [await connect()]
+        self._tally.count("connections")
+        return got[0]
 
     async def _leave_or_not(
         self, chance: random.Random, talking: Coroutine[Any, Any, None], plan: Plan
