@@ -33,6 +33,14 @@ class Patterns:
             self._mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._bytes = memoryview(self._mapped)
 
+    def forget_copies(self) -> None:
+        """While nothing of it is registered: what is private of it is memory of this process.
+
+        The kernel makes such copies of what is registered, also for reading alone (ib_umem_get),
+        and keeps them: up to all of the file.
+        """
+        self._mapped.madvise(mmap.MADV_DONTNEED)
+
     def of(self, number: int, size: int) -> memoryview:
         """`size` bytes, always the same for the same number."""
         start = random.Random(number).randrange(STARTS)

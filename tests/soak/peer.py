@@ -190,6 +190,7 @@ class Peer:
         await asyncio.sleep(0.1)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+        self._patterns.forget_copies()
         held = Kept.now(0)
         self._closed = self._closed or held
         return {
