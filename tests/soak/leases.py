@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import replace
 from typing import ClassVar
 
-from aiordma import ConnectionBrokenError, RemoteRegion
+from aiordma import ConnectionBrokenError
 from aiordma.errors import RemoteAccessError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.place import lease_over
@@ -94,10 +94,9 @@ class Leases(Memory):
         if self._how == LOAN:
             remote = await conn.request_region(size, access=ALL, lease=self._seconds)
         else:
-            got = await conn.recv_region()
-            if not isinstance(got, RemoteRegion) or len(got) != size:
-                raise Wrong(f"{size} bytes were to be shared, not {got!r}")
-            remote = got
+            remote = await conn.recv_region()
+            if len(remote) != size:
+                raise Wrong(f"{size} bytes were to be shared, not {remote!r}")
         ends = await asyncio.gather(
             *(
                 Lane(self, remote, lane, plan.chance("lane", lane)).until_refused()
