@@ -431,6 +431,65 @@ static double copy(const struct job *job)
 	return typical;
 }
 
+/* The same copy, into memory that the other process has written last, as the memory has that a WRITE
+ * goes to: what the caches of two cores must do for each other is then part of both. */
+enum turn { OURS, THEIRS };
+
+static struct {
+	volatile uint8_t *turn; /* in memory of the two processes, as the others */
+	uint8_t *from, *to;
+} both;
+
+static void share(uint32_t size)
+{
+	enum { PAGE = 4096 };
+	uint8_t *memory = mmap(NULL, PAGE + 2 * (size_t)size, PROT_READ | PROT_WRITE,
+			       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	if (memory == MAP_FAILED)
+		err(1, "mmap");
+	both.turn = memory;
+	both.from = memory + PAGE;
+	both.to = both.from + size;
+}
+
+static void pass_turn(enum turn turn)
+{
+	__atomic_store_n(both.turn, turn, __ATOMIC_RELEASE);
+}
+
+static void await_turn(enum turn turn)
+{
+	while (__atomic_load_n(both.turn, __ATOMIC_ACQUIRE) != turn)
+		sched_yield();
+}
+
+static double copy_across(const struct job *job)
+{
+	double *times = calloc(job->count, sizeof(*times)), start, typical;
+
+	for (uint32_t i = 0; i < job->count; i++) {
+		pass_turn(THEIRS);
+		await_turn(OURS);
+		start = now();
+		memcpy(both.to, both.from, job->size);
+		__asm__ volatile("" : : : "memory");
+		times[i] = now() - start;
+	}
+	typical = median(times, job->count);
+	free(times);
+	return typical;
+}
+
+static void write_before(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->count; i++) {
+		await_turn(THEIRS);
+		memset(both.to, (int)i, job->size);
+		pass_turn(OURS);
+	}
+}
+
 static void nothing(const struct job *job)
 {
 	(void)job;
@@ -447,6 +506,7 @@ static const struct kind {
 	{"write", write_each, be_written_to},
 	{"write_batch", write_batch, be_written_to},
 	{"copy", copy, nothing},
+	{"copy_across", copy_across, write_before},
 	{NULL, NULL, NULL},
 };
 
@@ -465,6 +525,8 @@ int main(int argc, char **argv)
 		errx(2, "what is %s %s %s?", argv[5], argv[6], argv[7]);
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
 		err(1, "socketpair");
+	if (kind->ask == copy_across)
+		share(job.size);
 	side.asks = fork();
 	side.other = sockets[side.asks];
 	close(sockets[!side.asks]);
