@@ -26,7 +26,8 @@ def deferred(
 
     ``names`` has for each module, as after ``from``, the names that it gives, with spaces between.
     The modules of the package itself can be reached by their own names too, as if they had been
-    imported. A name may not be that of a module of the package: importing that would hide it.
+    imported, also one that gives no names. A name may not be that of a module of the package:
+    importing that would hide it.
     """
     place = {name: module for module, listed in names.items() for name in listed.split()}
     inner = {module[1:] for module in names if module.startswith(".")}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from types import TracebackType
-from typing import Self
 
 from . import verbs
 from .errors import BufferStateError
-from .mr_pool import LocalMemory, LocalSlice, Registration
+from .mr_pool import OwnMemory, Registration
 
 
-class DmabufRegion(LocalMemory):
+class DmabufRegion(OwnMemory):
     """`length` bytes from `offset` of a dma-buf, registered: for `read`, `write` and `send_region`.
 
     This process has no view of them, so they cannot be sent or received as messages.  Yours until
@@ -38,14 +36,6 @@ class DmabufRegion(LocalMemory):
         state = " closed" if self.gone else ""
         return f"<DmabufRegion of {self.length} bytes from {self._offset}{state}>"
 
-    def _check(self) -> None:
-        if self.gone:
-            raise BufferStateError(f"{self!r} was closed and cannot be used again")
-
-    def __getitem__(self, key: slice) -> LocalSlice:
-        self._check()
-        return super().__getitem__(key)
-
     @property
     def view(self) -> memoryview:
         self._check()
@@ -62,23 +52,14 @@ class DmabufRegion(LocalMemory):
 
     def close(self) -> None:
         """Deregisters; a second call does nothing."""
+        self._give_back()
+
+    def _give_back(self) -> None:
         if not self.gone:
-            self.gone = True
             os.close(self._fd)
-            self.pinned.release()
+            super()._give_back()
 
     def __del__(self) -> None:
         if not self.gone and hasattr(self, "_fd"):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
             self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -363,7 +363,40 @@ class LocalSlice(LocalMemory):
         return self._owner.expose(pd, access, self._offset + offset, length)
 
 
-class Buffer(LocalMemory):
+class OwnMemory(LocalMemory):
+    """Registered memory that its holder gives back: by the end of its `with`, at the latest."""
+
+    __slots__ = ()
+    _over = "closed"
+    """What has become of it then."""
+
+    def _check(self) -> None:
+        if self.gone:
+            raise BufferStateError(f"{self!r} was {self._over} and cannot be used again")
+
+    def __getitem__(self, key: slice) -> LocalSlice:
+        self._check()
+        return super().__getitem__(key)
+
+    def _give_back(self) -> None:
+        """Once; the memory itself goes when no operation is under way on it."""
+        if not self.gone:
+            self.gone = True
+            self.pinned.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._give_back()
+
+
+class Buffer(OwnMemory):
     """A lease of registered memory from the pool.
 
     Yours from `conn.alloc` until `release`, or the end of its `with`.  After that it is inert:
@@ -372,6 +405,7 @@ class Buffer(LocalMemory):
     """
 
     __slots__ = ("__weakref__", "_block")
+    _over = "released"
 
     def __init__(self, block: Block, length: int) -> None:
         self._block = self.pinned = block
@@ -384,14 +418,6 @@ class Buffer(LocalMemory):
         state = " released" if self.gone else ""
         return f"<Buffer of {self.length} bytes at {self.address:#x}{state}>"
 
-    def _check(self) -> None:
-        if self.gone:
-            raise BufferStateError(f"{self!r} was released and cannot be used again")
-
-    def __getitem__(self, key: slice) -> LocalSlice:
-        self._check()
-        return super().__getitem__(key)
-
     @property
     def view(self) -> memoryview:
         self._check()
@@ -399,26 +425,13 @@ class Buffer(LocalMemory):
 
     def release(self) -> None:
         """Gives the memory back; a second call does nothing."""
-        if not self.gone:
-            self.gone = True
-            self._block.release()
+        self._give_back()
 
     def give_up(self) -> Block:
         """Takes the lease out of the buffer, which is inert then.  Internal to the library."""
         self._check()
         self.gone = True
         return self._block
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:
         if not self.gone:
@@ -439,7 +452,7 @@ class Registration(Pinned):
         self.mr.close()
 
 
-class Region(LocalMemory):
+class Region(OwnMemory):
     """The user's own memory, registered: anything writable with the buffer protocol, or bytes.
 
     The object is pinned (a bytearray cannot be resized, an mmap not closed) until `close`, or the
@@ -461,14 +474,6 @@ class Region(LocalMemory):
         state = " closed" if self.gone else ""
         return f"<Region of {self.length} bytes at {self.address:#x}{state}>"
 
-    def _check(self) -> None:
-        if self.gone:
-            raise BufferStateError(f"{self!r} was closed and cannot be used again")
-
-    def __getitem__(self, key: slice) -> LocalSlice:
-        self._check()
-        return super().__getitem__(key)
-
     @property
     def view(self) -> memoryview:
         self._check()
@@ -476,17 +481,4 @@ class Region(LocalMemory):
 
     def close(self) -> None:
         """Deregisters; a second call does nothing."""
-        if not self.gone:
-            self.gone = True
-            self.pinned.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._give_back()

@@ -26,13 +26,10 @@ import asyncio
 import weakref
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from . import verbs
 from ._native import Pinned
-from .errors import BufferStateError
-from .mr_pool import LocalMemory
+from .mr_pool import OwnMemory
 
 # Whose memory stays where it is, with its pages, for as long as a view of it exists.  Subclasses
 # may give out other memory than their own.
@@ -170,10 +167,11 @@ class _Use(Pinned):
         self._cache.give_back(self._kept)
 
 
-class KeptMemory(LocalMemory):
+class KeptMemory(OwnMemory):
     """The user's memory for one operation: it cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
+    _over = "given back to the caller"
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._use = self.pinned = _Use(cache, kept, memory)
@@ -185,10 +183,6 @@ class KeptMemory(LocalMemory):
     def __repr__(self) -> str:
         return f"<memory of the caller's, {self.length} bytes at {self.address:#x}>"
 
-    def _check(self) -> None:
-        if self.gone:
-            raise BufferStateError(f"{self!r} is the caller's again")
-
     @property
     def view(self) -> memoryview:
         self._check()
@@ -196,17 +190,4 @@ class KeptMemory(LocalMemory):
 
     def close(self) -> None:
         """The memory is the caller's again when no operation is under way on it."""
-        if not self.gone:
-            self.gone = True
-            self._use.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._give_back()

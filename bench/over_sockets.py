@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from .ways import ENOUGH, HOST, Place
 
@@ -22,6 +27,22 @@ READ = 256 << 10  # bytes that are asked for at once, as asyncio does, unless mo
 
 def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
+
+
+@asynccontextmanager
+async def serving(
+    answering: Mapping[str, Any], make: Callable[..., Awaitable[asyncio.Server]], folder: str = ""
+) -> AsyncIterator[dict[str, Place]]:
+    """One server for each, and where: in a folder, or at a port of the host."""
+    async with AsyncExitStack() as stack:
+        places: dict[str, Place] = {}
+        for name, answer in answering.items():
+            path = str(Path(folder, name))
+            where = (path,) if folder else (HOST, 0)
+            server = await make(answer, *where, backlog=512)
+            places[name] = path if folder else server.sockets[0].getsockname()[1]
+            await stack.enter_async_context(server)
+        yield places
 
 
 # ---- protocols ----------------------------------------------------------------------------------
@@ -153,20 +174,11 @@ class OverProtocol:
     def prepare(self, data: bytes) -> bytes:
         return frame(data)
 
-    @asynccontextmanager
-    async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:
+    def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]:
         loop = asyncio.get_running_loop()
-        async with AsyncExitStack() as stack:
-            places: dict[str, Place] = {}
-            for name, protocol in PROTOCOLS.items():
-                if self.unix:
-                    places[name] = path = str(Path(folder, name))
-                    server = await loop.create_unix_server(protocol, path, backlog=512)
-                else:
-                    server = await loop.create_server(protocol, HOST, 0, backlog=512)
-                    places[name] = server.sockets[0].getsockname()[1]
-                await stack.enter_async_context(server)
-            yield places
+        if self.unix:
+            return serving(PROTOCOLS, loop.create_unix_server, folder)
+        return serving(PROTOCOLS, loop.create_server)
 
     @asynccontextmanager
     async def connect(self, place: Place) -> AsyncIterator[ClientProtocol]:
@@ -242,19 +254,10 @@ class OverStreams:
     def prepare(self, data: bytes) -> bytes:
         return frame(data)
 
-    @asynccontextmanager
-    async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:
-        async with AsyncExitStack() as stack:
-            places: dict[str, Place] = {}
-            for name, handler in HANDLERS.items():
-                if self.unix:
-                    places[name] = path = str(Path(folder, name))
-                    server = await asyncio.start_unix_server(handler, path, backlog=512)
-                else:
-                    server = await asyncio.start_server(handler, HOST, 0, backlog=512)
-                    places[name] = server.sockets[0].getsockname()[1]
-                await stack.enter_async_context(server)
-            yield places
+    def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]:
+        if self.unix:
+            return serving(HANDLERS, asyncio.start_unix_server, folder)
+        return serving(HANDLERS, asyncio.start_server)
 
     @asynccontextmanager
     async def connect(self, place: Place) -> AsyncIterator[StreamClient]:

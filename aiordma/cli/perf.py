@@ -8,6 +8,9 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +91,33 @@ def perf(local: bool) -> None:
     `aiordma perf --local send lat` starts both of them on this machine; `server` and `client` are
     for two machines.
     """
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every measurement is asked for."""
+
+    settings: Settings
+    device: str | None
+    via: Via
+    loop: str
+    polling: int
+    as_json: bool
+    targets: tuple[Path, ...]
+
+
+def measures(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes `command`, which takes one Asked besides its own options, take their options."""
+    own = frozenset(signature(command).parameters)
+    common = [field.name for field in fields(Asked)[1:]]
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        others = {name: given.pop(name) for name in own & given.keys()}
+        rest = {name: given.pop(name) for name in common}
+        command(asked=Asked(settings_of(**given), **rest), **others)
+
+    return measurement_options(POLLING(with_options))
 
 
 def measurement_options(command: Command) -> Command:
@@ -184,58 +214,40 @@ RECEIVES = click.option(
 
 
 @perf.command()
-@measurement_options
 @RECEIVES
-@POLLING
 @connection_options
-def local(
-    device: str | None,
-    via: Via,
-    host: str | None,
-    loop: str,
-    polling: int,
-    receives: int,
-    as_json: bool,
-    targets: tuple[Path, ...],
-    **asked: Any,
-) -> None:
+@measures
+def local(asked: Asked, host: str | None, receives: int) -> None:
     """Measure between two processes on this machine.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
-    settings = settings_of(**asked)
 
     async def run() -> Record:
-        chosen = verbs.find_device(device)
+        chosen = verbs.find_device(asked.device)
         at = host or own_address(chosen)
-        options = ["--device", chosen.name, "--via", via, "--host", at, "--loop", loop]
-        options += ["--polling", str(polling), "--receives", str(receives)]
+        options = ["--device", chosen.name, "--via", asked.via, "--host", at, "--loop", asked.loop]
+        options += ["--polling", str(asked.polling), "--receives", str(receives)]
         async with listening_child([*SERVER, *options]) as server:
-            measuring = measure(settings, chosen, via, loop, polling, server.host, server.port)
-            return await server.guard(measuring)
+            return await server.guard(measure(asked, chosen, server.host, server.port))
 
-    finish(run, loop, as_json, targets)
+    finish(run, asked)
 
 
-def finish(
-    run: Callable[[], Coroutine[Any, Any, Record]],
-    loop: str,
-    as_json: bool,
-    targets: tuple[Path, ...],
-) -> None:
+def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: Asked) -> None:
     """Runs, shows, draws, and exits with a status that says how it went."""
-    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
-            for target in targets:
+            for target in asked.targets:
                 check_target(target)
             told = runner.run(run())
         except FAILURES as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
-    if as_json:
+    if asked.as_json:
         click.echo(json.dumps(told, indent=1))
     else:
         show(Console(width=None if sys.stdout.isatty() else 132), told)
-    for target in targets:
+    for target in asked.targets:
         draw([told], target)
     if not told["verified"]:
         raise SystemExit(1)
@@ -250,19 +262,12 @@ def draw(records: list[Record], target: Path) -> None:
         raise click.ClickException(str(error)) from error
 
 
-async def measure(
-    settings: Settings,
-    device: verbs.Device,
-    via: Via,
-    loop: str,
-    polling: int,
-    host: str,
-    port: int,
-) -> Record:
+async def measure(asked: Asked, device: verbs.Device, host: str, port: int) -> Record:
+    settings = asked.settings
     results: list[Result] = []
-    config = Config(polling=polling / 1e6)
+    config = Config(polling=asked.polling / 1e6)
     async with PerfClient.connect(
-        settings, host, port, device=device.name, via=via, config=config
+        settings, host, port, device=device.name, via=asked.via, config=config
     ) as client:
         with stopped_by_ctrl_c(client), progress_bar(settings) as progress:
             for number, size in enumerate(settings.sizes):
@@ -275,11 +280,11 @@ async def measure(
         aiordma=aiordma.__version__,
         device=client.device,
         library=device.library.name,
-        via=via,
-        loop=loop,
+        via=asked.via,
+        loop=asked.loop,
         client=machine(),
         server=client.server.machine,
-        polling_us=polling,
+        polling_us=asked.polling,
         server_polling_us=client.server.polling_us,
     )
     return record(settings, where, results)
@@ -330,32 +335,19 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
 
 @perf.command()
 @click.argument("server_host", metavar="HOST")
-@measurement_options
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
-@POLLING
 @transport_options
-def client(
-    server_host: str,
-    port: int,
-    device: str | None,
-    via: Via,
-    loop: str,
-    polling: int,
-    as_json: bool,
-    targets: tuple[Path, ...],
-    **asked: Any,
-) -> None:
+@measures
+def client(asked: Asked, server_host: str, port: int) -> None:
     """Measure against `aiordma perf server` on HOST.
 
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
-    settings = settings_of(**asked)
 
     async def run() -> Record:
-        chosen = verbs.find_device(device)
-        return await measure(settings, chosen, via, loop, polling, server_host, port)
+        return await measure(asked, verbs.find_device(asked.device), server_host, port)
 
-    finish(run, loop, as_json, targets)
+    finish(run, asked)
 
 
 @perf.command("plot")
@@ -444,10 +436,11 @@ def server(
         )
         async with await starting as server:
             if child:
-                print(server.host, server.port, flush=True)
+                print(server.listening.host, server.listening.port, flush=True)
                 await end_of_input()
             else:
-                where = f"{server.device}, {server.host} port {server.port}, via {via}"
+                at = server.listening
+                where = f"{at.device}, {at.host} port {at.port}, via {via}"
                 click.echo(f"serving on {where}")
                 await server.forever()
 

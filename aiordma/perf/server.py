@@ -110,21 +110,10 @@ class PerfServer:
         return self
 
     @property
-    def _listening(self) -> aiordma.Server:
+    def listening(self) -> aiordma.Server:
+        """What accepts the connections, and knows where."""
         assert self._server is not None
         return self._server
-
-    @property
-    def device(self) -> str:
-        return self._listening.device
-
-    @property
-    def host(self) -> str:
-        return self._listening.host
-
-    @property
-    def port(self) -> int:
-        return self._listening.port
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,11 +124,11 @@ class PerfServer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._listening.close()
+        await self.listening.close()
 
     async def forever(self) -> None:
         """Serves until cancelled."""
-        await self._listening.serve_forever()
+        await self.listening.serve_forever()
 
     async def _serve(self, conn: aiordma.Connection) -> None:
         try:
@@ -237,10 +226,10 @@ class PerfServer:
 
         listening = await aiordma.start_stream_server(
             attach,
-            self.host,
+            self.listening.host,
             0,
             limit=STREAM_LIMIT,
-            device=self.device,
+            device=self.listening.device,
             via=self._via,
             config=self._config,
         )

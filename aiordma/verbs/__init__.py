@@ -136,6 +136,7 @@ else:
             ".device": "Device devices find_device fork_status libraries missing_library "
             "open_device",
             ".domains": "ParentDomain ThreadDomain",
+            ".efa": "",
             ".enums": "MTU AccessFlags Advice AtomicCapability CQFlags DeviceCapability EventType "
             "ForkStatus GIDType LinkLayer MigrationState MWType NodeType PortCapability "
             "PortState QPAttrMask QPCreateFlags QPState QPType SendFlags TransportType "
@@ -144,6 +145,7 @@ else:
             ".grh": "GRH GRH_SIZE",
             ".memory_region": "MemoryRegion address_of",
             ".memory_window": "MemoryWindow inc_rkey",
+            ".mlx5": "",
             ".multicast": "MULTICAST_QPN MulticastAttachment",
             ".other_memory": "DeviceMemory",
             ".protection_domain": "ProtectionDomain",

@@ -41,7 +41,7 @@ async def measured(
 ) -> list[Result | None]:
     async with (
         await PerfServer.start(host, 0, device=device_name, limits=limits or Limits()) as server,
-        PerfClient.connect(asked, host, server.port, device=device_name) as client,
+        PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
     ):
         return [await client.measure(size) for size in asked.sizes]
 
@@ -144,7 +144,9 @@ def test_one_client_after_another(run: Run, device_name: str, host: str) -> None
 
             async def one(name: str, meanwhile: asyncio.Event | None) -> None:
                 asked = settings("send", "lat")
-                connecting = PerfClient.connect(asked, host, server.port, device=device_name)
+                connecting = PerfClient.connect(
+                    asked, host, server.listening.port, device=device_name
+                )
                 async with connecting as client:
                     told.append(f"{name} is served")
                     if meanwhile is not None:
@@ -173,7 +175,7 @@ def test_stopping_keeps_what_was_measured(run: Run, device_name: str, host: str)
         asked = replace(settings("send", "lat"), iterations=MOST_ITERATIONS)
         async with (
             await PerfServer.start(host, 0, device=device_name) as server,
-            PerfClient.connect(asked, host, server.port, device=device_name) as client,
+            PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
         ):
             # From the first operation that is timed on, it is told how far it is.
             return await client.measure(100, lambda part: client.stop() if part > 0 else None)

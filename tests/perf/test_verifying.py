@@ -135,7 +135,7 @@ async def opened(control: aiordma.Connection, device_name: str, server: PerfServ
     """A session with its one connection, which is left to the peer."""
     await control.send(wire.pack(OPEN))
     told = await answer(control, wire.Opened)
-    other = await aiordma.connect(server.host, server.port, device=device_name)
+    other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)
     await other.send(wire.pack(wire.Attach(told.key, 0)))
     asyncio.get_running_loop().create_task(other.wait_closed())
 
@@ -164,13 +164,15 @@ def test_the_server_goes_on_after_a_client_that_is_none(
 ) -> None:
     async def main() -> None:
         async with await PerfServer.start(host, 0, device=device_name) as server:
-            async with await aiordma.connect(host, server.port, device=device_name) as control:
+            async with await aiordma.connect(
+                host, server.listening.port, device=device_name
+            ) as control:
                 if attached:
                     await opened(control, device_name, server)
                 await control.send(said)
                 await control.wait_closed()
             asked = settings("send", "lat")
-            connecting = PerfClient.connect(asked, host, server.port, device=device_name)
+            connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
             async with connecting as client:
                 assert await client.measure(100) is not None
 
@@ -185,7 +187,7 @@ def test_another_version_is_refused(run: Run, device_name: str, host: str) -> No
     async def main() -> wire.Wire:
         async with (
             await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
-            await aiordma.connect(host, server.port, device=device_name) as control,
+            await aiordma.connect(host, server.listening.port, device=device_name) as control,
         ):
             await control.send(wire.pack(replace(OPEN, version=2)))
             with await control.recv() as message:
@@ -200,12 +202,14 @@ def test_a_client_that_vanishes_makes_room_for_the_next(
 ) -> None:
     async def main() -> None:
         async with await PerfServer.start(host, 0, device=device_name) as server:
-            async with await aiordma.connect(host, server.port, device=device_name) as control:
+            async with await aiordma.connect(
+                host, server.listening.port, device=device_name
+            ) as control:
                 await control.send(wire.pack(OPEN))
                 await answer(control, wire.Opened)
                 control.abort()
             asked = settings("read", "lat")
-            connecting = PerfClient.connect(asked, host, server.port, device=device_name)
+            connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
             async with connecting as client:
                 assert await client.measure(100) is not None
 
