@@ -38,6 +38,8 @@ SMALLEST = 256
 READY_BYTES = 4 << 20
 # Slabs that stay registered when nothing of them is leased any more.
 SPARE_SLABS = 4
+# Which part of the pool the library's own brief needs may have while users wait for memory.
+BRIEF_SHARE = 8
 # Freed blocks larger than a slab that are kept registered for the next use, in bytes.
 LARGE_READY_BYTES = 256 << 20
 
@@ -114,7 +116,7 @@ class MemoryPool(Shelf):
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
         self.ready_bytes = READY_BYTES
-        self.line: MemoryLine[Block] = MemoryLine(self.block)
+        self.line: MemoryLine[Block] = MemoryLine(self.block, limit // BRIEF_SHARE)
         """Who waits for memory.  Internal to the library."""
         self.before, self.others = self.line.waiting
 
@@ -133,12 +135,12 @@ class MemoryPool(Shelf):
         self.lease_block(block)
         return block
 
-    def block_in_turn(self, size: int, *, brief: bool) -> Block | None:
-        """A block if there is one and nobody has to be served before; else None: join the line.
+    def block_in_turn(self, size: int) -> Block | None:
+        """A block if there is one and nobody waits; else None: join the line.
 
         QuotaError for what can never be.  Internal to the library.
         """
-        if self.line.free_for(brief=brief):
+        if not len(self.line):
             try:
                 return self.block(size)
             except QuotaError:
@@ -170,7 +172,7 @@ class MemoryPool(Shelf):
 
         QuotaError if they are not there now, or others wait for memory.
         """
-        block = self.block_in_turn(size, brief=False)
+        block = self.block_in_turn(size)
         if block is None:
             raise self._exhausted(size)
         return Buffer(block, size)
@@ -182,7 +184,7 @@ class MemoryPool(Shelf):
         Who holds memory while waiting for more can wait for ever, as with any lock: take what is
         needed together at once, or wait with a timeout.
         """
-        block = self.block_in_turn(size, brief=False)
+        block = self.block_in_turn(size)
         if block is None:
             turn = self.line.join(size, brief=False)
             try:
@@ -294,7 +296,7 @@ class MemoryPool(Shelf):
             self._large_ready_bytes += size
         else:
             self._close_large(block)
-        self.line.look_soon()
+        self.line.returned(block)
 
     def close(self) -> None:
         """No more leases.  The regions are deregistered with the protection domain, which the

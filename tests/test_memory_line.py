@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from aiordma import Buffer, BufferStateError, MemoryPool, verbs
 from aiordma._transport.memory import Supply
 from aiordma.errors import QuotaError
-from aiordma.mr_pool import SLAB_SIZE, Block
+from aiordma.mr_pool import BRIEF_SHARE, SLAB_SIZE, Block
 from tests.conftest import Run
 
 LIMIT = 2 * SLAB_SIZE
@@ -100,17 +101,89 @@ def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool, run: 
         held = pool.alloc(LIMIT)
         waiting = Waiting(pool)
         await waiting.start(LIMIT)
-        assert pool.block_in_turn(300, brief=True) is None
+        assert pool.block_in_turn(300) is None
         brief = pool.line.join(300, brief=True)
         held.release()
         block = await brief
         await turns()
         assert not waiting.order
         # And it does not stand behind a user's need, which may wait for what its own task holds.
-        another = pool.block_in_turn(300, brief=True)
+        another = await pool.line.join(300, brief=True)
         assert isinstance(another, Block)
         block.release()
         another.release()
+        await waiting.release_all()
+
+    run(main())
+
+
+BRIEF = 64 << 10
+
+
+@asynccontextmanager
+async def brief_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
+    """So many at a time, each for two turns of the loop, one after another; how many there were."""
+    served = [0] * count
+    over = asyncio.Event()
+
+    async def go_on(number: int) -> None:
+        while not over.is_set():
+            block = pool.block_in_turn(BRIEF) or await pool.line.join(BRIEF, brief=True)
+            served[number] += 1
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            block.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            tasks.create_task(go_on(number))
+        yield served
+        over.set()
+
+
+def test_users_get_their_turn_however_many_brief_needs_there_are(
+    pool: MemoryPool, run: Run
+) -> None:
+    """And these go on meanwhile, all of them."""
+
+    async def main() -> None:
+        async with brief_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
+            await turns()
+            assert min(served)
+            wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
+            before = list(served)
+            for _ in range(200):
+                await asyncio.sleep(0)
+                if wanted.done():
+                    break
+            else:
+                pytest.fail("it waits for ever")
+            (await wanted).release()
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert all(now > then for now, then in zip(served, before, strict=True))
+        assert pool.statistics().leases == 0
+
+    run(main())
+
+
+def test_brief_needs_go_on_while_users_wait(pool: MemoryPool, run: Run) -> None:
+    """One after another, more in all than their share, while who must release needs them."""
+
+    async def main() -> None:
+        held = pool.alloc(SLAB_SIZE)
+        waiting = Waiting(pool)
+        await waiting.start(LIMIT)
+        kept = [
+            await pool.line.join(BRIEF, brief=True, kept=True)
+            for _ in range(2 * LIMIT // BRIEF_SHARE // BRIEF)
+        ]
+        for _ in range(3 * LIMIT // BRIEF_SHARE // BRIEF):
+            (await pool.line.join(BRIEF, brief=True)).release()
+        assert not waiting.order
+        for block in kept:
+            block.release()
+        held.release()
         await waiting.release_all()
 
     run(main())
@@ -307,7 +380,7 @@ def test_nobody_waits_for_what_is_there(
         held: list[Block] = []
 
         async def wait(size: int, *, brief: bool) -> Block:
-            block = pool.block_in_turn(size, brief=brief)
+            block = pool.block_in_turn(size)
             if block is not None:
                 return block
             turn = pool.line.join(size, brief=brief)
@@ -337,10 +410,13 @@ def test_nobody_waits_for_what_is_there(
         collect()
         assert pool.statistics().waiting == len(waiting)
         assert pool.statistics().leases == len(held)
-        for line in (pool.line._brief, pool.line._users):
-            if line:
+        line = pool.line
+        share = line._passed_bytes + next(iter(line._brief.values()), 0)
+        beyond = line._users and line._passed and share > LIMIT // BRIEF_SHARE
+        for needs in (line._brief, line._users)[bool(beyond) :]:
+            if needs:
                 with pytest.raises(QuotaError):
-                    pool.block(next(iter(line.values())))
+                    pool.block(next(iter(needs.values())))
                 break
         while held or waiting:
             while held:

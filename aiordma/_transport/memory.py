@@ -47,7 +47,7 @@ class Memory:
         """
         if self._ended is not None:
             raise self._waiter_error(self._ended)
-        block = self.pool.block_in_turn(size, brief=brief)
+        block = self.pool.block_in_turn(size)
         if block is not None:
             return block
         turn = self.pool.line.join(size, brief=brief)
@@ -69,8 +69,8 @@ class Memory:
         kept = self.registrations.find(data)
         return Region(self.pd.reg_mr(view)) if kept is None else kept
 
-    def supply(self, on_memory: Callable[[], None], *, brief: bool) -> Supply:
-        supply = Supply(self.pool, on_memory, brief=brief)
+    def supply(self, on_memory: Callable[[], None], *, brief: bool, kept: bool = False) -> Supply:
+        supply = Supply(self.pool, on_memory, brief=brief, kept=kept)
         self._supplies.append(supply)
         return supply
 
@@ -90,10 +90,18 @@ class Supply:
     `on_memory` is called when it need wait no more, and asks for what is first in the row then.
     """
 
-    def __init__(self, pool: MemoryPool, on_memory: Callable[[], None], *, brief: bool) -> None:
+    def __init__(
+        self,
+        pool: MemoryPool,
+        on_memory: Callable[[], None],
+        *,
+        brief: bool,
+        kept: bool = False,
+    ) -> None:
         self._pool = pool
         self._on_memory = on_memory
         self._brief = brief
+        self._kept = kept
         self._turn: Turn | None = None
         self._came: Block | None = None
 
@@ -113,9 +121,9 @@ class Supply:
             if block.size >= size:
                 return block
             block.release()
-        block = self._pool.block_in_turn(size, brief=self._brief)
+        block = self._pool.block_in_turn(size)
         if block is None:
-            self._turn = self._pool.line.join(size, brief=self._brief)
+            self._turn = self._pool.line.join(size, brief=self._brief, kept=self._kept)
             self._turn.add_done_callback(self._done)
         return block
 

@@ -71,7 +71,7 @@ class Receives:
         self._arrivals = arrivals
         self._queue = queue
         self._pool = memory.pool
-        self._supply = memory.supply(self.post_again, brief=True)
+        self._supply = memory.supply(self.post_again, brief=True, kept=True)
         self._count = config.data_receives + config.control_receives
         self._sizes = OwnReceives(config.eager_size, config.max_eager_size)
         self._tell = tell

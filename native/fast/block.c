@@ -53,7 +53,7 @@ static bool somebody(PyObject *waiting)
 
 struct block *fast_take_block(struct shelf *shelf, unsigned long long size)
 {
-	if (size > shelf->slab_size || somebody(shelf->before))
+	if (size > shelf->slab_size || somebody(shelf->before) || somebody(shelf->others))
 		return NULL;
 	struct block *block = take(shelf, size);
 
