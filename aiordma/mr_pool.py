@@ -18,9 +18,8 @@ All of it belongs to one event loop and is not thread-safe.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from . import verbs
 from ._core.region import slice_range
@@ -76,8 +75,7 @@ class Block(NativeBlock, Mapped):
         """For the library's own short accesses; never handed to a user."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
+class PoolStatistics(NamedTuple):
     """Bytes registered and bytes of blocks that are leased, or still seen or under way.
 
     `waiting` is how many wait for memory to come back.

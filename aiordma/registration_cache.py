@@ -25,7 +25,7 @@ import array
 import asyncio
 import weakref
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import verbs
 from ._native import Pinned
@@ -36,8 +36,7 @@ from .mr_pool import OwnMemory
 STEADY = (bytearray, bytes, array.array)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
+class CacheStatistics(NamedTuple):
     """Registrations kept now and their bytes; how often one was found, and how often not.
 
     Only memory that could be kept counts as not found.

@@ -1,7 +1,7 @@
 """Control messages between the two ends of a connection, in msgpack.
 
 Each is an array ``[magic, version, type, request id, body]``, the body an array of the fields of
-its dataclass below, in order. It travels in a CONTROL frame (:mod:`aiordma._core.frames`); it is
+its class below, in order. It travels in a CONTROL frame (:mod:`aiordma._core.frames`); it is
 never longer than MAX_LENGTH, so it fits every receive that a peer may post.
 
 A request has a request id of its sender's choice (not 0); what answers it carries the same id,
@@ -16,9 +16,10 @@ additional and trailing bytes are all a ProtocolError.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, ClassVar, get_args, get_type_hints
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
@@ -81,180 +82,178 @@ class GoodbyeCode(IntEnum):
     NOT_AUTHENTICATED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The base of all control messages."""
-
-    TYPE: ClassVar[MessageType]
-    request_id: U32
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous(Message):
+class Rendezvous(NamedTuple):
     """A message of ``length`` bytes waits at ``address``: read it, then say RendezvousDone.
 
     The memory stays as it is until then. ``imm`` is the message's immediate data, or None.
     """
 
-    TYPE: ClassVar[MessageType] = MessageType.RENDEZVOUS
+    request_id: U32
     address: U64
     rkey: U32
     length: U64
     imm: OptionalU32 = None
 
-    def __post_init__(self) -> None:
-        if self.address + self.length > U64_MAX + 1:
-            raise ValueError("the message goes beyond the end of the address space")
 
-
-@dataclass(frozen=True, slots=True)
-class RendezvousDone(Message):
+class RendezvousDone(NamedTuple):
     """The offered memory has been read (``status`` 0), or will not be (an ErrorCode)."""
 
-    TYPE: ClassVar[MessageType] = MessageType.RENDEZVOUS_DONE
+    request_id: U32
     status: U16
 
 
-@dataclass(frozen=True, slots=True)
-class RegionGrant(Message):
+class RegionGrant(NamedTuple):
     """A region of the sender is the receiver's to use, within the rights and lease of ``token``.
 
     Answers a RegionRequest (its request id), or is handed over unasked (0).
     """
 
-    TYPE: ClassVar[MessageType] = MessageType.REGION_GRANT
+    request_id: U32
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class RegionReturn(Message):
+class RegionReturn(NamedTuple):
     """A region that its owner lent goes back to the owner, as something to look at.
 
     The sender is done with it and promises not to use its token any more.
     """
 
-    TYPE: ClassVar[MessageType] = MessageType.REGION_RETURN
+    request_id: U32
     region_id: U64
 
 
-@dataclass(frozen=True, slots=True)
-class RegionRequest(Message):
+class RegionRequest(NamedTuple):
     """Lend me ``length`` bytes with these rights, for ``lease_ms`` (0: until I release them).
 
     Answered by RegionGrant, or by Error (over the quota, for instance).
     """
 
-    TYPE: ClassVar[MessageType] = MessageType.REGION_REQUEST
+    request_id: U32
     length: U64
     access: Access
     lease_ms: U32
 
 
-@dataclass(frozen=True, slots=True)
-class RegionRelease(Message):
+class RegionRelease(NamedTuple):
     """The sender needs the owner's region no longer; its contents do not matter."""
 
-    TYPE: ClassVar[MessageType] = MessageType.REGION_RELEASE
+    request_id: U32
     region_id: U64
 
 
-@dataclass(frozen=True, slots=True)
-class Ping(Message):
+class Ping(NamedTuple):
     """Are you there? Answered by Pong."""
 
-    TYPE: ClassVar[MessageType] = MessageType.PING
+    request_id: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Pong(Message):
+class Pong(NamedTuple):
     """Answers Ping."""
 
-    TYPE: ClassVar[MessageType] = MessageType.PONG
+    request_id: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye(Message):
+class Goodbye(NamedTuple):
     """The sender will send nothing after this; ``code`` is a GoodbyeCode."""
 
-    TYPE: ClassVar[MessageType] = MessageType.GOODBYE
+    request_id: U32
     code: U16
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Error(Message):
+class Error(NamedTuple):
     """The request of this id is refused; ``code`` is an ErrorCode."""
 
-    TYPE: ClassVar[MessageType] = MessageType.ERROR
+    request_id: U32
     code: U16
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class AuthHello(Message):
+class AuthHello(NamedTuple):
     """The connecting side begins: prove with this nonce that you have the key."""
 
-    TYPE: ClassVar[MessageType] = MessageType.AUTH_HELLO
+    request_id: U32
     nonce: Bytes32
 
 
-@dataclass(frozen=True, slots=True)
-class AuthAnswer(Message):
+class AuthAnswer(NamedTuple):
     """Answers AuthHello: the proof, and a nonce for the other side's."""
 
-    TYPE: ClassVar[MessageType] = MessageType.AUTH_ANSWER
+    request_id: U32
     nonce: Bytes32
     proof: Bytes32
 
 
-@dataclass(frozen=True, slots=True)
-class AuthProof(Message):
+class AuthProof(NamedTuple):
     """Answers AuthAnswer: the connecting side's proof."""
 
-    TYPE: ClassVar[MessageType] = MessageType.AUTH_PROOF
+    request_id: U32
     proof: Bytes32
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveSize(Message):
+class ReceiveSize(NamedTuple):
     """The sender's receives from number ``first`` on (counted from 0) have ``size`` bytes."""
 
-    TYPE: ClassVar[MessageType] = MessageType.RECEIVE_SIZE
+    request_id: U32
     first: U64
     size: U32
 
-    def __post_init__(self) -> None:
-        if self.size < MIN_RECEIVE:
-            raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {self.size}")
 
+Message: TypeAlias = (
+    Rendezvous
+    | RendezvousDone
+    | RegionGrant
+    | RegionReturn
+    | RegionRequest
+    | RegionRelease
+    | Ping
+    | Pong
+    | Goodbye
+    | Error
+    | AuthHello
+    | AuthAnswer
+    | AuthProof
+    | ReceiveSize
+)
+"""Any control message; its request id stands first."""
 
-_CLASSES: tuple[type[Message], ...] = (
-    Rendezvous,
-    RendezvousDone,
-    RegionGrant,
-    RegionReturn,
-    RegionRequest,
-    RegionRelease,
-    Ping,
-    Pong,
-    Goodbye,
-    Error,
-    AuthHello,
-    AuthAnswer,
-    AuthProof,
-    ReceiveSize,
+_TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
+    {
+        Rendezvous: MessageType.RENDEZVOUS,
+        RendezvousDone: MessageType.RENDEZVOUS_DONE,
+        RegionGrant: MessageType.REGION_GRANT,
+        RegionReturn: MessageType.REGION_RETURN,
+        RegionRequest: MessageType.REGION_REQUEST,
+        RegionRelease: MessageType.REGION_RELEASE,
+        Ping: MessageType.PING,
+        Pong: MessageType.PONG,
+        Goodbye: MessageType.GOODBYE,
+        Error: MessageType.ERROR,
+        AuthHello: MessageType.AUTH_HELLO,
+        AuthAnswer: MessageType.AUTH_ANSWER,
+        AuthProof: MessageType.AUTH_PROOF,
+        ReceiveSize: MessageType.RECEIVE_SIZE,
+    }
 )
 
 
 def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
     hints = get_type_hints(cls, include_extras=True)
-    return tuple((field.name, get_args(hints[field.name])[-1]) for field in fields(cls))
+    return tuple((name, get_args(hints[name])[-1]) for name in cls._fields)
 
 
 # By type: the class and, for the request id and each field of the body, name and codec.
 _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
-    cls.TYPE: (cls, _codecs(cls)) for cls in _CLASSES
+    number: (cls, _codecs(cls)) for cls, number in _TYPES.items()
 }
+
+
+def _check(message: Message) -> None:
+    """What no field can say alone; ValueError."""
+    if isinstance(message, Rendezvous) and message.address + message.length > U64_MAX + 1:
+        raise ValueError("the message goes beyond the end of the address space")
+    if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
+        raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {message.size}")
 
 
 def _pack(value: list[object]) -> bytes:
@@ -280,7 +279,9 @@ def _is(value: object, number: int) -> bool:
 
 def encode(message: Message) -> bytes:
     """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
-    _, codecs = _FORMATS[message.TYPE]
+    number = _TYPES[type(message)]
+    _, codecs = _FORMATS[number]
+    _check(message)
     values = []
     name = ""
     try:
@@ -289,7 +290,7 @@ def encode(message: Message) -> bytes:
     except ValueError as error:
         raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
     request_id, *body = values
-    return _pack([MAGIC, VERSION, int(message.TYPE), request_id, body])
+    return _pack([MAGIC, VERSION, int(number), request_id, body])
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
@@ -322,7 +323,9 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         raise ProtocolError(
             f"the peer sent a {cls.__name__} with a bad {field[0]}: {error}"
         ) from None
+    message = cls(*values)
     try:
-        return cls(*values)
+        _check(message)
     except ValueError as error:
         raise ProtocolError(f"the peer sent a {cls.__name__}: {error}") from None
+    return message

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import NamedTuple
 
 
 class QPType(IntEnum):
@@ -79,7 +79,9 @@ class QPAttrMask(IntFlag):
     RATE_LIMIT = 1 << 25
 
 
-_M = QPAttrMask
+# Plain numbers: flags take a while to be put together, and this is done at every import.
+_M = SimpleNamespace(**{bit.name or "": int(bit) for bit in QPAttrMask})
+_NONE = 0
 NO_ATTRIBUTES = QPAttrMask(0)
 _KNOWN = sum(QPAttrMask)  # not ~QPAttrMask(0): that has the bits between the known ones as well
 
@@ -92,7 +94,7 @@ _CONNECTED = (
 )  # fmt: skip
 _REQUESTER = _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _RESPONDER = _M.MIN_RNR_TIMER | _M.MAX_DEST_RD_ATOMIC
-_ATTRIBUTES: Mapping[QPType, QPAttrMask] = {
+_ATTRIBUTES: Mapping[QPType, int] = {
     QPType.RC: _CONNECTED | _REQUESTER | _RESPONDER,
     QPType.UC: _CONNECTED,
     QPType.UD: _COMMON | _M.QKEY,
@@ -108,9 +110,9 @@ _IDENTITY = _M.PKEY_INDEX | _M.PORT | _M.QKEY | _M.ACCESS_FLAGS
 _RUNNING = (
     _M.CUR_STATE | _M.QKEY | _M.ACCESS_FLAGS | _M.ALT_PATH | _M.PATH_MIG_STATE | _M.MIN_RNR_TIMER
 )
-_RULES: tuple[tuple[QPState, QPState, QPAttrMask, QPAttrMask], ...] = (
-    (QPState.RESET, QPState.INIT, _IDENTITY, NO_ATTRIBUTES),
-    (QPState.INIT, QPState.INIT, NO_ATTRIBUTES, _IDENTITY),
+_RULES: tuple[tuple[QPState, QPState, int, int], ...] = (
+    (QPState.RESET, QPState.INIT, _IDENTITY, _NONE),
+    (QPState.INIT, QPState.INIT, _NONE, _IDENTITY),
     (
         QPState.INIT,
         QPState.RTR,
@@ -118,21 +120,20 @@ _RULES: tuple[tuple[QPState, QPState, QPAttrMask, QPAttrMask], ...] = (
         _M.PKEY_INDEX | _M.QKEY | _M.ACCESS_FLAGS | _M.ALT_PATH,
     ),
     (QPState.RTR, QPState.RTS, _M.SQ_PSN | _REQUESTER, _RUNNING | _M.RATE_LIMIT),
-    (QPState.RTS, QPState.RTS, NO_ATTRIBUTES, _RUNNING | _M.RATE_LIMIT),
-    (QPState.RTS, QPState.SQD, NO_ATTRIBUTES, _M.EN_SQD_ASYNC_NOTIFY),
-    (QPState.SQD, QPState.RTS, NO_ATTRIBUTES, _RUNNING),
+    (QPState.RTS, QPState.RTS, _NONE, _RUNNING | _M.RATE_LIMIT),
+    (QPState.RTS, QPState.SQD, _NONE, _M.EN_SQD_ASYNC_NOTIFY),
+    (QPState.SQD, QPState.RTS, _NONE, _RUNNING),
     (
         QPState.SQD,
         QPState.SQD,
-        NO_ATTRIBUTES,
+        _NONE,
         _IDENTITY | _M.AV | _M.ALT_PATH | _M.PATH_MIG_STATE | _REQUESTER | _RESPONDER,
     ),
-    (QPState.SQE, QPState.RTS, NO_ATTRIBUTES, _M.CUR_STATE | _M.QKEY | _M.ACCESS_FLAGS),
+    (QPState.SQE, QPState.RTS, _NONE, _M.CUR_STATE | _M.QKEY | _M.ACCESS_FLAGS),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """One row: what a modify from one state to another must and may carry.
 
     ``required`` includes ``STATE`` where the state changes; where it stays, ``STATE`` is
@@ -146,13 +147,13 @@ class Transition:
     optional: QPAttrMask
 
 
-def _less(qp_type: QPType, current: QPState, following: QPState) -> QPAttrMask:
+def _less(qp_type: QPType, current: QPState, following: QPState) -> int:
     """Attributes that a type has, but not on this step, though the rule names them."""
     if current is following is QPState.SQD and qp_type not in _RELIABLE:
-        return _M.PORT  # 11.2.5.2: only a reliable path may move to another port
+        return int(QPAttrMask.PORT)  # 11.2.5.2: only a reliable path may move to another port
     if current is following is QPState.INIT and qp_type is QPType.RAW_PACKET:
-        return _M.PORT  # the port of a raw queue pair is fixed by RESET -> INIT
-    return NO_ATTRIBUTES
+        return int(QPAttrMask.PORT)  # the port of a raw queue pair is fixed by RESET -> INIT
+    return _NONE
 
 
 def _rows(qp_type: QPType) -> Iterator[Transition]:
@@ -160,13 +161,13 @@ def _rows(qp_type: QPType) -> Iterator[Transition]:
         if current is QPState.SQE and qp_type in _RELIABLE:
             continue  # 10.3.1: a reliable queue pair goes to ERR, never to SQE
         allowed = _ATTRIBUTES[qp_type] & ~_less(qp_type, current, following)
-        changes = NO_ATTRIBUTES if current is following else _M.STATE
+        changes = _NONE if current is following else _M.STATE
         yield Transition(
             qp_type,
             current,
             following,
-            (required & allowed) | changes,
-            (optional & allowed) | (_M.STATE & ~changes),
+            QPAttrMask((required & allowed) | changes),
+            QPAttrMask((optional & allowed) | (_M.STATE & ~changes)),
         )
     # 10.3.1: from everywhere back to RESET, and into ERR; nothing else may be set on the way.
     for current in QPState:
@@ -176,9 +177,9 @@ def _rows(qp_type: QPType) -> Iterator[Transition]:
             if current is QPState.RESET and following is QPState.ERR:
                 continue
             if current is following:
-                yield Transition(qp_type, current, following, NO_ATTRIBUTES, _M.STATE)
+                yield Transition(qp_type, current, following, NO_ATTRIBUTES, QPAttrMask.STATE)
             else:
-                yield Transition(qp_type, current, following, _M.STATE, NO_ATTRIBUTES)
+                yield Transition(qp_type, current, following, QPAttrMask.STATE, NO_ATTRIBUTES)
 
 
 TRANSITIONS: Mapping[tuple[QPType, QPState, QPState], Transition] = MappingProxyType(
@@ -205,8 +206,7 @@ def next_states(qp_type: QPType, current: QPState) -> tuple[QPState, ...]:
     return tuple(state for state in QPState if (qp_type, current, state) in TRANSITIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class TransitionCheck:
+class TransitionCheck(NamedTuple):
     """What is wrong with a modify; ``ok`` when nothing is.
 
     ``missing`` are required attributes that the mask lacks, ``forbidden`` those that it must not

@@ -13,13 +13,12 @@ free would split and join the same blocks all day.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiordma.errors import BufferStateError, InternalError, QuotaError
 
 
-@dataclass(frozen=True, slots=True)
-class SlabStatistics:
+class SlabStatistics(NamedTuple):
     """Bytes and counts as they are now; ``peak_bytes`` is the most that was ever in use.
 
     ``used_bytes`` counts whole blocks, ``used_blocks`` how many there are of each size.

@@ -13,11 +13,10 @@ import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .. import loop_end
 from .._core import protocol
-from .._core.authentication import transcript
 from .._core.handshake import Hello
 from ..config import Config
 from ..errors import (
@@ -29,7 +28,6 @@ from ..errors import (
     WorkCompletionError,
 )
 from ..home import Home
-from .authentication import Authentication
 from .keep_alive import KeepAlive
 from .memory import Memory
 from .messages import Messages
@@ -38,6 +36,9 @@ from .security import Security
 from .sharing import Sharing
 from .side import Side
 from .work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from .authentication import Authentication
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -131,6 +132,8 @@ class Life:
         if key is None:
             self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
             return
+        from .authentication import Authentication  # noqa: PLC0415 - only for who has a key
+
         self._authentication = handshake = Authentication(
             key, self._transcript(peer, client=client), self._messages.send_control, client=client
         )
@@ -139,11 +142,13 @@ class Life:
         await handshake.done
 
     def _transcript(self, peer: Hello, *, client: bool) -> bytes:
+        from .._core import authentication  # noqa: PLC0415 - only for who has a key
+
         qp = self._side.qp
         assert qp is not None
         ours, theirs = (self._side.hello, qp.qp_num), (peer, qp.query().dest_qp_num)
         (here, number), (there, peer_number) = (ours, theirs) if client else (theirs, ours)
-        return transcript(here, there, number, peer_number)
+        return authentication.transcript(here, there, number, peer_number)
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything goes, and nobody was waiting yet."""

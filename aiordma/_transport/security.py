@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from .._core.authentication import check_key
 from .._core.handshake import Hello
 from ..errors import AuthenticationError
 
@@ -21,6 +20,8 @@ class Security:
 
     def __post_init__(self) -> None:
         if self.auth is not None:
+            from .._core.authentication import check_key  # noqa: PLC0415 - only for who has a key
+
             check_key(self.auth)
         if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
             raise TypeError(f"ssl is an ssl.SSLContext, not {type(self.tls).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from enum import IntEnum, IntFlag
 
 from aiordma import verbs
@@ -23,11 +22,10 @@ def flag_names(flags: IntFlag) -> list[str]:
 
 def plain(value: object) -> object:
     """For JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {
-            each.name: guid_text(found) if each.name.endswith("_guid") else plain(found)
-            for each in fields(value)
-            for found in (getattr(value, each.name),)
+            name: guid_text(found) if name.endswith("_guid") else plain(found)
+            for name, found in value._asdict().items()
         }
     if isinstance(value, IntFlag):
         return flag_names(value)

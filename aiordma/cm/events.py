@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma.errors import (
     AddressError,
@@ -59,8 +58,7 @@ _CLASSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionEvent:
+class ConnectionEvent(NamedTuple):
     """Something happened to a connection; already acknowledged, everything in it is a copy.
 
     For CONNECT_REQUEST ``id`` is the new connection, which must be accepted or rejected and

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
@@ -44,8 +43,7 @@ class AddressFlags(IntFlag):
 _NO_FLAGS = AddressFlags(0)
 
 
-@dataclass(frozen=True, slots=True)
-class AddressInfo:
+class AddressInfo(NamedTuple):
     """One answer of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
 
     ``source`` is for :meth:`ConnectionId.bind_addr`, ``destination`` for ``resolve_addr``; with

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma._native import ffi
 from aiordma.errors import LimitError
@@ -73,8 +72,7 @@ def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionParameters:
+class ConnectionParameters(NamedTuple):
     """``struct rdma_conn_param``, see rdma_connect(3).
 
     ``responder_resources`` reads and atomics of the peer may be under way here at once,
@@ -126,8 +124,7 @@ class ConnectionParameters:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DatagramParameters:
+class DatagramParameters(NamedTuple):
     """``struct rdma_ud_param``: where to send datagrams, or what came with a request for that.
 
     ``vector`` is the way there, for an address handle, ``qp_num`` and ``qkey`` what each send

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from aiordma._native import ffi
 
 from .enums import GIDType
 
 if TYPE_CHECKING:
+    import ipaddress
+
     from aiordma._native import handles as h
 
-IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPAddress: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
 
 # IPv4-mapped addresses of IPv6 begin so (RFC 4291, 2.5.5.2).
-_IPV4 = bytes(10) + b"\xff\xff"
+IPV4_PREFIX = bytes(10) + b"\xff\xff"
 
 
 @lru_cache
 def _packed(address: str | IPAddress) -> bytes:
+    import ipaddress  # noqa: PLC0415 - asked for once for each address
+
     parsed = ipaddress.ip_address(address)
-    return parsed.packed if parsed.version == 6 else _IPV4 + parsed.packed
+    return parsed.packed if parsed.version == 6 else IPV4_PREFIX + parsed.packed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,13 +49,15 @@ class GID:
     @property
     def ip(self) -> IPAddress:
         """As an IP address; an IPv4-mapped one as IPv4."""
+        import ipaddress  # noqa: PLC0415 - for people to read
+
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 
     @property
     def is_ipv4(self) -> bool:
         """Whether `ip` is an address of IPv4."""
-        return self.raw.startswith(_IPV4)
+        return self.raw.startswith(IPV4_PREFIX)
 
     @property
     def is_zero(self) -> bool:
@@ -67,8 +72,7 @@ class GID:
         return f"GID({str(self)!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class GIDEntry:
+class GIDEntry(NamedTuple):
     """One entry of a port's GID table. ``ndev`` is its network interface, empty without one."""
 
     gid: GID
@@ -139,8 +143,7 @@ class GIDEntry:
         return (reach == 3, kind, reach)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressVector:
+class AddressVector(NamedTuple):
     """The way to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
     With ``dgid`` there is a global route (always so on RoCE); ``hop_limit`` 0 or 1 ends at the

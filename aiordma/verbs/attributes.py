@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma._native import ffi
 
@@ -26,8 +25,7 @@ def guid_from_network(value: int) -> int:
     return int.from_bytes(value.to_bytes(8, sys.byteorder), "big")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAttributes:
+class DeviceAttributes(NamedTuple):
     """``struct ibv_device_attr``: the limits of a device; see ibv_query_device(3)."""
 
     fw_ver: str
@@ -108,8 +106,7 @@ _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
 
 
-@dataclass(frozen=True, slots=True)
-class PortAttributes:
+class PortAttributes(NamedTuple):
     """``struct ibv_port_attr``: state and limits of a port; see ibv_query_port(3)."""
 
     port_num: int

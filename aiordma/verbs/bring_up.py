@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Unpack
 
@@ -39,9 +39,15 @@ _RESPONDERS = (QPType.RC, QPType.XRC_RECV)
 # IBTA volume 1, clause 10.2.5: a Q_Key with the highest bit is a privileged one.
 _QKEY_BITS = 31
 
+_PSN_BITS = 24
+
 # 4.096 us * 2^14 = 67 ms, the value of perftest and of the CM; 0.64 ms is its RNR timer.
 ACK_TIMEOUT = 0.067
 RNR_TIMER = 0.00064
+
+
+def _random_bits(count: int) -> int:
+    return int.from_bytes(os.urandom(4)) >> (32 - count)
 
 
 class BringUp(Resource["h.QPPointer"]):
@@ -82,7 +88,7 @@ class BringUp(Resource["h.QPPointer"]):
         if gid is None:
             gid = self.context.choose_gid(port_num)
         if qkey is None:
-            qkey = secrets.randbits(_QKEY_BITS) if self.qp_type is QPType.UD else 0
+            qkey = _random_bits(_QKEY_BITS) if self.qp_type is QPType.UD else 0
         limits = self.context.query_device()
         if max_rd_atomic is None:
             asks = self.qp_type in _REQUESTERS
@@ -93,7 +99,7 @@ class BringUp(Resource["h.QPPointer"]):
         return Endpoint(
             gid=gid.gid.raw,
             qp_num=self.qp_num,
-            psn=secrets.randbits(24) if psn is None else psn,
+            psn=_random_bits(_PSN_BITS) if psn is None else psn,
             lid=port.lid,
             mtu=port.active_mtu,
             qp_type=self.qp_type,

@@ -6,9 +6,8 @@ means that it is not offered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from .attributes import DeviceAttributes
 from .enums import QPType
@@ -56,8 +55,7 @@ def _qp_types(bits: int) -> frozenset[QPType]:
     return frozenset(kind for kind in QPType if bits >> kind & 1)
 
 
-@dataclass(frozen=True, slots=True)
-class OdpCapabilities:
+class OdpCapabilities(NamedTuple):
     """On-demand paging: whether, and which operations of which transport (``ibv_odp_caps``)."""
 
     general: OdpCapability
@@ -67,16 +65,14 @@ class OdpCapabilities:
     xrc: OdpOperations
 
 
-@dataclass(frozen=True, slots=True)
-class TsoCapabilities:
+class TsoCapabilities(NamedTuple):
     """Segmentation of TCP by the device: bytes of one send, 0 without (``ibv_tso_caps``)."""
 
     max_tso: int
     supported_qpts: frozenset[QPType]
 
 
-@dataclass(frozen=True, slots=True)
-class RssCapabilities:
+class RssCapabilities(NamedTuple):
     """Spreading received packets over queues (``ibv_rss_caps``)."""
 
     supported_qpts: frozenset[QPType]
@@ -86,8 +82,7 @@ class RssCapabilities:
     rx_hash_function: int
 
 
-@dataclass(frozen=True, slots=True)
-class PacketPacingCapabilities:
+class PacketPacingCapabilities(NamedTuple):
     """Rate limits of a queue pair in kbit/s; 0 to 0 without (``ibv_packet_pacing_caps``)."""
 
     qp_rate_limit_min: int
@@ -95,8 +90,7 @@ class PacketPacingCapabilities:
     supported_qpts: frozenset[QPType]
 
 
-@dataclass(frozen=True, slots=True)
-class TagMatchingCapabilities:
+class TagMatchingCapabilities(NamedTuple):
     """Matching of tags by a shared receive queue (``ibv_tm_caps``)."""
 
     max_rndv_hdr_size: int
@@ -106,16 +100,14 @@ class TagMatchingCapabilities:
     max_sge: int
 
 
-@dataclass(frozen=True, slots=True)
-class CQModerationCapabilities:
+class CQModerationCapabilities(NamedTuple):
     """Most that can be set, in completions and microseconds (``ibv_cq_moderation_caps``)."""
 
     max_cq_count: int
     max_cq_period: int
 
 
-@dataclass(frozen=True, slots=True)
-class PciAtomicCapabilities:
+class PciAtomicCapabilities(NamedTuple):
     """Which atomics the device does over its bus (``ibv_pci_atomic_caps``)."""
 
     fetch_add: PciAtomicSizes
@@ -123,8 +115,7 @@ class PciAtomicCapabilities:
     compare_swap: PciAtomicSizes
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendedDeviceAttributes:
+class ExtendedDeviceAttributes(NamedTuple):
     """``struct ibv_device_attr_ex``; see ibv_query_device_ex(3).
 
     ``orig_attr`` is what ibv_query_device tells. ``completion_timestamp_mask`` has the bits that

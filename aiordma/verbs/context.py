@@ -6,14 +6,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError
 
 from .attributes import DeviceAttributes
-from .capabilities import ExtendedDeviceAttributes
 from .completion import CompletionChannel, CompletionQueue
 from .create_cq import create_cq, most_fields
 from .domains import ParentDomain, ThreadDomain
@@ -27,6 +25,7 @@ from .xrc import XRCDomain, open_xrcd
 if TYPE_CHECKING:
     from aiordma._native import handles as h
 
+    from .capabilities import ExtendedDeviceAttributes
     from .queue_pair import QueuePair
     from .shared_receive_queue import SharedReceiveQueue
 
@@ -57,8 +56,7 @@ _PORT_EVENTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncEvent:
+class AsyncEvent(NamedTuple):
     """Something happened to a device, a port or a resource; see ibv_get_async_event(3).
 
     ``element`` is the queue pair, completion queue or shared receive queue concerned, None for
@@ -140,6 +138,8 @@ class Context(Ports):
         Of a library or device that cannot be asked so, all that is beyond them is zero.
         """
         if self._extended is None:
+            from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415 - not all need it
+
             attr = ffi.new("struct ibv_device_attr_ex *")
             calls = self.library.calls
             try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiordma._native import Library, embedded, ffi, system
@@ -98,9 +98,11 @@ class Device:
     @property
     def numa_node(self) -> int | None:
         """The NUMA node that the device is near to; None when it has none or does not say."""
-        path = Path(self.sysfs_path, "device", "numa_node")
+        if not self.sysfs_path:
+            return None
         try:
-            node = int(path.read_text()) if self.sysfs_path else -1
+            with open(os.path.join(self.sysfs_path, "device", "numa_node")) as file:
+                node = int(file.read())
         except (OSError, ValueError):  # a device that is no piece of hardware has no such file
             return None
         return node if node >= 0 else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from aiordma._native import ffi, lib
 
 
-@dataclass(frozen=True, slots=True)
-class FaultCounts:
+class FaultCounts(NamedTuple):
     """What has been injected in this process, and what followed. Two of them can be subtracted."""
 
     lost: int = 0
@@ -32,9 +31,7 @@ class FaultCounts:
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """What has been added since ``other``."""
-        return FaultCounts(
-            *(getattr(self, it.name) - getattr(other, it.name) for it in fields(self))
-        )
+        return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))
 
 
 def set_plan(plan: str | None) -> None:
@@ -51,4 +48,4 @@ def counts() -> FaultCounts:
     """Of the embedded device, since the process began."""
     found = ffi.new("struct aiordma_fault_counts *")
     lib.aiordma_embedded_fault_counts(found)
-    return FaultCounts(*(getattr(found, it.name) for it in fields(FaultCounts)))
+    return FaultCounts(*(getattr(found, name) for name in FaultCounts._fields))

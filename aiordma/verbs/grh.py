@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from ipaddress import IPv4Address
-from typing import Self
+from typing import NamedTuple, Self
 
-from .address import GID
+from .address import GID, IPV4_PREFIX
 
 GRH_SIZE = 40
 """Bytes in front of every datagram in the buffer of its receive (ibv_create_ah_from_wc(3))."""
@@ -18,8 +16,7 @@ _V4_OFFSET = GRH_SIZE - _V4.size
 _V4_START = 0x45  # version 4, five words long: RoCE has no options in it
 
 
-@dataclass(frozen=True, slots=True)
-class GRH:
+class GRH(NamedTuple):
     """A global route header, IBTA volume 1, clause 8.3; or the IP header that RoCE v2 has for it.
 
     ``version`` is 6, or 4 when it was an IPv4 header, which lies in the last 20 of the 40 bytes
@@ -74,8 +71,8 @@ class GRH:
             max(0, length - _V4.size),
             protocol,
             hops,
-            GID.from_ip(IPv4Address(source)),
-            GID.from_ip(IPv4Address(destination)),
+            GID(IPV4_PREFIX + source),
+            GID(IPV4_PREFIX + destination),
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import resource as limits
-from pathlib import Path
 
 from aiordma._native import failure
 from aiordma.errors import VerbsError
@@ -43,8 +42,9 @@ def explained(error: VerbsError, what: str) -> VerbsError:
 
 
 def _status() -> dict[str, str]:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    with open("/proc/self/status") as lines:
+        parts = [line.partition(":") for line in lines]
+    return {name: value.strip() for name, _, value in parts}
 
 
 def _bytes(limit: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import mmap
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 logger = logging.getLogger("aiordma.verbs")
@@ -62,7 +61,9 @@ def allocate(length: int, huge_pages: bool) -> Pages:
 def _meminfo() -> dict[str, int]:
     """``/proc/meminfo``: sizes in bytes, numbers as they are (proc(5))."""
     found = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    with open("/proc/meminfo") as lines:
+        text = lines.read()
+    for line in text.splitlines():
         name, value, *unit = line.replace(":", " ").split()
         found[name] = int(value) * (1024 if unit == ["kB"] else 1)
     return found

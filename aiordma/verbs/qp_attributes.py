@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from aiordma._native import ffi
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from .resource import Resource
 
 
-@dataclass(frozen=True, slots=True)
-class QPCapabilities:
+class QPCapabilities(NamedTuple):
     """Sizes of a queue pair: ``struct ibv_qp_cap``.
 
     Work requests outstanding in each direction, scatter/gather entries of one work request, and
@@ -170,8 +168,7 @@ def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
     return attr, QPAttrMask(mask)
 
 
-@dataclass(frozen=True, slots=True)
-class QPAttributes:
+class QPAttributes(NamedTuple):
     """``struct ibv_qp_attr`` as :meth:`QueuePair.query` reads it; timers in seconds.
 
     A device fills what the queue pair's type and state have; the rest is zero.

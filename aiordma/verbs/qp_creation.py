@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from aiordma._native import failure, ffi
 from aiordma.errors import UnsupportedError, VerbsError
@@ -42,8 +41,7 @@ _LIMITS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QPOptions:
+class QPOptions(NamedTuple):
     """What only ibv_create_qp_ex(3) can be asked for; empty, it takes the simpler call."""
 
     send_ops: SendOps = SendOps.NONE

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aiordma._native import ffi
 
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 
-@dataclass(frozen=True, slots=True)
-class ECE:
+class ECE(NamedTuple):
     """Enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
 
     What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
@@ -35,8 +33,7 @@ class ECE:
         return cls(ece.vendor_id, ece.options)
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimit:
+class RateLimit(NamedTuple):
     """How fast a queue pair may send: ``struct ibv_qp_rate_limit_attr``.
 
     ``rate_limit`` is in kbit/s, 0 for none; ``max_burst_sz`` in bytes and ``typical_pkt_sz`` in

@@ -6,8 +6,7 @@ import errno
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._native import RequestArray, failure, ffi, lib
 from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
@@ -30,8 +29,7 @@ _TYPE_XRC = 1
 _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 
-@dataclass(frozen=True, slots=True)
-class SRQAttributes:
+class SRQAttributes(NamedTuple):
     """How large a shared receive queue is, and its alarm: ``struct ibv_srq_attr``.
 
     ``max_wr`` receives fit, of ``max_sge`` pieces each. ``srq_limit`` is 0 when no event is to

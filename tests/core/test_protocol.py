@@ -281,4 +281,4 @@ def test_encoding_checks_every_field(message: Message, text: str) -> None:
 
 def test_a_rendezvous_does_not_wrap_around() -> None:
     with pytest.raises(ValueError, match="address space"):
-        Rendezvous(1, 1 << 63, 0, (1 << 63) + 1)
+        encode(Rendezvous(1, 1 << 63, 0, (1 << 63) + 1))

@@ -170,7 +170,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> No
             # What it said, said again: as one who listened would.
             handshake = client._authentication
             assert handshake is not None
-            said = [
+            said: list[protocol.Message] = [
                 protocol.AuthHello(0, handshake._nonce),
                 protocol.AuthProof(0, handshake._proof("client")),
             ]

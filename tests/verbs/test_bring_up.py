@@ -112,9 +112,7 @@ def test_both_sides_keep_to_one_version_of_roce(
     """Cards have each address twice, as RoCE v1 and as v2: the endpoint says which is meant."""
     with pd.create_qp(cq) as qp:
         chosen = qp.context.choose_gid()
-        older = dataclasses.replace(
-            chosen, gid_index=chosen.gid_index + 7, gid_type=GIDType.ROCE_V1
-        )
+        older = chosen._replace(gid_index=chosen.gid_index + 7, gid_type=GIDType.ROCE_V1)
         monkeypatch.setattr(qp.context, "query_gid_table", lambda: [older, chosen])
         assert source_entry(qp.context, qp.endpoint()) is chosen
         endpoint = Endpoint.unpack(qp.endpoint(older).pack())

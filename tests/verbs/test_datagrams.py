@@ -258,7 +258,7 @@ def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(BufferStateError, match="AddressHandle is closed"):
         _ = ah.pointer
     with pytest.raises(ValueError, match="hop_limit"):
-        pd.create_ah(dataclasses.replace(vector, hop_limit=256))
+        pd.create_ah(vector._replace(hop_limit=256))
 
 
 def test_a_closed_handle_is_not_posted(peers: tuple[Peer, Peer], way: Destination) -> None:

@@ -88,7 +88,7 @@ def test_an_older_library_knows_a_port_as_well(
             return errno.EOPNOTSUPP
 
     monkeypatch.setattr("aiordma.verbs.ports.lib", Older())
-    assert context.query_port() == replace(port, port_cap_flags2=0)
+    assert context.query_port() == port._replace(port_cap_flags2=0)
 
 
 def test_a_port_that_is_not_active(

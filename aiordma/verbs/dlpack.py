@@ -1,0 +1,146 @@
+"""The memory of tensors (DLPack), as bytes.
+
+A tensor hands out a capsule that names its memory and keeps it; the view keeps the capsule, so the
+memory stays until the last view of it has gone, as with any other buffer.
+Source: the Python C API on capsules; the DLPack specification, version 1.0 (dlpack.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, cast
+
+from aiordma.errors import UnsupportedError
+
+from .buffers import name, not_contiguous
+
+# Where the memory of a tensor is (DLDeviceType), if the processor has pointers to it: kDLCPU, and
+# memory of the host that a GPU's library has allocated (kDLCUDAHost, kDLROCMHost).
+OF_THE_HOST = frozenset({1, 3, 11})
+
+# The version of the protocol up to which the structures below are right, and a flag of theirs.
+VERSION = (1, 0)
+READ_ONLY = 1 << 0
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32))
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class VersionedTensor(ctypes.Structure):
+    """DLManagedTensorVersioned; DLManagedTensor, its predecessor, begins with the tensor."""
+
+    _fields_ = (
+        ("version", _Version),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    )
+
+
+def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    return cast(
+        "Callable[..., Any]", ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+    )
+
+
+_is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+
+
+def of_tensor(memory: object) -> memoryview:
+    _refuse_gpu(memory)
+    if not hasattr(memory, "__dlpack__"):
+        raise TypeError(
+            f"{name(memory)} has no memory to use: neither the buffer protocol nor DLPack"
+        )
+    capsule = _capsule(memory)
+    tensor, read_only = _read(memory, capsule)
+    if tensor.device_type not in OF_THE_HOST:
+        raise _of_a_gpu(f"DLPack device {tensor.device_type}:{tensor.device_id}")
+    shape, strides = tensor.shape[: tensor.ndim], None
+    if tensor.strides:
+        strides = tensor.strides[: tensor.ndim]
+    if not _in_c_order(shape, strides):
+        raise not_contiguous(memory)
+    bits = tensor.bits * tensor.lanes
+    for length in shape:
+        bits *= length
+    if bits % 8:
+        raise BufferError(f"{name(memory)} of {bits} bits: not a whole number of bytes")
+    if not bits:
+        return memoryview(bytearray())
+    # The capsule is not consumed: its own destructor gives the memory back.
+    whole = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
+    whole.capsule = capsule
+    view = memoryview(whole).cast("B")
+    return view.toreadonly() if read_only else view
+
+
+def _refuse_gpu(memory: object) -> None:
+    """Before a capsule is made, which may take a stream or a copy."""
+    if hasattr(memory, "__cuda_array_interface__"):
+        raise _of_a_gpu("it has a __cuda_array_interface__")
+    device = getattr(memory, "__dlpack_device__", None)
+    if device is not None:
+        kind, number = device()
+        if int(kind) not in OF_THE_HOST:
+            raise _of_a_gpu(f"DLPack device {int(kind)}:{number}")
+
+
+def _of_a_gpu(which: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"memory of a GPU by its address ({which}): have its library export a dma-buf and register "
+        f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or copy it to the host"
+    )
+
+
+def _capsule(memory: Any) -> object:
+    try:
+        return memory.__dlpack__(max_version=VERSION)
+    except TypeError:  # from before there were versions
+        return memory.__dlpack__()
+
+
+def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
+    """What the capsule names, and whether it is read-only."""
+    if _is_capsule(capsule, b"dltensor_versioned"):
+        versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.version.major != VERSION[0]:
+            raise BufferError(
+                f"{name(memory)} speaks version {versioned.version.major} of DLPack, not 1"
+            )
+        return versioned.tensor, bool(versioned.flags & READ_ONLY)
+    if _is_capsule(capsule, b"dltensor"):
+        return Tensor.from_address(_pointer(capsule, b"dltensor")), False
+    raise BufferError(f"{name(memory)} gives something else than a DLPack capsule: {capsule!r}")
+
+
+def _in_c_order(shape: list[int], strides: list[int] | None) -> bool:
+    if strides is None or 0 in shape:
+        return True
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
