@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -237,15 +238,40 @@ def test_views_of_the_next_tenant(pool: MemoryPool) -> None:
     assert leases(pool) == (0, 0)
 
 
-def test_view_in_a_cycle(pool: MemoryPool) -> None:
-    """It comes back when the garbage collector has found it, and does no harm before."""
-    buffer = pool.alloc(300)
-    cycle: list[object] = [buffer.view]
+@pytest.mark.parametrize("block_is_older", [False, True])
+def test_view_in_a_cycle(pool: MemoryPool, block_is_older: bool) -> None:
+    """It comes back when the garbage collector has found it, and does no harm before.
+
+    Which of the two the collector lets go of first follows from their age.
+    """
+    if block_is_older:
+        pool.alloc(300).release()
+        gc.collect()
+    cycle: list[object] = []
     cycle.append(cycle)
+    buffer = pool.alloc(300)
+    cycle.append(buffer.view)
     buffer.release()
-    del cycle
+    del buffer, cycle
     gc.collect()
     assert leases(pool) == (0, 0)
+    pool.alloc(300).release()
+    assert pool.statistics().regions == 1
+
+
+def test_pool_in_a_cycle_with_a_view(pd: verbs.ProtectionDomain) -> None:
+    """All of it is garbage: nobody waits for what comes back."""
+    pool = MemoryPool(pd, limit=LIMIT)
+    buffer = pool.alloc(300)
+    cycle: list[object] = [pool, buffer.view]
+    cycle.append(cycle)
+    buffer.release()
+    gone = weakref.ref(pool)
+    pool.close()
+    pd.close()
+    del pool, buffer, cycle
+    gc.collect()
+    assert gone() is None
 
 
 # ---- work under way ------------------------------------------------------------------------------

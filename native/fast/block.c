@@ -88,6 +88,8 @@ static PyObject *come_back(struct shelf *shelf, struct block *block)
 	shelf->leased_bytes -= block->size;
 	if (block->size <= shelf->slab_size)
 		shelf->in_slabs -= block->size;
+	if (shelf->cleared)
+		Py_RETURN_NONE;
 	bool plain = !shelf->closed && block->size <= shelf->slab_size &&
 		     shelf->in_slabs >= shelf->trim_below && !somebody(shelf->before) &&
 		     !somebody(shelf->others);
@@ -171,10 +173,12 @@ static int shelf_traverse(PyObject *self, visitproc visit, void *arg)
 	return 0;
 }
 
+/* What comes back afterwards comes to nobody. */
 static int shelf_clear(PyObject *self)
 {
 	struct shelf *shelf = (struct shelf *)self;
 
+	shelf->cleared = 1;
 	for (int i = 0; i < SHELVES; i++)
 		Py_CLEAR(shelf->ready[i]);
 	Py_CLEAR(shelf->before);
@@ -306,16 +310,13 @@ static int block_traverse(PyObject *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static int block_clear(PyObject *self)
-{
-	Py_CLEAR(((struct block *)self)->pool);
-	return 0;
-}
-
+/* Nothing is cleared: the collector may let go of a block before it does of the views of it, and these
+ * come back to the pool.  Every cycle that a block is in goes through its pool, which can be cleared.
+ */
 static void block_dealloc(PyObject *self)
 {
 	PyObject_GC_UnTrack(self);
-	block_clear(self);
+	Py_CLEAR(((struct block *)self)->pool);
 	fast_free(self);
 }
 
@@ -340,7 +341,6 @@ static PyType_Slot block_slots[] = {
 	{Py_bf_getbuffer, block_getbuffer},
 	{Py_bf_releasebuffer, block_releasebuffer},
 	{Py_tp_traverse, block_traverse},
-	{Py_tp_clear, block_clear},
 	{Py_tp_dealloc, block_dealloc},
 	{0, NULL},
 };

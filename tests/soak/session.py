@@ -50,9 +50,9 @@ async def finish(conn: Connection, plan: Plan, side: str) -> None:
             conn.abort()
         await conn.close()
         return
-    if aborts:
-        await conn.send(b"", imm=LAST)
     try:
+        if aborts:  # which it may do before it has told us that it has this
+            await conn.send(b"", imm=LAST)
         with await conn.recv() as message:
             raise Wrong(f"{message!r} after the last")
     except ConnectionClosedError as error:
