@@ -3,7 +3,7 @@
  * Steps look into the rings of the neighbours that are attended: those from which something has come
  * lately.  A few of them are, and looking costs a memory access each; the others, and all of them
  * while nobody comes by by himself, have been asked to ring (ring.h: soft_ring_await), which is a
- * message on the socket of the meeting, and shows in the engine's epoll set.
+ * byte in a pipe (bell.h), and shows in the engine's epoll set.
  *
  * Nobody comes by (`alert`) when the engine's thread sleeps in epoll_wait, or when a completion queue
  * is armed: then a thread of the application may be asleep with the channel's fd, without a word to
@@ -22,9 +22,6 @@
  * well.  The same holds for room in a ring that we write: who waits for it asks, and looks again.
  *
  * Who finds in the ring what it was rung for hears the bell at once, without asking epoll who it was.
- *
- * A bell is one of our own sockets and not an eventfd: it cannot be made to block, filled up, or read
- * by a third one, whatever the other side does with its end.
  */
 #include "meeting.h"
 #include "objects.h"
@@ -88,7 +85,6 @@ static void hush(struct soft_neighbour *neighbour)
 {
 	if (!neighbour->asked || soft_ring_awaits(&neighbour->in))
 		return;
-	neighbour->asked = false;
 	soft_meeting_hush(neighbour);
 }
 

@@ -4,11 +4,11 @@
  * belongs to the network name space as LIDs do, under a name made of its LID.  Nothing of it is in
  * the file system.  Who wants to share memory comes to the door, is looked at (both ask the kernel for
  * the other's user, which must be their own), makes the memory and hands it over.  The socket stays:
- * its messages are bells, its end is the end of the neighbour.
+ * its end is the end of the neighbour.
  *
- *   the visitor   HELLO, its LID, and the memory; it may write into its ring at once
- *   the host      READY, or the end of the socket
- *   both          BELL: look into your ring.  LID: mine is another one now.
+ *   the visitor   HELLO, its LID, the memory, and its bell; it may write into its ring at once
+ *   the host      READY and its bell, or the end of the socket
+ *   both          LID: mine is another one now.
  *
  * The kernel tells of a process's death by its pidfd, also where a child still holds the socket.
  */
@@ -37,7 +37,9 @@ enum {
 #define PATIENCE_NS 10000000000u
 #define REST_NS 100000000u
 
-enum word { HELLO = 1, READY, BELL, LID };
+enum word { HELLO = 1, READY, LID };
+
+enum { MEMORY, BELL, FDS }; /* that come with HELLO; with READY the second one */
 
 struct message {
 	uint32_t word;
@@ -56,42 +58,44 @@ static unsigned stranger_count;
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-static bool tell(const struct soft_neighbour *neighbour, enum word word, int fd)
+static bool tell(const struct soft_neighbour *neighbour, enum word word, const int *fds, int count)
 {
 	struct message message = {word, own_lid};
 	struct iovec bytes = {&message, sizeof(message)};
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(FDS * sizeof(int))];
 	} control = {0};
 	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
 
-	if (fd >= 0) {
+	if (count) {
+		size_t length = (size_t)count * sizeof(*fds);
+
 		letter.msg_control = &control;
-		letter.msg_controllen = CMSG_LEN(sizeof(fd));
+		letter.msg_controllen = CMSG_LEN(length);
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(fd));
-		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+		control.header.cmsg_len = CMSG_LEN(length);
+		memcpy(CMSG_DATA(&control.header), fds, length);
 	}
 	return sendmsg(neighbour->socket.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT) ==
 	       (ssize_t)sizeof(message);
 }
 
-/* Should it not go out, the other side has so many of them to read that it will look anyway. */
-void soft_meeting_ring(struct soft_neighbour *neighbour)
+static void close_fds(int fds[FDS])
 {
-	if (neighbour->socket.fd >= 0)
-		tell(neighbour, BELL, -1);
+	for (int i = 0; i < FDS; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
 }
 
-/* 1: a message, with the fd that came with it or -1; 0: none now; -1: the end. */
-static int hear(const struct soft_neighbour *neighbour, struct message *message, int *fd)
+/* 1: a message, with the fds that came with it or -1; 0: none now; -1: the end. */
+static int hear(const struct soft_neighbour *neighbour, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(FDS * sizeof(int))];
 	} control;
 	struct msghdr letter = {
 		.msg_iov = &bytes,
@@ -101,22 +105,19 @@ static int hear(const struct soft_neighbour *neighbour, struct message *message,
 	};
 	ssize_t n = recvmsg(neighbour->socket.fd, &letter, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
-	*fd = -1;
+	for (int i = 0; i < FDS; i++)
+		fds[i] = -1;
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
 	if (n <= 0)
 		return -1;
 	struct cmsghdr *header = CMSG_FIRSTHDR(&letter);
 
+	/* There is room for so many, and the kernel has closed what was beyond it. */
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
 		size_t length = header->cmsg_len - CMSG_LEN(0);
 
-		/* The room is for one, filled up to a multiple of eight bytes. */
-		for (size_t at = 0; at + sizeof(*fd) <= length; at += sizeof(*fd)) {
-			if (*fd >= 0)
-				close(*fd);
-			memcpy(fd, CMSG_DATA(header) + at, sizeof(*fd));
-		}
+		memcpy(fds, CMSG_DATA(header), length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
 	}
 	return n == (ssize_t)sizeof(*message) && message->lid <= UINT16_MAX ? 1 : -1;
 }
@@ -144,6 +145,7 @@ void soft_meeting_end(struct soft_neighbour *neighbour)
 	soft_timer_stop(&neighbour->patience);
 	close_source(&neighbour->socket);
 	close_source(&neighbour->process);
+	soft_bell_close(&neighbour->bell);
 }
 
 static void waited_in_vain(struct soft_timer *timer)
@@ -204,27 +206,46 @@ static bool come_up(struct soft_neighbour *neighbour)
 	return neighbour->process.fd < 0 || !soft_watch(&neighbour->process, EPOLLIN);
 }
 
-static bool hello(struct soft_neighbour *neighbour, const struct message *message, int fd)
+static bool hang_bell(struct soft_neighbour *neighbour, int fds[FDS])
+{
+	int fd = fds[BELL];
+
+	fds[BELL] = -1;
+	return fd >= 0 && soft_bell_hang(&neighbour->bell, fd);
+}
+
+static bool hello(struct soft_neighbour *neighbour, const struct message *message, int fds[FDS])
 {
 	leave_strangers(neighbour);
 	neighbour->lid = (uint16_t)message->lid;
-	return fd >= 0 && !soft_memory_check(fd) && !soft_memory_enter(neighbour, fd, false) &&
-	       tell(neighbour, READY, -1) && come_up(neighbour);
+	if (fds[MEMORY] < 0 || soft_memory_check(fds[MEMORY]) ||
+	    soft_memory_enter(neighbour, fds[MEMORY], false) || !hang_bell(neighbour, fds) ||
+	    soft_bell_make(&neighbour->bell))
+		return false;
+	return tell(neighbour, READY, &neighbour->bell.end, 1) && come_up(neighbour);
+}
+
+/* The only one that comes with READY. */
+static bool ready(struct soft_neighbour *neighbour, int fds[FDS])
+{
+	int first = fds[0];
+
+	fds[0] = fds[BELL];
+	fds[BELL] = first;
+	return hang_bell(neighbour, fds) && come_up(neighbour);
 }
 
 /* False: it does not belong here. */
-static bool understood(struct soft_neighbour *neighbour, const struct message *message, int fd)
+static bool understood(struct soft_neighbour *neighbour, const struct message *message,
+		       int fds[FDS])
 {
 	bool visitor = !neighbour->memory; /* the host has made nothing */
 
 	switch (message->word) {
 	case HELLO:
-		return visitor && hello(neighbour, message, fd);
+		return visitor && hello(neighbour, message, fds);
 	case READY:
-		return !visitor && !neighbour->up && come_up(neighbour);
-	case BELL:
-		neighbour->asked = false;
-		return neighbour->up;
+		return !visitor && !neighbour->up && ready(neighbour, fds);
 	case LID:
 		neighbour->lid = (uint16_t)message->lid;
 		return neighbour->up;
@@ -233,25 +254,41 @@ static bool understood(struct soft_neighbour *neighbour, const struct message *m
 	}
 }
 
-/* One message: if there are more, epoll says so.  False: this is the end. */
-static bool listen_to(struct soft_neighbour *neighbour)
-{
-	struct message message;
-	int fd;
-	int rc = hear(neighbour, &message, &fd);
-
-	if (rc == 1 && !understood(neighbour, &message, fd))
-		rc = -1;
-	if (fd >= 0)
-		close(fd);
-	if (rc < 0)
-		soft_neighbour_part(neighbour);
-	return rc >= 0;
-}
-
 static void heard(struct soft_source *source, uint32_t events)
 {
 	struct soft_neighbour *neighbour = soft_container(source, struct soft_neighbour, socket);
+	struct message message;
+	int fds[FDS];
+
+	(void)events;
+	/* One: if there are more, epoll says so. */
+	int rc = hear(neighbour, &message, fds);
+
+	if (rc == 1 && !understood(neighbour, &message, fds))
+		rc = -1;
+	close_fds(fds);
+	if (rc < 0)
+		soft_neighbour_part(neighbour);
+	else if (neighbour->up)
+		soft_attention_visit(neighbour);
+}
+
+/* ---- bells --------------------------------------------------------------------------------- */
+
+static bool listen_to(struct soft_neighbour *neighbour)
+{
+	bool rings = soft_bell_hear(&neighbour->bell);
+
+	neighbour->asked = false;
+	if (!rings)
+		soft_neighbour_part(neighbour);
+	return rings;
+}
+
+static void rung(struct soft_source *source, uint32_t events)
+{
+	struct soft_neighbour *neighbour =
+		soft_container(source, struct soft_neighbour, bell.source);
 
 	(void)events;
 	if (listen_to(neighbour) && neighbour->up)
@@ -260,8 +297,18 @@ static void heard(struct soft_source *source, uint32_t events)
 
 void soft_meeting_hush(struct soft_neighbour *neighbour)
 {
-	if (neighbour->socket.fd >= 0)
-		listen_to(neighbour);
+	listen_to(neighbour);
+}
+
+void soft_meeting_ring(struct soft_neighbour *neighbour)
+{
+	soft_bell_ring(&neighbour->bell);
+}
+
+void soft_meeting_init(struct soft_neighbour *neighbour)
+{
+	neighbour->socket.fd = neighbour->process.fd = -1;
+	soft_bell_init(&neighbour->bell, rung);
 }
 
 /* ---- the visitor --------------------------------------------------------------------------- */
@@ -279,11 +326,16 @@ static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
 static bool bring_memory(struct soft_neighbour *neighbour)
 {
 	int fd = soft_memory_make();
-	bool done = fd >= 0 && !soft_memory_enter(neighbour, fd, true) &&
-		    tell(neighbour, HELLO, fd);
+	bool done = false;
 
-	if (fd >= 0)
-		close(fd);
+	if (fd < 0)
+		return false;
+	if (!soft_memory_enter(neighbour, fd, true) && !soft_bell_make(&neighbour->bell)) {
+		const int fds[FDS] = {[MEMORY] = fd, [BELL] = neighbour->bell.end};
+
+		done = tell(neighbour, HELLO, fds, FDS);
+	}
+	close(fd);
 	return done;
 }
 
@@ -354,7 +406,7 @@ static void knocked(struct soft_source *source, uint32_t events)
 static void tell_lid(struct soft_neighbour *neighbour)
 {
 	if (neighbour->up && neighbour->socket.fd >= 0)
-		tell(neighbour, LID, -1);
+		tell(neighbour, LID, NULL, 0);
 }
 
 /* Without a door there is TCP. */

@@ -4,6 +4,7 @@
 #ifndef AIORDMA_SOFT_MEETING_H
 #define AIORDMA_SOFT_MEETING_H
 
+#include "bell.h"
 #include "neighbour.h"
 #include "ring.h"
 
@@ -23,6 +24,7 @@ struct soft_neighbour {
 	/* meeting.c */
 	struct soft_source socket;
 	struct soft_source process; /* a pidfd */
+	struct soft_bell bell;
 	struct soft_timer patience;
 	struct soft_node stranger; /* it has said nothing yet */
 
@@ -87,6 +89,8 @@ struct soft_neighbour *soft_meeting_begin(uint16_t lid);
 void soft_meeting_ring(struct soft_neighbour *neighbour);
 /* What it rings for has been seen: hear its bell now, if it is there yet.  It may end that one. */
 void soft_meeting_hush(struct soft_neighbour *neighbour);
+/* One that has just been made. */
+void soft_meeting_init(struct soft_neighbour *neighbour);
 /* Close what is open, of one that is over. */
 void soft_meeting_end(struct soft_neighbour *neighbour);
 void soft_meeting_forget(void);

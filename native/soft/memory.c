@@ -22,7 +22,7 @@
 #include "reference.h"
 
 enum {
-	VERSION = 1,
+	VERSION = 2,
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,
 	AREAS = 8192,

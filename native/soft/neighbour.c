@@ -46,7 +46,7 @@ struct soft_neighbour *soft_neighbour_create(void)
 
 	if (!neighbour)
 		return NULL;
-	neighbour->socket.fd = neighbour->process.fd = -1;
+	soft_meeting_init(neighbour);
 	soft_list_init(&neighbour->ways);
 	soft_list_init(&neighbour->waiting);
 	soft_list_init(&neighbour->flush.node);
@@ -542,6 +542,7 @@ void soft_neighbours_forget(void)
 		while (!soft_list_empty(&neighbour->ways))
 			forget(soft_list_entry(neighbour->ways.next, struct soft_way, node));
 		soft_references_part(neighbour);
+		soft_bell_close(&neighbour->bell);
 		free(neighbour->words);
 		free(neighbour);
 	}

@@ -286,27 +286,32 @@ static int visit(uint16_t lid)
 	return fd;
 }
 
-/* A word and a LID, and a file if it is one. */
+/* A word and a LID, and a file if it is one, with a bell. */
 static void tell_door(int fd, uint32_t word, int with)
 {
 	uint32_t text[2] = {word, 1};
 	struct iovec bytes = {text, sizeof(text)};
+	int bell[2];
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
+		char space[CMSG_SPACE(2 * sizeof(int))];
 	} control = {0};
 	struct msghdr letter = {.msg_iov = &bytes, .msg_iovlen = 1};
+
+	CHECK_EQUAL(pipe2(bell, O_CLOEXEC), 0);
 
 	if (with >= 0) {
 		letter.msg_control = &control;
 		letter.msg_controllen = sizeof(control);
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.header), &with, sizeof(int));
+		control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
+		memcpy(CMSG_DATA(&control.header), (int[2]){with, bell[0]}, 2 * sizeof(int));
 	}
 	/* It may have hung up already. */
 	CHECK(sendmsg(fd, &letter, MSG_NOSIGNAL) == (ssize_t)sizeof(text) || errno == EPIPE);
+	close(bell[0]);
+	close(bell[1]);
 }
 
 static void turned_away(int fd)
@@ -318,7 +323,7 @@ static void turned_away(int fd)
 	close(fd);
 }
 
-enum { HELLO = 1, READY, BELL, LID };
+enum { HELLO = 1, READY, LID };
 
 /* Memory that could be cut off, is no memory, is too little, or belongs to another protocol; words
  * that are out of place. */
@@ -348,7 +353,7 @@ static void bad_memory(void)
 			memory = pipes[0];
 			close(pipes[1]);
 		} /* 5: none */
-		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : BELL, memory);
+		tell_door(fd, way < 6 ? HELLO : way == 6 ? READY : LID, memory);
 		turned_away(fd);
 		if (memory >= 0)
 			close(memory);

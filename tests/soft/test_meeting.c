@@ -242,7 +242,7 @@ static void forked(void)
 
 /* ---- visitors ------------------------------------------------------------------------------ */
 
-enum { HELLO = 1, READY, BELL };
+enum { HELLO = 1, READY, LID };
 
 struct word {
 	uint32_t word;
@@ -292,7 +292,7 @@ static void refused_at(int fd)
 	ssize_t n;
 
 	while ((n = recv(fd, &word, sizeof(word), 0)) > 0)
-		CHECK(word.word == READY || word.word == BELL);
+		CHECK(word.word == READY);
 	CHECK(n == 0 || errno == ECONNRESET);
 	close(fd);
 }
@@ -309,15 +309,47 @@ static int memory_of(size_t size, int seals, const char *beginning)
 	return fd;
 }
 
-static void with(uint16_t lid, int fd)
+/* HELLO with these, as far as there are any. */
+static void with_both(uint16_t lid, int memory, int bell)
 {
 	struct word hello = {HELLO, 1};
-	int door = knock(lid);
+	int door = knock(lid), fds[2], count = 0;
 
-	say(door, &hello, sizeof(hello), &fd, fd >= 0);
-	if (fd >= 0)
-		close(fd);
+	if (memory >= 0)
+		fds[count++] = memory;
+	if (bell >= 0)
+		fds[count++] = bell;
+	say(door, &hello, sizeof(hello), fds, count);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
 	refused_at(door);
+}
+
+static void with(uint16_t lid, int fd)
+{
+	int ends[2];
+
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	with_both(lid, fd, ends[0]);
+	close(ends[1]);
+}
+
+/* Everything that is not the bell that it should be. */
+static void wrong_bell(uint16_t lid)
+{
+	int ends[2];
+
+	with_both(lid, soft_memory_make(), -1);
+	with_both(lid, soft_memory_make(), open("/dev/zero", O_RDWR));
+	with_both(lid, soft_memory_make(), eventfd(0, 0));
+	/* Nobody will ring it any more. */
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	close(ends[1]);
+	with_both(lid, soft_memory_make(), ends[0]);
+	/* The end that one writes to. */
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	with_both(lid, soft_memory_make(), ends[1]);
+	close(ends[0]);
 }
 
 /* Everything that is not the memory that it should be. */
@@ -346,7 +378,7 @@ static void wrong_memory(uint16_t lid)
 
 static void wrong_words(uint16_t lid)
 {
-	static const struct word words[] = {{0, 0}, {READY, 1}, {BELL, 1}, {77, 1}, {HELLO, 70000}};
+	static const struct word words[] = {{0, 0}, {READY, 1}, {LID, 1}, {77, 1}, {HELLO, 70000}};
 	static const size_t lengths[] = {1, 4, 7, 9, 100};
 	const char bytes[100] = {HELLO};
 
@@ -363,14 +395,17 @@ static void wrong_words(uint16_t lid)
 		say(door, bytes, lengths[i], fds, 4);
 		refused_at(door);
 	}
-	int door = knock(lid), fds[2] = {soft_memory_make(), soft_memory_make()};
+	int door = knock(lid), memory = soft_memory_make(), ends[2];
 
-	close(fds[1]);
-	fds[1] = fds[0];
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2);
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 1); /* again */
-	close(fds[0]);
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	int fds[4] = {memory, ends[0], memory, ends[0]};
+
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 4);
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2); /* again */
+	close(memory);
 	refused_at(door);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 /* More than are let in at a time: the first must go. */
@@ -394,7 +429,11 @@ static void vandal(uint16_t lid, void (*what)(struct soft_neighbour *host))
 	struct word word;
 	int door = knock(lid), memory = soft_memory_make();
 
-	say(door, &(struct word){HELLO, 1}, sizeof(struct word), &memory, 1);
+	soft_meeting_init(&host);
+	CHECK_EQUAL(soft_bell_make(&host.bell), 0);
+	int fds[2] = {memory, host.bell.end};
+
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2);
 	CHECK_EQUAL(recv(door, &word, sizeof(word), 0), sizeof(word));
 	CHECK_EQUAL(word.word, READY);
 	CHECK_EQUAL(soft_memory_enter(&host, memory, true), 0);
@@ -403,6 +442,7 @@ static void vandal(uint16_t lid, void (*what)(struct soft_neighbour *host))
 	what(&host);
 	soft_meeting_ring(&host);
 	refused_at(door);
+	soft_bell_close(&host.bell);
 	soft_memory_leave(&host);
 }
 
@@ -496,6 +536,7 @@ static void visitors(void)
 	meet(&process);
 	if (!process.child) {
 		STEP(wrong_memory(lid));
+		STEP(wrong_bell(lid));
 		STEP(wrong_words(lid));
 		STEP(crowd(lid));
 		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
