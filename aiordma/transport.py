@@ -69,10 +69,26 @@ logger = logging.getLogger("aiordma.transport")
 Via = Literal["cm", "tcp"]
 
 
+# Seconds that a loop goes by what it has found out about the machine's devices.  To ask for the
+# default one opens the system's, which takes longer than all the rest of a connection.
+CHOICE_LASTS = 1.0
+
+_choices: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[str | None, tuple[float, verbs.Device]]
+] = weakref.WeakKeyDictionary()
+
+
 def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
     """The device, and the name if one was asked for."""
     name = name or os.environ.get("AIORDMA_DEVICE") or None
-    return verbs.find_device(name), name
+    loop = asyncio.get_running_loop()
+    choices = _choices.setdefault(loop, {})
+    now = loop.time()
+    until, device = choices.get(name, (now, None))
+    if device is None or now >= until:
+        device = verbs.find_device(name)
+        choices[name] = now + CHOICE_LASTS, device
+    return device, name
 
 
 async def resolve(host: str, port: int, *, passive: bool = False) -> list[Address]:

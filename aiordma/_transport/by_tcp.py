@@ -53,10 +53,19 @@ ACCEPT_PAUSE = 0.1
 ACCEPTS = 64
 
 
-def make_connection(driver: Driver, config: Config, security: Security) -> tuple[Side, Connection]:
+def make_side(driver: Driver, config: Config, security: Security) -> Side:
     side = Side(driver, config, authenticates=security.auth is not None)
     try:
         side.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
+    except BaseException:
+        side.close()
+        raise
+    return side
+
+
+def make_connection(driver: Driver, config: Config, security: Security) -> tuple[Side, Connection]:
+    side = make_side(driver, config, security)
+    try:
         return side, Connection(side, config, security)
     except BaseException:
         side.close()
@@ -107,9 +116,14 @@ async def connect(
     connection: Connection | None = None
     try:
         driver = Driver.for_device(device, config.pool_limit, config.polling)
-        side, connection = make_connection(driver, config, security)
-        endpoint = local_endpoint(side, link.local_address)
-        link.write(offer(endpoint, side))
+        side = make_side(driver, config, security)
+        try:
+            endpoint = local_endpoint(side, link.local_address)
+            link.write(offer(endpoint, side))
+            connection = Connection(side, config, security)  # while the other side makes its own
+        except BaseException:
+            side.close()
+            raise
         remote, peer = await read_offer(link)
         if remote == endpoint:
             raise ProtocolError(f"{link.peer_address} sends back what it is told: an echo server?")

@@ -23,6 +23,7 @@ from aiordma import (
     connect,
     listen,
     testing,
+    verbs,
 )
 from aiordma._core import protocol
 from aiordma.errors import QuotaError, RejectedError
@@ -89,6 +90,28 @@ async def test_host_by_name(place: Place) -> None:
         client, server = await by_name.both(listener)
         async with client, server:
             await check_alive(client, server)
+
+
+@pytest.mark.parametrize(("lasts", "times"), [(3600.0, 1), (0.0, 3)])
+@one_loop
+async def test_a_choice_of_a_device_lasts_for_a_while(
+    place: Place, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
+) -> None:
+    asked = []
+    find = verbs.find_device
+
+    def found(name: str | None) -> verbs.Device:
+        asked.append(name)
+        return find(name)
+
+    monkeypatch.setattr(verbs, "find_device", found)
+    monkeypatch.setattr("aiordma.transport.CHOICE_LASTS", lasts)
+    async with await place.listen() as listener:
+        for _ in range(2):
+            client, server = await place.both(listener)
+            async with client, server:
+                await check_alive(client, server)
+    assert asked == [place.device] * times
 
 
 @one_loop
