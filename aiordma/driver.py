@@ -157,6 +157,8 @@ class Driver(_Shared):
         self._looking = False  # a look before sleeping is scheduled
         self._skip = 0  # wake-ups to go without one
         self._misses = 0  # grows with looks that found nothing
+        self._vain_waits = 0  # the same of waiting after a wake-up for nothing
+        self._waits_skipped = 0
         loop.add_reader(self.channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
@@ -223,7 +225,7 @@ class Driver(_Shared):
 
     def poll(self) -> None:
         """Handles what has completed by now, without waiting for the loop to say so."""
-        self._handle(0, returns=False)
+        self._handle(0, False)
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -231,11 +233,21 @@ class Driver(_Shared):
         if self._looking:
             return  # that comes when the tasks have had their turn; now it would delay them
         look = self._spin_us > 0 and not self._skip
-        if self._handle(self._wake_spin_us, returns=look):
+        if self._handle(0, look) or self._wait(look):
             if look:
                 self._look_soon()
             elif self._skip:
                 self._skip -= 1
+
+    def _wait(self, returns: bool) -> bool:
+        """Woken for nothing yet: wait a little for the rest of it, as long as that has paid."""
+        if self._waits_skipped < self._vain_waits:
+            self._waits_skipped += 1
+            return False
+        found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, returns)
+        self._vain_waits = 0 if found else min(2 * self._vain_waits + 1, MAX_WAKES_SKIPPED)
+        self._waits_skipped = 0
+        return found
 
     def _look_soon(self) -> None:
         self._looking = True
@@ -244,28 +256,29 @@ class Driver(_Shared):
     def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
         self._looking = False
-        if self._handle(self._spin_us, returns=True):
+        if self._handle(self._spin_us, True):
             self._misses = 0
             self._look_soon()
         else:
             self._misses = min(2 * self._misses + 1, MAX_WAKES_SKIPPED)
             self._skip = self._misses
 
-    def _handle(self, spin_us: int, *, returns: bool) -> bool:
+    def _handle(self, spin_us: int, returns: bool) -> bool:
         """Hands out the completions there are; False if there were none."""
         if not self._users:
             return False  # closed between `call_soon` and now
-        found = False
         try:
-            for _ in range(ROUNDS):
-                some, more = self._drain(self.operations, BATCH, spin_us, returns)
-                spin_us = 0
+            found, more = self._drain(self.operations, BATCH, spin_us, returns)
+            rounds = 1
+            while more and rounds < ROUNDS:
+                some, more = self._drain(self.operations, BATCH, 0, returns)
                 found = found or some
-                if not more:
-                    return found
+                rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here
             self._fail(error)
             return False
+        if not more:
+            return found
         # The events of what is left are already taken, so the fd need not fire again for it.
         if not self._coming_back:
             self._coming_back = True

@@ -337,6 +337,38 @@ def test_looks_before_sleeping(
     assert max(looks) == polling * 1e6
 
 
+def test_waiting_after_a_wake_up_for_nothing(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seldom while nothing comes of it, every time while something does."""
+    waits = []
+    brings = False
+
+    def drain(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool]:
+        if spin_us:
+            waits.append(spin_us)
+        return bool(spin_us) and brings, False
+
+    async def main() -> None:
+        nonlocal brings
+        async with the_driver(device) as driver:
+            monkeypatch.setattr(driver, "_drain", drain)
+            for _ in range(250):
+                driver._on_completions()
+            assert 0 < len(waits) < 10
+            brings = True
+            driver._skip = 1 << 20  # no looks before sleeping, which are something else
+            while driver._vain_waits:
+                driver._on_completions()
+            waits.clear()
+            for _ in range(250):
+                driver._on_completions()
+            assert len(waits) == 250
+            monkeypatch.undo()
+
+    run(main())
+
+
 def test_polling_that_cannot_be() -> None:
     for polling in (-1e-6, 1.1, float("nan")):
         with pytest.raises(ValueError, match=r"Config\.polling must be within 0 and 1"):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # How long a busy look stays away from Python, where signals are seen: a judgement.
 _SLICE = 0.001
 
+# What a drain says, by its number: whether there were any, and whether there may be more.
+_OUTCOMES = ((False, False), (True, False), (False, True), (True, True))
+
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
     """Where completion queues announce that they have something; ``fd`` is for an event loop.
@@ -144,7 +147,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             for queue in self.leaving:
                 queue.seen_empty()
             self.leaving.clear()
-        return bool(result & 1), bool(result & 2)
+        return _OUTCOMES[result]
 
     def _details(self) -> str:
         return f"fd {self.fd}"

@@ -54,7 +54,7 @@ enum {
 	SOON = 3,
 	LET_DOWNS = 8,
 	ASK_NS = 2000,
-	FIND_NS = 100 * 1000,
+	FIND_NS = TICK_NS,
 };
 
 #define DISTRUST_NS 50000000u
