@@ -37,8 +37,12 @@ static struct block *take(struct shelf *shelf, unsigned long long size)
 	return block;
 }
 
+/* Until it comes back, a block has a reference that the collector of cycles does not know of.  Else it
+ * would clear a block whose views are garbage, and these would bring it back as nothing.
+ */
 static void leased(struct shelf *shelf, struct block *block)
 {
+	Py_INCREF((PyObject *)block);
 	block->pinned.leases++;
 	shelf->leases++;
 	shelf->leased_bytes += block->size;
@@ -53,7 +57,7 @@ static bool somebody(PyObject *waiting)
 
 struct block *fast_take_block(struct shelf *shelf, unsigned long long size)
 {
-	if (size > shelf->slab_size || somebody(shelf->before) || somebody(shelf->others))
+	if (size > shelf->slab_size || somebody(shelf->before))
 		return NULL;
 	struct block *block = take(shelf, size);
 
@@ -88,18 +92,18 @@ static PyObject *come_back(struct shelf *shelf, struct block *block)
 	shelf->leased_bytes -= block->size;
 	if (block->size <= shelf->slab_size)
 		shelf->in_slabs -= block->size;
-	if (shelf->cleared)
-		Py_RETURN_NONE;
 	bool plain = !shelf->closed && block->size <= shelf->slab_size &&
 		     shelf->in_slabs >= shelf->trim_below && !somebody(shelf->before) &&
 		     !somebody(shelf->others);
 	int rc = plain ? keep(shelf, block) : 0;
+	PyObject *done = NULL;
 
-	if (rc < 0)
-		return NULL;
-	if (rc)
-		Py_RETURN_NONE;
-	return PyObject_CallMethod((PyObject *)shelf, "_returned", "O", block);
+	if (rc == 0)
+		done = PyObject_CallMethod((PyObject *)shelf, "_returned", "O", block);
+	else if (rc > 0)
+		done = Py_NewRef(Py_None);
+	Py_DECREF((PyObject *)block);
+	return done;
 }
 
 static PyObject *shelf_take(PyObject *self, PyObject *argument)
@@ -173,12 +177,10 @@ static int shelf_traverse(PyObject *self, visitproc visit, void *arg)
 	return 0;
 }
 
-/* What comes back afterwards comes to nobody. */
 static int shelf_clear(PyObject *self)
 {
 	struct shelf *shelf = (struct shelf *)self;
 
-	shelf->cleared = 1;
 	for (int i = 0; i < SHELVES; i++)
 		Py_CLEAR(shelf->ready[i]);
 	Py_CLEAR(shelf->before);
@@ -310,13 +312,16 @@ static int block_traverse(PyObject *self, visitproc visit, void *arg)
 	return 0;
 }
 
-/* Nothing is cleared: the collector may let go of a block before it does of the views of it, and these
- * come back to the pool.  Every cycle that a block is in goes through its pool, which can be cleared.
- */
+static int block_clear(PyObject *self)
+{
+	Py_CLEAR(((struct block *)self)->pool);
+	return 0;
+}
+
 static void block_dealloc(PyObject *self)
 {
 	PyObject_GC_UnTrack(self);
-	Py_CLEAR(((struct block *)self)->pool);
+	block_clear(self);
 	fast_free(self);
 }
 
@@ -341,6 +346,7 @@ static PyType_Slot block_slots[] = {
 	{Py_bf_getbuffer, block_getbuffer},
 	{Py_bf_releasebuffer, block_releasebuffer},
 	{Py_tp_traverse, block_traverse},
+	{Py_tp_clear, block_clear},
 	{Py_tp_dealloc, block_dealloc},
 	{0, NULL},
 };

@@ -31,7 +31,6 @@ struct shelf {
 	unsigned long long ready_bytes; /* of each size, at most */
 	unsigned int smallest;
 	char closed;
-	char cleared; /* by the collector: it is garbage */
 };
 
 extern PyTypeObject *fast_block_type;
