@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from aiordma.errors import InternalError, LibraryNotFoundError, VerbsError
+from aiordma.errors import InternalError, LibraryNotFoundError, UnsupportedError, VerbsError
 
 from ._lib import ffi, lib
 from .calls import Calls, Convention, checked
@@ -28,13 +28,15 @@ class Library:
     any thread.
     """
 
-    __slots__ = ("_providers", "calls", "name", "reg_own_mr", "table")
+    __slots__ = ("_cm_process", "_inherited", "_providers", "calls", "name", "reg_own_mr", "table")
 
     def __init__(
         self,
         name: str,
         table: CallsPointer,
         reg_own_mr: Register | None = None,
+        *,
+        inherited: bool = False,
     ) -> None:
         self.name = name
         self.table = table
@@ -48,6 +50,26 @@ class Library:
         allocator's.  A device that pins nothing need neither bring its pages in nor ask the kernel
         about each of them."""
         self._providers: ProviderCalls | None = None
+        self._inherited = inherited
+        self._cm_process: int | None = None
+
+    def enter_cm(self) -> None:
+        """Before anything that makes the connection manager open its devices.
+
+        UnsupportedError in the child of a fork, if its parent had done so and the child inherits
+        what was opened: librdmacm keeps its devices, and they are the parent's to the kernel.
+        """
+        process = os.getpid()
+        if self._cm_process is None:
+            self._cm_process = process
+        if self._inherited and self._cm_process != process:
+            raise UnsupportedError(
+                "the connection manager in a child that was forked after its parent had used it, "
+                "whose devices it would go on with; connect and listen with via='tcp' there, or "
+                "start the child by spawn or forkserver",
+                device=f"the {self.name} library",
+                verb="rdma_create_event_channel",
+            )
 
     @property
     def providers(self) -> ProviderCalls:
@@ -83,7 +105,7 @@ def system() -> Library:
         code = lib.aiordma_system_calls(table, error, len(error))
         if code:
             raise _not_found(code, os.fsdecode(ffi.string(error)))
-        library = _libraries.setdefault("system", Library("system", table[0]))
+        library = _libraries.setdefault("system", Library("system", table[0], inherited=True))
     return library
 
 

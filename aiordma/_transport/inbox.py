@@ -319,3 +319,12 @@ class Inbox:
         self._incoming = deque(ready)
         while self._receivers:
             self._wake()
+
+    def close(self) -> None:
+        """The queue pair is destroyed: what is left can be taken, and the peer hears of nothing."""
+        self._answer = untold
+        del self._on_taken
+
+
+def untold(message: protocol.Message) -> None:
+    """For a peer that is gone."""

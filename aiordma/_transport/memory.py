@@ -140,6 +140,7 @@ class Supply:
 
     def close(self) -> None:
         """Nothing is wanted any more."""
+        del self._on_memory
         turn, self._turn = self._turn, None
         if turn is not None:
             self._pool.line.leave(turn)

@@ -530,7 +530,12 @@ class Messages:
         self._check_drained()
 
     def close(self) -> None:
-        """The queue pair is destroyed: nothing touches the memory any more."""
+        """The queue pair is destroyed: nothing touches the memory any more.
+
+        The parts let go of each other, so that they go with the connection and not some time later.
+        """
+        self.inbox.close()
+        self._receives.close()
         self._offers.close()
         for receive, _, _ in self._early:
             receive.release()

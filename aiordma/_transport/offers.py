@@ -87,6 +87,7 @@ class Offers:
 
     def close(self) -> None:
         """The queue pair is destroyed: nothing touches the memory any more."""
+        del self._request_id
         for offered in self._offered.values():
             offered.memory.close()
         self._offered.clear()

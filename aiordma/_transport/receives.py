@@ -162,6 +162,10 @@ class Receives:
         while blocks:
             blocks.pop().release()
 
+    def close(self) -> None:
+        """The queue pair is destroyed: there is nobody to be told of anything."""
+        del self._arrivals, self._tell, self._on_posted
+
     def end(self) -> None:
         """Nothing is posted any more."""
         self._ended = True

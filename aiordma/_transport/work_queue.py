@@ -99,7 +99,7 @@ class WorkQueue(Queue):
         self.error: BaseException | None = None
         self._on_failure = on_failure
         self._waiter_error = waiter_error
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = nothing
         self._messages_first = False
         self._backlog: OrderedDict[Work | Run, int] = OrderedDict()
         self._latest = 0  # the number of the one that came to it last
@@ -260,6 +260,12 @@ class WorkQueue(Queue):
         self.qp.close()
         for work in cast("list[Work | Run | ReceiveWork]", self.clear_slots()):
             work.release()
+        self.on_room = nothing
+        self.user = None
+
+
+def nothing() -> None:
+    """For a queue pair that is gone."""
 
 
 # Failures that are not about the work request that happens to tell of them: the peer or the way to

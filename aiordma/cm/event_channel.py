@@ -42,10 +42,13 @@ class EventChannel(Resource["h.EventChannelPointer"]):
 
     It may be readable earlier, when looking for an event does the work that leads to it.
     Synchronous, and never blocks. Closing it closes every connection id on it.
+
+    UnsupportedError in the child of a fork that inherits what the library had opened in its parent.
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
+        library.enter_cm()
         try:
             pointer = library.calls.rdma_create_event_channel()
         except VerbsError as error:

@@ -21,8 +21,9 @@ def get_devices(library: Library) -> list[Context]:
     """The devices that connections can be made through, as the connection manager holds them.
 
     They are borrowed (:meth:`Context.borrow`): :attr:`ConnectionId.context` is one of them.
-    VerbsError (ENODEV) when there is none.
+    VerbsError (ENODEV) when there is none. In the child of a fork as :class:`EventChannel`.
     """
+    library.enter_cm()
     count = ffi.new("int *")
     pointers = library.calls.rdma_get_devices(count)
     try:
@@ -87,6 +88,7 @@ def getaddrinfo(
     hints.ai_port_space = port_space
     hints.ai_qp_type = QPType.UD if port_space.datagrams else QPType.RC
     result = ffi.new("struct rdma_addrinfo **")
+    library.enter_cm()
     node, name = _text(host), _text(None if service is None else str(service))
     try:
         library.calls.rdma_getaddrinfo(node, name, hints, result)

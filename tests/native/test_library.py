@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from aiordma import cm
 from aiordma._native import embedded, ffi
 from aiordma._native.library import Library, _not_found
-from aiordma.errors import LibraryNotFoundError
+from aiordma.errors import LibraryNotFoundError, UnsupportedError
 
 UNTYPED: Any = ffi  # the stub knows only what the package does with it
 
@@ -28,6 +30,25 @@ def test_what_an_older_library_lacks_is_named() -> None:
     assert Library("newer", table).missing_calls() == ()
     table.ibv_set_ece = table.rdma_get_remote_ece = ffi.NULL
     assert Library("older", table).missing_calls() == ("ibv_set_ece", "rdma_get_remote_ece")
+
+
+def test_the_connection_manager_in_the_child_of_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused where the library goes on with what its parent had opened, and was used there."""
+    table = embedded().table
+    inherits, unused, own = (
+        Library("old", table, inherited=True),
+        Library("old", table, inherited=True),
+        Library("new", table),
+    )
+    for library in (inherits, own, inherits):
+        cm.EventChannel(library).close()
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    with pytest.raises(UnsupportedError, match="forked after its parent had used it") as caught:
+        cm.EventChannel(inherits)
+    assert "via='tcp'" in str(caught.value)
+    for library in (own, unused, unused):
+        cm.EventChannel(library).close()
 
 
 def test_missing_library_is_named() -> None:

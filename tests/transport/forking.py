@@ -16,13 +16,14 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import uvloop
 
 from aiordma import Buffer, Connection, Server, streams, verbs
-from aiordma.errors import BufferStateError, WrongLoopError
+from aiordma.errors import BufferStateError, UnsupportedError, WrongLoopError
 from aiordma.transport import Via, start_server
 
 from .child import echo
@@ -144,9 +145,32 @@ def run(main: Any) -> None:
         runner.run(main)
 
 
+def is_refused(parent: Parent) -> None:
+    """By the connection manager; the other way is open."""
+
+    async def main() -> None:
+        place = parent.place
+        for attempt in (place.connect(parent.server.port), place.listen()):
+            error = await ends(attempt, UnsupportedError)
+            assert "via='tcp'" in str(error)
+        async with Parent.open(replace(place, via="tcp")):
+            pass
+
+    run(main())
+    assert not verbs.live(), verbs.live()
+
+
 async def fork(place: Place) -> None:
+    await forks(place, uses_what_it_inherited, has_its_own)
+
+
+async def fork_with_librdmacm(place: Place) -> None:
+    await forks(place, uses_what_it_inherited, is_refused)
+
+
+async def forks(place: Place, *children: Callable[[Parent], None]) -> None:
     async with Parent.open(place) as parent:
-        for child in (uses_what_it_inherited, has_its_own):
+        for child in children:
             pid = forked(lambda child=child: child(parent))  # type: ignore[misc]
             await parent.check()
             assert await ended(pid) == 0
@@ -273,7 +297,8 @@ async def programs(place: Place) -> None:
 
 
 ROLES = {
-    role.__name__: role for role in (fork, grandchildren, outlived, processes, pools, programs)
+    role.__name__: role
+    for role in (fork, fork_with_librdmacm, grandchildren, outlived, processes, pools, programs)
 }
 
 

@@ -23,7 +23,7 @@ from aiordma.errors import RejectedError
 from aiordma.verbs import live
 
 from .marks import one_loop
-from .place import ALL, SMALL, Place, check_alive, ends, turns
+from .place import ALL, SMALL, Place, check_alive, ends, shared, turns
 
 
 @contextmanager
@@ -203,3 +203,48 @@ async def test_a_closed_connection_goes_with_its_last_reference(place: Place) ->
         await turns(5)
         assert [ref() for ref in gone] == [None] * 3
         assert live() == before
+
+
+# ---- without the collector of cycles -------------------------------------------------------------
+
+
+PARTS = ("_queue", "_messages", "_sharing", "_one_sided", "_memory", "_side")
+
+
+async def used(place: Place, end: str) -> list[weakref.ref[object]]:
+    """All parts of two connections that were used, and have ended, for as long as they live."""
+    both = client, server = await pair_of(place)
+    await asyncio.gather(*(client.send(bytes(size)) for size in (10, 5000)))
+    async with shared(server, client, 64) as (_, remote):
+        await client.write(bytes(64), remote, imm=1)
+        await client.fetch_and_add(remote[:8], 1)
+        await client.read(remote, bytearray(64))
+    for _ in range(3):
+        (await server.recv()).release()
+    await client.send(b"nobody takes it")
+    match end:
+        case "close":
+            await asyncio.gather(client.close(), server.close())
+        case "abort":
+            client.abort()
+    for conn in both:
+        await conn.wait_closed()
+    parts = [getattr(conn, name) for conn in both for name in PARTS]
+    parts += [part for conn in both for part in (conn, conn._messages.inbox, conn._link)]
+    return [weakref.ref(part) for part in parts]
+
+
+async def pair_of(place: Place) -> tuple[Connection, Connection]:
+    async with await place.listen() as listener:
+        return await place.both(listener)
+
+
+@one_loop
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_what_has_ended_is_no_garbage(place: Place, end: str) -> None:
+    """It goes with the last reference, not when the collector comes round."""
+    async with place.pair():  # so that what they share stays
+        with without_collector():
+            parts = await used(place, end)
+            await turns(5)
+            assert [part() for part in parts if part() is not None] == []

@@ -15,7 +15,7 @@ from aiordma.errors import AddressError
 from aiordma.transport import Via
 from tests.conftest import EMBEDDED
 
-from .marks import by_tcp, one_loop
+from .marks import by_cm, by_tcp, one_loop
 from .place import Place, ends
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +74,17 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 def test_fork(place: Place) -> None:
     """The parent's connections go on, the child's use of them is refused, it has its own."""
     assert report(place, "fork", "asyncio") == FORK
+
+
+@by_cm
+@one_loop
+def test_fork_by_the_connection_manager(place: Place) -> None:
+    """The child of a process that has used librdmacm is told that it cannot, and what it can do."""
+    if place.device == EMBEDDED:
+        assert report(place, "fork", "asyncio") == FORK
+    else:
+        refused = ["uses_what_it_inherited", "is_refused"]
+        assert report(place, "fork_with_librdmacm", "asyncio") == refused
 
 
 # What follows is about the embedded device: librdmacm is not made for the child of a fork.
