@@ -14,9 +14,11 @@ from aiordma import (
     RemoteRegion,
     Rights,
 )
+from aiordma._native import Run
+from aiordma._transport.work_queue import Work
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
-from .marks import by_tcp, one_loop
+from .marks import by_cm, by_tcp, one_loop
 from .place import Place, check_alive, ends, exchange, give, pattern, pool_statistics, shared, turns
 
 TRANSFER_SIZE = 8 << 20  # the longest single work request
@@ -44,6 +46,26 @@ async def test_a_batch_is_done_when_its_scope_ends(place: Place) -> None:
         assert swapped.result() == 12
         assert int.from_bytes(there.view[:8], "little") == 99
         assert target == pattern(1000)[:100]
+
+
+@one_loop
+@by_cm
+async def test_a_batch_is_one_doorbell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+        posts: list[int] = []
+        post = client._queue.post_work
+
+        def counted(work: Work | Run) -> tuple[int, int]:
+            posts.append(work.entries)
+            return post(work)
+
+        monkeypatch.setattr(client._queue, "post_work", counted)
+        async with client.batch() as batch:
+            for number in range(5):
+                batch.write(b"12345678", remote[8 * number : 8 * number + 8])
+            batch.read(remote[:8], bytearray(8))
+            batch.fetch_and_add(remote[:8], 1)
+        assert posts == [7]
 
 
 async def test_more_than_the_send_queue_holds(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -279,6 +280,93 @@ async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
             while len(arrived) < len(lengths):
                 arrived.append(await client.recv_region())
             assert [len(region) for region in arrived] == lengths
+
+
+async def test_hand_over_cancelled_at_any_time(place: Place) -> None:
+    """It is done all the same, once it has begun."""
+    async with place.pair() as (client, server):
+        for count in place.turns:
+            region = await client.request_region(8)
+            await cancelled_after(count, partial(client.hand_over, region))
+            if region.usable:  # it had not begun
+                assert not count
+                await client.hand_over(region)
+            (await server.recv_buffer()).release()
+        assert server._sharing.shared == 0
+        await check_alive(client, server)
+
+
+async def test_release_of_a_region_cancelled_at_any_time(place: Place) -> None:
+    async with place.pair() as (client, server):
+        for count in place.turns:
+            region = await client.request_region(8)
+            await cancelled_after(count, region.release)
+            await region.release()
+        await barrier(client)
+        assert server._sharing.shared == 0
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_recv_buffer_cancelled_at_any_time(place: Place) -> None:
+    async with place.pair() as (client, server):
+        arrived = []
+        sizes = range(1, 1 + min(len(place.turns), SMALL.max_regions))
+        for size, count in zip(sizes, place.turns, strict=False):
+            handing = asyncio.create_task(client.hand_over(await client.request_region(size)))
+            arrived += await cancelled_after(count, server.recv_buffer)
+            await handing
+        while len(arrived) < len(sizes):
+            arrived.append(await server.recv_buffer())
+        assert [len(buffer) for buffer in arrived] == list(sizes)
+        for buffer in arrived:
+            buffer.release()
+
+
+@pytest.mark.parametrize("operation", ["batch", "write with imm", "lease"])
+async def test_others_cancelled_at_any_time(place: Place, operation: str) -> None:
+    async with place.pair() as (anchor, _):
+        before = pool_statistics(anchor).leases
+        async with place.pair() as (client, server):
+            await cancel_others(place, operation, client, server)
+        assert pool_statistics(anchor).leases == before
+
+
+async def cancel_others(
+    place: Place, operation: str, client: Connection, server: Connection
+) -> None:
+    async with shared(server, client, 64) as (_, remote):
+        arrived = 0
+
+        async def work() -> None:
+            match operation:
+                case "batch":
+                    async with client.batch() as batch:
+                        batch.write(bytes(8), remote[:8])
+                        batch.read(remote[8:16], bytearray(8))
+                        batch.fetch_and_add(remote[16:24], 1)
+                case "lease":
+                    with await client.lease(100):
+                        await asyncio.sleep(0)
+                case _:
+                    await client.write(bytes(64), remote, imm=1)
+
+        async def receive() -> None:
+            nonlocal arrived
+            async for message in server:
+                message.release()
+                if message.imm is None:
+                    return
+                arrived += 1
+
+        receiving = asyncio.create_task(receive())
+        for count in place.turns:
+            await cancelled_after(count, work)
+        # What was posted is done before what is posted now, on the same queue pair.
+        await client.send(b"")
+        await receiving
+        assert arrived <= len(place.turns) * (operation == "write with imm")
+        await check_alive(client, server)
 
 
 # ---- connecting and closing ----------------------------------------------------------------------

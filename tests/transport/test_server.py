@@ -12,7 +12,7 @@ from aiordma.errors import RejectedError
 from aiordma.transport import Handler
 
 from .marks import one_loop
-from .place import SMALL, Place, ends, pattern
+from .place import SMALL, Place, ends, pattern, turns
 
 
 async def serve(place: Place, handler: Handler) -> Server:
@@ -83,6 +83,52 @@ async def test_close_cancels_the_handlers(place: Place) -> None:
         await ends(place.connect(server.port), RejectedError)
     for client in clients:
         await client.close()
+
+
+@one_loop
+async def test_close_gives_the_handlers_time(place: Place) -> None:
+    """Those that end by themselves meanwhile are not cancelled; nobody new is let in."""
+    ended: list[str] = []
+    started: asyncio.Queue[None] = asyncio.Queue()
+
+    async def answer(conn: Connection) -> None:
+        name = bytes(await conn.recv()).decode()
+        started.put_nowait(None)
+        try:
+            await conn.recv()
+            await conn.send(b"answer")
+        except asyncio.CancelledError:
+            ended.append(f"{name} cancelled")
+            raise
+        ended.append(f"{name} by itself")
+
+    server = await serve(place, answer)
+    async with await place.connect(server.port) as good, await place.connect(server.port) as bad:
+        for client, name in ((good, b"good"), (bad, b"bad")):
+            await client.send(name)
+            await started.get()
+        closing = asyncio.create_task(server.close(grace=0.5 * place.slow))
+        await turns(1)
+        await ends(place.connect(server.port), RejectedError)
+        assert not ended
+        await good.send(b"go on")
+        assert bytes(await good.recv()) == b"answer"
+        await closing
+        assert ended == ["good by itself", "bad cancelled"]
+
+
+@one_loop
+async def test_close_waits_no_longer_than_the_handlers(place: Place) -> None:
+    async with place.within(5):
+        server = await serve(place, echo)
+        async with await place.connect(server.port) as client:
+            await client.send(b"served")
+            assert bytes(await client.recv()) == b"served"
+            closing = asyncio.create_task(server.close(grace=1000))
+            await turns(1)
+            await client.send(b"still served")
+            assert bytes(await client.recv()) == b"still served"
+        await closing
 
 
 @one_loop
