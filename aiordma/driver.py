@@ -410,7 +410,7 @@ class EventDriver(_Shared):
         super().__init__(loop, library.name)
         self.channel = cm.EventChannel(library)
         self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
-        loop.add_reader(self.channel.fd, self._on_events)
+        loop.add_reader(self.channel.fd, self.take)
 
     @classmethod
     def for_library(cls, library: verbs.Library) -> EventDriver:
@@ -423,7 +423,8 @@ class EventDriver(_Shared):
     def detach(self, id: cm.ConnectionId) -> None:
         self._handlers.pop(id, None)
 
-    def _on_events(self) -> None:
+    def take(self) -> None:
+        """Hands out the events that are there."""
         while self._users and (event := self.channel.get_event()) is not None:
             handler = self._handlers.get(event.listen_id or event.id)
             if handler is not None:

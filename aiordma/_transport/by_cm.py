@@ -62,6 +62,8 @@ class CMLink:
 
     async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
         """The next event, which must be `wanted`; what it says otherwise is raised."""
+        if self._seen.empty():
+            self._events.take()  # within a host the answer may be there already
         event = await self._seen.get()
         if event.type is not wanted:
             raise told(event.error()) or ConnectionManagerError(

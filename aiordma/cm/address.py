@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._native import ffi
@@ -23,13 +24,22 @@ _IPV6 = struct.Struct(">xxHI16s")
 _SCOPE = struct.Struct("=I")
 
 
+# Every event of a connection has the same few hosts.
+_parsed = lru_cache(ipaddress.ip_address)
+
+
+@lru_cache
+def _text(packed: bytes) -> str:
+    return str(ipaddress.ip_address(packed))
+
+
 def to_storage(address: Address) -> h.SocketStorage:
     """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
     host, port = address
     if not 0 <= port <= 0xFFFF:
         raise ValueError(f"port {port} is not 0 to 65535")
     try:
-        ip = ipaddress.ip_address(host)
+        ip = _parsed(host)
     except ValueError:
         raise ValueError(
             f"{host!r} is not a numeric IP address; resolve names first: loop.getaddrinfo()"
@@ -76,12 +86,12 @@ def _unpack(data: bytes) -> Address | None:
     (family,) = _FAMILY.unpack_from(data)
     if family == socket.AF_INET:
         port, packed = _IPV4.unpack_from(data)
-        return str(ipaddress.IPv4Address(packed)), port
+        return _text(packed), port
     if family == socket.AF_INET6:
         port, _, packed = _IPV6.unpack_from(data)
         (scope,) = _SCOPE.unpack_from(data, _IPV6.size)
-        ip = ipaddress.IPv6Address(packed)
-        return f"{ip}%{_interface(scope)}" if scope else str(ip), port
+        host = _text(packed)
+        return f"{host}%{_interface(scope)}" if scope else host, port
     return None
 
 
