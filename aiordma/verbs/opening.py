@@ -8,7 +8,7 @@ protection domain, which otherwise cannot be (ibv_dealloc_pd(3)).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from aiordma._native import ffi
 
@@ -30,6 +30,7 @@ class Opening:
     """
 
     __slots__ = ("_pd", "_pointer", "_view", "address", "length", "rkey")
+    access: ClassVar[AccessFlags] = AccessFlags.REMOTE_READ
 
     def __init__(self, pd: ProtectionDomain, view: memoryview) -> None:
         # A buffer that is not writable has no address for cffi but as one of characters.
@@ -37,7 +38,7 @@ class Opening:
             pd,
             ffi.from_buffer(view),
             view.nbytes,
-            AccessFlags.REMOTE_READ,
+            self.access,
             None,
             there=is_there(view.obj),
         )
@@ -46,6 +47,10 @@ class Opening:
         self._pointer: h.MRPointer | None = pointer
         self.rkey = pointer.rkey
         self.length = view.nbytes
+
+    @property
+    def closed(self) -> bool:
+        return self._pointer is None
 
     def close(self) -> None:
         """The peer may read it no more. Again does nothing, nor where the domain has gone."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
 from aiordma import BufferStateError, Config, Connection, verbs
+from aiordma._transport import offers
+from aiordma.verbs.opening import Opening
 
 from .marks import one_loop
 from .place import SMALL, Place, exchange, pattern, shared, turns
@@ -19,10 +21,13 @@ LONG = 200_000  # neither staged nor eager
 CONFIG = Config(max_eager_size=8 << 10)
 
 
+Registered: TypeAlias = verbs.MemoryRegion | Opening
+
+
 @pytest.fixture
-def registrations(monkeypatch: pytest.MonkeyPatch) -> list[verbs.MemoryRegion]:
+def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
     """Every registration of memory that was not the library's own, as it is made."""
-    made: list[verbs.MemoryRegion] = []
+    made: list[Registered] = []
 
     def counted(call: Callable[..., verbs.MemoryRegion]) -> Callable[..., verbs.MemoryRegion]:
         def count(self: object, memory: object, *args: Any, **keywords: Any) -> verbs.MemoryRegion:
@@ -37,10 +42,18 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[verbs.MemoryRegion]:
         monkeypatch.setattr(
             verbs.ProtectionDomain, name, counted(getattr(verbs.ProtectionDomain, name))
         )
+
+    class Counted(Opening):
+        def __init__(self, pd: verbs.ProtectionDomain, view: memoryview) -> None:
+            super().__init__(pd, view)
+            if self.length in (LONG, LONG // 2):
+                made.append(self)
+
+    monkeypatch.setattr(offers, "Opening", Counted)
     return made
 
 
-def rights(registrations: list[verbs.MemoryRegion]) -> list[verbs.AccessFlags]:
+def rights(registrations: list[Registered]) -> list[verbs.AccessFlags]:
     return [mr.access for mr in registrations]
 
 
@@ -56,7 +69,7 @@ async def receive_into(
 
 
 async def test_regions_are_not_registered_again(
-    place: Place, registrations: list[verbs.MemoryRegion]
+    place: Place, registrations: list[Registered]
 ) -> None:
     """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
     async with (
@@ -118,9 +131,7 @@ async def test_a_region_closed_while_it_is_sent(place: Place) -> None:
         memory.append(1)
 
 
-async def test_a_view_is_registered_once(
-    place: Place, registrations: list[verbs.MemoryRegion]
-) -> None:
+async def test_a_view_is_registered_once(place: Place, registrations: list[Registered]) -> None:
     async with (
         place.pair(CONFIG) as (client, server),
         shared(server, client, LONG) as (_, remote),
@@ -146,9 +157,7 @@ async def test_a_view_is_registered_once(
         memory.append(1)
 
 
-async def test_what_is_sent_is_never_kept(
-    place: Place, registrations: list[verbs.MemoryRegion]
-) -> None:
+async def test_what_is_sent_is_never_kept(place: Place, registrations: list[Registered]) -> None:
     """The peer knows the key, and must not read what the memory holds after the message."""
     async with place.pair(CONFIG) as (client, server):
         memory = bytearray(pattern(LONG))

@@ -30,7 +30,9 @@ def test_the_memory_is_pinned_until_it_is_closed(pd: verbs.ProtectionDomain) -> 
     opening = Opening(pd, memoryview(memory))
     with pytest.raises(BufferError):
         memory.append(0)
+    assert not opening.closed
     opening.close()
+    assert opening.closed
     memory.append(0)
     opening.close()
 
