@@ -87,9 +87,12 @@ class _Shared:
         """In the child of a fork: nothing is touched, and everything made anew for its loops."""
         for here in cls._instances.values():
             for instance in here.values():
-                instance._disowned = True
-                instance._users = 0
+                instance._disown()
         cls._instances = weakref.WeakKeyDictionary()
+
+    def _disown(self) -> None:
+        self._disowned = True
+        self._users = 0
 
     @classmethod
     def _acquire(cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self]) -> Self:
@@ -147,6 +150,7 @@ class Driver(_Shared):
         self.pool = MemoryPool(self.pd, limit=pool_limit)
         self.registrations = RegistrationCache(self.pd)
         self.operations = Table()
+        self.operations.loop = loop
         self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
@@ -183,6 +187,10 @@ class Driver(_Shared):
                 raise
 
         return cls._acquire(device.name, make)
+
+    def _disown(self) -> None:
+        super()._disown()
+        self.operations.waking = False
 
     # ---- work queues ---------------------------------------------------------------------
 
@@ -224,8 +232,15 @@ class Driver(_Shared):
         self._events.take()
 
     def poll(self) -> None:
-        """Handles what has completed by now, without waiting for the loop to say so."""
-        self._handle(0, False)
+        """Handles what has completed by now, without waiting for the loop to say so.
+
+        Whom that wakes has its turn when the loop comes to it.
+        """
+        self.operations.later = True
+        try:
+            self._handle(0, False)
+        finally:
+            self.operations.later = False
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -270,7 +285,7 @@ class Driver(_Shared):
         try:
             found, more = self._drain(self.operations, BATCH, spin_us, returns)
             rounds = 1
-            while more and rounds < ROUNDS:
+            while more and rounds < ROUNDS and self._users:  # not closed by whom that woke
                 some, more = self._drain(self.operations, BATCH, 0, returns)
                 found = found or some
                 rounds += 1

@@ -18,9 +18,10 @@ import pytest
 
 from aiordma import Config, cm, connect, driver, listen, verbs
 from aiordma._core.operations import OperationKind
-from aiordma._native import Queue, Table, Work
+from aiordma._native import Block, Queue, Table, Work
 from aiordma.driver import Driver
 from aiordma.errors import InternalError
+from aiordma.mr_pool import Block as PoolBlock
 from tests.conftest import Run
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,7 @@ class Sink(Queue):
     def __init__(self, driver: Driver, qp: verbs.QueuePair) -> None:
         self.driver = driver
         self.table = driver.operations
+        self.traffic = self
         self.address, self.extended_address = qp.addresses
         self.capacity = self.free = qp.capabilities.max_send_wr
         self.fail_at: set[int] = set()
@@ -59,6 +61,9 @@ class Sink(Queue):
     def _broken(self, error: Exception) -> None:
         self.driver.report(self, error)
 
+    def received(self, block: Block, byte_len: int) -> None:
+        self.complete(OperationKind.RECV, byte_len)
+
     def device_event(self, event: verbs.AsyncEvent) -> None:
         self.events.append(event)
 
@@ -72,14 +77,6 @@ class Sink(Queue):
             self.waiters.append((count, future))
             async with asyncio.timeout(10):
                 await future
-
-
-class Received:
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-
-    def done(self, byte_len: int) -> None:
-        self.sink.complete(OperationKind.RECV, byte_len)
 
 
 class Sent(Work):
@@ -102,8 +99,7 @@ class End:
         driver.attach(self.qp, self.sink)
 
     def receive(self) -> None:
-        code = self.sink.post_recv(Received(self.sink), self.block.address, 64, self.block.lkey)
-        assert code == 0
+        assert self.sink.post_block(self.block, 64) == 0
 
     def send(self, length: int = 8) -> None:
         address = self.block.address + 2048
@@ -276,7 +272,7 @@ def test_completions_of_a_queue_pair_that_is_gone(run: Run, device: verbs.Device
             for _ in range(5):
                 first.send()
             works = first.sink.clear_slots()
-            assert [type(work) for work in works] == [Sent] * 5 + [Received] * 32
+            assert [type(work) for work in works] == [Sent] * 5 + [PoolBlock] * 32
             second.send()  # its completion comes after what acknowledges the five
             await second.sink.wait(6)
             assert sent(first.sink) == 0

@@ -61,22 +61,21 @@ class Credits:
 
     ``data_receives`` and ``control_receives`` are what this side has posted before the first
     frame can arrive, ``peer_...`` what the peer said that it has. Every number stays within
-    what the header of a frame can carry.
+    what the header of a frame can carry, and is kept by the subclass: what every message needs is
+    done to the same numbers in C (native/fast/account.c).
     """
 
-    __slots__ = (
-        "_control",
-        "_control_limit",
-        "_control_receives",
-        "_data",
-        "_data_limit",
-        "_data_receives",
-        "_data_threshold",
-        "_held_control",
-        "_held_data",
-        "_owed_control",
-        "_owed_data",
-    )
+    _control: int
+    _control_limit: int
+    _control_receives: int
+    _data: int
+    _data_limit: int
+    _data_receives: int
+    _data_threshold: int
+    _held_control: int
+    _held_data: int
+    _owed_control: int
+    _owed_data: int
 
     def __init__(
         self,

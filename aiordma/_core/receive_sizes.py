@@ -41,13 +41,13 @@ class OwnReceives:
         self._missed = 0
         self._enough = 0
 
-    def arrived(self, length: int) -> None:
-        """A frame of so many bytes is here, or a message was offered that would have made one."""
+    def arrived(self, length: int, count: int = 1) -> None:
+        """Frames of so many bytes are here, or messages were offered that would have made them."""
         if length <= self.smallest:
-            self._enough += 1
+            self._enough += count
         elif length <= self.largest:
             self._enough = 0
-            self._missed += self.size == self.smallest
+            self._missed += count * (self.size == self.smallest)
 
     @property
     def wanted(self) -> int:
@@ -80,9 +80,14 @@ class PeerReceives:
     def _within(self, size: int) -> int:
         return min(size, self._most)
 
-    def sent(self) -> None:
-        """A frame or a write with immediate data has been sent."""
-        self._sent += 1
+    @property
+    def changing(self) -> bool:
+        """The size changes soon: each frame that is sent counts."""
+        return bool(self._changes)
+
+    def sent(self, count: int = 1) -> None:
+        """Frames or writes with immediate data have been sent."""
+        self._sent += count
         if self._changes:
             self._look()
 

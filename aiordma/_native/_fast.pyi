@@ -4,9 +4,13 @@ Of one event loop, not thread-safe.  The members are set by the subclasses; they
 to the device, so a wrong one is refused there or is somebody else's memory.
 """
 
-from asyncio import Future
-from collections.abc import Callable, Sized
-from typing import Any, Protocol, Self
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Generator, Sized
+from contextvars import Context
+from typing import Any, Self
+
+from .waiter import Waiter
 
 TRANSFER_SIZE: int
 """The longest single request."""
@@ -86,6 +90,8 @@ class Message:
     `_inert` of the subclass raises what a use after that does.
     """
 
+    last: bool
+    """Of its frame, whose receive is free then."""
     @property
     def _block(self) -> Block | None: ...
     @property
@@ -148,13 +154,37 @@ class Remote:
     def root(self, memory: Remote) -> None: ...
     def __len__(self) -> int: ...
 
-class Waiter(Protocol):
-    """Who waits for a run: a future, or what does as one."""
+class Promise:
+    """What one task waits for: a future, but that a drain calls back at its own end.
 
+    What is settled outside a drain, or already, is called back by the loop, as ever.
+    """
+
+    _asyncio_future_blocking: bool
+    @property
+    def _cancel_message(self) -> object: ...
+    def _make_cancelled_error(self) -> BaseException: ...
+    target: Any
+    """What its owner brought."""
+    sends: bool
+    """`target` is a Traffic, whose `withdraw` is told of a cancellation."""
+    def __init__(self, table: Table, /) -> None: ...
+    def __await__(self) -> Generator[Any]: ...
+    def __iter__(self) -> Generator[Any]: ...
     def done(self) -> bool: ...
-    def set_result(self, result: None, /) -> None: ...
+    def cancelled(self) -> bool: ...
+    def result(self) -> None: ...
+    def exception(self) -> BaseException | None: ...
+    def cancel(self, msg: object = None) -> bool: ...
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: Context | None = None
+    ) -> None: ...
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int: ...
+    def get_loop(self) -> AbstractEventLoop: ...
+    def set_result(self, result: None, /) -> None:
+        """Nothing if it is over; so `set_exception`."""
+
     def set_exception(self, error: BaseException, /) -> None: ...
-    def cancel(self) -> bool: ...
 
 class Run:
     """One-sided requests that are posted together; their memory is pinned until `release`.
@@ -235,9 +265,204 @@ class Work:
         imm: int = 0,
     ) -> None: ...
 
+class Outgoing:
+    """A message that waits for its turn."""
+
+    turn: int
+    def __init__(
+        self, data: bytes | bytearray | memoryview | Message, imm: int | None, future: Waiter
+    ) -> None: ...
+    @property
+    def view(self) -> memoryview: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def imm(self) -> int | None: ...
+    @property
+    def future(self) -> Waiter: ...
+    def drop(self) -> None:
+        """It will not be sent."""
+
+class Frame(Work):
+    """A frame on its way out, in a leased block, which goes back to the pool, or to `spares`."""
+
+    def __init__(
+        self,
+        block: Block,
+        length: int,
+        future: Waiter | None = None,
+        spares: list[Any] | None = None,
+    ) -> None: ...
+    def failed(self, error: BaseException, /) -> None:
+        """Tells those who wait for it."""
+
+    def release(self) -> None:
+        """The device has let go of the block.  Again does nothing."""
+
+class Account:
+    """The numbers of aiordma/_core/credits.py, and what C does to them by itself."""
+
+    _control: int
+    _control_limit: int
+    _control_receives: int
+    _data: int
+    _data_limit: int
+    _data_receives: int
+    _data_threshold: int
+    _held_control: int
+    _held_data: int
+    _owed_control: int
+    _owed_data: int
+
+    def plainly_spend(self) -> tuple[int, int] | None:
+        """A frame with messages is sent; None without a credit."""
+
+    def plainly_receive(self, control: int, data: int, /) -> bool:
+        """A frame with messages has arrived; False, and nothing happens, if it may not."""
+
+    @property
+    def plainly_due(self) -> bool:
+        """A CREDIT frame is due."""
+
+class Counts:
+    """What a connection has done."""
+
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    reads: int
+    writes: int
+    atomics: int
+
+class Inbox:
+    """Messages that have arrived, in order, and those who wait for them.
+
+    The subclass has `_wake()`, `_fetch_ahead()` and `_tell_taken()`: see native/fast/inbox.c.
+    """
+
+    incoming: deque[Any]
+    receivers: deque[Promise]
+    table: Table
+    @property
+    def counts(self) -> Counts: ...
+    @counts.setter
+    def counts(self, counts: Counts) -> None: ...
+    woken: int
+    """Receivers that have been told, and have not had their turn yet."""
+    offers: int
+    """What in `incoming` is no message yet."""
+    taken: int
+    """Frames whose messages have been taken, and of which nobody has been told."""
+    refill: int
+    """Of so many `_tell_taken` is told."""
+    ended: bool
+    def take(self) -> Any:
+        """The first message if it is here and nobody else waits, or None."""
+
+    def take_here(self) -> Any:
+        """As `take`, but for a task that a drain has called back: it is in the right loop."""
+
+    def take_in_turn(self) -> Any:
+        """The same for one who waited and was told."""
+
+    def wait(self) -> Promise | None:
+        """In line for the next message; None unless there is none, and nobody waits."""
+
+    def went(self, last: bool, /) -> None:
+        """The first was taken, the last of its frame: the next one's turn."""
+
+    def add(self, message: Message, /) -> None:
+        """The next message, which is here."""
+
+    def wake_first(self) -> None: ...
+
+class Traffic:
+    """The two-sided traffic of a connection: what is plain of it.
+
+    What the subclass must have stands in native/fast/traffic.c.
+    """
+
+    counts: Counts
+    queue: Any
+    shelf: Shelf
+    account: Any
+    inbox: Any
+    message_type: type[Message]
+    waiting: deque[Any]
+    """Messages that wait for their turn."""
+    controls: Sized
+    """Control messages that wait."""
+    peer_size: int
+    """Bytes of the receive that the next frame comes into."""
+    sent: int
+    """Frames that `_count_sent` has not been told of."""
+    used: int
+    """Frames that were no longer than `small_size`, and of which nobody has been told."""
+    small_size: int
+    max_message: int
+    closing: bool
+    ended: bool
+    takes: bool
+    """Frames with messages may come, and are wanted."""
+    full: bool
+    """The peer has to answer for as many offers as it may have."""
+    blocked: bool
+    """There is no memory for a frame now."""
+    counting: bool
+    """`_count_sent` is called for each frame that is sent."""
+    watching: bool
+    """`_count_used` is called for each frame that arrives."""
+    parting: bool
+    """`_check_drained` is called when something may be done."""
+    @property
+    def under_way(self) -> int:
+        """Frames with messages that are posted and not completed."""
+
+    @property
+    def started(self) -> bool: ...
+    def begin(self) -> None:
+        """Everything is there; frames may be sent."""
+
+    def pump(self) -> None:
+        """Sends what credits and room allow; called whenever either may have grown."""
+
+    def collect(self) -> None:
+        """Sends what was collected."""
+
+    def collect_soon(self) -> None:
+        """What waits is sent when the tasks of this turn of the loop have had theirs."""
+
+    def post(self, frame: Frame, messages: int, bytes: int, /) -> None:
+        """A frame that needs a data credit, whose header is written, with so much in it."""
+
+    def take_frame(self, block: Block, length: int, /) -> None:
+        """It has arrived."""
+
+    def deliver(self, data: object, imm: int | None, /) -> Promise | None:
+        """Sends a message, or lets it wait for others, for a task that a drain has called back.
+
+        None, and nothing happens, if anything about it is not plain, or not as it should be.
+        """
+
+    def new_promise(self) -> Promise:
+        """For a message: cancelling it is told to `withdraw`."""
+
+    def send_plainly(
+        self, data: bytes | bytearray | memoryview | Message, imm: int | None, waiter: Waiter, /
+    ) -> bool:
+        """Sends a message, or lets it wait for others; False, and nothing happens, if it must wait
+        for anything else.
+        """
+
 class Table:
     """The slots of one event loop: which posted work a completion belongs to."""
 
+    loop: AbstractEventLoop
+    waking: bool
+    """A drain calls back those whom it has told."""
+    later: bool
+    """Whom a drain wakes is called back by the loop, not at the end of the drain."""
     @property
     def stray(self) -> int:
         """Completions that belonged to nothing under way."""
@@ -255,14 +480,16 @@ class Table:
 class Queue:
     """The send and the receive queue of one queue pair: what is posted, and what completes.
 
-    The subclass has `_went_wrong(work, facts)`, `_use_room()` and `_broken(error)`: see
-    native/fast/drain.c.
+    The subclass has `_went_wrong(work, facts)`, `_use_room()`, `_broken(error)`,
+    `post_frame(frame)` and `_refused(frame, code, posted)`: see native/fast/drain.c and queue.c.
     """
 
     table: Table
     user: object
     """What remote memory must be for."""
-    make_future: Callable[[], Future[None]]
+    traffic: object
+    """A Traffic, whose receives those of the queue pair are; or something that is told,
+    `received(block, length)` and `written(block, length, imm)`."""
     address: int
     """Of the queue pair in C."""
     extended_address: int
@@ -289,13 +516,16 @@ class Queue:
         ValueError if there are too few free entries.
         """
 
-    def post_recv(self, work: object, address: int, length: int, lkey: int, /) -> int:
-        """An errno value.  `done(byte_len)` of `work` is called, or `written(byte_len, imm)`."""
+    def post_block(self, block: Block, length: int, /) -> int:
+        """Posts a receive of so many bytes; an errno value."""
 
-    def write(self, local: object, remote: object, /) -> Future[None] | None:
+    def post_ready(self, shelf: Shelf, most: int, length: int, /) -> int:
+        """Posts receives in blocks that are ready, for whom nobody waits: how many."""
+
+    def write(self, local: object, remote: object, /) -> Promise | None:
         """Posts a write; None, and nothing happens, unless it is plain, allowed, and has room."""
 
-    def read(self, local: object, remote: object, /) -> Future[None] | None:
+    def read(self, local: object, remote: object, /) -> Promise | None:
         """The same for a read."""
 
     def under_way(self) -> list[object]:

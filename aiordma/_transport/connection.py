@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
+from .._native import Counts, Promise
 from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import (
@@ -41,17 +41,18 @@ class Received(NamedTuple):
     """The sender's immediate data."""
 
 
-@dataclass(slots=True)
-class Statistics:
+@dataclass
+class Statistics(Counts):
     """Counts since the connection was made."""
 
-    messages_sent: int = 0
-    messages_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    reads: int = 0
-    writes: int = 0
-    atomics: int = 0
+    # Each is a member of Counts: a plain default here would stand before it.
+    messages_sent: int = field(default_factory=int)
+    messages_received: int = field(default_factory=int)
+    bytes_sent: int = field(default_factory=int)
+    bytes_received: int = field(default_factory=int)
+    reads: int = field(default_factory=int)
+    writes: int = field(default_factory=int)
+    atomics: int = field(default_factory=int)
 
 
 class Connection(Life):
@@ -74,6 +75,8 @@ class Connection(Life):
     def __init__(self, side: Side, config: Config, security: Security) -> None:
         super().__init__(side, config, security)
         self._statistics = Statistics()
+        self._messages.count_in(self._statistics)
+        self._inbox = self._messages.inbox
 
     # ---- what it is ----------------------------------------------------------------------
 
@@ -129,48 +132,36 @@ class Connection(Life):
         message is not sent; after that it is.
         Raises MessageTooLongError before anything is sent.
         """
-        length, future = self._send(data, imm)
-        try:
-            await future
-        except asyncio.CancelledError:
-            self._messages.withdraw(future)
-            raise
-        self._statistics.messages_sent += 1
-        self._statistics.bytes_sent += length
+        await (self._messages.deliver(data, imm) or self._send(data, imm))
 
     def send_nowait(
         self, data: Message | LocalMemory | AnyMemory, *, imm: int | None = None
     ) -> asyncio.Future[None]:
         """As `send`, for code that cannot await: the message has its place in the order now.
 
-        The future ends as `send` would; until then the buffer must not change.  Cancelling it is
-        cancelling `send`.  There is no backpressure but the future: bound what you have under way.
+        The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
+        then the buffer must not change.  Cancelling it is cancelling `send`.  There is no
+        backpressure but the future: bound what you have under way.
         """
-        length, future = self._send(data, imm)
+        promise = self._messages.deliver(data, imm) or self._send(data, imm)
+        return cast("asyncio.Future[None]", promise)
 
-        def count(future: asyncio.Future[None]) -> None:
-            if future.cancelled():
-                self._messages.withdraw(future)
-            elif future.exception() is None:
-                self._statistics.messages_sent += 1
-                self._statistics.bytes_sent += length
-
-        future.add_done_callback(count)
-        return future
-
-    def _send(
-        self, data: Message | LocalMemory | AnyMemory, imm: int | None
-    ) -> tuple[int, asyncio.Future[None]]:
+    def _send(self, data: Message | LocalMemory | AnyMemory, imm: int | None) -> Promise:
         self._check()
         if isinstance(data, Message):
-            view = data.data
+            data.check()
+            sent: bytes | memoryview | Message = data
+        elif type(data) is bytes:
+            sent = data
         else:
-            view = data.view if isinstance(data, LocalMemory) else bytes_of(data)
-        if len(view) > self.max_message:
-            raise MessageTooLongError(len(view), self.max_message)
+            sent = data.view if isinstance(data, LocalMemory) else bytes_of(data)
+        if len(sent) > self.max_message:
+            raise MessageTooLongError(len(sent), self.max_message)
         if imm is not None:
             check_imm(imm)
-        return len(view), self._messages.send(view, imm)
+        promise = self._messages.new_promise()
+        self._messages.send(sent, imm, promise)
+        return promise
 
     async def recv(self) -> Message:
         """The next message, as a leased view of the memory it arrived in; see `Message`.
@@ -180,11 +171,10 @@ class Connection(Life):
         Messages that arrived before the end can still be received after it; then
         ConnectionClosedError or ConnectionBrokenError.
         """
-        if _get_running_loop() is not self._loop:
+        message: Message | None = self._inbox.take_here()
+        if message is None:
             self._home.check(self)
-        message = await self._messages.inbox.recv()
-        self._statistics.messages_received += 1
-        self._statistics.bytes_received += len(message)
+            message = await self._inbox.recv()
         return message
 
     async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
@@ -203,18 +193,18 @@ class Connection(Life):
             target = Target(bytes_of(memory), None, memory)
         if target.view.readonly:
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
-        received = Received(*await self._messages.inbox.recv_into(target))
-        self._statistics.messages_received += 1
-        self._statistics.bytes_received += received.length
-        return received
+        return Received(*await self._inbox.recv_into(target))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
+        inbox = self._inbox
         while True:
-            try:
-                message = await self.recv()
-            except ConnectionClosedError:
-                return
+            message: Message | None = inbox.take_here()
+            if message is None:
+                try:
+                    message = await self.recv()
+                except ConnectionClosedError:
+                    return
             yield message
 
     # ---- memory --------------------------------------------------------------------------
@@ -433,7 +423,7 @@ class Connection(Life):
             return
         self._home.check(self)
         if self._root is None and not self._closing:
-            self._closing = True
+            self._closing = self._messages.closing = True
             self._queue.accepting = False
             try:
                 async with asyncio.timeout(self._config.close_timeout):

@@ -16,12 +16,13 @@ Some facts, and what they mean here:
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
 
 from .._core import protocol
+from .._native import Inbox as NativeInbox
+from .._native import Promise
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, LocalMemory
@@ -39,19 +40,9 @@ READ_SIZE = 8 << 20
 STAGED = 64 << 10
 
 
-class Receiver:
-    """A `recv` that waits, or a `recv_into` with the memory that it brings."""
-
-    __slots__ = ("future", "target")
-
-    def __init__(self, future: asyncio.Future[None], target: Target | None) -> None:
-        self.future = future
-        self.target = target
-
-
-class Inbox:
-    """`answer` sends a control message; `on_taken` hears that a frame's messages have been taken;
-    `on_protocol_error` of a peer at fault.
+class Inbox(NativeInbox):
+    """`answer` sends a control message; `on_taken` hears of frames whose messages have been taken,
+    `refill` at a time; `on_protocol_error` of a peer at fault.
     """
 
     def __init__(
@@ -61,7 +52,8 @@ class Inbox:
         memory: Memory,
         config: Config,
         answer: Callable[[protocol.Message], None],
-        on_taken: Callable[[], None],
+        on_taken: Callable[[int], None],
+        refill: int,
         on_protocol_error: Callable[[ProtocolError], None],
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
@@ -74,42 +66,40 @@ class Inbox:
         self._on_taken = on_taken
         self._on_protocol_error = on_protocol_error
         self._waiter_error = waiter_error
-        self._loop = asyncio.get_running_loop()
-        self._incoming: deque[Incoming] = deque()
-        self._receivers: deque[Receiver] = deque()
-        self._woken = 0  # receivers that have been told, and have not had their turn yet
+        self.table = queue.table
+        self.incoming: deque[Message | Incoming] = deque()
+        self.receivers: deque[Promise] = deque()
+        self.refill = refill
         self._ahead = 0
         self._ended: BaseException | None = None
 
     # ---- arriving ------------------------------------------------------------------------
 
     def arrived(self, incoming: Incoming) -> None:
-        """The next message, or the offer of it."""
-        self._incoming.append(incoming)
-        if incoming.ready:
-            self._wake()
-        else:
-            self._fetch_ahead()
+        """The offer of the next message."""
+        self.incoming.append(incoming)
+        self.offers += 1
+        self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
         """Starts reading offered messages: the first always, others within `fetch_ahead`."""
-        for position, incoming in enumerate(self._incoming):
-            offer = incoming.offer
-            if offer is None or incoming.started:
+        for position, incoming in enumerate(self.incoming):
+            if isinstance(incoming, Message) or incoming.started:
                 continue
-            wanted = self._receivers[0] if position == 0 and self._receivers else None
+            offer = incoming.offer
+            wanted = self.receivers[0] if position == 0 and self.receivers else None
             if wanted is None and self._ahead + offer.length > self._fetch_ahead_limit:
                 return
-            target = wanted.target if wanted is not None else None
+            target: Target | None = wanted.target if wanted is not None else None
             if target is not None and STAGED < offer.length <= len(target.view):
                 if not self._fetch_into(incoming, offer, target):
                     return
             elif target is not None and offer.length > len(target.view):
-                self._wake_first()  # to be told that it is too long
+                self.wake_first()  # to be told that it is too long
                 return
             elif not self._fetch(incoming, offer):
                 if wanted is not None and never(self._pool, offer.length) is not None:
-                    self._wake_first()  # to be told
+                    self.wake_first()  # to be told
                 return
 
     def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> bool:
@@ -136,7 +126,7 @@ class Inbox:
             if never(self._pool, offer.length) is None:
                 return self._fetch(incoming, offer)  # the pool's memory will do
             target.refused = error
-            self._wake_first()
+            self.wake_first()
             return False
         incoming.landing = target
         self._read(incoming, offer, memory)
@@ -165,7 +155,6 @@ class Inbox:
         self._wake()
 
     def _answer_for(self, incoming: Incoming) -> None:
-        assert incoming.offer is not None
         self._answer(protocol.RendezvousDone(incoming.offer.request_id, protocol.ErrorCode.OK))
 
     def _not_fetched(self, incoming: Incoming) -> None:
@@ -177,66 +166,68 @@ class Inbox:
     # ---- taking --------------------------------------------------------------------------
 
     def _ready(self) -> bool:
-        return bool(self._incoming) and self._incoming[0].ready
+        return bool(self.incoming) and is_ready(self.incoming[0])
 
     def _wake(self) -> None:
         """Lets the receiver that waits longest look, if there is something to see."""
         if self._ready() or self._ended is not None:
-            self._wake_first()
+            self.wake_first()
 
-    def _wake_first(self) -> None:
-        while self._receivers:
-            receiver = self._receivers.popleft()
-            if not receiver.future.done():
-                self._woken += 1
-                receiver.future.set_result(None)
-                return
+    def _tell_taken(self) -> None:
+        count, self.taken = self.taken, 0
+        self._on_taken(count)
 
-    async def _first(self, target: Target | None) -> Incoming:
+    async def _first(self, target: Target | None, *, waited: bool = False) -> Message | Incoming:
         """The next message, still in its place, when it is this caller's turn."""
-        waited = False
         while True:
-            first = self._incoming[0] if self._incoming else None
+            first = self.incoming[0] if self.incoming else None
             # What has been read into the memory of another is that one's, also in the moment
             # between its being told and its taking it.
-            if first is not None and first.landing not in (None, target):
+            if isinstance(first, Incoming) and first.landing not in (None, target):
                 first = None
-            in_turn = waited or not (self._receivers or self._woken)
+            in_turn = waited or not (self.receivers or self.woken)
             if in_turn:
-                if first is not None and first.ready:
+                if first is not None and is_ready(first):
                     return first
                 if first is not None and self._refused(first, target) is not None:
                     return first
             first = None  # nor shall an exception from here keep it
-            if self._ended is not None and (in_turn or not self._incoming):
+            if self._ended is not None and (in_turn or not self.incoming):
                 self._wake()  # those behind find the same
                 raise self._waiter_error(self._ended)
-            receiver = Receiver(self._loop.create_future(), target)
+            receiver = Promise(self.table)
+            receiver.target = target
             if waited:
-                self._receivers.appendleft(receiver)
+                self.receivers.appendleft(receiver)
             else:
-                self._receivers.append(receiver)
+                self.receivers.append(receiver)
             self._fetch_ahead()
-            try:
-                await receiver.future
-            except BaseException:
-                if receiver in self._receivers:
-                    self._receivers.remove(receiver)
-                elif receiver.future.done() and not receiver.future.cancelled():
-                    self._woken -= 1
-                    self._wake()  # the message was for this one: the next shall have it
-                raise
-            self._woken -= 1
+            await self._told(receiver)
+            self.woken -= 1
             waited = True
 
-    def _refused(self, incoming: Incoming, target: Target | None) -> Exception | None:
+    async def _told(self, receiver: Promise) -> None:
+        """Waits until this receiver may look, which it must then say (`woken`)."""
+        try:
+            await receiver
+        except BaseException:
+            if receiver in self.receivers:
+                self.receivers.remove(receiver)
+            elif receiver.done() and not receiver.cancelled():
+                self.woken -= 1
+                self._wake()  # the message was for this one: the next shall have it
+            raise
+
+    def _refused(self, incoming: Message | Incoming, target: Target | None) -> Exception | None:
         """Why it can never be taken in this way; it stays for the next."""
         length = len(incoming)
         if target is not None:
             if length > len(target.view):
                 return MessageTooLongError(length, len(target.view), received=True)
             return target.refused
-        return None if incoming.started or incoming.message else never(self._pool, length)
+        if isinstance(incoming, Message) or incoming.started:
+            return None
+        return never(self._pool, length)
 
     def _pass_on(self) -> None:
         """The first message stays where it is, for the next in line."""
@@ -248,16 +239,25 @@ class Inbox:
 
         Cancelling loses nothing: the message stays for the next call.
         """
-        incoming = await self._first(None)
-        message = incoming.message
+        message: Message | None = self.take()
+        if message is not None:
+            return message
+        receiver = self.wait()
+        if receiver is not None:
+            await self._told(receiver)
+            message = self.take_in_turn()
+            if message is not None:
+                return message
+        first = await self._first(None, waited=receiver is not None)
+        message = first if isinstance(first, Message) else first.message
         if message is None:
-            refused = self._refused(incoming, None)
+            refused = self._refused(first, None)
             assert refused is not None
             self._pass_on()
             try:
                 raise refused
             finally:  # else it would keep itself, and the message's memory, by its traceback
-                del refused, incoming
+                del refused, first
         self._take()
         return message
 
@@ -276,13 +276,13 @@ class Inbox:
                     raise refused
                 finally:  # as in `recv`
                     del refused, incoming
-            message, offer = incoming.message, incoming.offer
             self._take()
+            message = incoming if isinstance(incoming, Message) else incoming.message
             if message is None:
+                assert isinstance(incoming, Incoming)
                 assert incoming.landing is target
-                assert offer is not None
                 self._answer_for(incoming)
-                return length, offer.imm
+                return length, incoming.offer.imm
             with message:
                 target.view[:length] = message.data
                 return length, message.imm
@@ -292,32 +292,34 @@ class Inbox:
 
     def _withdraw(self, target: Target) -> None:
         """The target's owner is gone, with a message perhaps on its way there."""
-        for incoming in self._incoming:
-            if incoming.landing is target:
+        for incoming in self.incoming:
+            if isinstance(incoming, Incoming) and incoming.landing is target:
                 incoming.landing = None
                 if not incoming.reads_left:
                     self._not_fetched(incoming)
                 return
 
     def _take(self) -> None:
-        incoming = self._incoming.popleft()
-        if incoming.offer is not None:
+        incoming = self.incoming.popleft()
+        self.counts.messages_received += 1
+        self.counts.bytes_received += len(incoming)
+        if isinstance(incoming, Incoming):
+            self.offers -= 1
             self._ahead -= incoming.offer.length
-        if incoming.last and self._ended is None:
-            self._on_taken()
-        if self._incoming:
-            self._fetch_ahead()
-        self._wake()
+        self.went(incoming.last if isinstance(incoming, Message) else True)
 
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: BaseException) -> None:
         """No more messages: those that are here can still be taken, every waiter gets `error`."""
         self._ended = error
+        self.ended = True
         # What stands behind one that will never be here cannot be had in its turn.
-        ready = list(itertools.takewhile(lambda incoming: incoming.ready, self._incoming))
-        self._incoming = deque(ready)
-        while self._receivers:
+        ready = list(itertools.takewhile(is_ready, self.incoming))
+        self.incoming.clear()
+        self.incoming.extend(ready)
+        self.offers = sum(isinstance(incoming, Incoming) for incoming in ready)
+        while self.receivers:
             self._wake()
 
     def close(self) -> None:
@@ -328,3 +330,8 @@ class Inbox:
 
 def untold(message: protocol.Message) -> None:
     """For a peer that is gone."""
+
+
+def is_ready(incoming: Message | Incoming) -> bool:
+    """All of it is here."""
+    return isinstance(incoming, Message) or incoming.ready

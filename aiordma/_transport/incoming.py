@@ -54,20 +54,16 @@ class Target:
 
 
 class Incoming:
-    """A message in the order of arrival: here already, or offered and to be read.
+    """A message that was offered, in its place in the order of arrival, and is to be read.
 
-    `landing` is the target that an offered one is being read into, instead of the pool.  `last`
-    says that it is the last of its frame, whose receive is then free.
+    `landing` is the target that it is being read into, instead of the pool.
     """
 
-    __slots__ = ("landing", "last", "message", "offer", "reads_left", "started")
+    __slots__ = ("landing", "message", "offer", "reads_left", "started")
 
-    def __init__(
-        self, message: Message | None, offer: protocol.Rendezvous | None = None, last: bool = True
-    ) -> None:
-        self.message = message
+    def __init__(self, offer: protocol.Rendezvous) -> None:
+        self.message: Message | None = None
         self.offer = offer
-        self.last = last
         self.landing: Target | None = None
         self.started = False
         self.reads_left = 0
@@ -77,9 +73,6 @@ class Incoming:
         return not self.reads_left and (self.message is not None or self.landing is not None)
 
     def __len__(self) -> int:
-        if self.message is not None:
-            return len(self.message)
-        assert self.offer is not None
         return self.offer.length
 
 
@@ -103,7 +96,6 @@ class Fetch(Work):
         length: int,
     ) -> None:
         offer = incoming.offer
-        assert offer is not None
         super().__init__(
             OperationKind.READ,
             READ,

@@ -99,6 +99,7 @@ class Life:
         )
         self._messages.gated = security.auth is not None
         self._queue.on_room = self._messages.pump
+        self._queue.traffic = self._messages
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
         self._one_sided = OneSided(
             self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
@@ -130,14 +131,14 @@ class Life:
                 weakly(self._silent),
             )
         if key is None:
-            self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
+            self._messages.start(peer)
             return
         from .authentication import Authentication  # noqa: PLC0415 - only for who has a key
 
         self._authentication = handshake = Authentication(
             key, self._transcript(peer, client=client), self._messages.send_control, client=client
         )
-        self._messages.start(peer.eager_size, peer.data_receives, peer.control_receives)
+        self._messages.start(peer)
         handshake.begin()
         await handshake.done
 

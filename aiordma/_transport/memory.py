@@ -98,7 +98,7 @@ class Supply:
         brief: bool,
         kept: bool = False,
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self._on_memory = on_memory
         self._brief = brief
         self._kept = kept
@@ -121,9 +121,9 @@ class Supply:
             if block.size >= size:
                 return block
             block.release()
-        block = self._pool.block_in_turn(size)
+        block = self.pool.block_in_turn(size)
         if block is None:
-            self._turn = self._pool.line.join(size, brief=self._brief, kept=self._kept)
+            self._turn = self.pool.line.join(size, brief=self._brief, kept=self._kept)
             self._turn.add_done_callback(self._done)
         return block
 
@@ -143,7 +143,7 @@ class Supply:
         del self._on_memory
         turn, self._turn = self._turn, None
         if turn is not None:
-            self._pool.line.leave(turn)
+            self.pool.line.leave(turn)
 
 
 def never(pool: MemoryPool, size: int) -> QuotaError | None:

@@ -25,6 +25,11 @@ class Message(NativeMessage):
         state = "" if self._block is not None else " released"
         return f"<Message of {len(self)} bytes{imm}{state}>"
 
+    def check(self) -> None:
+        """BufferStateError after its release.  Internal to the library."""
+        if self._block is None:
+            self._inert()
+
     def _inert(self) -> NoReturn:
         raise BufferStateError(f"{self!r} cannot be read any more")
 

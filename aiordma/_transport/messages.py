@@ -12,6 +12,9 @@ Some facts, and what they mean here:
   credit.  So what is sent while a frame with messages is under way waits until the tasks of this
   turn of the loop have all had theirs, and goes in *bundles*; a message with nothing before it
   goes at once.  Who sends one message and waits for its answer thus loses no time.
+- What is plain of all this is done in C (native/fast/traffic.c): messages that fit a frame and need
+  not wait for anything, and frames with messages that are as they should be.  The methods here are
+  for everything else.
 - Memory under a posted request must stay.  An eager frame lives in its block until completion;
   an offered message stays registered (read-only for the peer) until the peer says it has read it.
 - A slow reader must cost a bounded amount.  A data credit goes back only when the user has
@@ -25,30 +28,28 @@ from collections import deque
 from collections.abc import Callable
 
 from .._core import protocol
-from .._core.credits import Credits
 from .._core.frames import (
     HEADER_SIZE,
-    MAX_BUNDLE,
     MESSAGES,
     FrameKind,
-    bundled_size,
-    pack_bundled,
     pack_header,
     unpack_bundle,
     unpack_header,
 )
+from .._core.handshake import Hello
 from .._core.receive_sizes import PeerReceives
-from .._native import Run
+from .._native import Counts, Frame, Outgoing, Run, Traffic, Waiter
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
+from .account import Account
 from .inbox import Inbox
 from .incoming import Incoming
 from .memory import Memory
 from .message import Message
 from .offers import Offers
-from .outgoing import FrameSend, MessagesSend, Outgoing, OutgoingWrite, SpareSend
-from .receives import Receive, Receives
+from .outgoing import OutgoingWrite
+from .receives import Receives
 from .work_queue import Work, WorkQueue
 
 # Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
@@ -63,7 +64,7 @@ MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
 
 
-class Messages:
+class Messages(Traffic):
     """The two-sided traffic of one connection.
 
     `on_control` gets every control message that is not about messages; `on_protocol_error` is
@@ -80,12 +81,12 @@ class Messages:
         on_protocol_error: Callable[[ProtocolError], None],
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
-        self._queue = queue
-        self._pool = memory.pool
+        self.queue = self._queue = queue
+        self.shelf = self._pool = memory.pool
         # Each message must keep its place: the row waits for memory.
-        self._frames = memory.supply(self.pump, brief=True)
+        self._frames = memory.supply(self._memory_came, brief=True)
         self._receives = Receives(
-            arrivals=self,
+            traffic=self,
             queue=queue,
             memory=memory,
             config=config,
@@ -97,33 +98,57 @@ class Messages:
         self._on_protocol_error = on_protocol_error
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
-        self._credits: Credits | None = None
         self._peer_receives = PeerReceives(0, 0)
-        self._waiting: deque[Outgoing] = deque()
-        self._control_waiting: deque[tuple[bytes, asyncio.Future[None] | None, int]] = deque()
+        self.message_type = Message
+        self.small_size = config.eager_size
+        self.waiting: deque[Outgoing] = deque()
+        self.controls: deque[tuple[bytes, Waiter | None, int]] = deque()
         self._answers_waiting = 0
         self._offers = Offers(self._pool, config.max_message, self.request_id)
         self._spares: list[Block] = []
         self._next_request = 0
-        self.under_way = 0
-        """Frames with messages that have been posted and are not completed."""
-        self._collecting = False  # what is sent in this turn of the loop
         self.inbox = Inbox(
             queue=queue,
             memory=memory,
             config=config,
             answer=self.send_control,
             on_taken=self._receives.taken,
+            refill=self._receives.refill,
             on_protocol_error=on_protocol_error,
             waiter_error=waiter_error,
         )
-        self.peer_has_left = False
-        """It has said goodbye: whatever else comes from it does not count."""
-        self.gated = False
-        """The peer has yet to show that it has the key: it may send no message."""
+        self._peer_has_left = False
+        self._gated = False
         self._ended: BaseException | None = None
-        self._early: list[tuple[Receive, int, int | None]] = []
+        self._early: list[tuple[Block, int, int | None]] = []
         self._drain_waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def peer_has_left(self) -> bool:
+        """It has said goodbye: whatever else comes from it does not count."""
+        return self._peer_has_left
+
+    @peer_has_left.setter
+    def peer_has_left(self, left: bool) -> None:
+        self._peer_has_left = left
+        self._look_whether_it_takes()
+
+    @property
+    def gated(self) -> bool:
+        """The peer has yet to show that it has the key: it may send no message."""
+        return self._gated
+
+    @gated.setter
+    def gated(self, gated: bool) -> None:
+        self._gated = gated
+        self._look_whether_it_takes()
+
+    def _look_whether_it_takes(self) -> None:
+        self.takes = self.started and not (self.ended or self._peer_has_left or self._gated)
+
+    def count_in(self, counts: Counts) -> None:
+        """What is sent and received from now on is counted there."""
+        self.counts = self.inbox.counts = counts
 
     # ---- bring-up ------------------------------------------------------------------------
 
@@ -134,34 +159,37 @@ class Messages:
         ]
         self._receives.post_all()
 
-    def start(self, peer_eager: int, peer_data: int, peer_control: int) -> None:
+    def start(self, peer: Hello) -> None:
         """The handshake is done: what the peer has room for is known."""
+        self.max_message = peer.max_message
         most = max(self._config.eager_size, self._config.max_eager_size)
-        self._peer_receives = PeerReceives(peer_eager, most)
-        self._credits = Credits(
+        self._peer_receives = PeerReceives(peer.eager_size, most)
+        self.peer_size = self._peer_receives.size
+        self.account: Account = Account(
             data_receives=self._config.data_receives,
             control_receives=self._config.control_receives,
-            peer_data_receives=peer_data,
-            peer_control_receives=peer_control,
+            peer_data_receives=peer.data_receives,
+            peer_control_receives=peer.control_receives,
         )
+        self.begin()
+        self._look_whether_it_takes()
         early, self._early = self._early, []
-        for receive, byte_len, imm in early:
+        for block, byte_len, imm in early:
             if imm is None:
-                self.received(receive, byte_len)
+                self.take_frame(block, byte_len)
             else:
-                self.written(receive, byte_len, imm)
+                self.written(block, byte_len, imm)
 
     # ---- sending -------------------------------------------------------------------------
 
-    def send(self, view: memoryview, imm: int | None) -> asyncio.Future[None]:
-        """Sends a message after those before it; the future ends with its delivery.
+    def send(self, data: bytes | memoryview | Message, imm: int | None, waiter: Waiter) -> None:
+        """Sends a message after those before it; `waiter` hears of its delivery.
 
-        `view` (bytes, contiguous) must stay as it is until then.  Cancelling the future takes the
+        The bytes (contiguous) must stay as they are until then.  Cancelling the waiter takes the
         message back if it has not been posted yet, and nothing otherwise.
         """
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._send_in_turn(Outgoing(view, imm, future))
-        return future
+        if not self.send_plainly(data, imm, waiter):
+            self._send_in_turn(Outgoing(data, imm, waiter))
 
     def write(self, work: Work | Run, future: asyncio.Future[None]) -> None:
         """Posts a write with immediate data when its turn among the messages comes."""
@@ -171,43 +199,35 @@ class Messages:
         if self._ended is not None:
             outgoing.future.set_exception(self._waiter_error(self._ended))
             outgoing.drop()
-        elif self._waiting or not self._can_send() or self._queue.backlogged:
+        elif self.waiting or not self._can_send() or self._queue.backlogged:
             self._wait(outgoing)
         elif self.under_way:
             self._wait(outgoing)
-            if not self._collecting:
-                self._collecting = True
-                self._loop.call_soon(self._collected)
+            self.collect_soon()
         else:
             self._send(outgoing)
 
     def _wait(self, outgoing: Outgoing) -> None:
         outgoing.turn = self._queue.turn
-        self._waiting.append(outgoing)
+        self.waiting.append(outgoing)
 
-    def withdraw(self, future: asyncio.Future[None]) -> None:
+    def withdraw(self, future: Waiter) -> None:
         """Nobody waits for that message any more: unless it was posted, it is dropped."""
-        for place, outgoing in enumerate(self._waiting):
+        for place, outgoing in enumerate(self.waiting):
             if outgoing.future is future:
-                del self._waiting[place]
+                del self.waiting[place]
                 outgoing.drop()
                 self._check_drained()
                 return
 
-    def withdraw_control(self, future: asyncio.Future[None]) -> None:
+    def withdraw_control(self, future: Waiter) -> None:
         """The same for a control message that is not to be sent any more."""
-        for place, (_, waiter, _) in enumerate(self._control_waiting):
+        for place, (_, waiter, _) in enumerate(self.controls):
             if waiter is future:
-                del self._control_waiting[place]
+                del self.controls[place]
                 return
 
-    def _collected(self) -> None:
-        self._collecting = False
-        self.pump()
-
-    def send_control(
-        self, message: protocol.Message, future: asyncio.Future[None] | None = None
-    ) -> None:
+    def send_control(self, message: protocol.Message, future: Waiter | None = None) -> None:
         """Sends a control message as soon as there is a credit for it.
 
         One that nobody awaits is an answer: a peer that lets too many pile up is at fault.  What is
@@ -226,7 +246,7 @@ class Messages:
                     )
                 )
                 return
-        self._control_waiting.append((protocol.encode(message), future, turn))
+        self.controls.append((protocol.encode(message), future, turn))
         self.pump()
 
     def request_id(self) -> int:
@@ -235,80 +255,59 @@ class Messages:
         return self._next_request
 
     def _can_send(self) -> bool:
-        credits = self._credits
         return (
-            credits is not None
-            and credits.data_credits > 0
+            self.started
+            and self.account.data_credits > 0
             and not self._offers.full
             and self._queue.room > 0
             and not self._frames.waiting
         )
 
-    def _send_waiting(self) -> None:
-        waiting = self._waiting
-        while waiting and self._can_send() and self._queue.is_turn(waiting[0].turn):
-            outgoing = waiting.popleft()
-            if outgoing.future.done():
-                outgoing.drop()
-            elif waiting and outgoing.can_be_bundled:
-                self._send_with_followers(outgoing)
-            else:
-                self._send(outgoing)
+    def _send_first(self) -> bool:
+        """The first that waits, which is not plain, if it can be now; whether to look again."""
+        waiting = self.waiting
+        if not (waiting and self._can_send() and self._queue.is_turn(waiting[0].turn)):
+            return False
+        outgoing = waiting.popleft()
+        if outgoing.future.done():
+            outgoing.drop()
+        else:
+            self._send(outgoing)
+        return True
 
-    def _send_with_followers(self, first: Outgoing) -> None:
-        """Sends a message, and in the same frame those behind it that fit."""
-        waiting = self._waiting
-        bundle = [first]
-        size = HEADER_SIZE + bundled_size(first.view.nbytes)
-        while waiting and len(bundle) < MAX_BUNDLE:
-            follower = waiting[0]
-            if follower.future.done():
-                waiting.popleft().drop()
-                continue
-            longer = size + bundled_size(follower.view.nbytes)
-            if longer > self._peer_receives.size or not follower.can_be_bundled:
-                break
-            if not self._queue.is_turn(follower.turn):
-                break
-            size = longer
-            bundle.append(waiting.popleft())
-        if len(bundle) == 1:
-            self._send(first)
-            return
+    def _make_block(self, size: int) -> Block | None:
+        """For a frame, when none is ready."""
         try:
-            block = self._frames.block(size)
-        except (RDMAError, OSError) as error:
-            for outgoing in bundle:
-                outgoing.future.set_exception(error)
-            return
-        if block is None:
-            waiting.extendleft(reversed(bundle))
-            return
-        self._pack_header(block, FrameKind.BUNDLE)
-        offset = HEADER_SIZE
-        for outgoing in bundle:
-            offset = pack_bundled(block.view, offset, outgoing.view, outgoing.imm)
-        futures = [outgoing.future for outgoing in bundle]
-        self._queue.post_frame(MessagesSend(self, block, size, futures))
+            return self._pool.block_in_turn(size)
+        except (RDMAError, OSError):
+            return None  # `_send` meets it again, and tells
+
+    def _block(self, size: int) -> Block | None:
+        """For a frame; None, and nothing is sent until there is some, without memory for it."""
+        block = self._frames.block(size)
+        self.blocked = self._frames.waiting
+        return block
+
+    def _memory_came(self) -> None:
+        self.blocked = False
+        self.pump()
 
     def _send(self, outgoing: Outgoing) -> None:
         if isinstance(outgoing, OutgoingWrite):
-            assert self._credits is not None
-            self._credits.spend_data_without_header()
-            self._peer_receives.sent()
+            self.account.spend_data_without_header()
+            self._count_sent(1)
             self._queue.post_frame(outgoing.work)
             return
-        view = outgoing.view
-        length = HEADER_SIZE + view.nbytes
+        length = HEADER_SIZE + outgoing.length
         try:
-            if length <= self._peer_receives.size:
-                block = self._frames.block(length)
+            if length <= self.peer_size:
+                block = self._block(length)
                 if block is None:
-                    self._waiting.appendleft(outgoing)
+                    self.waiting.appendleft(outgoing)
                     return
                 self._pack_header(block, FrameKind.DATA, outgoing.imm)
-                block.view[HEADER_SIZE:length] = view
-                self._queue.post_frame(MessagesSend(self, block, length, (outgoing.future,)))
+                block.view[HEADER_SIZE:length] = outgoing.view
+                self.post(Frame(block, length, outgoing.future), 1, outgoing.length)
             else:
                 self._offer(outgoing)
         except (RDMAError, OSError, ValueError, BufferError) as error:
@@ -318,8 +317,7 @@ class Messages:
 
     def _pack_header(self, block: Block, kind: FrameKind, imm: int | None = None) -> None:
         """Begins a frame that is posted next, and takes its credit."""
-        credits = self._credits
-        assert credits is not None
+        credits = self.account
         if kind in MESSAGES:
             control, data = credits.spend_data()
         elif kind is FrameKind.CONTROL:
@@ -327,165 +325,161 @@ class Messages:
         else:
             control, data = credits.spend_credit()
         pack_header(block.view, 0, kind, control, data, imm=imm)
-        self._peer_receives.sent()
 
-    def _send_control_frame(
-        self, kind: FrameKind, data: bytes, future: asyncio.Future[None] | None
-    ) -> bool:
+    def _count_sent(self, more: int = 0) -> None:
+        """Tells what counts the peer's receives of the frames that have been sent."""
+        count, self.sent = self.sent + more, 0
+        self._peer_receives.sent(count)
+        self._look_at_peer()
+
+    def _look_at_peer(self) -> None:
+        self.peer_size = self._peer_receives.size
+        self.counting = self._peer_receives.changing
+
+    def _send_control_frame(self, kind: FrameKind, data: bytes, future: Waiter | None) -> bool:
         """False when there is no memory now: a frame under way brings some back, and us here."""
         length = HEADER_SIZE + len(data)
-        futures = () if future is None else (future,)
+        spares = None
         try:
             block = self._pool.block(length)
-            frame = FrameSend(block, length, futures)
         except QuotaError:
             if not self._spares:
                 return False
-            block = self._spares.pop()
-            frame = SpareSend(self._spares, block, length, futures)
+            spares = self._spares
+            block = spares.pop()
         self._pack_header(block, kind)
         block.view[HEADER_SIZE:length] = data
-        self._queue.post_frame(frame)
+        self._count_sent(1)
+        self._queue.post_frame(Frame(block, length, future, spares))
         return True
 
     def _offer(self, outgoing: Outgoing) -> None:
-        block = self._frames.block(HEADER_SIZE + protocol.MAX_LENGTH)
+        block = self._block(HEADER_SIZE + protocol.MAX_LENGTH)
         if block is None:
-            self._waiting.appendleft(outgoing)
+            self.waiting.appendleft(outgoing)
             return
         try:
             offer = self._offers.make(outgoing)
         except BaseException:
             block.release()
             raise
+        self.full = self._offers.full
         content = protocol.encode(offer)
         length = HEADER_SIZE + len(content)
         self._pack_header(block, FrameKind.OFFER)
         block.view[HEADER_SIZE:length] = content
-        self._queue.post_frame(MessagesSend(self, block, length, ()))
+        self.post(Frame(block, length), 0, 0)
 
-    def pump(self) -> None:
-        """Sends what credits and room allow; called whenever either may have grown."""
-        credits = self._credits
-        if credits is None or self._ended is not None:
-            return
+    def _pump_controls(self) -> None:
+        """Sends the control messages that credits and room allow."""
+        credits = self.account
         queue = self._queue
-        while self._control_waiting and credits.control_credits and queue.control_room:
-            content, future, turn = self._control_waiting[0]
+        while self.controls and credits.control_credits and queue.control_room:
+            content, future, turn = self.controls[0]
             if not queue.is_turn(turn):
                 break
-            self._control_waiting.popleft()
+            self.controls.popleft()
             if not self._send_control_frame(FrameKind.CONTROL, content, future):
-                self._control_waiting.appendleft((content, future, turn))
+                self.controls.appendleft((content, future, turn))
                 break
             self._answers_waiting -= future is None
-        self._send_waiting()
-        if credits.credit_frame_due and queue.control_room and self._ended is None:
+
+    def _send_credits(self) -> None:
+        """Such a frame is due."""
+        if self._queue.control_room:
             self._send_control_frame(FrameKind.CREDIT, b"", None)
-        if self._drain_waiters:
-            self._check_drained()
 
     # ---- receiving -----------------------------------------------------------------------
 
-    def received(self, receive: Receive, byte_len: int) -> None:
-        """A frame has arrived."""
-        if self._credits is None:
+    def received(self, block: Block, byte_len: int) -> None:
+        """A frame has arrived that is not plainly one with messages as they should be."""
+        if not self.started:
             # The peer was quicker than our handshake.
-            self._early.append((receive, byte_len, None))
+            self._early.append((block, byte_len, None))
             return
-        if self._ended is not None or self.peer_has_left:
-            receive.release()
+        if self.ended or self._peer_has_left:
+            block.release()
             return
-        block = receive.block
         try:
-            kind, control, data, imm = unpack_header(block.view[:byte_len])
-            self._credits.received(kind, control, data)
-            if self.gated and kind in MESSAGES:
+            kind, control, data, _ = unpack_header(block.view[:byte_len])
+            self.account.received(kind, control, data)
+            if kind in MESSAGES and self._gated:
                 raise ProtocolError(BEFORE_THE_KEY)
+            if kind is FrameKind.BUNDLE:
+                for _ in unpack_bundle(block.view[:byte_len]):
+                    pass  # it raises what is wrong
         except ProtocolError as error:
             block.release()
             self._on_protocol_error(error)
             return
+        content = block.view[HEADER_SIZE:byte_len].tobytes()
         try:
-            if kind is not FrameKind.OFFER:
-                self._receives.used(receive, byte_len)
-            if kind is FrameKind.DATA:
-                message = Message(block, HEADER_SIZE, byte_len - HEADER_SIZE, imm)
-                self.inbox.arrived(Incoming(message))
-            elif kind is FrameKind.BUNDLE:
-                self._unbundle(block, byte_len)
+            if kind is FrameKind.OFFER:
+                block.release()
+                self._offered(block, protocol.decode(content))
             else:
-                content = block.view[HEADER_SIZE:byte_len].tobytes()
-                if kind is FrameKind.OFFER:
-                    block.release()
-                    self._offered(receive, protocol.decode(content))
-                else:
-                    self._receives.repeat(receive)
-                    self._credits.reposted_control()
-                    if kind is FrameKind.CONTROL:
-                        self._control(protocol.decode(content))
+                self._receives.used(block.posted, byte_len)
+                self._receives.repeat(block)
+                self.account.reposted_control()
+                if kind is FrameKind.CONTROL:
+                    self._control(protocol.decode(content))
         except ProtocolError as error:
             self._on_protocol_error(error)
             return
         self.pump()
 
-    def _unbundle(self, block: Block, byte_len: int) -> None:
-        try:
-            entries = list(unpack_bundle(block.view[:byte_len]))
-        except ProtocolError:
-            block.release()
-            raise
-        for _ in entries[1:]:
-            block.lease()
-        messages = [Message(block, start, length, imm) for start, length, imm in entries]
-        for message in messages:
-            self.inbox.arrived(Incoming(message, last=message is messages[-1]))
+    def _count_used(self, posted: int, byte_len: int) -> None:
+        self._receives.used(posted, byte_len)
 
-    def written(self, receive: Receive, byte_len: int, imm: int) -> None:
+    def written(self, block: Block, byte_len: int, imm: int) -> None:
         """The peer has written to memory of this side, and says so with immediate data."""
-        if self._credits is None:
-            self._early.append((receive, byte_len, imm))
+        if not self.started:
+            self._early.append((block, byte_len, imm))
             return
-        if self._ended is not None or self.peer_has_left:
-            receive.release()
+        if self.ended or self._peer_has_left:
+            block.release()
             return
         try:
-            self._credits.received(FrameKind.DATA)
-            if self.gated:
+            self.account.received(FrameKind.DATA)
+            if self._gated:
                 raise ProtocolError(BEFORE_THE_KEY)
         except ProtocolError as error:
-            receive.release()
+            block.release()
             self._on_protocol_error(error)
             return
-        self._receives.used(receive, 0)
-        self.inbox.arrived(Incoming(Message(receive.block, 0, 0, imm, byte_len)))
+        self._receives.used(block.posted, 0)
+        self.inbox.add(Message(block, 0, 0, imm, byte_len))
         self.pump()
 
     def _control(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.RendezvousDone):
-            self._offers.answered(message)
+            length = self._offers.answered(message)
+            if length is not None:
+                self.counts.messages_sent += 1
+                self.counts.bytes_sent += length
+            self.full = self._offers.full
         elif isinstance(message, protocol.ReceiveSize):
+            self._count_sent()
             self._peer_receives.told(message.first, message.size)
+            self._look_at_peer()
         else:
             self._on_control(message)
 
-    def _offered(self, receive: Receive, message: protocol.Message) -> None:
+    def _offered(self, block: Block, message: protocol.Message) -> None:
         offer = self._offers.checked(message)
-        self._receives.used(receive, HEADER_SIZE + offer.length)
-        self.inbox.arrived(Incoming(None, offer))
+        self._receives.used(block.posted, HEADER_SIZE + offer.length)
+        self.inbox.arrived(Incoming(offer))
 
     def _posted(self, count: int) -> None:
-        assert self._credits is not None
-        self._credits.reposted_data(count)
+        self.account.reposted_data(count)
         self.pump()
 
     def _tell(self, message: protocol.Message) -> bool:
         """Sends a control message now or never: False if it cannot be now."""
-        credits = self._credits
         if (
-            credits is None
-            or self._control_waiting
-            or not credits.control_credits
+            not self.started
+            or self.controls
+            or not self.account.control_credits
             or not self._queue.control_room
         ):
             return False
@@ -497,14 +491,16 @@ class Messages:
         """A future for the moment when nothing is waiting to be sent or to be read by the peer."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._drain_waiters.append(future)
+        self.parting = True
         self._check_drained()
         return future
 
     def _check_drained(self) -> None:
         if self._ended is None and (
-            self._waiting or self._control_waiting or self._offers or self._queue.outstanding
+            self.waiting or self.controls or self._offers or self._queue.outstanding
         ):
             return
+        self.parting = False
         waiters, self._drain_waiters = self._drain_waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -515,14 +511,16 @@ class Messages:
         if self._ended is not None:
             return
         self._ended = error
+        self.ended = True
+        self._look_whether_it_takes()
         self._receives.end()
-        futures = [outgoing.future for outgoing in self._waiting]
-        futures += [future for _, future, _ in self._control_waiting if future is not None]
+        futures: list[Waiter] = [outgoing.future for outgoing in self.waiting]
+        futures += [future for _, future, _ in self.controls if future is not None]
         futures += self._offers.futures
-        for outgoing in self._waiting:
+        for outgoing in self.waiting:
             outgoing.drop()
-        self._waiting.clear()
-        self._control_waiting.clear()
+        self.waiting.clear()
+        self.controls.clear()
         for future in futures:
             if not future.done():
                 future.set_exception(self._waiter_error(error))
@@ -537,8 +535,8 @@ class Messages:
         self.inbox.close()
         self._receives.close()
         self._offers.close()
-        for receive, _, _ in self._early:
-            receive.release()
+        for block, _, _ in self._early:
+            block.release()
         self._early.clear()
         for block in self._spares:
             block.release()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from .._core import protocol
+from .._native import Outgoing, Waiter
 from ..errors import ProtocolError, RDMAError
 from ..mr_pool import MemoryPool
 from ..verbs.opening import Opening
-from .outgoing import Outgoing
 
 
 class Offered:
@@ -17,7 +16,7 @@ class Offered:
 
     __slots__ = ("future", "memory")
 
-    def __init__(self, memory: Opening, future: asyncio.Future[None]) -> None:
+    def __init__(self, memory: Opening, future: Waiter) -> None:
         self.memory = memory
         self.future = future
 
@@ -43,7 +42,7 @@ class Offers:
         return len(self._offered) >= protocol.MAX_UNANSWERED
 
     @property
-    def futures(self) -> list[asyncio.Future[None]]:
+    def futures(self) -> list[Waiter]:
         """Of those whose end has not come."""
         return [offered.future for offered in self._offered.values()]
 
@@ -57,20 +56,26 @@ class Offers:
             request_id, memory.address, memory.rkey, memory.length, outgoing.imm
         )
 
-    def answered(self, message: protocol.RendezvousDone) -> None:
-        """The peer has read it, or will not.  ProtocolError for what was not offered."""
+    def answered(self, message: protocol.RendezvousDone) -> int | None:
+        """The peer has read so many bytes, or will not (None).
+
+        ProtocolError for what was not offered.
+        """
         offered = self._offered.pop(message.request_id, None)
         if offered is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
+        length = offered.memory.length
         offered.memory.close()
+        taken = message.status == protocol.ErrorCode.OK
         if offered.future.done():
-            return
-        if message.status == protocol.ErrorCode.OK:
+            pass
+        elif taken:
             offered.future.set_result(None)
         else:
             offered.future.set_exception(
                 RDMAError(f"the peer could not take the message (code {message.status})")
             )
+        return length if taken else None
 
     def checked(self, offer: protocol.Message) -> protocol.Rendezvous:
         """What the peer offers, if it may: ProtocolError otherwise."""

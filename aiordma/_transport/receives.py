@@ -12,45 +12,15 @@ Some facts, and what they mean here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from .._core import protocol
 from .._core.receive_sizes import OwnReceives
+from .._native import Traffic
 from ..config import Config
 from ..errors import RDMAError
 from ..mr_pool import Block
 from .memory import Memory
 from .work_queue import WorkQueue
-
-
-class Arrivals(Protocol):
-    """Whom frames are for."""
-
-    def received(self, receive: Receive, byte_len: int) -> None: ...
-
-    def written(self, receive: Receive, byte_len: int, imm: int) -> None: ...
-
-
-class Receive:
-    """A posted receive, in a block of the pool."""
-
-    __slots__ = ("address", "arrivals", "block", "length", "lkey")
-
-    def __init__(self, arrivals: Arrivals, block: Block, length: int) -> None:
-        self.arrivals = arrivals
-        self.block = block
-        self.address = block.address
-        self.length = length
-        self.lkey = block.lkey
-
-    def done(self, byte_len: int) -> None:
-        self.arrivals.received(self, byte_len)
-
-    def written(self, byte_len: int, imm: int) -> None:
-        self.arrivals.written(self, byte_len, imm)
-
-    def release(self) -> None:
-        self.block.release()
 
 
 class Receives:
@@ -61,14 +31,14 @@ class Receives:
     def __init__(
         self,
         *,
-        arrivals: Arrivals,
+        traffic: Traffic,
         queue: WorkQueue,
         memory: Memory,
         config: Config,
         tell: Callable[[protocol.Message], bool],
         on_posted: Callable[[int], None],
     ) -> None:
-        self._arrivals = arrivals
+        self._traffic = traffic
         self._queue = queue
         self._pool = memory.pool
         self._supply = memory.supply(self.post_again, brief=True, kept=True)
@@ -77,7 +47,8 @@ class Receives:
         self._tell = tell
         self._on_posted = on_posted
         self._taken = 0
-        self._refill = max(1, config.data_receives // 4)
+        self.refill = max(1, config.data_receives // 4)
+        """After how many frames that were taken it is worth while."""
         self._used = 0
         # The receives that are still too small, and a larger block for each of them.
         self._too_small = 0
@@ -90,36 +61,50 @@ class Receives:
 
     def _post(self, block: Block) -> None:
         self._sizes.posted += 1
-        self._queue.post_receive(Receive(self._arrivals, block, self._sizes.size))
+        self._queue.post_receive(block, self._sizes.size)
 
-    def used(self, receive: Receive, length: int) -> None:
-        """Something has arrived: a frame of so many bytes, or what would have made one."""
+    def used(self, posted: int, length: int) -> None:
+        """Something has arrived: a frame of so many bytes, or what would have made one.
+
+        In a receive that was posted with so many.
+        """
+        self._catch_up()
         self._used += 1
         self._sizes.arrived(length)
-        if self._too_small and receive.length < self._sizes.size:
+        if self._too_small and posted < self._sizes.size:
             self._too_small -= 1
+            self._traffic.watching = self._too_small > 0
 
-    def repeat(self, receive: Receive) -> None:
+    def _catch_up(self) -> None:
+        """Counts the frames that C has only counted: all have fitted a small receive."""
+        count, self._traffic.used = self._traffic.used, 0
+        if count:
+            self._used += count
+            self._sizes.arrived(0, count)
+
+    def repeat(self, block: Block) -> None:
         """Posts it again: nobody keeps what arrived there."""
-        block = receive.block
         if block.size < self._sizes.size:
             block.release()
             block = self._larger.pop()
         self._post(block)
 
-    def taken(self) -> None:
-        """The messages of a frame are the user's now: its block will not come back soon."""
-        self._taken += 1
-        if self._taken >= self._refill:
-            self.post_again()
+    def taken(self, count: int) -> None:
+        """The messages of so many frames are the user's now, and their blocks."""
+        self._taken += count
+        self.post_again()
 
     def post_again(self) -> None:
         """Posts receives for the messages that were taken, which the peer may then fill."""
         if self._ended:
             return
+        self._catch_up()
         if self._sizes.wanted != self._sizes.size:
             self._change()
         posted = 0
+        if not self._larger:
+            posted = self._queue.post_ready(self._supply.pool, self._taken, self._sizes.size)
+            self._sizes.posted += posted
         while posted < self._taken:
             block: Block | None
             if len(self._larger) > self._too_small:
@@ -156,6 +141,7 @@ class Receives:
         self._release(self._larger)
         self._larger = larger
         self._too_small = len(larger)
+        self._traffic.watching = self._too_small > 0
 
     @staticmethod
     def _release(blocks: list[Block]) -> None:
@@ -164,7 +150,7 @@ class Receives:
 
     def close(self) -> None:
         """The queue pair is destroyed: there is nobody to be told of anything."""
-        del self._arrivals, self._tell, self._on_posted
+        del self._traffic, self._tell, self._on_posted
 
     def end(self) -> None:
         """Nothing is posted any more."""

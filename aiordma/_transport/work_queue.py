@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import ClassVar, NoReturn, Protocol, cast
+from typing import ClassVar, NoReturn, cast
 
 from .. import verbs
 from .._core.operations import OperationKind
-from .._native import Queue, Run, WrongCompletion
+from .._native import Block, Frame, Queue, Run, WrongCompletion
 from .._native import Work as NativeWork
 from ..driver import Driver, event_error
 from ..errors import BufferStateError, work_completion_error
@@ -56,19 +56,8 @@ class Work(NativeWork):
         raise NotImplementedError
 
 
-class ReceiveWork(Protocol):
-    """A posted receive: memory, and whom to tell."""
-
-    address: int
-    length: int
-    lkey: int
-
-    def done(self, byte_len: int) -> None: ...
-
-    def written(self, byte_len: int, imm: int) -> None:
-        """It was used up by a write of the peer with immediate data; it holds nothing."""
-
-    def release(self) -> None: ...
+Posted = Work | Run | Frame
+"""What stands in the send queue."""
 
 
 class WorkQueue(Queue):
@@ -92,7 +81,6 @@ class WorkQueue(Queue):
         self._driver = driver
         self.qp = qp
         self.table = driver.operations
-        self.make_future = driver.loop.create_future
         self.address, self.extended_address = qp.addresses
         self.capacity = self.free = qp.capabilities.max_send_wr
         self.reserved = CONTROL_ENTRIES
@@ -166,7 +154,7 @@ class WorkQueue(Queue):
         """Whether all that was before that `turn` has been posted, or withdrawn."""
         return not self.backlogged or next(iter(self._backlog.values())) > turn
 
-    def post_frame(self, work: Work | Run) -> None:
+    def post_frame(self, work: Posted) -> None:
         """Posts `work` past the backlog; the caller has seen `room`, or `control_room`, and the
         `turn` of what has one.
         """
@@ -176,26 +164,29 @@ class WorkQueue(Queue):
         else:
             self._post(work)
 
-    def _post(self, work: Work | Run) -> None:
+    def _post(self, work: Posted) -> None:
         code, posted = self.post_work(work)
         if code:
-            error = self.qp.post_error("ibv_post_send", code, posted)
-            work.failed(error)
-            if not posted:  # else its memory is held until the queue pair is gone
-                work.release()
-            self.fail(error)
+            self._refused(work, code, posted)
 
-    def post_receive(self, receive: ReceiveWork) -> None:
-        """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
+    def _refused(self, work: Posted, code: int, posted: int) -> None:
+        error = self.qp.post_error("ibv_post_send", code, posted)
+        work.failed(error)
+        if not posted:  # else its memory is held until the queue pair is gone
+            work.release()
+        self.fail(error)
+
+    def post_receive(self, block: Block, length: int) -> None:
+        """Posts a receive of so many bytes; the caller keeps to the queue pair's `max_recv_wr`."""
         if self.error is not None:
-            receive.release()
-        elif code := self.post_recv(receive, receive.address, receive.length, receive.lkey):
-            receive.release()
+            block.release()
+        elif code := self.post_block(block, length):
+            block.release()
             self.fail(self.qp.post_error("ibv_post_recv", code, 0))
 
     # ---- completions and events ----------------------------------------------------------
 
-    def _went_wrong(self, work: Work | Run | ReceiveWork, facts: WrongCompletion) -> None:
+    def _went_wrong(self, work: Posted | Block, facts: WrongCompletion) -> None:
         kind, status, vendor_err, wr_id, earlier = facts
         told = self.error is not None  # all that was under way was, and this was
         if status == verbs.WCStatus.WR_FLUSH_ERR and not told:
@@ -208,7 +199,7 @@ class WorkQueue(Queue):
                 wr_id=wr_id,
                 vendor_err=vendor_err,
             )
-            if isinstance(work, Work | Run):
+            if not isinstance(work, Block):
                 if self.error is not None:
                     work.failed(self._waiter_error(self.error))
                 elif status in OF_THE_CONNECTION:
@@ -246,7 +237,7 @@ class WorkQueue(Queue):
         self.failed = True
         backlog, self._backlog = self._backlog, OrderedDict()
         self.backlogged = False
-        for work in cast("list[Work | Run]", self.under_way()):
+        for work in cast("list[Posted]", self.under_way()):
             work.failed(self._waiter_error(error))
         for work in backlog:
             work.failed(self._waiter_error(error))
@@ -258,10 +249,11 @@ class WorkQueue(Queue):
         self.fail(BufferStateError("the queue pair was closed"))
         self._driver.detach(self.qp)
         self.qp.close()
-        for work in cast("list[Work | Run | ReceiveWork]", self.clear_slots()):
+        for work in cast("list[Posted | Block]", self.clear_slots()):
             work.release()
         self.on_room = nothing
         self.user = None
+        self.traffic = None
 
 
 def nothing() -> None:

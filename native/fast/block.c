@@ -57,7 +57,7 @@ static bool somebody(PyObject *waiting)
 
 struct block *fast_take_block(struct shelf *shelf, unsigned long long size)
 {
-	if (size > shelf->slab_size || somebody(shelf->before))
+	if (size > shelf->slab_size || somebody(shelf->before) || somebody(shelf->others))
 		return NULL;
 	struct block *block = take(shelf, size);
 
@@ -240,10 +240,8 @@ PyObject *fast_settle_block(struct block *block)
 {
 	if (block->pinned.pins || block->pinned.leases || block->views)
 		Py_RETURN_NONE;
-	if (!block->pool || !PyObject_TypeCheck(block->pool, fast_shelf_type)) {
-		PyErr_SetString(PyExc_TypeError, "a block of no pool");
-		return NULL;
-	}
+	if (!block->pool || !PyObject_TypeCheck(block->pool, fast_shelf_type))
+		Py_RETURN_NONE; /* it is garbage, as its pool is */
 	return come_back((struct shelf *)block->pool, block);
 }
 

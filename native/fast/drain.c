@@ -1,27 +1,25 @@
 /* Completions: each finds its slot, its work and who waits, without a search.
  *
- * What went well is told at once: `done` of the work, `written` of a receive that a write with
- * immediate data has used up; a run resolves its future here.  What did not goes to the queue's
+ * What went well is told at once: a run and a frame tell those who wait, a receive goes to the traffic
+ * of its queue pair, `done` of other work is called.  What did not goes to the queue's
  * `_went_wrong`, once for each completion.  When all are through, `_use_room` of each queue whose send
- * queue has got entries back is called once, however many they are.
+ * queue has got entries back is called once, however many they are, or its traffic told.  Last, the
+ * tasks go on that wait for any of it (promise.c).
  *
  * What these raise is for the queue's `_broken`: a bug in the handling of one queue pair must not
  * cost the others their completions.  What is no Exception (KeyboardInterrupt) leaves the drain when
  * it is through.
  */
+#include "promise.h"
 #include "queue.h"
 #include "run.h"
+#include "traffic.h"
 
 enum { BATCH = 128 };
 
 static int (*native_drain)(struct aiordma_drain *, struct aiordma_completion *, int, int *);
 
 static PyObject *str_done, *str_written, *str_went_wrong, *str_use_room, *str_broken;
-
-/* What is raised when the drain is through. */
-struct raised {
-	PyObject *type, *value, *traceback;
-};
 
 static void report(struct queue *queue, struct raised *raised)
 {
@@ -48,24 +46,66 @@ static void report(struct queue *queue, struct raised *raised)
 	Py_XDECREF(now.traceback);
 }
 
-static PyObject *call_done(PyObject *work, const struct aiordma_completion *wc, bool is_receive)
+static PyObject *none_unless(int rc)
+{
+	if (rc)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *call_written(PyObject *traffic, PyObject *block,
+			      const struct aiordma_completion *wc)
 {
 	PyObject *length = PyLong_FromUnsignedLong(wc->byte_len);
-	PyObject *done = NULL;
+	PyObject *imm = PyLong_FromUnsignedLong(wc->imm_data);
+	PyObject *done = length && imm ? PyObject_CallMethodObjArgs(traffic, str_written, block,
+								    length, imm, NULL) :
+					 NULL;
 
-	if (!length)
-		return NULL;
-	if (is_receive && wc->wc_flags & IBV_WC_WITH_IMM) {
-		PyObject *imm = PyLong_FromUnsignedLong(wc->imm_data);
-
-		if (imm)
-			done = PyObject_CallMethodObjArgs(work, str_written, length, imm, NULL);
-		Py_XDECREF(imm);
-	} else {
-		done = PyObject_CallMethodObjArgs(work, str_done, length, NULL);
-	}
-	Py_DECREF(length);
+	Py_XDECREF(length);
+	Py_XDECREF(imm);
 	return done;
+}
+
+static PyObject *receive(PyObject *traffic, PyObject *block, const struct aiordma_completion *wc)
+{
+	PyObject *done;
+
+	if (!traffic) {
+		PyErr_SetString(PyExc_TypeError, "a receive for nobody");
+		return NULL;
+	}
+	Py_INCREF(traffic); /* what it calls may let it go */
+	if (wc->wc_flags & IBV_WC_WITH_IMM)
+		done = call_written(traffic, block, wc);
+	else if (PyObject_TypeCheck(traffic, fast_traffic_type))
+		done = none_unless(fast_received((struct traffic *)traffic, (struct block *)block,
+						 wc->byte_len));
+	else
+		done = PyObject_CallMethod(traffic, "received", "OI", block, wc->byte_len);
+	Py_DECREF(traffic);
+	return done;
+}
+
+static PyObject *call_done(PyObject *work, const struct aiordma_completion *wc)
+{
+	PyObject *length = PyLong_FromUnsignedLong(wc->byte_len);
+	PyObject *done =
+		length ? PyObject_CallMethodObjArgs(work, str_done, length, NULL) : NULL;
+
+	Py_XDECREF(length);
+	return done;
+}
+
+static PyObject *complete(struct held held, const struct aiordma_completion *wc, bool is_receive)
+{
+	if (is_receive)
+		return receive(held.queue->traffic, held.work, wc);
+	if (Py_TYPE(held.work) == fast_frame_type)
+		return none_unless(fast_frame_done((struct frame *)held.work));
+	if (PyObject_TypeCheck(held.work, fast_run_type))
+		return fast_finish_run((struct run *)held.work);
+	return call_done(held.work, wc);
 }
 
 static PyObject *went_wrong(struct held held, const struct aiordma_completion *wc, uint8_t kind,
@@ -131,10 +171,7 @@ static struct queue *dispatch(struct table *table, const struct aiordma_completi
 		done = went_wrong(held, wc, kind, false);
 	} else {
 		queue->completions++;
-		if (PyObject_TypeCheck(held.work, fast_run_type))
-			done = fast_finish_run((struct run *)held.work);
-		else
-			done = call_done(held.work, wc, is_receive);
+		done = complete(held, wc, is_receive);
 	}
 	if (!done)
 		report(queue, raised);
@@ -149,12 +186,23 @@ static struct queue *dispatch(struct table *table, const struct aiordma_completi
 	return tell ? queue : NULL;
 }
 
+static PyObject *use_room(struct queue *queue)
+{
+	PyObject *traffic = queue->traffic;
+
+	if (queue->backlogged || !traffic || !PyObject_TypeCheck(traffic, fast_traffic_type))
+		return PyObject_CallMethodObjArgs((PyObject *)queue, str_use_room, NULL);
+	Py_INCREF(traffic);
+	PyObject *done = none_unless(fast_pump((struct traffic *)traffic));
+	Py_DECREF(traffic);
+	return done;
+}
+
 static void tell_room(struct queue *queue, struct raised *raised)
 {
 	queue->touched = 0;
 	if (!queue->failed) {
-		PyObject *told =
-			PyObject_CallMethodObjArgs((PyObject *)queue, str_use_room, NULL);
+		PyObject *told = use_room(queue);
 
 		if (!told)
 			report(queue, raised);
@@ -194,6 +242,7 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	Py_BEGIN_ALLOW_THREADS
 	n = native_drain(state, completions, (int)most, &more);
 	Py_END_ALLOW_THREADS
+	table->draining = 1;
 	for (int i = 0; i < n; i++) {
 		struct queue *queue = dispatch(table, &completions[i], &raised);
 
@@ -202,6 +251,8 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	}
 	for (int i = 0; i < rooms; i++)
 		tell_room(with_room[i], &raised);
+	table->draining = 0;
+	fast_wake(table, &raised);
 	if (raised.type) {
 		PyErr_Restore(raised.type, raised.value, raised.traceback);
 		return NULL;

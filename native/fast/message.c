@@ -61,6 +61,7 @@ static int message_init(PyObject *self, PyObject *args, PyObject *keywords)
 		return -1;
 	Py_INCREF(block);
 	message->block = block;
+	message->last = 1;
 	return 0;
 }
 
@@ -146,6 +147,7 @@ static void message_dealloc(PyObject *self)
 
 static PyMemberDef message_members[] = {
 	{"_block", T_OBJECT, offsetof(struct message, block), READONLY, NULL},
+	{"last", T_BOOL, offsetof(struct message, last), 0, NULL},
 	{NULL, 0, 0, 0, NULL},
 };
 

@@ -14,6 +14,7 @@ struct message {
 	unsigned int written;
 	char has_imm;
 	char has_written;
+	char last; /* of its frame, whose receive is then free */
 };
 
 extern PyTypeObject *fast_message_type;

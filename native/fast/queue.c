@@ -6,8 +6,12 @@
  */
 #include <errno.h>
 
+#include "block.h"
+#include "promise.h"
 #include "queue.h"
 #include "run.h"
+
+PyTypeObject *fast_queue_type;
 
 static struct table *table_of(struct queue *queue)
 {
@@ -90,46 +94,99 @@ static PyObject *queue_post_work(PyObject *self, PyObject *work)
 	return rc < 0 && PyErr_Occurred() ? NULL : Py_BuildValue("iI", rc, posted);
 }
 
-static PyObject *queue_post_recv(PyObject *self, PyObject *const *args, Py_ssize_t count)
+int fast_post_frame(struct queue *queue, PyObject *frame)
 {
-	struct queue *queue = (struct queue *)self;
-	struct table *table = table_of(queue);
+	PyObject *told = NULL;
+	uint32_t posted;
 
-	if (!table)
-		return NULL;
-	if (count != 4 || !queue->qp) {
-		PyErr_SetString(PyExc_TypeError, "4 arguments, and a queue pair");
-		return NULL;
+	if (queue->failed) {
+		told = PyObject_CallMethod((PyObject *)queue, "post_frame", "O", frame);
+	} else {
+		int rc = post(queue, frame, &posted);
+
+		if (!rc)
+			return 0;
+		if (!PyErr_Occurred())
+			told = PyObject_CallMethod((PyObject *)queue, "_refused", "OiI", frame, rc,
+						   posted);
 	}
-	struct ibv_sge sge = {
-		.addr = PyLong_AsUnsignedLongLong(args[1]),
-		.length = (uint32_t)PyLong_AsUnsignedLong(args[2]),
-		.lkey = (uint32_t)PyLong_AsUnsignedLong(args[3]),
-	};
-	if (PyErr_Occurred())
-		return NULL;
-	int64_t index = fast_take_slot(table, queue, KIND_RECV, args[0], 0);
+	Py_XDECREF(told);
+	return told ? 0 : -1;
+}
+
+/* An errno value, or -1 with an exception. */
+static int post_receive(struct queue *queue, struct table *table, struct block *block,
+			uint32_t length)
+{
+	struct ibv_sge sge = {.addr = block->address, .length = length, .lkey = block->lkey};
+	int64_t index = fast_take_slot(table, queue, KIND_RECV, (PyObject *)block, 0);
 
 	if (index < 0)
-		return NULL;
+		return -1;
 	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
 	struct ibv_recv_wr *bad;
 	struct ibv_recv_wr wr = {
 		.wr_id = fast_wr_id(table, (uint32_t)index),
 		.sg_list = &sge,
-		.num_sge = sge.length ? 1 : 0,
+		.num_sge = length ? 1 : 0,
 	};
 	int rc;
 
+	block->posted = length;
 	Py_BEGIN_ALLOW_THREADS
 	rc = qp->context->ops.post_recv(qp, &wr, &bad);
 	Py_END_ALLOW_THREADS
 	if (rc)
 		fast_drop(fast_free_slot(table, &table->slots[index]));
-	return PyLong_FromLong(rc);
+	return rc;
 }
 
-/* A future, or None when Python has to see to it. */
+static PyObject *queue_post_block(PyObject *self, PyObject *args)
+{
+	struct queue *queue = (struct queue *)self;
+	struct table *table = table_of(queue);
+	PyObject *block;
+	unsigned int length;
+
+	if (!table || !PyArg_ParseTuple(args, "O!I", fast_block_type, &block, &length))
+		return NULL;
+	if (!queue->qp) {
+		PyErr_SetString(PyExc_TypeError, "a queue pair is needed");
+		return NULL;
+	}
+	int rc = post_receive(queue, table, (struct block *)block, length);
+
+	return rc < 0 && PyErr_Occurred() ? NULL : PyLong_FromLong(rc);
+}
+
+/* What fails is not counted, and comes again with Python. */
+static PyObject *queue_post_ready(PyObject *self, PyObject *args)
+{
+	struct queue *queue = (struct queue *)self;
+	struct table *table = table_of(queue);
+	PyObject *shelf;
+	unsigned int most, length, count = 0;
+
+	if (!table || !PyArg_ParseTuple(args, "O!II", fast_shelf_type, &shelf, &most, &length))
+		return NULL;
+	while (count < most && queue->qp && !queue->failed) {
+		struct block *block = fast_take_block((struct shelf *)shelf, length);
+
+		if (!block)
+			break;
+		int rc = post_receive(queue, table, block, length);
+
+		if (rc)
+			fast_release_block(block);
+		Py_DECREF((PyObject *)block);
+		if (rc)
+			break;
+		count++;
+	}
+	return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(count);
+}
+
+/* A promise, or None when Python has to see to it. */
 static PyObject *transfer(struct queue *queue, PyObject *const *args, Py_ssize_t count,
 			  enum ibv_wr_opcode opcode)
 {
@@ -140,7 +197,7 @@ static PyObject *transfer(struct queue *queue, PyObject *const *args, Py_ssize_t
 		return NULL;
 	}
 	if (!queue->accepting || queue->backlogged || queue->failed ||
-	    queue->free <= queue->reserved || !queue->make_future)
+	    queue->free <= queue->reserved || !table_of(queue))
 		Py_RETURN_NONE;
 	struct run *run = fast_new_run(
 		queue->user, opcode == IBV_WR_RDMA_WRITE ? KIND_WRITE : KIND_READ);
@@ -148,14 +205,14 @@ static PyObject *transfer(struct queue *queue, PyObject *const *args, Py_ssize_t
 		return NULL;
 	int rc = fast_add_transfer(run, args[0], args[1], opcode);
 	if (rc == 1) {
-		run->waiter = PyObject_CallNoArgs(queue->make_future);
+		run->waiter = (PyObject *)fast_new_promise(queue->table);
 		rc = run->waiter ? post(queue, (PyObject *)run, &posted) : -1;
 		if (!rc) {
-			PyObject *future = run->waiter;
+			PyObject *promise = run->waiter;
 
-			Py_INCREF(future);
+			Py_INCREF(promise);
 			Py_DECREF((PyObject *)run);
-			return future;
+			return promise;
 		}
 	}
 	Py_DECREF((PyObject *)run); /* lets go of the memory */
@@ -240,7 +297,7 @@ static int queue_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(queue->table);
 	Py_VISIT(queue->user);
-	Py_VISIT(queue->make_future);
+	Py_VISIT(queue->traffic);
 	return 0;
 }
 
@@ -250,7 +307,7 @@ static int queue_clear(PyObject *self)
 
 	Py_CLEAR(queue->table);
 	Py_CLEAR(queue->user);
-	Py_CLEAR(queue->make_future);
+	Py_CLEAR(queue->traffic);
 	return 0;
 }
 
@@ -264,7 +321,7 @@ static void queue_dealloc(PyObject *self)
 static PyMemberDef queue_members[] = {
 	{"table", T_OBJECT, offsetof(struct queue, table), 0, NULL},
 	{"user", T_OBJECT, offsetof(struct queue, user), 0, NULL},
-	{"make_future", T_OBJECT, offsetof(struct queue, make_future), 0, NULL},
+	{"traffic", T_OBJECT, offsetof(struct queue, traffic), 0, NULL},
 	{"address", T_ULONGLONG, offsetof(struct queue, qp), 0, NULL},
 	{"extended_address", T_ULONGLONG, offsetof(struct queue, extended), 0, NULL},
 	{"capacity", T_UINT, offsetof(struct queue, capacity), 0, NULL},
@@ -279,7 +336,8 @@ static PyMemberDef queue_members[] = {
 
 static PyMethodDef queue_methods[] = {
 	{"post_work", queue_post_work, METH_O, NULL},
-	{"post_recv", (PyCFunction)(void (*)(void))queue_post_recv, METH_FASTCALL, NULL},
+	{"post_block", queue_post_block, METH_VARARGS, NULL},
+	{"post_ready", queue_post_ready, METH_VARARGS, NULL},
 	{"write", (PyCFunction)(void (*)(void))queue_write, METH_FASTCALL, NULL},
 	{"read", (PyCFunction)(void (*)(void))queue_read, METH_FASTCALL, NULL},
 	{"under_way", queue_under_way, METH_NOARGS, NULL},
@@ -307,5 +365,6 @@ static PyType_Spec queue_spec = {
 
 int fast_add_queue(PyObject *module)
 {
-	return fast_add_type(module, &queue_spec) ? 0 : -1;
+	fast_queue_type = fast_add_type(module, &queue_spec);
+	return fast_queue_type ? 0 : -1;
 }

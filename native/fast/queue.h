@@ -9,6 +9,7 @@
 /* The kinds that differ here; the others are aiordma/_core/operations.py's alone. */
 enum {
 	KIND_RECV = 0,
+	KIND_SEND = 1,
 	KIND_WRITE = 2,
 	KIND_READ = 3,
 };
@@ -22,7 +23,7 @@ struct queue {
 	PyObject_HEAD
 	PyObject *table;
 	PyObject *user;	       /* what remote memory must be for */
-	PyObject *make_future; /* of the event loop */
+	PyObject *traffic;     /* for whom messages are */
 	unsigned long long qp; /* struct ibv_qp *; 0: it is gone */
 	unsigned long long extended;
 	unsigned int capacity; /* of the send queue */
@@ -49,6 +50,13 @@ struct table {
 	PyObject_HEAD
 	struct slot *slots;
 	uint32_t count, free, taken;
+	PyObject *loop;	  /* the event loop */
+	PyObject **woken; /* promises that this drain has settled */
+	uint32_t woken_count, woken_room;
+	char draining;
+	char waking; /* they are being called back, by this thread of the loop */
+	unsigned long thread;
+	char later; /* they are called back by the loop: this drain is in the middle of something */
 	unsigned long long stray; /* completions that belonged to nobody */
 };
 
@@ -59,6 +67,11 @@ struct held {
 };
 
 extern PyTypeObject *fast_table_type;
+extern PyTypeObject *fast_queue_type;
+
+/* Whether this is a task that a drain has called back: then it is in the right loop, and nobody need
+ * ask for that, which asyncio answers with a system call (before Python 3.12). */
+bool fast_is_here(const struct table *table);
 
 /* An index, or -1 with MemoryError. */
 int64_t fast_take_slot(struct table *table, struct queue *queue, uint8_t kind, PyObject *work,
@@ -67,6 +80,10 @@ uint64_t fast_wr_id(const struct table *table, uint32_t index);
 struct slot *fast_find_slot(struct table *table, uint64_t wr_id);
 struct held fast_free_slot(struct table *table, struct slot *slot);
 void fast_drop(struct held held);
+
+/* Posts a frame, for which there must be room; what is wrong with it is told to Python, and by it to
+ * the frame.  -1 with an exception. */
+int fast_post_frame(struct queue *queue, PyObject *frame);
 
 PyObject *fast_drain(PyObject *table, PyObject *const *args, Py_ssize_t count);
 

@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "promise.h"
 #include "run.h"
 
 enum {
@@ -17,8 +18,6 @@ enum {
 };
 
 PyTypeObject *fast_run_type;
-
-static PyObject *str_done, *str_set_result, *str_set_exception;
 
 static void free_arrays(struct run *run)
 {
@@ -227,28 +226,12 @@ static void let_go(struct run *run)
 	}
 }
 
-/* 1: nobody is to be told any more; -1: an exception. */
-static int is_over(struct run *run)
-{
-	if (!run->waiter || run->waiter == Py_None)
-		return 1;
-	PyObject *done = PyObject_CallMethodObjArgs(run->waiter, str_done, NULL);
-	int over = done ? PyObject_IsTrue(done) : -1;
-
-	Py_XDECREF(done);
-	return over;
-}
-
 /* Tells the waiter, unless it is over. */
-static PyObject *tell(struct run *run, PyObject *method, PyObject *what)
+static PyObject *tell(struct run *run, PyObject *error)
 {
-	int over = is_over(run);
-
-	if (over < 0)
+	if (run->waiter && run->waiter != Py_None && fast_tell(run->waiter, error))
 		return NULL;
-	if (over)
-		Py_RETURN_NONE;
-	return PyObject_CallMethodObjArgs(run->waiter, method, what, NULL);
+	Py_RETURN_NONE;
 }
 
 PyObject *fast_finish_run(struct run *run)
@@ -256,12 +239,12 @@ PyObject *fast_finish_run(struct run *run)
 	let_go(run);
 	if (run->partial)
 		Py_RETURN_NONE;
-	return tell(run, str_set_result, Py_None);
+	return tell(run, NULL);
 }
 
 static PyObject *run_failed(PyObject *self, PyObject *error)
 {
-	return tell((struct run *)self, str_set_exception, error);
+	return tell((struct run *)self, error);
 }
 
 static PyObject *run_release(PyObject *self, PyObject *unused)
@@ -405,11 +388,6 @@ static PyType_Spec run_spec = {
 
 int fast_add_run(PyObject *module)
 {
-	str_done = PyUnicode_InternFromString("done");
-	str_set_result = PyUnicode_InternFromString("set_result");
-	str_set_exception = PyUnicode_InternFromString("set_exception");
-	if (!str_done || !str_set_result || !str_set_exception)
-		return -1;
 	fast_run_type = fast_add_type(module, &run_spec);
 	return fast_run_type ? 0 : -1;
 }

@@ -145,6 +145,9 @@ static int table_traverse(PyObject *self, visitproc visit, void *arg)
 	struct table *table = (struct table *)self;
 
 	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(table->loop);
+	for (uint32_t i = 0; i < table->woken_count; i++)
+		Py_VISIT(table->woken[i]);
 	for (uint32_t i = 0; i < table->count; i++) {
 		Py_VISIT(table->slots[i].queue);
 		Py_VISIT(table->slots[i].work);
@@ -159,6 +162,7 @@ static int table_clear(PyObject *self)
 	for (uint32_t i = 0; i < table->count; i++)
 		if (table->slots[i].queue)
 			fast_drop(fast_free_slot(table, &table->slots[i]));
+	Py_CLEAR(table->loop);
 	return 0;
 }
 
@@ -167,6 +171,7 @@ static void table_dealloc(PyObject *self)
 	PyObject_GC_UnTrack(self);
 	table_clear(self);
 	PyMem_Free(((struct table *)self)->slots);
+	PyMem_Free(((struct table *)self)->woken);
 	fast_free(self);
 }
 
@@ -176,6 +181,9 @@ static Py_ssize_t table_length(PyObject *self)
 }
 
 static PyMemberDef table_members[] = {
+	{"loop", T_OBJECT_EX, offsetof(struct table, loop), 0, NULL},
+	{"later", T_BOOL, offsetof(struct table, later), 0, NULL},
+	{"waking", T_BOOL, offsetof(struct table, waking), 0, NULL},
 	{"stray", T_ULONGLONG, offsetof(struct table, stray), READONLY, NULL},
 	{NULL, 0, 0, 0, NULL},
 };

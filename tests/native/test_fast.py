@@ -232,7 +232,7 @@ def test_what_cannot_be_posted() -> None:
     with pytest.raises(ValueError, match="1 requests for 4 free"):  # there is no queue pair
         queue.post_work(Work(0, 0, 0, 0, 0))
     with pytest.raises(TypeError):
-        queue.post_recv(object(), 0, 0, 0)
+        queue.post_block(object(), 0)  # type: ignore[arg-type]
     assert queue.write(b"", b"") is None
     assert queue.under_way() == queue.clear_slots() == []
     with pytest.raises(ValueError, match="not 1 to 128"):

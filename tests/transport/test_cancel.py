@@ -26,6 +26,7 @@ from .place import (
     pool_statistics,
     shared,
     turns,
+    wakes_in_the_next_turn,
 )
 
 
@@ -81,21 +82,13 @@ async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_message_for_a_receiver_that_is_cancelled_just_then(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_message_for_a_receiver_that_is_cancelled_just_then(place: Place) -> None:
     """Between being told of the message and taking it: the next receiver gets it."""
     async with place.pair() as (client, server):
         first, second = (asyncio.create_task(server.recv()) for _ in range(2))
         await turns(2)
-        inbox = server._messages.inbox
-        wake = inbox._wake
-
-        def wake_and_cancel() -> None:
-            wake()
-            first.cancel()
-
-        monkeypatch.setattr(inbox, "_wake", wake_and_cancel)
+        loop = asyncio.get_running_loop()
+        wakes_in_the_next_turn(server, lambda: loop.call_soon(first.cancel))
         await client.send(b"x")
         async with place.within(2):
             assert bytes(await second) == b"x"
@@ -127,7 +120,7 @@ async def test_send_cancelled_after_it_was_posted_is_sent(place: Place) -> None:
     async with place.pair() as (client, server):
         for number in range(30):
             sending = asyncio.create_task(client.send(pattern(100, number)))
-            await turns(1)
+            await turns(2)  # in the second one what has waited for others is posted
             sending.cancel()
             with await server.recv() as message:
                 assert message == pattern(100, number)

@@ -61,7 +61,7 @@ async def test_answers_that_are_never_let_out(place: Place, question: str) -> No
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
             # New ones come with every frame, and soon that is never one with an answer.
             await frame_or_end(place, peer, ended)
-            most = max(most, len(conn._messages._control_waiting))
+            most = max(most, len(conn._messages.controls))
             if conn.closed:
                 break
         await ends_with(place, conn, ProtocolError, "answers waiting")
@@ -95,7 +95,7 @@ async def test_messages_whose_end_is_never_let_out(place: Place) -> None:
                 peer.send(frame(FrameKind.OFFER, protocol.encode(offer)))
             if await frame_or_end(place, peer, ended) is FrameKind.CREDIT:
                 peer.send(frame(FrameKind.CREDIT, control=1))
-            assert len(conn._messages._control_waiting) <= 4 * FEW
+            assert len(conn._messages.controls) <= 4 * FEW
         await ends(finish(taking), ProtocolError)
         await ends_with(place, conn, ProtocolError, "answers waiting")
         memory.close()

@@ -14,10 +14,19 @@ import pytest
 
 from aiordma import Config, Connection, ConnectionClosedError, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
-from aiordma._transport.incoming import Incoming
 
 from .marks import by_cm, one_loop
-from .place import SMALL, Place, barrier, check_alive, exchange, pattern, pool_statistics, turns
+from .place import (
+    SMALL,
+    Place,
+    barrier,
+    check_alive,
+    exchange,
+    pattern,
+    pool_statistics,
+    turns,
+    wakes_in_the_next_turn,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -368,12 +377,8 @@ async def test_traffic_leaves_no_block_behind(place: Place) -> None:
 async def test_who_comes_later_does_not_overtake_who_was_told(place: Place, count: int) -> None:
     """In the moment between a message's arrival and the turn of the task that waits for it."""
     async with place.pair() as (client, server):
-        inbox = server._messages.inbox
-        arrived, told = inbox.arrived, asyncio.Event()
-
-        def first_the_late_one(incoming: Incoming) -> None:
-            told.set()
-            arrived(incoming)
+        told = asyncio.Event()
+        wakes_in_the_next_turn(server, told.set)
 
         async def late() -> bytes:
             await told.wait()
@@ -382,7 +387,6 @@ async def test_who_comes_later_does_not_overtake_who_was_told(place: Place, coun
         tasks = [asyncio.create_task(recv(server)) for _ in range(count)]
         tasks.append(asyncio.create_task(late()))
         await turns(2)
-        inbox.arrived = first_the_late_one  # type: ignore[method-assign]
         for n in range(count + 1):
             await client.send(b"%d" % n)
         assert await asyncio.gather(*tasks) == [b"%d" % n for n in range(count + 1)]

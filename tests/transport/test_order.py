@@ -253,7 +253,7 @@ async def test_messages_that_gave_up_leave_nothing_in_the_queue(place: Place) ->
     async with place.pair() as (client, server):
         full = [asyncio.create_task(client.send(pattern(600, n))) for n in range(20)]
         await turns(2)
-        waiting = len(client._messages._waiting)
+        waiting = len(client._messages.waiting)
         given_up = [asyncio.create_task(client.send(bytes(5000))) for _ in range(50)]
         given_up += [asyncio.create_task(client.write(b"x", (await borrowed(client))[:1], imm=1))]
         await turns(2)
@@ -262,7 +262,7 @@ async def test_messages_that_gave_up_leave_nothing_in_the_queue(place: Place) ->
             task.cancel()
         await asyncio.wait(given_up)
         await turns(2)
-        assert len(client._messages._waiting) <= waiting
+        assert len(client._messages.waiting) <= waiting
         for n in range(20):
             assert bytes(await server.recv()) == pattern(600, n)
         await asyncio.gather(*full)

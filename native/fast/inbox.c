@@ -1,0 +1,300 @@
+/* Messages that have arrived, in order, and those who wait for them: what is plain of it.
+ *
+ * The base of aiordma/_transport/inbox.py.  Plain is a message that is here, for the one who has
+ * waited longest, or for one who comes when nobody waits.  What is offered and has to be read, and who
+ * brings memory of its own, is Python's.
+ */
+#include "traffic.h"
+
+PyTypeObject *fast_inbox_type;
+
+static PyObject *str_append, *str_popleft, *str_wake, *str_ahead, *str_on_taken;
+
+static int call(PyObject *object, PyObject *method, PyObject *argument)
+{
+	PyObject *done = PyObject_CallMethodObjArgs(object, method, argument, NULL);
+
+	Py_XDECREF(done);
+	return done ? 0 : -1;
+}
+
+/* The one that waits longest looks. */
+static int wake_first(struct inbox *inbox)
+{
+	while (PyObject_Size(inbox->receivers) > 0) {
+		PyObject *receiver =
+			PyObject_CallMethodObjArgs(inbox->receivers, str_popleft, NULL);
+
+		if (!receiver)
+			return -1;
+		int over = fast_is_over(receiver), rc = 0;
+
+		if (!over) {
+			inbox->woken++;
+			rc = fast_tell(receiver, NULL);
+		}
+		Py_DECREF(receiver);
+		if (!over || rc || over < 0)
+			return rc || over < 0 ? -1 : 0;
+	}
+	return 0;
+}
+
+/* A new reference to the first, if it is a message that is here; NULL, perhaps with an exception. */
+static PyObject *first_message(struct inbox *inbox)
+{
+	if (PyObject_Size(inbox->incoming) <= 0)
+		return NULL;
+	PyObject *first = PySequence_GetItem(inbox->incoming, 0);
+
+	if (first && !PyObject_TypeCheck(first, fast_message_type))
+		Py_CLEAR(first);
+	return first;
+}
+
+/* 1 if somebody should look, -1 with an exception. */
+static int ready(struct inbox *inbox)
+{
+	if (inbox->ended)
+		return 1;
+	PyObject *first = first_message(inbox);
+	int there = first != NULL;
+
+	Py_XDECREF(first);
+	return there ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+
+int fast_arrived(struct inbox *inbox, PyObject *message)
+{
+	int rc = call(inbox->incoming, str_append, message);
+
+	Py_DECREF(message);
+	if (rc)
+		return -1;
+	if (inbox->offers)
+		return call((PyObject *)inbox, str_wake, NULL);
+	return PyObject_Size(inbox->receivers) > 0 ? wake_first(inbox) : 0;
+}
+
+/* What follows from taking the first one. */
+static int went(struct inbox *inbox, bool last)
+{
+	if (last && !inbox->ended && ++inbox->taken >= inbox->refill &&
+	    call((PyObject *)inbox, str_on_taken, NULL))
+		return -1;
+	if (inbox->offers) {
+		if (call((PyObject *)inbox, str_ahead, NULL))
+			return -1;
+		return call((PyObject *)inbox, str_wake, NULL);
+	}
+	if (PyObject_Size(inbox->receivers) <= 0)
+		return 0;
+	int there = ready(inbox);
+
+	return there > 0 ? wake_first(inbox) : there;
+}
+
+static PyObject *take(struct inbox *inbox)
+{
+	PyObject *message = first_message(inbox);
+
+	if (!message) {
+		if (PyErr_Occurred())
+			return NULL;
+		Py_RETURN_NONE;
+	}
+	struct counts *counts = (struct counts *)inbox->counts;
+
+	if (counts) {
+		counts->messages_received++;
+		counts->bytes_received += ((struct message *)message)->length;
+	}
+	if (call(inbox->incoming, str_popleft, NULL) ||
+	    went(inbox, ((struct message *)message)->last)) {
+		Py_DECREF(message);
+		return NULL;
+	}
+	return message;
+}
+
+static PyObject *inbox_take(PyObject *self, PyObject *unused)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	(void)unused;
+	if (inbox->woken || PyObject_Size(inbox->receivers) > 0)
+		Py_RETURN_NONE;
+	return take(inbox);
+}
+
+static PyObject *inbox_take_here(PyObject *self, PyObject *unused)
+{
+	PyObject *table = ((struct inbox *)self)->table;
+
+	if (!table || !fast_is_here((struct table *)table))
+		Py_RETURN_NONE;
+	return inbox_take(self, unused);
+}
+
+static int inbox_set_counts(PyObject *self, PyObject *value, void *unused)
+{
+	struct inbox *inbox = (struct inbox *)self;
+	PyObject *before = inbox->counts;
+
+	(void)unused;
+	if (!value || !PyObject_TypeCheck(value, fast_counts_type)) {
+		PyErr_SetString(PyExc_TypeError, "counts are wanted");
+		return -1;
+	}
+	Py_INCREF(value);
+	inbox->counts = value;
+	Py_XDECREF(before);
+	return 0;
+}
+
+static PyObject *inbox_get_counts(PyObject *self, void *unused)
+{
+	PyObject *counts = ((struct inbox *)self)->counts;
+
+	(void)unused;
+	if (!counts)
+		counts = Py_None;
+	Py_INCREF(counts);
+	return counts;
+}
+
+static PyObject *inbox_take_in_turn(PyObject *self, PyObject *unused)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	(void)unused;
+	inbox->woken--;
+	return take(inbox);
+}
+
+static PyObject *inbox_went(PyObject *self, PyObject *last)
+{
+	if (went((struct inbox *)self, PyObject_IsTrue(last) == 1))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *inbox_wake_first(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	if (wake_first((struct inbox *)self))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *inbox_wait(PyObject *self, PyObject *unused)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	(void)unused;
+	if (inbox->ended || inbox->woken || inbox->offers ||
+	    PyObject_Size(inbox->incoming) > 0 || PyObject_Size(inbox->receivers) > 0)
+		Py_RETURN_NONE;
+	struct promise *promise = fast_new_promise(inbox->table);
+
+	if (promise && call(inbox->receivers, str_append, (PyObject *)promise))
+		Py_CLEAR(promise);
+	return (PyObject *)promise;
+}
+
+static PyObject *inbox_add(PyObject *self, PyObject *message)
+{
+	Py_INCREF(message);
+	if (fast_arrived((struct inbox *)self, message))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static int inbox_traverse(PyObject *self, visitproc visit, void *arg)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	Py_VISIT(Py_TYPE(self));
+	Py_VISIT(inbox->incoming);
+	Py_VISIT(inbox->receivers);
+	Py_VISIT(inbox->table);
+	Py_VISIT(inbox->counts);
+	return 0;
+}
+
+static int inbox_clear(PyObject *self)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	Py_CLEAR(inbox->incoming);
+	Py_CLEAR(inbox->receivers);
+	Py_CLEAR(inbox->table);
+	Py_CLEAR(inbox->counts);
+	return 0;
+}
+
+static void inbox_dealloc(PyObject *self)
+{
+	PyObject_GC_UnTrack(self);
+	inbox_clear(self);
+	fast_free(self);
+}
+
+static PyMemberDef inbox_members[] = {
+	{"incoming", T_OBJECT_EX, offsetof(struct inbox, incoming), 0, NULL},
+	{"receivers", T_OBJECT_EX, offsetof(struct inbox, receivers), 0, NULL},
+	{"table", T_OBJECT_EX, offsetof(struct inbox, table), 0, NULL},
+	{"woken", T_UINT, offsetof(struct inbox, woken), 0, NULL},
+	{"offers", T_UINT, offsetof(struct inbox, offers), 0, NULL},
+	{"taken", T_UINT, offsetof(struct inbox, taken), 0, NULL},
+	{"refill", T_UINT, offsetof(struct inbox, refill), 0, NULL},
+	{"ended", T_BOOL, offsetof(struct inbox, ended), 0, NULL},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef inbox_getset[] = {
+	{"counts", inbox_get_counts, inbox_set_counts, NULL, NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef inbox_methods[] = {
+	{"take", inbox_take, METH_NOARGS, NULL},
+	{"take_here", inbox_take_here, METH_NOARGS, NULL},
+	{"take_in_turn", inbox_take_in_turn, METH_NOARGS, NULL},
+	{"went", inbox_went, METH_O, NULL},
+	{"wait", inbox_wait, METH_NOARGS, NULL},
+	{"add", inbox_add, METH_O, NULL},
+	{"wake_first", inbox_wake_first, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot inbox_slots[] = {
+	{Py_tp_doc, "Messages that have arrived."},
+	{Py_tp_members, inbox_members},
+	{Py_tp_getset, inbox_getset},
+	{Py_tp_methods, inbox_methods},
+	{Py_tp_traverse, inbox_traverse},
+	{Py_tp_clear, inbox_clear},
+	{Py_tp_dealloc, inbox_dealloc},
+	{0, NULL},
+};
+
+static PyType_Spec inbox_spec = {
+	.name = "aiordma._native._fast.Inbox",
+	.basicsize = sizeof(struct inbox),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = inbox_slots,
+};
+
+int fast_add_inbox(PyObject *module)
+{
+	str_append = PyUnicode_InternFromString("append");
+	str_popleft = PyUnicode_InternFromString("popleft");
+	str_wake = PyUnicode_InternFromString("_wake");
+	str_ahead = PyUnicode_InternFromString("_fetch_ahead");
+	str_on_taken = PyUnicode_InternFromString("_tell_taken");
+	if (!str_append || !str_popleft || !str_wake || !str_ahead || !str_on_taken)
+		return -1;
+	fast_inbox_type = fast_add_type(module, &inbox_spec);
+	return fast_inbox_type ? 0 : -1;
+}

@@ -1,0 +1,80 @@
+/* The two-sided traffic of a connection: what is plain of it; see traffic.c, inbox.c. */
+#ifndef AIORDMA_FAST_TRAFFIC_H
+#define AIORDMA_FAST_TRAFFIC_H
+
+#include "account.h"
+#include "frame.h"
+#include "message.h"
+#include "promise.h"
+
+/* What a connection has done. */
+struct counts {
+	PyObject_HEAD
+	unsigned long long messages_sent, messages_received;
+	unsigned long long bytes_sent, bytes_received;
+	unsigned long long reads, writes, atomics;
+};
+
+/* Messages that have arrived, in order, and those who wait for them. */
+struct inbox {
+	PyObject_HEAD
+	PyObject *incoming;  /* a deque: messages, and what Python makes of offers */
+	PyObject *receivers; /* a deque of promises */
+	PyObject *table;
+	PyObject *counts;
+	unsigned int woken;  /* receivers that have been told and have not had their turn yet */
+	unsigned int offers; /* in `incoming` */
+	unsigned int taken;  /* frames of which the last message has been, and nobody was told */
+	unsigned int refill; /* tell of so many */
+	char ended;
+};
+
+struct traffic {
+	PyObject_HEAD
+	PyObject *counts;
+	PyObject *queue;
+	PyObject *shelf;
+	PyObject *account;
+	PyObject *inbox;
+	PyObject *message_type;
+	PyObject *waiting;  /* a deque of outgoing messages */
+	PyObject *controls; /* control messages that wait, sized */
+	PyObject *collected; /* to be called in the next turn of the loop */
+	unsigned int under_way; /* frames with messages that are posted and not completed */
+	unsigned int peer_size; /* bytes of the receive that the next frame comes into */
+	unsigned long long max_message;
+	unsigned int sent;	/* frames that nobody has been told of */
+	unsigned int used;	/* receives, the same */
+	unsigned int small_size; /* a frame that is no longer fits the small receives */
+	char started;
+	char ended;
+	char closing;	 /* nothing is to be sent any more */
+	char takes;	 /* frames with messages: the peer may send some, and somebody is there */
+	char full;	 /* of offers */
+	char blocked;	 /* no memory now */
+	char collecting; /* what is sent in this turn of the loop */
+	char counting;	 /* Python wants to know of each frame that is sent */
+	char watching;	 /* and of each that arrives */
+	char parting;	 /* somebody waits for the end of it all */
+};
+
+extern PyTypeObject *fast_counts_type;
+extern PyTypeObject *fast_inbox_type;
+extern PyTypeObject *fast_traffic_type;
+
+/* The next message, of which a reference is taken over.  -1 with an exception. */
+int fast_arrived(struct inbox *inbox, PyObject *message);
+
+/* A frame of so many bytes: 0, or -1 with an exception. */
+int fast_received(struct traffic *traffic, struct block *block, uint32_t length);
+
+/* Sends what credits and room allow. */
+int fast_pump(struct traffic *traffic);
+
+void fast_count_sent(struct traffic *traffic, unsigned int messages, unsigned long long bytes);
+
+int fast_add_counts(PyObject *module);
+int fast_add_inbox(PyObject *module);
+int fast_add_traffic(PyObject *module);
+
+#endif

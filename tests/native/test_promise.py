@@ -1,0 +1,197 @@
+"""What one task waits for is a future to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from aiordma._native import Promise, Table
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
+
+
+def promise() -> Promise:
+    table = Table()
+    table.loop = asyncio.get_running_loop()
+    return Promise(table)
+
+
+def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[LoopFactory], None]:
+    @pytest.mark.parametrize(
+        "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+    )
+    def call(factory: LoopFactory) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(test())
+
+    call.__doc__ = test.__doc__
+    return call
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+@on_both_loops
+async def test_a_task_waits_for_it() -> None:
+    one = promise()
+    assert asyncio.isfuture(one)
+    assert one.get_loop() is asyncio.get_running_loop()
+
+    async def wait() -> str:
+        await one
+        return "done"
+
+    task = asyncio.create_task(wait())
+    await turn()
+    assert not one.done()
+    one.set_result(None)
+    assert one.done()
+    assert await task == "done"
+    assert one.result() is None
+    assert one.exception() is None
+    await one  # again: at once
+
+
+@on_both_loops
+async def test_its_failure_is_raised_where_it_is_awaited() -> None:
+    one = promise()
+    error = LookupError("no")
+    with pytest.raises(asyncio.InvalidStateError):
+        one.result()
+    with pytest.raises(asyncio.InvalidStateError):
+        one.exception()
+    asyncio.get_running_loop().call_soon(one.set_exception, error)
+    with pytest.raises(LookupError) as caught:
+        await one
+    assert caught.value is error
+    assert one.exception() is error
+    one.set_result(None)  # it is over: nothing changes
+    with pytest.raises(LookupError):
+        one.result()
+
+
+@on_both_loops
+async def test_it_is_cancelled_with_its_task() -> None:
+    one = promise()
+
+    async def wait() -> None:
+        await one
+
+    task = asyncio.create_task(wait())
+    await turn()
+    task.cancel("because")
+    with pytest.raises(asyncio.CancelledError, match="because"):
+        await task
+    assert one.cancelled()
+    assert not one.cancel()
+    with pytest.raises(asyncio.CancelledError, match="because"):
+        one.result()
+    with pytest.raises(asyncio.CancelledError):
+        one.exception()
+    one.set_exception(LookupError())
+    assert one.cancelled()
+
+
+@on_both_loops
+async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
+    one = promise()
+
+    async def wait() -> None:
+        await one
+
+    task = asyncio.create_task(wait())
+    await turn()
+    one.set_result(None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not one.cancelled()
+
+
+@on_both_loops
+async def test_callbacks_come_in_their_order_and_context() -> None:
+    one = promise()
+    seen: list[tuple[str, object, str]] = []
+
+    def note(name: str) -> Any:
+        return lambda future: seen.append((name, future, VARIABLE.get()))
+
+    inside = contextvars.copy_context()
+    inside.run(VARIABLE.set, "inside")
+    removed = note("removed")
+    one.add_done_callback(removed)
+    one.add_done_callback(note("first"))
+    one.add_done_callback(note("second"), context=inside)
+    one.add_done_callback(removed)
+    assert one.remove_done_callback(removed) == 2
+    assert one.remove_done_callback(removed) == 0
+    one.set_result(None)
+    assert seen == []
+    await turn()
+    one.add_done_callback(note("late"))
+    await turn()
+    expected = [("first", one, "outside"), ("second", one, "inside"), ("late", one, "outside")]
+    assert seen == expected
+
+
+@on_both_loops
+async def test_asyncio_takes_it_for_a_future() -> None:
+    several = [promise() for _ in range(4)]
+    together = asyncio.gather(*several[:2])
+    shielded = asyncio.shield(several[2])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(several[3], 0)
+    assert several[3].cancelled()
+    for one in several:
+        one.set_result(None)
+    assert await together == [None, None]
+    await shielded
+    gone = asyncio.gather(promise(), several[3], return_exceptions=True)
+    assert isinstance((await asyncio.gather(several[3], return_exceptions=True))[0], BaseException)
+    gone.cancel("because")
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    done, pending = await asyncio.wait([asyncio.ensure_future(one) for one in several])
+    assert (len(done), len(pending)) == (4, 0)
+
+
+@on_both_loops
+async def test_wrong_arguments() -> None:
+    one: Any = promise()
+    for call in (
+        lambda: Promise(*[]),
+        lambda: one.cancel("one", "two"),
+        lambda: one.cancel(message="x"),
+        one.add_done_callback,
+        lambda: one.add_done_callback(print, contexts=None),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert not one.done()
+
+
+@on_both_loops
+async def test_it_is_collected_with_what_waits_for_it() -> None:
+    class Circle:
+        def __init__(self) -> None:
+            self.promise = promise()
+            self.promise.target = self
+            self.promise.add_done_callback(self.called)
+            self.promise.add_done_callback(self.called)
+
+        def called(self, future: object) -> None:
+            raise AssertionError
+
+    circle = weakref.ref(Circle())
+    gc.collect()
+    assert circle() is None

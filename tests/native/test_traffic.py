@@ -1,0 +1,174 @@
+"""The plain part of the traffic, against what the pure modules say of frames and credits."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma._core.credits import Credits
+from aiordma._core.frames import HEADER_SIZE, FrameKind, unpack_bundle, unpack_header
+from aiordma._native import Block, Counts, Inbox, Message, Queue, Shelf, Table, Traffic
+from aiordma._transport.account import Account
+from aiordma.errors import ProtocolError
+from tests.core.test_frames import entries, packed_bundle
+from tests.decoders import frame_header
+
+SIZES = {"data_receives": 4, "control_receives": 4}
+PEER = {"peer_data_receives": 3, "peer_control_receives": 5}
+
+
+class Pool(Shelf):
+    def __init__(self) -> None:
+        self.returned = 0
+        self.closed = True
+
+    def _returned(self, block: Block) -> None:
+        self.returned += 1
+
+
+class Side(Traffic):
+    """A connection that nobody is connected with: frames are given to it."""
+
+    def __init__(self) -> None:
+        self.pool = self.shelf = Pool()
+        self.queue = Queue()
+        self.queue.table = Table()
+        self.counts = Counts()
+        self.message_type = Message
+        self.waiting = deque()
+        self.controls = ()
+        self.inbox = Inbox()
+        self.inbox.incoming = deque()
+        self.inbox.receivers = deque()
+        self.inbox.counts = self.counts
+        self.inbox.refill = 1 << 30
+        self.account = Account(**SIZES, **PEER)
+        self.small_size = 1 << 16
+        self.refused = False
+        self.begin()
+        self.takes = True
+
+    def received(self, block: Block, length: int) -> None:
+        self.refused = True
+        block.release()
+
+    def frame(self, content: bytes) -> None:
+        memory = ctypes.create_string_buffer(content, max(len(content), 1))
+        block = Block()
+        block.pool = self.pool
+        block.address = ctypes.addressof(memory)
+        block.size = len(content)
+        block.lease()
+        self.take_frame(block, len(content))
+        self.messages = [(bytes(message), message.imm) for message in self.inbox.incoming]
+        self.last = [message.last for message in self.inbox.incoming]
+        self.inbox.incoming.clear()
+
+
+def specified(content: bytes) -> tuple[list[tuple[bytes, int | None]], Credits]:
+    """What a new connection makes of a frame; ProtocolError if that is nothing."""
+    credits = Credits(**SIZES, **PEER)
+    kind, control, data, imm = unpack_header(content)
+    credits.received(kind, control, data)
+    if kind is FrameKind.DATA:
+        return [(content[HEADER_SIZE:], imm)], credits
+    if kind is not FrameKind.BUNDLE:
+        raise ProtocolError("not a frame with messages")
+    found = list(unpack_bundle(memoryview(content)))
+    return [(content[start : start + length], imm) for start, length, imm in found], credits
+
+
+def bundle(*messages: tuple[bytes, int | None]) -> bytes:
+    return frame_header(FrameKind.BUNDLE, 0, 0, None) + packed_bundle(*messages)
+
+
+headers = st.builds(
+    frame_header,
+    st.sampled_from([FrameKind.DATA, FrameKind.BUNDLE, FrameKind.CONTROL, FrameKind.CREDIT]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.none(),
+)
+frames = st.one_of(
+    st.binary(max_size=64),
+    st.builds(bytes.__add__, headers, st.binary(max_size=64)),
+    entries.map(lambda several: bundle(*several[:6])),
+)
+
+
+@given(frames, st.integers(0, 400), st.integers(0, 255))
+def test_frames_are_what_they_are_specified_to_be(frame: bytes, place: int, value: int) -> None:
+    changed = bytearray(frame)
+    if place < len(changed):
+        changed[place] = value
+    for content in (frame, bytes(changed)):
+        side = Side()
+        side.frame(content)
+        try:
+            messages, credits = specified(content)
+        except ProtocolError:
+            assert side.refused
+            messages, credits = [], Credits(**SIZES, **PEER)
+        assert side.messages == messages
+        assert side.last == [False] * (len(messages) - 1) + [True] * bool(messages)
+        assert repr(side.account).partition(" ")[2] == repr(credits).partition(" ")[2]
+        assert side.pool.returned == 1  # when nobody has the last message of it any more
+
+
+def test_a_bundle_of_too_many() -> None:
+    side = Side()
+    side.frame(bundle(*[(b"", None)] * 128))
+    assert len(side.messages) == 128
+    side = Side()
+    side.frame(bundle(*[(b"", None)] * 128) + bytes(8))
+    assert side.refused
+
+
+steps = st.lists(
+    st.one_of(
+        st.just(("spend",)),
+        st.tuples(st.just("receive"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("repost"), st.integers(1, 3)),
+        st.just(("control",)),
+        st.just(("credit",)),
+    )
+)
+
+
+@given(steps)
+def test_the_account_is_kept_in_the_same_way(steps: list[tuple[str, int, int]]) -> None:
+    ours, theirs = Account(**SIZES, **PEER), Credits(**SIZES, **PEER)
+    for step, *numbers in steps:
+        if step == "spend":
+            expected = theirs.spend_data() if theirs.data_credits else None
+            assert ours.plainly_spend() == expected
+        elif step == "receive":
+            try:
+                theirs.received(FrameKind.DATA, *numbers)
+            except ProtocolError:
+                assert not ours.plainly_receive(*numbers)
+                return
+            assert ours.plainly_receive(*numbers)
+        elif step == "repost":
+            count = min(numbers[0], theirs._held_data)
+            for credits in (ours, theirs):
+                credits.reposted_data(count)
+        elif step == "control":
+            for credits in (ours, theirs):
+                credits.received(FrameKind.CONTROL)
+                credits.reposted_control()
+                if credits._owed_control > 2:
+                    return
+        elif theirs.credit_frame_due:
+            assert ours.spend_credit() == theirs.spend_credit()
+        assert ours.plainly_due == theirs.credit_frame_due
+        assert repr(ours).partition(" ")[2] == repr(theirs).partition(" ")[2]
+
+
+def test_it_does_not_begin_without_its_parts() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        Traffic().begin()
