@@ -415,8 +415,10 @@ class Peer:
 
 
 def receives_of(conn: Connection) -> int:
+    """Blocks: what is posted, and what will be when receives of another size have been used."""
     config = conn._config
-    return config.data_receives + config.control_receives + SPARE_BLOCKS
+    larger = len(conn._messages._receives._larger)
+    return config.data_receives + config.control_receives + SPARE_BLOCKS + larger
 
 
 def memory_of(conn: Connection) -> int:
