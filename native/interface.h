@@ -185,7 +185,10 @@ void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
  * anonymous, and with the rights that are asked for, as what it has mapped for this, or what an
  * allocator has given to it.  The device takes that word for it and leaves the pages to come when
  * they are used: a pool then takes up what has been used of it.  Every other memory it makes sure of
- * at once, as a card that pins, for which the kernel has to look at each page. */
+ * at once, as a card that pins, for which the kernel has to look at each page.
+ *
+ * NULL and SIZE_MAX, without any rights, are all memory of the process, for sending from wherever the
+ * caller knows that there is some. */
 struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 
 /* O_NONBLOCK on; 0 or an errno value.  For the fd of a channel of events: from now on "nothing

@@ -28,7 +28,16 @@ class Library:
     any thread.
     """
 
-    __slots__ = ("_cm_process", "_inherited", "_providers", "calls", "name", "reg_own_mr", "table")
+    __slots__ = (
+        "_cm_process",
+        "_inherited",
+        "_providers",
+        "calls",
+        "name",
+        "pins",
+        "reg_own_mr",
+        "table",
+    )
 
     def __init__(
         self,
@@ -41,6 +50,8 @@ class Library:
         self.name = name
         self.table = table
         self.calls = Calls(table)
+        self.pins = reg_own_mr is None
+        """Devices keep pages in their place, and have to be told of all that they use."""
         self.reg_own_mr: Register = (
             self.calls.ibv_reg_mr
             if reg_own_mr is None
@@ -48,7 +59,8 @@ class Library:
         )
         """ibv_reg_mr(3) of memory that is known to have no holes: mapped for this alone, or an
         allocator's.  A device that pins nothing need neither bring its pages in nor ask the kernel
-        about each of them."""
+        about each of them.  Where it does not pin, NULL and SIZE_MAX without rights are all
+        memory, to be sent from."""
         self._providers: ProviderCalls | None = None
         self._inherited = inherited
         self._cm_process: int | None = None

@@ -132,3 +132,17 @@ def reg_implicit(pd: ProtectionDomain, access: AccessFlags) -> MemoryRegion:
     require_on_demand(pd.context, access, implicit=True)
     pointer, _ = reg_mr(pd, ffi.cast("void *", 0), ADDRESS_SPACE, access, None)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, access)
+
+
+def reg_everything(pd: ProtectionDomain) -> MemoryRegion | None:
+    """All memory of this process, to be sent from: None where the device has to be told of each.
+
+    Nothing checks what is posted with its key: for the library's own requests, of bytes that it
+    holds.  An implicit region on demand is not meant: a card brings in its pages one by one, and
+    a copy is quicker.
+    """
+    library = pd.context.library
+    if library.pins:
+        return None
+    pointer = library.reg_own_mr(pd.pointer, ffi.NULL, ADDRESS_SPACE, 0)
+    return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.NONE)

@@ -45,6 +45,9 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
 		return EINVAL;
+	/* All of the process's memory, on its word: for what it sends, and for nobody else. */
+	if (promised && length == SIZE_MAX && (addr || access))
+		return EINVAL;
 	if (!length || (!implicit && (uintptr_t)addr + length < (uintptr_t)addr))
 		return EINVAL;
 	if (access & IBV_ACCESS_ON_DEMAND)

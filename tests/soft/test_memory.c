@@ -162,6 +162,39 @@ static void own(void)
 	close_pair(&a, &b);
 }
 
+/* All memory at once, of what is mapped later too: for sending, and nothing else. */
+static void all(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	REFUSED(aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+	REFUSED(aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
+	REFUSED(aiordma_embedded_reg_own_mr(a.pd, a.memory, SIZE_MAX, 0), EINVAL);
+	struct ibv_mr *mr = aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, 0);
+	uint8_t *memory = pages(2);
+
+	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
+	fill(memory, 2 * PAGE, 9);
+	struct request request = {
+		.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = PAGE, .lkey = mr->lkey,
+		.offset = (size_t)(memory - a.memory),
+		.remote = (uintptr_t)b.memory, .rkey = b.mr->rkey,
+	};
+
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	CHECK(filled(b.memory, PAGE, 9));
+	request.opcode = IBV_WR_RDMA_READ;
+	fill(b.memory, PAGE, 7);
+	CHECK_EQUAL(post(&a, request), 0);
+	expect_wc(&a, 1, IBV_WC_LOC_PROT_ERR);
+	CHECK(filled(memory, 2 * PAGE, 9));
+	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	munmap(memory, 2 * PAGE);
+	close_pair(&a, &b);
+}
+
 /* The whole address space: memory that is mapped after the registration as well. */
 static void implicit(void)
 {
@@ -611,6 +644,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(on_demand());
 	STEP(own());
+	STEP(all());
 	STEP(implicit());
 	STEP(advising());
 	STEP(null_region());
