@@ -28,6 +28,7 @@ from ._native import Block as NativeBlock
 from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .memory_line import MemoryLine
+from .verbs.other_memory import reg_everything
 from .verbs.pages import Mapped
 
 SLAB_SIZE = 4 << 20
@@ -113,6 +114,9 @@ class MemoryPool(Shelf):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
+        everything = reg_everything(pd)
+        self.everything = 0 if everything is None else everything.lkey
+        self._everything = everything
         self.ready_bytes = READY_BYTES
         self.line: MemoryLine[Block] = MemoryLine(self.block, limit // BRIEF_SHARE)
         """Who waits for memory.  Internal to the library."""

@@ -374,6 +374,10 @@ class Messages(Traffic):
         """Sends the control messages that credits and room allow."""
         credits = self.account
         queue = self._queue
+        if credits.control_credits and not self.ended:
+            # Before the answers to many offers, which else would take every credit that comes and
+            # be the reason why there will be many more.
+            self._receives.change_if_due()
         while self.controls and credits.control_credits and queue.control_room:
             content, future, turn = self.controls[0]
             if not queue.is_turn(turn):
@@ -478,7 +482,6 @@ class Messages(Traffic):
         """Sends a control message now or never: False if it cannot be now."""
         if (
             not self.started
-            or self.controls
             or not self.account.control_credits
             or not self._queue.control_room
         ):

@@ -98,9 +98,7 @@ class Receives:
         """Posts receives for the messages that were taken, which the peer may then fill."""
         if self._ended:
             return
-        self._catch_up()
-        if self._sizes.wanted != self._sizes.size:
-            self._change()
+        self.change_if_due()
         posted = 0
         if not self._larger:
             posted = self._queue.post_ready(self._supply.pool, self._taken, self._sizes.size)
@@ -117,6 +115,12 @@ class Receives:
             posted += 1
         self._taken -= posted
         self._on_posted(posted)
+
+    def change_if_due(self) -> None:
+        """Has receives of another size from now on, if that would be right and can be told now."""
+        self._catch_up()
+        if self._sizes.wanted != self._sizes.size:
+            self._change()
 
     def _change(self) -> None:
         """Posts receives of another size from now on, if there is memory, and tells the peer.

@@ -17,6 +17,9 @@ from ..driver import Driver
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
 
+# Of a frame: its header, and a message where it lies.
+SEND_PIECES = 2
+
 # Retransmissions before the peer counts as gone.  Not 7: rdma_rxe takes that for "for ever", which
 # it is for rnr_retry only, and would never notice a queue pair that has died in silence.
 RETRIES = 6
@@ -37,6 +40,7 @@ class Side:
         self.capabilities = verbs.QPCapabilities(
             max_send_wr=min(config.send_queue, attributes.max_qp_wr),
             max_recv_wr=receives,
+            max_send_sge=min(SEND_PIECES, attributes.max_sge),
         )
         self._entries = self.capabilities.max_send_wr + receives
         try:

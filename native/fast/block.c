@@ -205,6 +205,7 @@ static PyMemberDef shelf_members[] = {
 	{"slab_size", T_ULONGLONG, offsetof(struct shelf, slab_size), 0, NULL},
 	{"ready_bytes", T_ULONGLONG, offsetof(struct shelf, ready_bytes), 0, NULL},
 	{"smallest", T_UINT, offsetof(struct shelf, smallest), 0, NULL},
+	{"everything", T_UINT, offsetof(struct shelf, everything), 0, NULL},
 	{"closed", T_BOOL, offsetof(struct shelf, closed), 0, NULL},
 	{NULL, 0, 0, 0, NULL},
 };

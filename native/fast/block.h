@@ -30,6 +30,7 @@ struct shelf {
 	unsigned long long slab_size;  /* a larger block is large */
 	unsigned long long ready_bytes; /* of each size, at most */
 	unsigned int smallest;
+	unsigned int everything; /* a key for all memory of the process, to be sent from; or 0 */
 	char closed;
 };
 

@@ -60,6 +60,7 @@ struct work {
 	unsigned long long remote_address;
 	unsigned int rkey;
 	unsigned int imm;
+	struct ibv_sge more; /* a second piece, if it has a length */
 };
 
 extern PyTypeObject *fast_work_type;

@@ -270,6 +270,18 @@ struct frame *fast_new_frame(struct block *block, uint32_t length, uint32_t coun
 	return frame;
 }
 
+void fast_frame_adds(struct frame *frame, struct parcel *parcel, unsigned int lkey)
+{
+	frame->parcel = *parcel;
+	parcel->source = NULL;
+	parcel->has_buffer = 0;
+	frame->work.more = (struct ibv_sge){
+		.addr = (uintptr_t)frame->parcel.bytes,
+		.length = (uint32_t)frame->parcel.length,
+		.lkey = lkey,
+	};
+}
+
 static int frame_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
 	static char *names[] = {"block", "length", "future", "spares", NULL};
@@ -305,6 +317,7 @@ static int let_go(struct frame *frame)
 	if (!block)
 		return 0;
 	frame->block = NULL;
+	fast_close_parcel(&frame->parcel);
 	if (frame->traffic)
 		((struct traffic *)frame->traffic)->under_way--;
 	if (frame->spares)
@@ -363,6 +376,8 @@ static int frame_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(frame->block);
 	Py_VISIT(frame->spares);
 	Py_VISIT(frame->traffic);
+	Py_VISIT(frame->parcel.source);
+	Py_VISIT(frame->parcel.buffer.obj);
 	for (uint32_t i = 0; i < frame->count; i++)
 		Py_VISIT(waiters[i]);
 	return 0;

@@ -38,9 +38,10 @@ struct outgoing {
 	unsigned long long turn;
 };
 
-/* A frame in a block of the pool, posted or about to be. */
+/* A frame in a block of the pool, posted or about to be; or its header, and a message where it lies. */
 struct frame {
 	struct work work;
+	struct parcel parcel; /* that one */
 	PyObject *block;      /* NULL: let go */
 	PyObject *spares;     /* a list that the block belongs to; NULL: the pool */
 	PyObject *traffic;    /* whose messages are in it; NULL: there are none */
@@ -67,6 +68,9 @@ struct outgoing *fast_new_outgoing(struct parcel *parcel, PyObject *waiter);
  * the lease of the block.  NULL with an exception, and the block is released. */
 struct frame *fast_new_frame(struct block *block, uint32_t length, uint32_t count);
 PyObject **fast_frame_waiters(struct frame *frame);
+
+/* The frame goes on with the parcel, which it takes over. */
+void fast_frame_adds(struct frame *frame, struct parcel *parcel, unsigned int lkey);
 
 /* Its end: 0, or -1 with an exception. */
 int fast_frame_done(struct frame *frame);

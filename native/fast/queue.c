@@ -34,12 +34,36 @@ static int post_run(struct queue *queue, struct run *run, uint64_t wr_id)
 	return rc;
 }
 
+static int post_two(struct ibv_qp *qp, struct ibv_qp_ex *extended, const struct work *work,
+		    uint64_t wr_id)
+{
+	const struct ibv_sge sges[] = {
+		{.addr = work->address, .length = work->length, .lkey = work->lkey},
+		work->more,
+	};
+	const struct aiordma_send send = {
+		.wr_id = wr_id,
+		.opcode = work->opcode,
+		.send_flags = IBV_SEND_SIGNALED,
+		.num_sge = 2,
+	};
+	uint32_t posted;
+	int rc;
+
+	Py_BEGIN_ALLOW_THREADS
+	rc = aiordma_post_send(qp, extended, &send, 1, sges, &posted);
+	Py_END_ALLOW_THREADS
+	return rc;
+}
+
 static int post_work(struct queue *queue, const struct work *work, uint64_t wr_id)
 {
 	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
 	struct ibv_qp_ex *extended = (struct ibv_qp_ex *)(uintptr_t)queue->extended;
 	int rc;
 
+	if (work->more.length)
+		return post_two(qp, extended, work, wr_id);
 	Py_BEGIN_ALLOW_THREADS
 	rc = aiordma_post_send_one(qp, extended, wr_id, work->opcode, IBV_SEND_SIGNALED, work->imm,
 				   work->address, work->length, work->lkey, work->remote_address,

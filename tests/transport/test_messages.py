@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from aiordma import Config, Connection, ConnectionClosedError, MessageTooLongError
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    MessageTooLongError,
+)
 from aiordma._core.frames import HEADER_SIZE
 
 from .marks import by_cm, one_loop
@@ -52,6 +58,53 @@ async def test_large_sizes(place: Place, size: int) -> None:
     async with place.pair(Config()) as (client, server):
         await exchange(client, server, pattern(size))
         await exchange(server, client, pattern(size, 1))
+
+
+@one_loop
+async def test_a_message_is_sent_from_where_it_lies(place: Place) -> None:
+    """Unless the device would have to pin it first: then it is copied, as short ones are."""
+    async with place.pair(Config()) as (client, server):
+        copies = client._side.driver.context.library.pins
+        for size, pinned in ((1000, False), (EAGER, not copies)):
+            memory = bytearray(pattern(size))
+            sending = client.send_nowait(memory)
+            assert not sending.done()
+            if pinned:
+                with pytest.raises(BufferError):
+                    memory.append(0)
+            else:
+                memory.append(0)
+            with await server.recv() as message:
+                assert message == pattern(size)
+            await sending
+            memory.append(0)
+
+
+@one_loop
+async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(place: Place) -> None:
+    async with place.pair(Config()) as (client, server):
+        copies = client._side.driver.context.library.pins
+        with client.alloc(EAGER) as buffer:
+            address = buffer.address
+            buffer.view[:] = pattern(EAGER)
+            sending = client.send_nowait(buffer)
+        with client.alloc(EAGER) as other:
+            assert (other.address == address) == copies
+        with await server.recv() as message:
+            assert message == pattern(EAGER)
+        await sending
+
+
+@one_loop
+async def test_memory_is_let_go_of_when_the_connection_breaks(place: Place) -> None:
+    async with place.pair(Config()) as (client, server):
+        memory = bytearray(EAGER)
+        sending = [client.send_nowait(memory) for _ in range(40)]  # more than the peer has room for
+        server.abort()
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+        assert any(isinstance(outcome, ConnectionBrokenError) for outcome in outcomes)
+        await client.close()
+        memory.append(0)
 
 
 @pytest.mark.parametrize("size", [0, 1, EAGER, EAGER + 1, 1 << 20])

@@ -78,6 +78,28 @@ async def test_nothing_is_offered_that_fits(place: Place) -> None:
 
 
 @one_loop
+async def test_they_grow_while_answers_to_offers_use_up_every_credit(place: Place) -> None:
+    """Each offer is answered, and what tells the peer of the receives is no answer."""
+    async with place.pair(GROWING) as (client, server):
+        before = pool_statistics(server).leased_bytes
+
+        async def send() -> None:
+            under_way = [client.send_nowait(pattern(MEDIUM, n)) for n in range(16)]
+            for n in range(16, 100):
+                await under_way.pop(0)
+                under_way.append(client.send_nowait(pattern(MEDIUM, n)))
+            await asyncio.gather(*under_way)
+
+        sending = asyncio.create_task(send())
+        for n in range(100):
+            with await server.recv() as message:
+                assert message == pattern(MEDIUM, n)
+        await sending
+        await barrier(client)
+        assert pool_statistics(server).leased_bytes >= before + 8 * (15 << 10)
+
+
+@one_loop
 async def test_not_where_the_pool_has_no_room(place: Place) -> None:
     config = replace(GROWING, pool_limit=4 << 20)
     async with place.pair(config) as (client, server):

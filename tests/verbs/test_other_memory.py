@@ -28,6 +28,7 @@ from aiordma.verbs import (
     SendWorkRequest,
     WROpcode,
 )
+from aiordma.verbs.other_memory import reg_everything
 from tests.conftest import kind_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,19 @@ def test_the_whole_address_space(pd: verbs.ProtectionDomain, pair: tuple[End, En
         assert mr.access & AccessFlags.ON_DEMAND
         reaches(pair[0], mr, at=ctypes.addressof(memory))
     assert memory.raw[:16] == b"12345678" * 2
+
+
+def test_all_that_can_be_sent_from(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    """What is mapped later, too; not where pages are pinned."""
+    mr = reg_everything(pd)
+    assert (mr is None) == pd.context.library.pins
+    if mr is not None:
+        memory = ctypes.create_string_buffer(b"12345678", 8)
+        one, two = pair
+        local = ctypes.addressof(memory), mr.lkey
+        transfer(one, WROpcode.RDMA_WRITE, local, (two.mr.addr, two.mr.rkey))
+        assert bytes(two.mr.buf[:8]) == b"12345678"
+        mr.close()
 
 
 @pytest.mark.needs("on-demand paging")
