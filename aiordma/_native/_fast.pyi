@@ -64,6 +64,8 @@ class Shelf:
     ready_bytes: int
     """Of the blocks of a size that are kept, unless one is more."""
     smallest: int
+    everything: int
+    """A key for all memory of the process, to be sent from; or 0."""
     closed: bool
     """Nothing is kept any more."""
     @property

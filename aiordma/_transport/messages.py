@@ -480,11 +480,7 @@ class Messages(Traffic):
 
     def _tell(self, message: protocol.Message) -> bool:
         """Sends a control message now or never: False if it cannot be now."""
-        if (
-            not self.started
-            or not self.account.control_credits
-            or not self._queue.control_room
-        ):
+        if not self.started or not self.account.control_credits or not self._queue.control_room:
             return False
         return self._send_control_frame(FrameKind.CONTROL, protocol.encode(message), None)
 

@@ -144,5 +144,5 @@ def reg_everything(pd: ProtectionDomain) -> MemoryRegion | None:
     library = pd.context.library
     if library.pins:
         return None
-    pointer = library.reg_own_mr(pd.pointer, ffi.NULL, ADDRESS_SPACE, 0)
+    pointer = library.reg_own_mr(pd.pointer, ffi.cast("void *", 0), ADDRESS_SPACE, 0)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.NONE)
