@@ -114,9 +114,9 @@ class MemoryPool(Shelf):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
-        everything = reg_everything(pd)
-        self.everything = 0 if everything is None else everything.lkey
-        self._everything = everything
+        self._everything = reg_everything(pd)
+        if self._everything is not None:
+            self.everything = self._everything.lkey
         self.ready_bytes = READY_BYTES
         self.line: MemoryLine[Block] = MemoryLine(self.block, limit // BRIEF_SHARE)
         """Who waits for memory.  Internal to the library."""
@@ -304,6 +304,9 @@ class MemoryPool(Shelf):
         """No more leases.  The regions are deregistered with the protection domain, which the
         owner of both closes next; views that users still have stay readable."""
         self.closed = True
+        self.everything = 0
+        if self._everything is not None:
+            self._everything.close()
         self._drop_large()
         self.clear_ready()
         self.line.fail(BufferStateError("the memory pool is closed"))
