@@ -349,6 +349,12 @@ def test_a_supply(pool: MemoryPool, run: Run) -> None:
         with pytest.raises(QuotaError, match="pool_limit"):
             supply.block(LIMIT + 1)
 
+        held = pool.alloc(LIMIT)
+        assert supply.block(300) is None  # asked for after the end: it is for nobody
+        held.release()
+        await turns()
+        assert pool.statistics().leases == 0
+
     run(main())
 
 

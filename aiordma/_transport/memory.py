@@ -140,10 +140,14 @@ class Supply:
 
     def close(self) -> None:
         """Nothing is wanted any more."""
-        del self._on_memory
+        self._on_memory = nobody
         turn, self._turn = self._turn, None
         if turn is not None:
             self.pool.line.leave(turn)
+
+
+def nobody() -> None:
+    """Who has gone needs no memory."""
 
 
 def never(pool: MemoryPool, size: int) -> QuotaError | None:
