@@ -50,6 +50,8 @@ def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable
             raise failure(call, errno.EOPNOTSUPP)
 
         monkeypatch.setattr(context.library.calls, call, refuse)
+        if call == "ibv_reg_mr":  # as the embedded device has it for memory without holes
+            monkeypatch.setattr(context.library, "reg_own_mr", refuse)
 
     return take
 
