@@ -8,7 +8,7 @@ import os
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import VerbsError
+from aiordma.errors import BufferStateError, VerbsError
 from aiordma.verbs.opening import Opening
 
 
@@ -61,6 +61,8 @@ def test_the_child_of_a_fork_leaves_it_alone(pd: verbs.ProtectionDomain) -> None
     opening.close()
 
 
-def test_registering_fails_as_any_does(pd: verbs.ProtectionDomain) -> None:
-    with pytest.raises(VerbsError):
-        Opening(pd, memoryview(b""))
+def test_not_in_a_domain_that_is_closed(context: verbs.Context) -> None:
+    pd = context.alloc_pd()
+    pd.close()
+    with pytest.raises(BufferStateError):
+        Opening(pd, memoryview(bytes(5000)))
