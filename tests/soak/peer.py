@@ -148,14 +148,16 @@ class Peer:
         if handlers or self._stream_handlers:
             return f"{handlers} connections, {len(self._stream_handlers)} streams"
         gc.collect()
-        statistics = [pool.statistics() for pool in {pool_of(conn) for conn in self._anchored}]
+        pools = {pool_of(conn) for conn in self._anchored}
+        statistics = [pool.statistics() for pool in pools]
         # Receives that have been used are posted again a few at a time: so many there may be.
         receives = sum(receives_of(conn) for conn in self._anchored)
         held = Kept.now(max(0, sum(one.leases for one in statistics) - receives))
         leased = sum(one.leased_bytes for one in statistics)
         if leased > sum(memory_of(conn) for conn in self._anchored):
             more.append(f"{leased} bytes of the pool leased")
-        regions = held.objects.pop("MemoryRegion", 0) - sum(one.regions for one in statistics)
+        known = sum(one.regions for one in statistics) + sum(pool.everything != 0 for pool in pools)
+        regions = held.objects.pop("MemoryRegion", 0) - known
         if regions:
             more.append(f"{regions} registrations beside the pool's")
         if self._first is None and not more:
