@@ -19,6 +19,19 @@ enum {
 	FRAME_BUNDLE = 5,
 };
 
+/* A number in a frame. */
+static inline void fast_put_word(unsigned char *bytes, uint32_t word)
+{
+	for (int i = 0; i < 4; i++)
+		bytes[i] = (unsigned char)(word >> 8 * i);
+}
+
+static inline uint32_t fast_get_word(const unsigned char *bytes)
+{
+	return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
+	       (uint32_t)bytes[3] << 24;
+}
+
 /* The bytes of a message of the user, and who keeps them there. */
 struct parcel {
 	PyObject *source; /* a reference: bytes, a buffer, or a leased block */

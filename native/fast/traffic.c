@@ -2,8 +2,8 @@
  *
  * The base of aiordma/_transport/messages.py, where the rules stand.  Plain is a message that fits a
  * frame, while there is a credit, room in the send queue, a block that is ready, and no other work to
- * be posted first; and a frame with messages that keeps to the protocol.  Everything else goes to
- * Python, which does it, or says what is wrong with it.
+ * be posted first.  Everything else goes to Python, which does it, or says what is wrong with it.
+ * What comes in is arrival.c's.
  */
 #include <string.h>
 
@@ -15,8 +15,7 @@ enum { COPIED_BELOW = 4096 };
 PyTypeObject *fast_traffic_type;
 
 static PyObject *str_append, *str_appendleft, *str_popleft, *str_collect, *str_call_soon,
-	*str_send_first, *str_pump_controls, *str_credits, *str_parted, *str_sent, *str_used,
-	*str_received;
+	*str_send_first, *str_pump_controls, *str_credits, *str_parted, *str_sent;
 
 static int call(PyObject *object, PyObject *method, PyObject *argument)
 {
@@ -25,8 +24,6 @@ static int call(PyObject *object, PyObject *method, PyObject *argument)
 	Py_XDECREF(done);
 	return done ? 0 : -1;
 }
-
-/* ---- sending ----------------------------------------------------------------------------------- */
 
 static bool can_send(const struct traffic *traffic)
 {
@@ -53,8 +50,7 @@ static void begin(struct traffic *traffic, unsigned char *bytes, unsigned char k
 	bytes[1] = (unsigned char)control;
 	bytes[2] = (unsigned char)data;
 	bytes[3] = (unsigned char)(data >> 8);
-	for (int i = 0; i < 4; i++)
-		bytes[4 + i] = (unsigned char)(imm >> 8 * i);
+	fast_put_word(bytes + 4, imm);
 }
 
 static int post(struct traffic *traffic, struct frame *frame)
@@ -121,18 +117,6 @@ static unsigned long long bundled(const struct outgoing *outgoing)
 	return 8 + ((outgoing->parcel.length + 7) & ~7ULL);
 }
 
-static void put_word(unsigned char *bytes, uint32_t word)
-{
-	for (int i = 0; i < 4; i++)
-		bytes[i] = (unsigned char)(word >> 8 * i);
-}
-
-static uint32_t get_word(const unsigned char *bytes)
-{
-	return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
-	       (uint32_t)bytes[3] << 24;
-}
-
 static int send_bundle(struct traffic *traffic, struct outgoing **all, uint32_t count,
 		       unsigned long long size)
 {
@@ -157,8 +141,8 @@ static int send_bundle(struct traffic *traffic, struct outgoing **all, uint32_t 
 		const struct parcel *parcel = &all[i]->parcel;
 		unsigned long long whole = bundled(all[i]);
 
-		put_word(bytes, (uint32_t)parcel->length | (parcel->has_imm ? ENTRY_IMMEDIATE : 0));
-		put_word(bytes + 4, parcel->imm);
+		fast_put_word(bytes, (uint32_t)parcel->length | (parcel->has_imm ? ENTRY_IMMEDIATE : 0));
+		fast_put_word(bytes + 4, parcel->imm);
 		memcpy(bytes + 8, parcel->bytes, parcel->length);
 		memset(bytes + 8 + parcel->length, 0, whole - 8 - parcel->length);
 		bytes += whole;
@@ -431,129 +415,6 @@ static PyObject *traffic_send_plainly(PyObject *self, PyObject *const *args, Py_
 	return rc < 0 ? NULL : PyBool_FromLong(rc);
 }
 
-/* ---- receiving --------------------------------------------------------------------------------- */
-
-static PyObject *new_message(struct traffic *traffic, struct block *block, uint64_t offset,
-			     uint64_t length, bool has_imm, uint32_t imm, bool last)
-{
-	PyObject *made = fast_new_message((PyTypeObject *)traffic->message_type, block, offset,
-					  length);
-	struct message *message = (struct message *)made;
-
-	if (message) {
-		message->has_imm = has_imm;
-		message->imm = imm;
-		message->last = last;
-	}
-	return made;
-}
-
-/* Of the whole frame: how many messages are in it, 0 if anything is wrong with it. */
-static uint32_t look_through(const unsigned char *bytes, uint32_t length)
-{
-	uint32_t offset = FRAME_HEADER, count = 0;
-
-	while (offset < length) {
-		if (length - offset < 8 || count == MOST_BUNDLED)
-			return 0;
-		uint32_t word = get_word(bytes + offset), imm = get_word(bytes + offset + 4);
-		uint64_t size = word & ~ENTRY_IMMEDIATE;
-		uint64_t whole = 8 + ((size + 7) & ~7ULL);
-
-		if (whole > length - offset || (imm && !(word & ENTRY_IMMEDIATE)))
-			return 0;
-		for (uint64_t i = 8 + size; i < whole; i++)
-			if (bytes[offset + i])
-				return 0;
-		offset += (uint32_t)whole;
-		count++;
-	}
-	return count;
-}
-
-static int unbundle(struct traffic *traffic, struct block *block, uint32_t length, uint32_t count)
-{
-	const unsigned char *bytes = fast_block_bytes(block);
-	uint32_t offset = FRAME_HEADER;
-	int rc = 0;
-
-	block->pinned.leases += count - 1;
-	for (uint32_t i = 0; i < count; i++) {
-		uint32_t word = get_word(bytes + offset);
-		uint32_t size = word & ~ENTRY_IMMEDIATE;
-		PyObject *message = new_message(traffic, block, offset + 8, size,
-						word & ENTRY_IMMEDIATE,
-						get_word(bytes + offset + 4), i + 1 == count);
-
-		if (!message || fast_arrived((struct inbox *)traffic->inbox, message))
-			rc = -1;
-		offset += 8 + ((size + 7) & ~7U);
-	}
-	(void)length;
-	return rc;
-}
-
-static int for_python(struct traffic *traffic, struct block *block, uint32_t length)
-{
-	PyObject *number = PyLong_FromUnsignedLong(length);
-	PyObject *done = number ? PyObject_CallMethodObjArgs((PyObject *)traffic, str_received,
-							     block, number, NULL) :
-				  NULL;
-
-	Py_XDECREF(number);
-	Py_XDECREF(done);
-	return done ? 0 : -1;
-}
-
-static int count_used(struct traffic *traffic, struct block *block, uint32_t length)
-{
-	if (!traffic->watching && length <= traffic->small_size) {
-		traffic->used++;
-		return 0;
-	}
-	PyObject *posted = PyLong_FromUnsignedLong(block->posted);
-	PyObject *number = PyLong_FromUnsignedLong(length);
-	PyObject *done = posted && number ?
-				 PyObject_CallMethodObjArgs((PyObject *)traffic, str_used, posted,
-							    number, NULL) :
-				 NULL;
-
-	Py_XDECREF(posted);
-	Py_XDECREF(number);
-	Py_XDECREF(done);
-	return done ? 0 : -1;
-}
-
-int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
-{
-	const unsigned char *bytes = fast_block_bytes(block);
-
-	if (!traffic->takes || length < FRAME_HEADER || length > block->size)
-		return for_python(traffic, block, length);
-	unsigned char kind = bytes[0];
-	uint32_t imm = get_word(bytes + 4), count = 1;
-
-	if (kind == FRAME_BUNDLE)
-		count = imm ? 0 : look_through(bytes, length);
-	else if (kind != (FRAME_DATA | FRAME_IMMEDIATE) && (kind != FRAME_DATA || imm))
-		count = 0;
-	if (!count || !fast_received_data((struct account *)traffic->account, bytes[1],
-					  bytes[2] | (unsigned int)bytes[3] << 8))
-		return for_python(traffic, block, length);
-	int rc = count_used(traffic, block, length);
-
-	if (kind == FRAME_BUNDLE) {
-		rc |= unbundle(traffic, block, length, count);
-	} else {
-		PyObject *message = new_message(traffic, block, FRAME_HEADER,
-						length - FRAME_HEADER, kind & FRAME_IMMEDIATE, imm,
-						true);
-		if (!message || fast_arrived((struct inbox *)traffic->inbox, message))
-			rc = -1;
-	}
-	return rc ? -1 : fast_pump(traffic);
-}
-
 static PyObject *traffic_take_frame(PyObject *self, PyObject *args)
 {
 	PyObject *block;
@@ -697,8 +558,6 @@ int fast_add_traffic(PyObject *module)
 		{&str_credits, "_send_credits"},
 		{&str_parted, "_check_drained"},
 		{&str_sent, "_count_sent"},
-		{&str_used, "_count_used"},
-		{&str_received, "received"},
 	};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

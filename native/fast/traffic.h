@@ -1,4 +1,4 @@
-/* The two-sided traffic of a connection: what is plain of it; see traffic.c, inbox.c. */
+/* The two-sided traffic of a connection: what is plain of it; see traffic.c, arrival.c, inbox.c. */
 #ifndef AIORDMA_FAST_TRAFFIC_H
 #define AIORDMA_FAST_TRAFFIC_H
 
@@ -74,6 +74,7 @@ int fast_pump(struct traffic *traffic);
 void fast_count_sent(struct traffic *traffic, unsigned int messages, unsigned long long bytes);
 
 int fast_add_counts(PyObject *module);
+int fast_add_arrival(void);
 int fast_add_inbox(PyObject *module);
 int fast_add_traffic(PyObject *module);
 
