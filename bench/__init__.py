@@ -1,6 +1,6 @@
 """What aiordma reaches, measured beside what people would use instead, in one run of the machine.
 
-    python -m bench all         everything, into RESULTS.md (about ten minutes; --quick: one)
+    python -m bench all         everything, into RESULTS.md (a few minutes; --quick: one)
     python -m bench latency     one comparison, printed
     python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
     python -m bench render      RESULTS.md again, from results.json
@@ -9,5 +9,6 @@
 
 A comparison (latency.py, imports.py ...) says what is measured and what is to be reached; lanes.py
 has all take turns; contender.py starts their processes, worker.py is what they do in Python and
-verbs.c in C; results.py and plots.py show what came out, and measure nothing.
+verbs.c in C; results.py and plots.py show what came out, and measure nothing; notes.toml says why
+what is not reached is not.
 """

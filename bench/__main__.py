@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from .results import Results, markdown
 
 HERE = Path(__file__).parent
 SAVED = "results.json"
+NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
+"""What is known of that which is not reached; by hand, since measuring cannot know it."""
 COMPARISONS: dict[str, Comparison] = {
     "latency": latency.COMPARISON,
     "rate": rate.COMPARISON,
@@ -56,16 +59,23 @@ def measure(names: Sequence[str], options: Options) -> Results:
     return results
 
 
+def text(results: Results) -> str:
+    """RESULTS.md."""
+    return markdown(results, COMPARISONS, pictures(results), NOTES)
+
+
+def pictures(results: Results) -> dict[str, str]:
+    """Where they are, by comparison."""
+    return {name: f"plots/{name}.svg" for name in results["data"] if name in COMPARISONS}
+
+
 def render(results: Results, folder: Path) -> None:
     """RESULTS.md and its pictures."""
     from .plots import draw  # noqa: PLC0415 - measuring needs no matplotlib
 
-    plots = {}
-    for name, data in results["data"].items():
-        if name in COMPARISONS:
-            plots[name] = f"plots/{name}.svg"
-            draw(COMPARISONS[name], data, folder / plots[name])
-    (folder / "RESULTS.md").write_text(markdown(results, COMPARISONS, plots))
+    for name, path in pictures(results).items():
+        draw(COMPARISONS[name], results["data"][name], folder / path)
+    (folder / "RESULTS.md").write_text(text(results))
 
 
 def save(results: Results, folder: Path) -> None:
@@ -105,7 +115,7 @@ def main() -> None:
         case "render":
             render(json.loads(saved.read_text()), chosen.folder)
         case name:
-            print(markdown(measure([name], options), COMPARISONS, {}))
+            print(markdown(measure([name], options), COMPARISONS, {}, NOTES))
 
 
 if __name__ == "__main__":

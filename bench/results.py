@@ -17,6 +17,7 @@ of {turns} turns, in each of which all that is compared ran once; in brackets th
 highest turn. What carries over to another machine, if anything does, are the ratios.
 """
 
+NO_NOTE = "nobody has looked into it."
 VERDICTS = {True: "reached", False: "**not reached**", None: ""}
 
 
@@ -58,10 +59,23 @@ def reached(requirement: Requirement) -> tuple[str, str, str, str]:
     return requirement.what, requirement.asked, requirement.measured, verdict
 
 
+def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
+    """A paragraph for each that is not reached."""
+    missed = [requirement.what for requirement in requirements if not requirement.reached]
+    if missed:
+        yield from ("", "### What is not reached, and why")
+    for what in missed:
+        yield from ("", f"**{what}**: {notes.get(what, NO_NOTE)}")
+
+
 def markdown(
-    results: Results, comparisons: Mapping[str, Comparison], plots: Mapping[str, str]
+    results: Results,
+    comparisons: Mapping[str, Comparison],
+    plots: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> str:
-    """`plots` are paths of pictures, by comparison."""
+    """`plots` are paths of pictures, by comparison; `notes` say by what is asked why it is not
+    reached."""
     lines = [HEAD.format(turns=results["turns"]), "## The machine", ""]
     lines += table(("", ""), results["machine"].items())
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
@@ -72,6 +86,7 @@ def markdown(
         for requirement in comparisons[name].requirements(data)
     ]
     lines += table(("what", "asked", "measured", ""), map(reached, requirements))
+    lines += why(requirements, notes)
     if "cost" in results:
         lines += ["", "## What it costs", "", "Of the client and of the server.", ""]
         rows = cost.rows(results["cost"])

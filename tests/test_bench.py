@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as command
 from bench import instructions
 from bench.__main__ import COMPARISONS, IN_ALL
 from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
@@ -85,6 +86,9 @@ def test_what_is_reached(judge: type, reached: tuple[bool, ...]) -> None:
         assert requirement.measured == "2.00 (1.00 - 9.00) x"
 
 
+ADAPTIVE = "64 B echo round trip, adaptive polling: times faster than uvloop TCP protocols"
+
+
 def made_up() -> Results:
     seconds = {"aiordma": [1e-5, 2e-5, 3e-5], "uvloop TCP protocol": [4e-5, 6e-5, 9e-5]}
     who = [*seconds, "aiordma, sleeping", "uvloop Unix protocol"]
@@ -102,7 +106,9 @@ def made_up() -> Results:
 
 
 def test_results_say_what_was_measured() -> None:
-    text = markdown(made_up(), COMPARISONS, {"latency": "plots/latency.svg"})
+    text = markdown(
+        made_up(), COMPARISONS, {"latency": "plots/latency.svg"}, {ADAPTIVE: "It is so."}
+    )
     assert "a median\nof 3 turns" in text
     assert "| kernel | one |" in text
     adaptive, sleeping, together = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
@@ -112,6 +118,33 @@ def test_results_say_what_was_measured() -> None:
     assert "| 64 B | aiordma | 20 (10 - 30) |  |" in text
     assert "| 64 B | uvloop TCP protocol | 60 (40 - 90) | 3.00 (3.00 - 4.00) |" in text
     assert "![Echo](plots/latency.svg)" in text
+    assert f"\n**{ADAPTIVE}**: It is so.\n" in text
+    assert text.count("\n**") == 1
+
+
+def test_what_nobody_looked_into_is_said() -> None:
+    text = markdown(made_up(), COMPARISONS, {}, {})
+    assert f"\n**{ADAPTIVE}**: nobody has looked into it.\n" in text
+
+
+COMMITTED = command.HERE / command.SAVED
+
+
+def test_the_committed_results_are_those_of_the_command() -> None:
+    """Nobody has written into them; and each row that is not reached has its note."""
+    text = (command.HERE / "RESULTS.md").read_text()
+    assert text == command.text(json.loads(COMMITTED.read_text()))
+    assert "nobody has looked into it" not in text
+
+
+def test_notes_are_about_what_is_asked() -> None:
+    data = json.loads(COMMITTED.read_text())["data"]
+    asked = {
+        requirement.what
+        for name in data
+        for requirement in COMPARISONS[name].requirements(data[name])
+    }
+    assert command.NOTES.keys() <= asked
 
 
 def test_results_are_rendered_from_what_was_saved(tmp_path: Path) -> None:
@@ -162,7 +195,7 @@ def test_cost(tmp_path: Path) -> None:
     assert len(data["transfers"]["extra"]) == 3
     for extra in data["transfers"]["extra"].values():
         assert max(extra) < 8 << 20
-    text = markdown({**made_up(), "cost": data}, COMPARISONS, {})
+    text = markdown({**made_up(), "cost": data}, COMPARISONS, {}, {})
     assert text.count("| reached |") >= REACHED
     assert "| 200 idle connections in a process, in all |" in text
 
