@@ -1,9 +1,8 @@
 /* The wire that is a way through shared memory, to another process of this host or to ourselves.
  *
  * A way carries records, and each record whole frames: payload is copied from the application's
- * memory into the ring, and out of it to where it belongs.  Records are short enough that the other
- * side can copy out while we copy in; frames are as long as that allows, since what lies in the caches
- * of another core comes quicker in long runs.
+ * memory into the ring, and out of it to where it belongs.  Frames and records are short enough that
+ * the other side can copy out while we copy in.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,8 +11,8 @@
 #include "link.h"
 
 enum {
-	WAY_FRAME_MOST = 128 * 1024,
-	WAY_RECORD_MOST = WAY_FRAME_MOST + 32 * 1024, /* a long frame, or many short ones */
+	WAY_FRAME_MOST = 32 * 1024,
+	WAY_RECORD_MOST = 4 * WAY_FRAME_MOST,
 };
 
 /* ---- what the neighbour says --------------------------------------------------------------- */
