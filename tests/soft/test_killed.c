@@ -343,7 +343,7 @@ static void begin(struct round *round)
 static void kill_now(struct round *round)
 {
 	CHECK_EQUAL(kill(round->peer->pid, SIGKILL), 0);
-	round->gone_ns = now_ns(CLOCK_MONOTONIC);
+	round->gone_ns = watched_ns();
 }
 
 /* Its moment has come. */
@@ -375,7 +375,7 @@ static void act(struct round *round)
 static bool all_told(struct round *round)
 {
 	struct end *end = &round->end;
-	uint64_t since = now_ns(CLOCK_MONOTONIC) - round->gone_ns;
+	uint64_t since = watched_ns() - round->gone_ns;
 
 	CHECK(since < 10 * SECOND);
 	if (!end->failed || end->outstanding || end->receives)
@@ -396,7 +396,7 @@ static bool step_round(struct round *round)
 	if (round->peer->fd >= 0 && !end->up && !round->closed && hear_line(round->peer, &line))
 		bring_up_end(end, &line);
 	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && was_alive)
-		round->gone_ns = now_ns(CLOCK_MONOTONIC); /* has left */
+		round->gone_ns = watched_ns(); /* has left */
 	if (!round->closed && end->up && !step_end(end))
 		CHECK(round->gone_ns || round->fate == LEAVES);
 	if (!round->gone_ns && now_ns(CLOCK_MONOTONIC) > round->next_ns)
@@ -452,7 +452,7 @@ static void server_of_many(void)
 		see_witness();
 	}
 	CHECK_EQUAL(kill(peer->pid, SIGKILL), 0);
-	killed_at = now_ns(CLOCK_MONOTONIC);
+	killed_at = watched_ns();
 	while (told < MANY) {
 		told = 0;
 		for (int i = 0; i < MANY; i++) {
@@ -460,9 +460,9 @@ static void server_of_many(void)
 			told += ends[i].failed && !ends[i].outstanding && !ends[i].receives;
 		}
 		see_witness();
-		CHECK(now_ns(CLOCK_MONOTONIC) - killed_at < 10 * SECOND);
+		CHECK(watched_ns() - killed_at < 10 * SECOND);
 	}
-	noticed_after(now_ns(CLOCK_MONOTONIC) - killed_at);
+	noticed_after(watched_ns() - killed_at);
 	for (int i = 0; i < MANY; i++)
 		close_end(&ends[i]);
 	while (!peer_is_gone(peer))

@@ -367,7 +367,7 @@ static void act(struct round *round)
 		round->fate = KILLED;
 	} else {
 		CHECK_EQUAL(kill(round->peer->pid, SIGKILL), 0);
-		round->gone_ns = now_ns(CLOCK_MONOTONIC);
+		round->gone_ns = watched_ns();
 		return;
 	}
 	round->next_ns = now_ns(CLOCK_MONOTONIC) + moment_ns();
@@ -379,7 +379,7 @@ static bool step_round(struct round *round)
 	if (round->peer->fd >= 0 && round->serves && !round->port)
 		(void)!recv(round->peer->fd, &round->port, sizeof(round->port), MSG_DONTWAIT);
 	if (round->peer->fd >= 0 && peer_is_gone(round->peer) && !round->gone_ns)
-		round->gone_ns = now_ns(CLOCK_MONOTONIC); /* has left */
+		round->gone_ns = watched_ns(); /* has left */
 	if (!round->gone_ns) {
 		while (round->port && connections_with(round->number) < EACH)
 			dial(round->port, round->number);
@@ -387,10 +387,10 @@ static bool step_round(struct round *round)
 			act(round);
 		return true;
 	}
-	CHECK(now_ns(CLOCK_MONOTONIC) - round->gone_ns < 10 * SECOND);
+	CHECK(watched_ns() - round->gone_ns < 10 * SECOND);
 	if (round->peer->fd >= 0 || connections_with(round->number))
 		return true;
-	noticed_after(now_ns(CLOCK_MONOTONIC) - round->gone_ns);
+	noticed_after(watched_ns() - round->gone_ns);
 	round->peer = NULL;
 	return false;
 }
