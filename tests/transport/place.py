@@ -187,6 +187,12 @@ async def barrier(conn: Connection) -> None:
     await region.release()
 
 
+async def at_rest(*conns: Connection) -> None:
+    """Until nothing of theirs is under way: each frame holds a block for as long as it is."""
+    while any(conn._queue.outstanding for conn in conns):
+        await turns(1)
+
+
 async def give(
     owner: Connection,
     user: Connection,

@@ -13,7 +13,7 @@ from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from tests.core.test_frames import packed_bundle, unpacked_bundle
 
 from .marks import by_tcp, one_loop
-from .place import ALONE, SMALL, Place, barrier, ends, pattern, pool_statistics, turns
+from .place import ALONE, SMALL, Place, at_rest, barrier, ends, pattern, pool_statistics, turns
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
 
@@ -94,6 +94,7 @@ async def test_cancelled_before_its_turn_ends(place: Place) -> None:
 @one_loop
 async def test_the_memory_goes_with_the_last_that_looks(place: Place) -> None:
     async with place.pair() as (client, server):
+        await at_rest(client, server)
         before = pool_statistics(server).leased_bytes
         sends = [client.send_nowait(b"%d" % n) for n in range(5)]
         received = [await server.recv() for _ in sends]
@@ -107,6 +108,7 @@ async def test_the_memory_goes_with_the_last_that_looks(place: Place) -> None:
         received[-1].release()
         assert bytes(view) == b"2"
         del view
+        await at_rest(client, server)
         assert pool_statistics(server).leased_bytes == before
 
 

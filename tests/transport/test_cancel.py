@@ -17,6 +17,7 @@ from .place import (
     ALONE,
     SMALL,
     Place,
+    at_rest,
     barrier,
     cancelled_after,
     check_alive,
@@ -181,7 +182,9 @@ async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
 
 @one_loop
 async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
-    async with place.pair() as (anchor, _):
+    async with place.pair() as anchors:
+        anchor = anchors[0]
+        await at_rest(*anchors)
         before = pool_statistics(anchor)
         async with place.pair() as (client, server):
             for count in place.turns:
@@ -191,6 +194,7 @@ async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
             async for message in server:
                 message.release()
             await closing
+        await at_rest(*anchors)
         after = pool_statistics(anchor)
         assert (after.leases, after.leased_bytes) == (before.leases, before.leased_bytes)
 
@@ -318,7 +322,9 @@ async def test_recv_buffer_cancelled_at_any_time(place: Place) -> None:
 
 @pytest.mark.parametrize("operation", ["batch", "write with imm", "lease"])
 async def test_others_cancelled_at_any_time(place: Place, operation: str) -> None:
-    async with place.pair() as (anchor, _):
+    async with place.pair() as anchors:
+        anchor = anchors[0]
+        await at_rest(*anchors)
         before = pool_statistics(anchor).leases
         async with place.pair() as (client, server):
             await cancel_others(place, operation, client, server)
