@@ -143,14 +143,14 @@ class Witness:
     def __init__(self, place: Place, client: Connection, server: Connection) -> None:
         self._place = place
         self.client = client
-        self._server = server
+        self.server = server
         self._checks = 0
 
     async def check(self) -> None:
         """Messages of both kinds still arrive in both directions."""
         self._checks += 1
         async with self._place.within(2):
-            await check_alive(self.client, self._server, seed=self._checks)
+            await check_alive(self.client, self.server, seed=self._checks)
 
 
 async def check_alive(client: Connection, server: Connection, seed: int = 0) -> None:
@@ -221,6 +221,12 @@ async def shared(
 def pool_statistics(conn: Connection) -> PoolStatistics:
     """Of the pool that all connections of this loop and device share."""
     return conn._side.driver.pool.statistics()
+
+
+async def leases(*conns: Connection) -> int:
+    """Blocks of the pool they share that somebody has, but for the frames under way."""
+    await at_rest(*conns)
+    return pool_statistics(conns[0]).leases
 
 
 def hello(config: Config = SMALL) -> Hello:

@@ -19,7 +19,7 @@ from aiordma._transport.work_queue import Work
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .marks import by_cm, by_tcp, one_loop
-from .place import Place, check_alive, ends, exchange, give, pattern, pool_statistics, shared, turns
+from .place import Place, check_alive, ends, exchange, give, leases, pattern, shared, turns
 
 TRANSFER_SIZE = 8 << 20  # the longest single work request
 
@@ -82,7 +82,7 @@ async def test_more_than_the_send_queue_holds(place: Place) -> None:
 @one_loop
 async def test_an_exception_drops_the_batch(place: Place) -> None:
     async with place.pair() as (client, server), shared(server, client, 64) as (there, remote):
-        before = pool_statistics(client).leases
+        before = await leases(client, server)
         old = []
 
         async def fail() -> None:
@@ -93,7 +93,7 @@ async def test_an_exception_drops_the_batch(place: Place) -> None:
 
         await ends(fail(), LookupError)
         assert old[0].cancelled()
-        assert pool_statistics(client).leases == before
+        assert await leases(client, server) == before
         await check_alive(client, server)
         assert not any(there.view)
 
@@ -184,8 +184,8 @@ async def test_a_failure_in_the_middle_of_a_batch(place: Place) -> None:
             assert buffer.view[:24] == bytes([1]) * 24
             assert not any(buffer.view[24:])
             share.revoke()
-            before = pool_statistics(client).leases
-        assert pool_statistics(client).leases == before - 3  # no request holds any of them
+            before = await leases(client, server)
+        assert await leases(client, server) == before - 3  # no request holds any of them
 
 
 async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:

@@ -17,14 +17,13 @@ from .place import (
     ALONE,
     SMALL,
     Place,
-    at_rest,
     barrier,
     cancelled_after,
     check_alive,
     ends,
     exchange,
+    leases,
     pattern,
-    pool_statistics,
     shared,
     turns,
     wakes_in_the_next_turn,
@@ -182,10 +181,8 @@ async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
 
 @one_loop
 async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
-    async with place.pair() as anchors:
-        anchor = anchors[0]
-        await at_rest(*anchors)
-        before = pool_statistics(anchor)
+    async with place.pair() as (anchor, other):
+        before = await leases(anchor, other)
         async with place.pair() as (client, server):
             for count in place.turns:
                 await cancelled_after(count, lambda: client.send(bytes(100)))
@@ -194,9 +191,7 @@ async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
             async for message in server:
                 message.release()
             await closing
-        await at_rest(*anchors)
-        after = pool_statistics(anchor)
-        assert (after.leases, after.leased_bytes) == (before.leases, before.leased_bytes)
+        assert await leases(anchor, other) == before
 
 
 # ---- one-sided operations and regions ------------------------------------------------------------
@@ -207,7 +202,7 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
     async with place.pair() as (client, server):
         size = 200_000
         async with shared(server, client, size) as (_, remote):
-            before = pool_statistics(client).leases
+            before = await leases(client, server)
             memory = bytearray(size)
             region = client.register(bytearray(size))
 
@@ -230,7 +225,7 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
             # What was posted is done before what is posted now, on the same queue pair.
             await client.read(remote[:8], bytearray(8))
             memory.extend(b"it is not pinned any more")
-            assert pool_statistics(client).leases == before
+            assert await leases(client, server) == before
             await check_alive(client, server)
 
 
@@ -322,13 +317,11 @@ async def test_recv_buffer_cancelled_at_any_time(place: Place) -> None:
 
 @pytest.mark.parametrize("operation", ["batch", "write with imm", "lease"])
 async def test_others_cancelled_at_any_time(place: Place, operation: str) -> None:
-    async with place.pair() as anchors:
-        anchor = anchors[0]
-        await at_rest(*anchors)
-        before = pool_statistics(anchor).leases
+    async with place.pair() as (anchor, other):
+        before = await leases(anchor, other)
         async with place.pair() as (client, server):
             await cancel_others(place, operation, client, server)
-        assert pool_statistics(anchor).leases == before
+        assert await leases(anchor, other) == before
 
 
 async def cancel_others(

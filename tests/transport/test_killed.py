@@ -27,7 +27,7 @@ from aiordma import (
     RDMAError,
 )
 
-from .place import Place, pattern, pool_statistics
+from .place import Place, at_rest, pattern, pool_statistics
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 24
@@ -153,6 +153,7 @@ async def test_killed_at_any_moment(place: Place) -> None:
     try:
         async with place.witness() as witness, survivor(place) as we:
             chance = we.chance
+            await at_rest(witness.client, witness.server)
             before = pool_statistics(witness.client)
             for number in range(ROUNDS if place.slow == 1 else 6):
                 role = chance.choice(list(ROLES))
@@ -185,6 +186,7 @@ async def test_killed_at_any_moment(place: Place) -> None:
                     await witness.check()
             assert statistics.median(times) < place.slow
             await witness.check()
+            await at_rest(witness.client, witness.server)
             after = pool_statistics(witness.client)
             assert (after.leases, after.regions) == (before.leases, before.regions)
     finally:

@@ -38,8 +38,8 @@ from .place import (
     ends,
     exchange,
     give,
+    leases,
     pattern,
-    pool_statistics,
     turns,
 )
 from .raw_peer import RawPeer
@@ -396,8 +396,8 @@ async def test_messages_that_arrived_outlive_the_end(place: Place) -> None:
 
 @one_loop
 async def test_messages_nobody_takes_go_back(place: Place) -> None:
-    async with place.pair() as (anchor, _):
-        before = pool_statistics(anchor).leases
+    async with place.pair() as (anchor, other):
+        before = await leases(anchor, other)
         async with place.pair() as (client, server):
             for n in range(SMALL.data_receives):
                 await client.send(pattern(1000 if n else 5000, n))
@@ -406,7 +406,7 @@ async def test_messages_nobody_takes_go_back(place: Place) -> None:
                 await server.wait_closed()
         del client, server
         gc.collect()
-        assert pool_statistics(anchor).leases == before
+        assert await leases(anchor, other) == before
 
 
 @one_loop

@@ -33,8 +33,8 @@ from .place import (
     ends,
     exchange,
     give,
+    leases,
     pattern,
-    pool_statistics,
     shared,
     turns,
 )
@@ -311,7 +311,7 @@ async def test_released_memory(place: Place) -> None:
         buffer.release()
         region = client.register(bytearray(100))
         region.close()
-        before = pool_statistics(client).leases
+        before = await leases(client, server)
         used: list[tuple[LocalMemory, int]] = [(buffer, 100), (part, 10), (region, 100)]
         for memory, size in used:
             with pytest.raises(BufferStateError):
@@ -326,7 +326,7 @@ async def test_released_memory(place: Place) -> None:
             buffer[0:1]
         buffer.release()  # again: nothing
         region.close()
-        assert pool_statistics(client).leases == before
+        assert await leases(client, server) == before
         assert not any(there.view)
         await check_alive(client, server)
 

@@ -17,7 +17,7 @@ from aiordma._transport.sharing import RemoteSlice
 from tests.conftest import Run
 
 from .marks import by_cm, one_loop
-from .place import SMALL, Place, barrier, check_alive, pattern, pool_statistics, shared, turns
+from .place import SMALL, Place, barrier, check_alive, leases, pattern, shared, turns
 
 # The shortest send queue that there can be, and more room at the peer than that.
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
@@ -182,7 +182,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operatio
         place.pair(SHORT) as (client, server),
         shared(server, client, 512) as (there, there_),
     ):
-        before = pool_statistics(client).leases
+        before = await leases(client, server)
         memory = bytearray(b"y" * 8)
         region = client.register(memory)
         target = there_[:8]
@@ -219,7 +219,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operatio
         await asyncio.gather(*ahead, last)
         ahead.clear()
         assert bytes(there.view[:16]) == bytes(8) + b"z" * 8
-        assert pool_statistics(client).leases == before
+        assert await leases(client, server) == before
         assert client._queue.free == client._queue.capacity
         await check_alive(client, server)
 
@@ -229,7 +229,7 @@ async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
         place.pair(SHORT) as (client, server),
         shared(server, client, 512) as (there, remote),
     ):
-        before = pool_statistics(client).leases
+        before = await leases(client, server)
         olds: list[asyncio.Future[int]] = []
 
         async def work() -> None:
@@ -244,7 +244,7 @@ async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
         await barrier(client)
         posted = int.from_bytes(there.view[:8], "little")
         assert 0 < posted < 20
-        assert pool_statistics(client).leases == before
+        assert await leases(client, server) == before
         await check_alive(client, server)
 
 

@@ -31,8 +31,8 @@ from .place import (
     check_alive,
     give,
     lease_over,
+    leases,
     pattern,
-    pool_statistics,
     shared,
     turns,
 )
@@ -447,8 +447,8 @@ async def test_only_what_was_borrowed_can_be_handed_over(place: Place) -> None:
 
 @one_loop
 async def test_handed_over_memory_outlives_the_connection(place: Place) -> None:
-    async with place.pair() as (anchor, _):
-        before = pool_statistics(anchor).leases
+    async with place.pair() as (anchor, other):
+        before = await leases(anchor, other)
         async with place.pair() as (client, server):
             remote = await client.request_region(1000)
             await client.write(pattern(1000), remote)
@@ -456,14 +456,14 @@ async def test_handed_over_memory_outlives_the_connection(place: Place) -> None:
             received = await server.recv_buffer()
         assert received.view == pattern(1000)
         received.release()
-        assert pool_statistics(anchor).leases == before
+        assert await leases(anchor, other) == before
 
 
 @one_loop
 async def test_nothing_of_a_connection_stays_in_the_pool(place: Place) -> None:
     """Lent, handed over and never received: all of it returns when the connection ends."""
-    async with place.pair() as (anchor, _):
-        before = pool_statistics(anchor).leases
+    async with place.pair() as (anchor, other):
+        before = await leases(anchor, other)
         async with place.pair() as (client, server):
             await client.request_region(1000)
             never_received = await client.request_region(1000)
@@ -471,7 +471,7 @@ async def test_nothing_of_a_connection_stays_in_the_pool(place: Place) -> None:
             await barrier(client)
         del client, server
         gc.collect()
-        assert pool_statistics(anchor).leases == before
+        assert await leases(anchor, other) == before
 
 
 # ---- waiters at the end --------------------------------------------------------------------------
