@@ -10,14 +10,6 @@ PyTypeObject *fast_inbox_type;
 
 static PyObject *str_append, *str_popleft, *str_wake, *str_ahead, *str_on_taken;
 
-static int call(PyObject *object, PyObject *method, PyObject *argument)
-{
-	PyObject *done = PyObject_CallMethodObjArgs(object, method, argument, NULL);
-
-	Py_XDECREF(done);
-	return done ? 0 : -1;
-}
-
 /* The one that waits longest looks. */
 static int wake_first(struct inbox *inbox)
 {
@@ -66,13 +58,13 @@ static int ready(struct inbox *inbox)
 
 int fast_arrived(struct inbox *inbox, PyObject *message)
 {
-	int rc = call(inbox->incoming, str_append, message);
+	int rc = fast_call(inbox->incoming, str_append, message);
 
 	Py_DECREF(message);
 	if (rc)
 		return -1;
 	if (inbox->offers)
-		return call((PyObject *)inbox, str_wake, NULL);
+		return fast_call((PyObject *)inbox, str_wake, NULL);
 	return PyObject_Size(inbox->receivers) > 0 ? wake_first(inbox) : 0;
 }
 
@@ -80,12 +72,12 @@ int fast_arrived(struct inbox *inbox, PyObject *message)
 static int went(struct inbox *inbox, bool last)
 {
 	if (last && !inbox->ended && ++inbox->taken >= inbox->refill &&
-	    call((PyObject *)inbox, str_on_taken, NULL))
+	    fast_call((PyObject *)inbox, str_on_taken, NULL))
 		return -1;
 	if (inbox->offers) {
-		if (call((PyObject *)inbox, str_ahead, NULL))
+		if (fast_call((PyObject *)inbox, str_ahead, NULL))
 			return -1;
-		return call((PyObject *)inbox, str_wake, NULL);
+		return fast_call((PyObject *)inbox, str_wake, NULL);
 	}
 	if (PyObject_Size(inbox->receivers) <= 0)
 		return 0;
@@ -109,7 +101,7 @@ static PyObject *take(struct inbox *inbox)
 		counts->messages_received++;
 		counts->bytes_received += ((struct message *)message)->length;
 	}
-	if (call(inbox->incoming, str_popleft, NULL) ||
+	if (fast_call(inbox->incoming, str_popleft, NULL) ||
 	    went(inbox, ((struct message *)message)->last)) {
 		Py_DECREF(message);
 		return NULL;
@@ -197,7 +189,7 @@ static PyObject *inbox_wait(PyObject *self, PyObject *unused)
 		Py_RETURN_NONE;
 	struct promise *promise = fast_new_promise(inbox->table);
 
-	if (promise && call(inbox->receivers, str_append, (PyObject *)promise))
+	if (promise && fast_call(inbox->receivers, str_append, (PyObject *)promise))
 		Py_CLEAR(promise);
 	return (PyObject *)promise;
 }

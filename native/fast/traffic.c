@@ -17,14 +17,6 @@ PyTypeObject *fast_traffic_type;
 static PyObject *str_append, *str_appendleft, *str_popleft, *str_collect, *str_call_soon,
 	*str_send_first, *str_pump_controls, *str_credits, *str_parted, *str_sent;
 
-static int call(PyObject *object, PyObject *method, PyObject *argument)
-{
-	PyObject *done = PyObject_CallMethodObjArgs(object, method, argument, NULL);
-
-	Py_XDECREF(done);
-	return done ? 0 : -1;
-}
-
 static bool can_send(const struct traffic *traffic)
 {
 	const struct account *account = (struct account *)traffic->account;
@@ -61,7 +53,7 @@ static int post(struct traffic *traffic, struct frame *frame)
 	if (fast_post_frame((struct queue *)traffic->queue, (PyObject *)frame))
 		return -1;
 	traffic->sent++;
-	return traffic->counting ? call((PyObject *)traffic, str_sent, NULL) : 0;
+	return traffic->counting ? fast_call((PyObject *)traffic, str_sent, NULL) : 0;
 }
 
 /* A reference to a leased block; NULL, perhaps without an exception. */
@@ -219,7 +211,7 @@ static int send_some(struct traffic *traffic)
 	else if (count == 1)
 		rc = send_one(traffic, &all[0]->parcel, all[0]->waiter);
 	for (int i = count; i-- > 0;) {
-		if (!rc && call(traffic->waiting, str_appendleft, (PyObject *)all[i]))
+		if (!rc && fast_call(traffic->waiting, str_appendleft, (PyObject *)all[i]))
 			rc = -1;
 		Py_DECREF((PyObject *)all[i]);
 	}
@@ -251,14 +243,14 @@ int fast_pump(struct traffic *traffic)
 	if (!traffic->started || traffic->ended)
 		return 0;
 	if (PyObject_Size(traffic->controls) > 0 &&
-	    call((PyObject *)traffic, str_pump_controls, NULL))
+	    fast_call((PyObject *)traffic, str_pump_controls, NULL))
 		return -1;
 	if (PyObject_Size(traffic->waiting) > 0 && send_waiting(traffic))
 		return -1;
 	if (fast_credit_frame_due((struct account *)traffic->account) && !traffic->ended &&
-	    call((PyObject *)traffic, str_credits, NULL))
+	    fast_call((PyObject *)traffic, str_credits, NULL))
 		return -1;
-	return traffic->parting ? call((PyObject *)traffic, str_parted, NULL) : 0;
+	return traffic->parting ? fast_call((PyObject *)traffic, str_parted, NULL) : 0;
 }
 
 static PyObject *traffic_pump(PyObject *self, PyObject *unused)
@@ -330,7 +322,7 @@ static int send_parcel(struct traffic *traffic, struct parcel *parcel, PyObject 
 	if (!others && !traffic->under_way)
 		return send_one(traffic, parcel, waiter);
 	struct outgoing *outgoing = fast_new_outgoing(parcel, waiter);
-	int rc = outgoing ? call(traffic->waiting, str_append, (PyObject *)outgoing) : -1;
+	int rc = outgoing ? fast_call(traffic->waiting, str_append, (PyObject *)outgoing) : -1;
 
 	Py_XDECREF((PyObject *)outgoing);
 	if (rc || (!others && collect(traffic)))

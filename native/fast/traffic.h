@@ -62,6 +62,15 @@ extern PyTypeObject *fast_counts_type;
 extern PyTypeObject *fast_inbox_type;
 extern PyTypeObject *fast_traffic_type;
 
+/* object.method(argument), without an argument if that is NULL: 0, or -1 with an exception. */
+static inline int fast_call(PyObject *object, PyObject *method, PyObject *argument)
+{
+	PyObject *done = PyObject_CallMethodObjArgs(object, method, argument, NULL);
+
+	Py_XDECREF(done);
+	return done ? 0 : -1;
+}
+
 /* The next message, of which a reference is taken over.  -1 with an exception. */
 int fast_arrived(struct inbox *inbox, PyObject *message);
 
