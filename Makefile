@@ -105,7 +105,7 @@ soak: .venv/.test $(MODULE) ## random traffic between processes, some killed, ev
 softroce: .venv/.test .venv/.software $(MODULE) ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
-		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 \
+		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 $(PARALLEL) \
 			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/network \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aiordma.cli.app import app
+
+from ..interrupt import interrupt
 
 PAGE = (Path(__file__).parents[2] / "docs" / "perf.md").read_text()
 
@@ -115,8 +116,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.send_signal(signal.SIGINT)
-        self.status = self._process.wait()
+        self.status = interrupt(self._process)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

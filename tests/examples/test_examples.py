@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import aiordma
+
+from ..interrupt import interrupt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,12 +70,9 @@ def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
                 assert server.stdout.readline().startswith("connected: ")
                 assert server.stdout.readline().startswith("closed: ")
         finally:
-            server.send_signal(signal.SIGINT)
-            try:
-                out, err = server.communicate(timeout=60)
-            finally:
-                server.kill()  # nothing to do when it has ended as it should
-    assert (out, err, server.returncode) == ("", "", 0)
+            status = interrupt(server)
+            out, err = server.communicate()
+    assert (out, err, status) == ("", "", 0)
 
 
 def test_one_sided(environment: dict[str, str], host: str) -> None:
