@@ -22,6 +22,8 @@ GROW_AFTER = 4
 """Messages that would have fitted larger receives, before there are any."""
 SHRINK_AFTER = 256
 """Frames that have fitted the small ones, before the receives are small again."""
+NEVER_LONGER = 1 << 16
+"""Frames after which somebody looks again, whatever has come."""
 MAX_CHANGES = 8
 """Changes that a peer may tell of ahead of its use: it has no reason for more than one."""
 
@@ -55,6 +57,13 @@ class OwnReceives:
         if self.size == self.smallest:
             return self.largest if self._missed >= GROW_AFTER else self.smallest
         return self.smallest if self._enough >= SHRINK_AFTER else self.largest
+
+    @property
+    def patience(self) -> int:
+        """How many frames may come in our receives before it is time to look at `wanted` again."""
+        if self.wanted != self.size:
+            return 0
+        return NEVER_LONGER if self.size == self.smallest else SHRINK_AFTER - self._enough
 
     def change(self) -> None:
         """From now on they are posted as they are wanted; the peer is being told."""

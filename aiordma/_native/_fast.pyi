@@ -322,6 +322,19 @@ class Account:
     def plainly_receive(self, control: int, data: int, /) -> bool:
         """A frame with messages has arrived; False, and nothing happens, if it may not."""
 
+    def plainly_spend_credit(self) -> tuple[int, int] | None:
+        """A CREDIT frame is sent; None if none is due."""
+
+    def plainly_receive_credit(self, control: int, data: int, /) -> bool:
+        """A CREDIT frame has arrived, and its receive is posted again; False, and nothing happens,
+        if it may not.
+        """
+
+    def plainly_repost(self, count: int, /) -> bool:
+        """So many data receives are posted again; False, and nothing happens, for more than were
+        used.
+        """
+
     @property
     def plainly_due(self) -> bool:
         """A CREDIT frame is due."""
@@ -357,7 +370,8 @@ class Inbox:
     taken: int
     """Frames whose messages have been taken, and of which nobody has been told."""
     refill: int
-    """Of so many `_tell_taken` is told."""
+    """Of so many `_tell_taken` is told, unless `traffic` can do it all."""
+    traffic: Traffic | None
     ended: bool
     def take(self) -> Any:
         """The first message if it is here and nobody else waits, or None."""
@@ -400,8 +414,17 @@ class Traffic:
     sent: int
     """Frames that `_count_sent` has not been told of."""
     used: int
-    """Frames that were no longer than `small_size`, and of which nobody has been told."""
+    """Frames that have come, and of which nobody has been told: all of them no longer than
+    `small_size`, or else `grown`."""
+    fitted: int
+    """Of these the latest ones in a row that were no longer."""
+    reposted: int
+    """Receives that were posted again, and of which nobody has been told."""
     small_size: int
+    receive_size: int
+    """Bytes of receives that are posted again when messages have been taken; 0: `_tell_taken`."""
+    patience: int
+    """When so many frames have come that nobody was told of, it is `_tell_taken` all the same."""
     max_message: int
     closing: bool
     ended: bool
@@ -413,6 +436,8 @@ class Traffic:
     """There is no memory for a frame now."""
     counting: bool
     """`_count_sent` is called for each frame that is sent."""
+    grown: bool
+    """Receives are larger than `small_size` now."""
     watching: bool
     """`_count_used` is called for each frame that arrives."""
     parting: bool

@@ -325,6 +325,7 @@ class Inbox(NativeInbox):
     def close(self) -> None:
         """The queue pair is destroyed: what is left can be taken, and the peer hears of nothing."""
         self._answer = untold
+        self.traffic = None
         del self._on_taken
 
 

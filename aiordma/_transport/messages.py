@@ -172,6 +172,7 @@ class Messages(Traffic):
             peer_control_receives=peer.control_receives,
         )
         self.begin()
+        self.inbox.traffic = self
         self._look_whether_it_takes()
         early, self._early = self._early, []
         for block, byte_len, imm in early:

@@ -74,13 +74,26 @@ class Receives:
         if self._too_small and posted < self._sizes.size:
             self._too_small -= 1
             self._traffic.watching = self._too_small > 0
+        self._leave_to_c()
 
     def _catch_up(self) -> None:
-        """Counts the frames that C has only counted: all have fitted a small receive."""
-        count, self._traffic.used = self._traffic.used, 0
+        """Counts what C has only counted: frames, and receives that it has posted again."""
+        traffic, sizes = self._traffic, self._sizes
+        count, traffic.used = traffic.used, 0
+        fitted, traffic.fitted = traffic.fitted, 0
+        posted, traffic.reposted = traffic.reposted, 0
+        sizes.posted += posted
         if count:
             self._used += count
-            self._sizes.arrived(0, count)
+            if fitted < count:
+                sizes.arrived(sizes.largest, count - fitted)
+            sizes.arrived(0, fitted)
+
+    def _leave_to_c(self) -> None:
+        """Posting receives again, while nothing else has to be thought of."""
+        plain = not (self._taken or self._larger)
+        self._traffic.receive_size = self._sizes.size if plain else 0
+        self._traffic.patience = self._sizes.patience
 
     def repeat(self, block: Block) -> None:
         """Posts it again: nobody keeps what arrived there."""
@@ -114,6 +127,7 @@ class Receives:
             self._post(block)
             posted += 1
         self._taken -= posted
+        self._leave_to_c()
         self._on_posted(posted)
 
     def change_if_due(self) -> None:
@@ -121,6 +135,7 @@ class Receives:
         self._catch_up()
         if self._sizes.wanted != self._sizes.size:
             self._change()
+        self._leave_to_c()
 
     def _change(self) -> None:
         """Posts receives of another size from now on, if there is memory, and tells the peer.
@@ -146,6 +161,7 @@ class Receives:
         self._larger = larger
         self._too_small = len(larger)
         self._traffic.watching = self._too_small > 0
+        self._traffic.grown = sizes.size > sizes.smallest
 
     @staticmethod
     def _release(blocks: list[Block]) -> None:

@@ -7,24 +7,58 @@
 
 PyTypeObject *fast_account_type;
 
-void fast_spend_data(struct account *account, unsigned int *control, unsigned int *data)
+static void give_back(struct account *account, unsigned int *control, unsigned int *data)
 {
-	account->data--;
 	*control = account->owed_control;
 	*data = account->owed_data;
 	account->owed_control = account->owed_data = 0;
 }
 
-bool fast_received_data(struct account *account, unsigned int control, unsigned int data)
+void fast_spend_data(struct account *account, unsigned int *control, unsigned int *data)
+{
+	account->data--;
+	give_back(account, control, data);
+}
+
+void fast_spend_credit(struct account *account, unsigned int *control, unsigned int *data)
+{
+	account->control--;
+	give_back(account, control, data);
+}
+
+static bool come_back(struct account *account, unsigned int control, unsigned int data)
 {
 	if (control > account->control_limit - account->control ||
-	    data > account->data_limit - account->data ||
-	    account->held_data + account->owed_data >= account->data_receives)
+	    data > account->data_limit - account->data)
 		return false;
 	account->control += control;
 	account->data += data;
+	return true;
+}
+
+bool fast_received_data(struct account *account, unsigned int control, unsigned int data)
+{
+	if (account->held_data + account->owed_data >= account->data_receives ||
+	    !come_back(account, control, data))
+		return false;
 	account->held_data++;
 	return true;
+}
+
+bool fast_received_credit(struct account *account, unsigned int control, unsigned int data)
+{
+	if (!(control || data) ||
+	    account->held_control + account->owed_control >= account->control_receives ||
+	    !come_back(account, control, data))
+		return false;
+	account->owed_control++;
+	return true;
+}
+
+void fast_reposted_data(struct account *account, unsigned int count)
+{
+	account->held_data -= count;
+	account->owed_data += count;
 }
 
 bool fast_credit_frame_due(const struct account *account)
@@ -55,6 +89,40 @@ static PyObject *account_receive(PyObject *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "II", &control, &data))
 		return NULL;
 	return PyBool_FromLong(fast_received_data((struct account *)self, control, data));
+}
+
+static PyObject *account_receive_credit(PyObject *self, PyObject *args)
+{
+	unsigned int control, data;
+
+	if (!PyArg_ParseTuple(args, "II", &control, &data))
+		return NULL;
+	return PyBool_FromLong(fast_received_credit((struct account *)self, control, data));
+}
+
+static PyObject *account_spend_credit(PyObject *self, PyObject *unused)
+{
+	struct account *account = (struct account *)self;
+	unsigned int control, data;
+
+	(void)unused;
+	if (!fast_credit_frame_due(account))
+		Py_RETURN_NONE;
+	fast_spend_credit(account, &control, &data);
+	return Py_BuildValue("II", control, data);
+}
+
+static PyObject *account_repost(PyObject *self, PyObject *args)
+{
+	struct account *account = (struct account *)self;
+	unsigned int count;
+
+	if (!PyArg_ParseTuple(args, "I", &count))
+		return NULL;
+	if (count > account->held_data)
+		Py_RETURN_FALSE;
+	fast_reposted_data(account, count);
+	Py_RETURN_TRUE;
 }
 
 static PyObject *account_due(PyObject *self, void *unused)
@@ -88,6 +156,9 @@ static PyGetSetDef account_getset[] = {
 static PyMethodDef account_methods[] = {
 	{"plainly_spend", account_spend, METH_NOARGS, NULL},
 	{"plainly_receive", account_receive, METH_VARARGS, NULL},
+	{"plainly_spend_credit", account_spend_credit, METH_NOARGS, NULL},
+	{"plainly_receive_credit", account_receive_credit, METH_VARARGS, NULL},
+	{"plainly_repost", account_repost, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

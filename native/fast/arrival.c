@@ -1,6 +1,6 @@
 /* Frames that come in.
  *
- * Plain is one with messages that keeps to the protocol, to its last byte.  It is looked through as a
+ * Plain is one with messages that keeps to the protocol, to its last byte, or one with credits alone.  It is looked through as a
  * whole before anything of it counts; every other one goes to Python, which does what it asks, or says
  * what is wrong with it.
  */
@@ -79,10 +79,13 @@ static int for_python(struct traffic *traffic, struct block *block, uint32_t len
 	return done ? 0 : -1;
 }
 
-static int count_used(struct traffic *traffic, struct block *block, uint32_t length)
+int fast_count_used(struct traffic *traffic, struct block *block, uint32_t length)
 {
-	if (!traffic->watching && length <= traffic->small_size) {
+	bool fits = length <= traffic->small_size;
+
+	if (!traffic->watching && (fits || traffic->grown)) {
 		traffic->used++;
+		traffic->fitted = fits ? traffic->fitted + 1 : 0;
 		return 0;
 	}
 	PyObject *posted = PyLong_FromUnsignedLong(block->posted);
@@ -105,16 +108,21 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 	if (!traffic->takes || length < FRAME_HEADER || length > block->size)
 		return for_python(traffic, block, length);
 	unsigned char kind = bytes[0];
+	unsigned int control = bytes[1], data = bytes[2] | (unsigned int)bytes[3] << 8;
 	uint32_t imm = fast_get_word(bytes + 4), count = 1;
 
+	if (kind == FRAME_CREDIT && length == FRAME_HEADER && !imm) {
+		int took = fast_took_credits(traffic, block, control, data);
+
+		return took < 0 ? -1 : took ? fast_pump(traffic) : for_python(traffic, block, length);
+	}
 	if (kind == FRAME_BUNDLE)
 		count = imm ? 0 : look_through(bytes, length);
 	else if (kind != (FRAME_DATA | FRAME_IMMEDIATE) && (kind != FRAME_DATA || imm))
 		count = 0;
-	if (!count || !fast_received_data((struct account *)traffic->account, bytes[1],
-					  bytes[2] | (unsigned int)bytes[3] << 8))
+	if (!count || !fast_received_data((struct account *)traffic->account, control, data))
 		return for_python(traffic, block, length);
-	int rc = count_used(traffic, block, length);
+	int rc = fast_count_used(traffic, block, length);
 
 	if (kind == FRAME_BUNDLE) {
 		rc |= unbundle(traffic, block, count);

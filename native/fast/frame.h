@@ -16,6 +16,7 @@ enum {
 /* aiordma/_core/frames.py's, as far as they are plain. */
 enum {
 	FRAME_DATA = 1,
+	FRAME_CREDIT = 3,
 	FRAME_BUNDLE = 5,
 };
 
@@ -30,6 +31,17 @@ static inline uint32_t fast_get_word(const unsigned char *bytes)
 {
 	return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
 	       (uint32_t)bytes[3] << 24;
+}
+
+/* The beginning of a frame, with the credits that go back. */
+static inline void fast_put_header(unsigned char *bytes, unsigned char kind, unsigned int control,
+				   unsigned int data, unsigned int imm)
+{
+	bytes[0] = kind;
+	bytes[1] = (unsigned char)control;
+	bytes[2] = (unsigned char)data;
+	bytes[3] = (unsigned char)(data >> 8);
+	fast_put_word(bytes + 4, imm);
 }
 
 /* The bytes of a message of the user, and who keeps them there. */

@@ -68,11 +68,24 @@ int fast_arrived(struct inbox *inbox, PyObject *message)
 	return PyObject_Size(inbox->receivers) > 0 ? wake_first(inbox) : 0;
 }
 
+/* It is worth while to post receives again. */
+static int refill(struct inbox *inbox)
+{
+	PyObject *traffic = inbox->traffic;
+
+	if (traffic && PyObject_TypeCheck(traffic, fast_traffic_type)) {
+		int rc = fast_refill((struct traffic *)traffic, &inbox->taken);
+
+		if (rc || !inbox->taken)
+			return rc;
+	}
+	return fast_call((PyObject *)inbox, str_on_taken, NULL);
+}
+
 /* What follows from taking the first one. */
 static int went(struct inbox *inbox, bool last)
 {
-	if (last && !inbox->ended && ++inbox->taken >= inbox->refill &&
-	    fast_call((PyObject *)inbox, str_on_taken, NULL))
+	if (last && !inbox->ended && ++inbox->taken >= inbox->refill && refill(inbox))
 		return -1;
 	if (inbox->offers) {
 		if (fast_call((PyObject *)inbox, str_ahead, NULL))
@@ -211,6 +224,7 @@ static int inbox_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(inbox->receivers);
 	Py_VISIT(inbox->table);
 	Py_VISIT(inbox->counts);
+	Py_VISIT(inbox->traffic);
 	return 0;
 }
 
@@ -222,6 +236,7 @@ static int inbox_clear(PyObject *self)
 	Py_CLEAR(inbox->receivers);
 	Py_CLEAR(inbox->table);
 	Py_CLEAR(inbox->counts);
+	Py_CLEAR(inbox->traffic);
 	return 0;
 }
 
@@ -236,6 +251,7 @@ static PyMemberDef inbox_members[] = {
 	{"incoming", T_OBJECT_EX, offsetof(struct inbox, incoming), 0, NULL},
 	{"receivers", T_OBJECT_EX, offsetof(struct inbox, receivers), 0, NULL},
 	{"table", T_OBJECT_EX, offsetof(struct inbox, table), 0, NULL},
+	{"traffic", T_OBJECT, offsetof(struct inbox, traffic), 0, NULL},
 	{"woken", T_UINT, offsetof(struct inbox, woken), 0, NULL},
 	{"offers", T_UINT, offsetof(struct inbox, offers), 0, NULL},
 	{"taken", T_UINT, offsetof(struct inbox, taken), 0, NULL},

@@ -11,6 +11,9 @@
 #include "queue.h"
 #include "run.h"
 
+/* Receives that are posted with one call. */
+enum { CHAIN = 32 };
+
 PyTypeObject *fast_queue_type;
 
 static struct table *table_of(struct queue *queue)
@@ -138,31 +141,48 @@ int fast_post_frame(struct queue *queue, PyObject *frame)
 	return told ? 0 : -1;
 }
 
-/* An errno value, or -1 with an exception. */
-static int post_receive(struct queue *queue, struct table *table, struct block *block,
-			uint32_t length)
+/* Receives of so many bytes, with one call of the device: an errno value, and how many of them it has;
+ * what it does not have has no slot.  -1 with an exception. */
+static int post_receives(struct queue *queue, struct table *table, struct block *const *blocks,
+			 unsigned int count, uint32_t length, unsigned int *posted)
 {
-	struct ibv_sge sge = {.addr = block->address, .length = length, .lkey = block->lkey};
-	int64_t index = fast_take_slot(table, queue, KIND_RECV, (PyObject *)block, 0);
-
-	if (index < 0)
-		return -1;
 	struct ibv_qp *qp = (struct ibv_qp *)(uintptr_t)queue->qp;
-	struct ibv_recv_wr *bad;
-	struct ibv_recv_wr wr = {
-		.wr_id = fast_wr_id(table, (uint32_t)index),
-		.sg_list = &sge,
-		.num_sge = length ? 1 : 0,
-	};
-	int rc;
+	struct ibv_recv_wr wrs[CHAIN], *bad = NULL;
+	struct ibv_sge sges[CHAIN];
+	int64_t indices[CHAIN];
+	unsigned int made = 0;
+	int rc = 0;
 
-	block->posted = length;
-	Py_BEGIN_ALLOW_THREADS
-	rc = qp->context->ops.post_recv(qp, &wr, &bad);
-	Py_END_ALLOW_THREADS
-	if (rc)
-		fast_drop(fast_free_slot(table, &table->slots[index]));
-	return rc;
+	*posted = 0;
+	for (; made < count; made++) {
+		struct block *block = blocks[made];
+
+		indices[made] = fast_take_slot(table, queue, KIND_RECV, (PyObject *)block, 0);
+		if (indices[made] < 0)
+			break;
+		block->posted = length;
+		sges[made] = (struct ibv_sge){
+			.addr = block->address,
+			.length = length,
+			.lkey = block->lkey,
+		};
+		wrs[made] = (struct ibv_recv_wr){
+			.wr_id = fast_wr_id(table, (uint32_t)indices[made]),
+			.sg_list = &sges[made],
+			.num_sge = length ? 1 : 0,
+		};
+		if (made)
+			wrs[made - 1].next = &wrs[made];
+	}
+	if (made) {
+		Py_BEGIN_ALLOW_THREADS
+		rc = qp->context->ops.post_recv(qp, wrs, &bad);
+		Py_END_ALLOW_THREADS
+		*posted = !rc ? made : bad ? (unsigned int)(bad - wrs) : 0;
+	}
+	for (unsigned int i = *posted; i < made; i++)
+		fast_drop(fast_free_slot(table, &table->slots[indices[i]]));
+	return made < count && !rc ? -1 : rc;
 }
 
 static PyObject *queue_post_block(PyObject *self, PyObject *args)
@@ -178,36 +198,75 @@ static PyObject *queue_post_block(PyObject *self, PyObject *args)
 		PyErr_SetString(PyExc_TypeError, "a queue pair is needed");
 		return NULL;
 	}
-	int rc = post_receive(queue, table, (struct block *)block, length);
+	unsigned int posted;
+	int rc = post_receives(queue, table, (struct block **)&block, 1, length, &posted);
 
 	return rc < 0 && PyErr_Occurred() ? NULL : PyLong_FromLong(rc);
 }
 
-/* What fails is not counted, and comes again with Python. */
-static PyObject *queue_post_ready(PyObject *self, PyObject *args)
+int fast_post_receive(struct queue *queue, struct block *block, uint32_t length)
 {
-	struct queue *queue = (struct queue *)self;
-	struct table *table = table_of(queue);
-	PyObject *shelf;
-	unsigned int most, length, count = 0;
+	PyObject *told;
 
-	if (!table || !PyArg_ParseTuple(args, "O!II", fast_shelf_type, &shelf, &most, &length))
-		return NULL;
-	while (count < most && queue->qp && !queue->failed) {
-		struct block *block = fast_take_block((struct shelf *)shelf, length);
+	if (queue->qp && !queue->failed) {
+		unsigned int posted;
+		int rc = post_receives(queue, (struct table *)queue->table, &block, 1, length,
+				       &posted);
 
-		if (!block)
-			break;
-		int rc = post_receive(queue, table, block, length);
+		if (!rc || PyErr_Occurred())
+			return rc ? -1 : 0;
+	}
+	told = PyObject_CallMethod((PyObject *)queue, "post_receive", "OI", block, length);
+	Py_XDECREF(told);
+	return told ? 0 : -1;
+}
 
-		if (rc)
-			fast_release_block(block);
-		Py_DECREF((PyObject *)block);
-		if (rc)
+/* At most CHAIN of them. */
+static unsigned int post_some_ready(struct queue *queue, struct shelf *shelf, unsigned int most,
+				    uint32_t length)
+{
+	struct block *blocks[CHAIN];
+	unsigned int count = 0, posted = 0;
+
+	while (count < most && count < CHAIN) {
+		blocks[count] = fast_take_block(shelf, length);
+		if (!blocks[count])
 			break;
 		count++;
 	}
-	return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(count);
+	if (count)
+		post_receives(queue, (struct table *)queue->table, blocks, count, length, &posted);
+	for (unsigned int i = 0; i < count; i++) {
+		if (i >= posted)
+			fast_release_block(blocks[i]);
+		Py_DECREF((PyObject *)blocks[i]);
+	}
+	PyErr_Clear(); /* whoever tries again meets it again */
+	return posted;
+}
+
+unsigned int fast_post_ready(struct queue *queue, struct shelf *shelf, unsigned int most,
+			     uint32_t length)
+{
+	unsigned int count = 0, more = 1;
+
+	while (more && count < most && queue->qp && !queue->failed) {
+		more = post_some_ready(queue, shelf, most - count, length);
+		count += more;
+	}
+	return count;
+}
+
+static PyObject *queue_post_ready(PyObject *self, PyObject *args)
+{
+	struct queue *queue = (struct queue *)self;
+	PyObject *shelf;
+	unsigned int most, length;
+
+	if (!table_of(queue) || !PyArg_ParseTuple(args, "O!II", fast_shelf_type, &shelf, &most, &length))
+		return NULL;
+	return PyLong_FromUnsignedLong(
+		fast_post_ready(queue, (struct shelf *)shelf, most, length));
 }
 
 /* A promise, or None when Python has to see to it. */

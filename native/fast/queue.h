@@ -2,7 +2,7 @@
 #ifndef AIORDMA_FAST_QUEUE_H
 #define AIORDMA_FAST_QUEUE_H
 
-#include "fast.h"
+#include "block.h"
 
 #define NO_SLOT UINT32_MAX
 
@@ -84,6 +84,15 @@ void fast_drop(struct held held);
 /* Posts a frame, for which there must be room; what is wrong with it is told to Python, and by it to
  * the frame.  -1 with an exception. */
 int fast_post_frame(struct queue *queue, PyObject *frame);
+
+/* A receive in a block whose lease it takes over; what is wrong with it is told to Python.  -1 with an
+ * exception. */
+int fast_post_receive(struct queue *queue, struct block *block, uint32_t length);
+
+/* Receives in blocks that are ready, for whom nobody waits: how many.  What fails is not among them, and
+ * comes again with Python. */
+unsigned int fast_post_ready(struct queue *queue, struct shelf *shelf, unsigned int most,
+			     uint32_t length);
 
 PyObject *fast_drain(PyObject *table, PyObject *const *args, Py_ssize_t count);
 

@@ -3,7 +3,7 @@
  * The base of aiordma/_transport/messages.py, where the rules stand.  Plain is a message that fits a
  * frame, while there is a credit, room in the send queue, a block that is ready, and no other work to
  * be posted first.  Everything else goes to Python, which does it, or says what is wrong with it.
- * What comes in is arrival.c's.
+ * What comes in is arrival.c's; credits that go back, and the receives that they stand for, refill.c's.
  */
 #include <string.h>
 
@@ -12,10 +12,13 @@
 /* Less is copied quicker than a second piece is looked up. */
 enum { COPIED_BELOW = 4096 };
 
+/* Frames that are sent before Python is told, lest their number grow for ever. */
+enum { MOST_UNTOLD = 1 << 16 };
+
 PyTypeObject *fast_traffic_type;
 
 static PyObject *str_append, *str_appendleft, *str_popleft, *str_collect, *str_call_soon,
-	*str_send_first, *str_pump_controls, *str_credits, *str_parted, *str_sent;
+	*str_send_first, *str_pump_controls, *str_parted, *str_sent;
 
 static bool can_send(const struct traffic *traffic)
 {
@@ -38,11 +41,15 @@ static void begin(struct traffic *traffic, unsigned char *bytes, unsigned char k
 	unsigned int control, data;
 
 	fast_spend_data((struct account *)traffic->account, &control, &data);
-	bytes[0] = kind;
-	bytes[1] = (unsigned char)control;
-	bytes[2] = (unsigned char)data;
-	bytes[3] = (unsigned char)(data >> 8);
-	fast_put_word(bytes + 4, imm);
+	fast_put_header(bytes, kind, control, data, imm);
+}
+
+int fast_post_counted(struct traffic *traffic, struct frame *frame)
+{
+	if (fast_post_frame((struct queue *)traffic->queue, (PyObject *)frame))
+		return -1;
+	traffic->sent++;
+	return traffic->counting || traffic->sent == MOST_UNTOLD ? fast_call((PyObject *)traffic, str_sent, NULL) : 0;
 }
 
 static int post(struct traffic *traffic, struct frame *frame)
@@ -50,10 +57,7 @@ static int post(struct traffic *traffic, struct frame *frame)
 	Py_INCREF((PyObject *)traffic);
 	frame->traffic = (PyObject *)traffic;
 	traffic->under_way++;
-	if (fast_post_frame((struct queue *)traffic->queue, (PyObject *)frame))
-		return -1;
-	traffic->sent++;
-	return traffic->counting ? fast_call((PyObject *)traffic, str_sent, NULL) : 0;
+	return fast_post_counted(traffic, frame);
 }
 
 /* A reference to a leased block; NULL, perhaps without an exception. */
@@ -248,7 +252,7 @@ int fast_pump(struct traffic *traffic)
 	if (PyObject_Size(traffic->waiting) > 0 && send_waiting(traffic))
 		return -1;
 	if (fast_credit_frame_due((struct account *)traffic->account) && !traffic->ended &&
-	    fast_call((PyObject *)traffic, str_credits, NULL))
+	    fast_send_credits(traffic))
 		return -1;
 	return traffic->parting ? fast_call((PyObject *)traffic, str_parted, NULL) : 0;
 }
@@ -490,7 +494,11 @@ static PyMemberDef traffic_members[] = {
 	{"peer_size", T_UINT, offsetof(struct traffic, peer_size), 0, NULL},
 	{"sent", T_UINT, offsetof(struct traffic, sent), 0, NULL},
 	{"used", T_UINT, offsetof(struct traffic, used), 0, NULL},
+	{"fitted", T_UINT, offsetof(struct traffic, fitted), 0, NULL},
+	{"reposted", T_UINT, offsetof(struct traffic, reposted), 0, NULL},
 	{"small_size", T_UINT, offsetof(struct traffic, small_size), 0, NULL},
+	{"receive_size", T_UINT, offsetof(struct traffic, receive_size), 0, NULL},
+	{"patience", T_UINT, offsetof(struct traffic, patience), 0, NULL},
 	{"started", T_BOOL, offsetof(struct traffic, started), READONLY, NULL},
 	{"max_message", T_ULONGLONG, offsetof(struct traffic, max_message), 0, NULL},
 	{"closing", T_BOOL, offsetof(struct traffic, closing), 0, NULL},
@@ -499,6 +507,7 @@ static PyMemberDef traffic_members[] = {
 	{"full", T_BOOL, offsetof(struct traffic, full), 0, NULL},
 	{"blocked", T_BOOL, offsetof(struct traffic, blocked), 0, NULL},
 	{"counting", T_BOOL, offsetof(struct traffic, counting), 0, NULL},
+	{"grown", T_BOOL, offsetof(struct traffic, grown), 0, NULL},
 	{"watching", T_BOOL, offsetof(struct traffic, watching), 0, NULL},
 	{"parting", T_BOOL, offsetof(struct traffic, parting), 0, NULL},
 	{NULL, 0, 0, 0, NULL},
@@ -547,7 +556,6 @@ int fast_add_traffic(PyObject *module)
 		{&str_call_soon, "call_soon"},
 		{&str_send_first, "_send_first"},
 		{&str_pump_controls, "_pump_controls"},
-		{&str_credits, "_send_credits"},
 		{&str_parted, "_check_drained"},
 		{&str_sent, "_count_sent"},
 	};

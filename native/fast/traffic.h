@@ -1,4 +1,4 @@
-/* The two-sided traffic of a connection: what is plain of it; see traffic.c, arrival.c, inbox.c. */
+/* The two-sided traffic of a connection: what is plain of it; see traffic.c, arrival.c, refill.c, inbox.c. */
 #ifndef AIORDMA_FAST_TRAFFIC_H
 #define AIORDMA_FAST_TRAFFIC_H
 
@@ -22,6 +22,7 @@ struct inbox {
 	PyObject *receivers; /* a deque of promises */
 	PyObject *table;
 	PyObject *counts;
+	PyObject *traffic;   /* whose receives are posted again; None, or NULL: Python knows */
 	unsigned int woken;  /* receivers that have been told and have not had their turn yet */
 	unsigned int offers; /* in `incoming` */
 	unsigned int taken;  /* frames of which the last message has been, and nobody was told */
@@ -45,7 +46,11 @@ struct traffic {
 	unsigned long long max_message;
 	unsigned int sent;	/* frames that nobody has been told of */
 	unsigned int used;	/* receives, the same */
+	unsigned int fitted;	/* of these the latest ones in a row that small receives would do for */
+	unsigned int reposted;	/* receives that were posted again, the same */
 	unsigned int small_size; /* a frame that is no longer fits the small receives */
+	unsigned int receive_size; /* of receives that are posted again; 0: that is for Python */
+	unsigned int patience; /* so many may have been used up before Python has to look */
 	char started;
 	char ended;
 	char closing;	 /* nothing is to be sent any more */
@@ -54,7 +59,8 @@ struct traffic {
 	char blocked;	 /* no memory now */
 	char collecting; /* what is sent in this turn of the loop */
 	char counting;	 /* Python wants to know of each frame that is sent */
-	char watching;	 /* and of each that arrives */
+	char grown;	 /* receives are larger than the small ones now */
+	char watching;	 /* Python wants to know of each frame that arrives */
 	char parting;	 /* somebody waits for the end of it all */
 };
 
@@ -80,10 +86,29 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 /* Sends what credits and room allow. */
 int fast_pump(struct traffic *traffic);
 
+/* Posts a frame whose header is written.  -1 with an exception. */
+int fast_post_counted(struct traffic *traffic, struct frame *frame);
+
+/* It is counted that a receive was used up, by so many bytes.  -1 with an exception. */
+int fast_count_used(struct traffic *traffic, struct block *block, uint32_t length);
+
+/* A CREDIT frame is due.  -1 with an exception. */
+int fast_send_credits(struct traffic *traffic);
+
+/* Whether such a frame with these credits has been dealt with; else nothing has happened, and it is for
+ * Python.  -1 with an exception. */
+int fast_took_credits(struct traffic *traffic, struct block *block, unsigned int control,
+		      unsigned int data);
+
+/* The messages of *taken frames are the user's: posts receives for them, and leaves in *taken of how
+ * many that is for Python.  -1 with an exception. */
+int fast_refill(struct traffic *traffic, unsigned int *taken);
+
 void fast_count_sent(struct traffic *traffic, unsigned int messages, unsigned long long bytes);
 
 int fast_add_counts(PyObject *module);
 int fast_add_arrival(void);
+int fast_add_refill(void);
 int fast_add_inbox(PyObject *module);
 int fast_add_traffic(PyObject *module);
 

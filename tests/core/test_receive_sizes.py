@@ -54,6 +54,22 @@ def test_they_shrink_when_none_has_needed_it_for_long() -> None:
     assert own.wanted == SMALL
 
 
+def test_nobody_need_look_before_they_could_shrink() -> None:
+    own = OwnReceives(SMALL, LARGE)
+    own.arrived(LARGE, GROW_AFTER - 1)
+    assert own.patience > SHRINK_AFTER
+    own.arrived(LARGE)
+    assert own.patience == 0
+    own.change()
+    for count in (1, 7, SHRINK_AFTER - 8):
+        patience = own.patience
+        assert own.wanted == LARGE
+        own.arrived(SMALL, count)
+        assert own.patience == patience - count
+    assert own.patience == 0
+    assert own.wanted == SMALL
+
+
 def test_what_could_not_be_done_is_not_tried_at_once_again() -> None:
     own = OwnReceives(SMALL, LARGE)
     for _ in range(GROW_AFTER):

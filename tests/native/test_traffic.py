@@ -132,6 +132,7 @@ steps = st.lists(
     st.one_of(
         st.just(("spend",)),
         st.tuples(st.just("receive"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("receive credit"), st.integers(0, 3), st.integers(0, 3)),
         st.tuples(st.just("repost"), st.integers(1, 3)),
         st.just(("control",)),
         st.just(("credit",)),
@@ -153,20 +154,62 @@ def test_the_account_is_kept_in_the_same_way(steps: list[tuple[str, int, int]]) 
                 assert not ours.plainly_receive(*numbers)
                 return
             assert ours.plainly_receive(*numbers)
+        elif step == "receive credit":
+            try:
+                theirs.received(FrameKind.CREDIT, *numbers)
+            except ProtocolError:
+                assert not ours.plainly_receive_credit(*numbers)
+                return
+            theirs.reposted_control()
+            assert ours.plainly_receive_credit(*numbers)
         elif step == "repost":
-            count = min(numbers[0], theirs._held_data)
-            for credits in (ours, theirs):
-                credits.reposted_data(count)
+            (count,) = numbers
+            possible = count <= theirs._held_data
+            assert ours.plainly_repost(count) == possible
+            if possible:
+                theirs.reposted_data(count)
         elif step == "control":
             for credits in (ours, theirs):
                 credits.received(FrameKind.CONTROL)
                 credits.reposted_control()
                 if credits._owed_control > 2:
                     return
-        elif theirs.credit_frame_due:
-            assert ours.spend_credit() == theirs.spend_credit()
+        else:
+            due = theirs.credit_frame_due
+            assert ours.plainly_spend_credit() == (theirs.spend_credit() if due else None)
         assert ours.plainly_due == theirs.credit_frame_due
         assert repr(ours).partition(" ")[2] == repr(theirs).partition(" ")[2]
+
+
+class Counted(Side):
+    """Python hears of the frames that C does not count by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small_size = 16
+        self.told: list[int] = []
+
+    def _count_used(self, posted: int, length: int) -> None:
+        self.told.append(length)
+
+    def come(self, *lengths: int) -> None:
+        for length in lengths:
+            self.account = Account(**SIZES, **PEER)
+            self.frame(frame_header(FrameKind.DATA, 0, 0, None) + bytes(length - HEADER_SIZE))
+
+
+def test_frames_are_counted_by_what_receives_would_do_for_them() -> None:
+    side = Counted()
+    side.come(8, 16, 17, 9)
+    assert (side.used, side.fitted, side.told) == (3, 3, [17])
+    side.grown = True
+    side.come(16, 17)
+    assert (side.used, side.fitted) == (5, 0)
+    side.come(17, 9, 16)
+    assert (side.used, side.fitted, side.told) == (8, 2, [17])
+    side.watching = True
+    side.come(8)
+    assert (side.used, side.told) == (8, [17, 8])
 
 
 def test_it_does_not_begin_without_its_parts() -> None:

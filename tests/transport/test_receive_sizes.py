@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,36 @@ async def test_they_grow_and_shrink(place: Place) -> None:
         assert pool_statistics(server).leased_bytes < grown // 2
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await several(client, server, 3, MEDIUM + 1)
+
+
+async def test_what_is_plain_goes_without_python(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receives are posted again, and their credits told and taken, by C alone."""
+    async with place.pair(GROWING) as (client, server):
+        await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
+        await barrier(client)
+        asked: list[str] = []
+
+        def watch(part: object, name: str) -> None:
+            method = getattr(part, name)
+
+            def tell(*args: Any) -> object:
+                if name != "received" or args[0].view[0] == FrameKind.CREDIT:
+                    asked.append(name)
+                return method(*args)
+
+            monkeypatch.setattr(part, name, tell)
+
+        watch(server._inbox, "_tell_taken")
+        watch(server._messages, "_send_credits")
+        watch(server._messages, "_count_used")
+        watch(client._messages, "received")
+        await several(client, server, 5 * GROWING.data_receives, MEDIUM)
+        assert not asked
+        monkeypatch.undo()
+        await several(client, server, SHRINK_AFTER + 3 * 8, 10)
+        assert server._messages.receive_size == GROWING.eager_size
 
 
 async def test_in_both_directions_with_all_that_travels(place: Place) -> None:
