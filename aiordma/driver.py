@@ -163,7 +163,8 @@ class Driver(_Shared):
         self._misses = 0  # grows with looks that found nothing
         self._vain_waits = 0  # the same of waiting after a wake-up for nothing
         self._waits_skipped = 0
-        loop.add_reader(self.channel.fd, self._on_completions)
+        for fd in self.channel.watched_fds:
+            loop.add_reader(fd, self._on_completions)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
 
@@ -204,7 +205,9 @@ class Driver(_Shared):
             if cq.available >= entries:
                 break
         else:
-            cq = self.context.create_cq(max(self._cq_entries, entries), self.channel)
+            # Classic: nobody here reads the time of a completion, which the device would look up.
+            size = max(self._cq_entries, entries)
+            cq = self.context.create_cq(size, self.channel, extended=False)
             cq.req_notify()
             self._cqs.append(cq)
         cq.reserve(entries)
@@ -341,7 +344,8 @@ class Driver(_Shared):
             sink.fail(error)
 
     def _close(self) -> None:
-        self._stop_reading(self.channel.fd)
+        for fd in self.channel.watched_fds:
+            self._stop_reading(fd)
         self._events.unsubscribe(self._token)
         self._events.release()
         for cq in self._cqs:

@@ -200,6 +200,12 @@ int aiordma_set_nonblocking(int fd);
  * waking it by another thread.  Nothing happens if the fd is not one of its channels. */
 void aiordma_wake_early(int fd);
 
+/* What to watch in the place of such a channel's fd, in one's own epoll set: two descriptors, of
+ * which one is readable when the fd is.  They are what is inside it, so that there is a set less
+ * between an event and who sleeps.  They live as long as the channel.  Returns their number: 0 if
+ * there are none, and the fd itself is to be watched. */
+int aiordma_flat_fds(int fd, int flat[2]);
+
 /* ---- extended.c: calls that no library exports ----------------------------------------------
  *
  * Each is the inline call of the same name in <infiniband/verbs.h>: it goes through the context.

@@ -37,7 +37,9 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     """Where completion queues announce that they have something; ``fd`` is for an event loop.
 
     ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
-    it may be readable earlier, when looking for one does the work that leads to it.
+    it may be readable earlier, when looking for one does the work that leads to it. A loop may
+    watch ``watched_fds`` in its place, of which one is readable when it is: the embedded device's
+    wake up a little faster. They are the channel's: to be watched only, and not after its end.
     Either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -59,6 +61,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         if code:
             self.close()
             raise failure("fcntl", code, "the completion channel's fd")
+        flat = ffi.new("int[2]")
+        self.watched_fds: tuple[int, ...] = tuple(
+            flat[i] for i in range(lib.aiordma_flat_fds(self.fd, flat))
+        ) or (self.fd,)
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )

@@ -25,7 +25,7 @@ int soft_channel_init(struct soft_channel *channel)
 	struct epoll_event event = {.events = EPOLLIN};
 	int rc;
 
-	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC)};
+	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC), .flat_fd = -1};
 	channel->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (channel->fd < 0 || channel->event_fd < 0 ||
 	    epoll_ctl(channel->fd, EPOLL_CTL_ADD, channel->event_fd, &event)) {
@@ -50,6 +50,8 @@ void soft_channel_destroy(struct soft_channel *channel)
 	soft_unlock();
 	close(channel->fd);
 	close(channel->event_fd);
+	if (channel->flat_fd >= 0)
+		close(channel->flat_fd);
 	pthread_mutex_destroy(&channel->mutex);
 }
 

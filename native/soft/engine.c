@@ -31,6 +31,7 @@
  * and "no callback after unwatch" true by construction.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -860,4 +861,25 @@ void aiordma_wake_early(int fd)
 		update_nesting();
 	}
 	soft_unlock();
+}
+
+int aiordma_flat_fds(int fd, int flat[2])
+{
+	soft_lock();
+	struct soft_channel *channel = channel_of(fd);
+	int count = 0;
+
+	/* Nested once, a channel of completions stays so: those before it only become fewer. */
+	if (channel && channel->completions && channel->nested) {
+		/* Another number for it: a child of a fork closes the engine's, and makes new ones. */
+		if (channel->flat_fd < 0)
+			channel->flat_fd = fcntl(engine.epoll_fd, F_DUPFD_CLOEXEC, 0);
+		if (channel->flat_fd >= 0) {
+			flat[0] = channel->flat_fd;
+			flat[1] = channel->event_fd;
+			count = 2;
+		}
+	}
+	soft_unlock();
+	return count;
 }

@@ -123,6 +123,7 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 struct soft_channel {
 	int fd;       /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
+	int flat_fd;  /* the engine's epoll instance, for who watches the two of them instead, or -1 */
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early;       /* the application takes "nothing there" as normal */
 	bool nested;      /* the engine's epoll instance is inside `fd` */
