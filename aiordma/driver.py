@@ -282,7 +282,7 @@ class Driver(_Shared):
             self._skip = self._misses
 
     def _handle(self, spin_us: int, returns: bool) -> bool:
-        """Hands out the completions there are; False if there were none."""
+        """Hands out the completions there are; False if there is no reason to look again soon."""
         if not self._users:
             return False  # closed between `call_soon` and now
         try:

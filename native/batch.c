@@ -125,6 +125,12 @@ static void stay(struct aiordma_drain *drain, int stays)
 	drain->stays = stays;
 }
 
+/* Changes with each step that has found something, and with each part of a message that went out. */
+static unsigned work_done(void)
+{
+	return aiordma_embedded_steps() + aiordma_embedded_parts();
+}
+
 /* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
  * a long transfer would otherwise go round the caller's event loop with every buffer that fills. */
 static int look_again(struct aiordma_drain *drain)
@@ -132,19 +138,20 @@ static int look_again(struct aiordma_drain *drain)
 	uint64_t now = microseconds();
 	uint64_t end = now + drain->spin_us;
 	uint64_t latest = now + LOOK_AT_MOST_US;
-	unsigned steps = aiordma_embedded_steps();
+	unsigned work = work_done();
 	int rc;
 
 	aiordma_embedded_spin(1);
 	do {
 		rc = take_events(drain);
 		now = microseconds();
-		if (aiordma_embedded_steps() != steps) {
-			steps = aiordma_embedded_steps();
+		if (work_done() != work) {
+			work = work_done();
 			end = now + drain->spin_us;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
-	stay(drain, drain->returns && drain->ready_count);
+	drain->busy = !rc && !drain->ready_count && now < end;
+	stay(drain, drain->returns && (drain->ready_count || drain->busy));
 	aiordma_embedded_spin(0);
 	return rc;
 }
@@ -153,9 +160,11 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 		  int *more)
 {
 	int total = 0;
+	unsigned parts = aiordma_embedded_parts();
 	int rc = take_events(drain);
 
 	*more = 0;
+	drain->busy = !rc && !drain->ready_count && aiordma_embedded_parts() != parts;
 	if (!rc && !drain->ready_count && drain->spin_us)
 		rc = look_again(drain);
 	if (rc)
@@ -171,7 +180,7 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
-	if (total && drain->returns && !drain->stays)
+	if ((total || drain->busy) && drain->returns && !drain->stays)
 		stay(drain, 1);
 	return total;
 }

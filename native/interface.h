@@ -155,10 +155,15 @@ struct aiordma_drain {
 	uint32_t spin_us; /* look again for so long before answering that there is nothing */
 	int returns;      /* if there is something, the caller will be back soon, to spin again */
 	int stays;        /* it has said so to the embedded device */
+	int busy;         /* there was nothing, but the embedded device is in the middle of a message */
 };
 
 /* Grows whenever a thread of the application has found work to do for the embedded device. */
 unsigned aiordma_embedded_steps(void);
+
+/* Grows with every part of a message that it has moved, either way, while more of the same message was
+ * to follow. */
+unsigned aiordma_embedded_parts(void);
 
 /* A thread begins to look for work of the embedded device again and again, or stops that: meanwhile
  * other processes need not wake it.  In pairs. */

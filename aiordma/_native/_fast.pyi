@@ -501,7 +501,7 @@ class Table:
         """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
 
         Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
-        completions, and 2 if there may be more.
+        completions, or the device is still moving bytes, and 2 if there may be more.
         """
 
 class Queue:

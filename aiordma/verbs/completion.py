@@ -142,8 +142,9 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     ) -> tuple[bool, bool]:
         """As :meth:`drain`, of queues that keep no account: the completions go to their work.
 
-        Whether there were any, and whether there may be more. Who ``returns`` if there are any,
-        to spin again soon, need not be woken until then. Internal to the library.
+        Whether there were any, and whether there may be more. In the middle of a long transfer,
+        which ends no look by itself, the former is true as well. Who ``returns`` in that case, to
+        spin again soon, need not be woken until then. Internal to the library.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         result = table.drain(self._state_address, capacity, spin_us, returns)

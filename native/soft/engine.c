@@ -69,6 +69,7 @@ static struct {
 	unsigned turns;       /* how often the lock has been given back */
 	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served;      /* atomic: steps of application threads that found something to do */
+	unsigned parts;       /* atomic: see interface.h */
 	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
 	unsigned spinning;    /* atomic: threads that look again and again for a moment */
 	unsigned staying;     /* those that have something else to do, and come back */
@@ -387,6 +388,16 @@ void aiordma_embedded_stay(int change)
 unsigned aiordma_embedded_steps(void)
 {
 	return __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+}
+
+unsigned aiordma_embedded_parts(void)
+{
+	return __atomic_load_n(&engine.parts, __ATOMIC_RELAXED);
+}
+
+void soft_engine_part(void)
+{
+	__atomic_store_n(&engine.parts, engine.parts + 1, __ATOMIC_RELAXED);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)

@@ -78,6 +78,9 @@ void soft_engine_sleepy(void);
 /* Somebody should do a step soon.  Under the lock. */
 void soft_engine_nudge(void);
 
+/* Part of a message has been moved, and more of it is to follow.  Under the lock. */
+void soft_engine_part(void);
+
 /* Is the engine's thread looking around every half millisecond? */
 bool soft_engine_ticks(void);
 

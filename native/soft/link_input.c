@@ -31,6 +31,10 @@ static bool is_request(const struct soft_frame *frame)
 /* The frame is there, payload and all. */
 static void end(struct soft_link *link)
 {
+	const struct soft_frame *frame = &link->frame;
+
+	if (frame->length && frame->length < frame->total - frame->offset)
+		soft_engine_part();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
 	if (is_request(&link->frame))

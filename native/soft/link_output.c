@@ -313,6 +313,8 @@ static void commit(struct soft_link *link, const struct soft_outgoing *out)
 {
 	struct soft_qp *qp = link->qp;
 
+	if (!out->last)
+		soft_engine_part();
 	if (out->frame.flags & SOFT_FRAME_ACK) {
 		qp->responder.acked = out->frame.ack;
 		if (!soft_list_empty(&link->owed))
