@@ -385,6 +385,9 @@ class Inbox:
     def wait(self) -> Promise | None:
         """In line for the next message; None unless there is none, and nobody waits."""
 
+    def wait_here(self) -> Promise | None:
+        """As `wait`, for such a task."""
+
     def went(self, last: bool, /) -> None:
         """The first was taken, the last of its frame: the next one's turn."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
@@ -22,6 +22,7 @@ from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
 from .batch import Batch
+from .inbox import Inbox
 from .incoming import Target
 from .life import Address, Life
 from .message import Message
@@ -76,7 +77,7 @@ class Connection(Life):
         super().__init__(side, config, security)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
-        self._inbox = self._messages.inbox
+        self._inbox: Inbox = self._messages.inbox
 
     # ---- what it is ----------------------------------------------------------------------
 
@@ -143,8 +144,8 @@ class Connection(Life):
         then the buffer must not change.  Cancelling it is cancelling `send`.  There is no
         backpressure but the future: bound what you have under way.
         """
-        promise = self._messages.deliver(data, imm) or self._send(data, imm)
-        return cast("asyncio.Future[None]", promise)
+        # No cast, which is a call.
+        return self._messages.deliver(data, imm) or self._send(data, imm)  # type: ignore[return-value]
 
     def _send(self, data: Message | LocalMemory | AnyMemory, imm: int | None) -> Promise:
         self._check()
@@ -172,10 +173,15 @@ class Connection(Life):
         ConnectionClosedError or ConnectionBrokenError.
         """
         message: Message | None = self._inbox.take_here()
-        if message is None:
-            self._home.check(self)
-            message = await self._inbox.recv()
-        return message
+        return await self._next() if message is None else message
+
+    def _next(self) -> Coroutine[Any, Any, Message]:
+        """As `recv`, when no message is here, or this may be another loop."""
+        receiver = self._inbox.wait_here()
+        if receiver is not None:
+            return self._inbox.recv_as(receiver)
+        self._home.check(self)
+        return self._inbox.recv()
 
     async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
         """The next message, into memory of the caller's: how long it is, and its immediate data.
@@ -202,7 +208,7 @@ class Connection(Life):
             message: Message | None = inbox.take_here()
             if message is None:
                 try:
-                    message = await self.recv()
+                    message = await self._next()
                 except ConnectionClosedError:
                     return
             yield message

@@ -202,21 +202,21 @@ class Inbox(NativeInbox):
             else:
                 self.receivers.append(receiver)
             self._fetch_ahead()
-            await self._told(receiver)
+            try:
+                await receiver
+            except BaseException:
+                self._give_up(receiver)
+                raise
             self.woken -= 1
             waited = True
 
-    async def _told(self, receiver: Promise) -> None:
-        """Waits until this receiver may look, which it must then say (`woken`)."""
-        try:
-            await receiver
-        except BaseException:
-            if receiver in self.receivers:
-                self.receivers.remove(receiver)
-            elif receiver.done() and not receiver.cancelled():
-                self.woken -= 1
-                self._wake()  # the message was for this one: the next shall have it
-            raise
+    def _give_up(self, receiver: Promise) -> None:
+        """It does not wait any more, whether it was told already or not."""
+        if receiver in self.receivers:
+            self.receivers.remove(receiver)
+        elif receiver.done() and not receiver.cancelled():
+            self.woken -= 1
+            self._wake()  # the message was for this one: the next shall have it
 
     def _refused(self, incoming: Message | Incoming, target: Target | None) -> Exception | None:
         """Why it can never be taken in this way; it stays for the next."""
@@ -243,12 +243,20 @@ class Inbox(NativeInbox):
         if message is not None:
             return message
         receiver = self.wait()
-        if receiver is not None:
-            await self._told(receiver)
-            message = self.take_in_turn()
-            if message is not None:
-                return message
-        first = await self._first(None, waited=receiver is not None)
+        return await (self._recv(waited=False) if receiver is None else self.recv_as(receiver))
+
+    async def recv_as(self, receiver: Promise) -> Message:
+        """The same for one who stands in line already (`wait`)."""
+        try:
+            await receiver
+        except BaseException:
+            self._give_up(receiver)
+            raise
+        message: Message | None = self.take_in_turn()
+        return await self._recv(waited=True) if message is None else message
+
+    async def _recv(self, *, waited: bool) -> Message:
+        first = await self._first(None, waited=waited)
         message = first if isinstance(first, Message) else first.message
         if message is None:
             refused = self._refused(first, None)

@@ -99,9 +99,30 @@ static int went(struct inbox *inbox, bool last)
 	return there > 0 ? wake_first(inbox) : there;
 }
 
+/* The first one leaves, if it is a message that is here; NULL, perhaps with an exception. */
+static PyObject *pop_message(struct inbox *inbox)
+{
+	PyObject *first;
+
+	if (inbox->offers) {
+		first = first_message(inbox);
+		if (first && fast_call(inbox->incoming, str_popleft, NULL))
+			Py_CLEAR(first);
+		return first;
+	}
+	if (PyObject_Size(inbox->incoming) <= 0)
+		return NULL;
+	first = PyObject_CallMethodObjArgs(inbox->incoming, str_popleft, NULL);
+	if (first && !PyObject_TypeCheck(first, fast_message_type)) {
+		Py_CLEAR(first);
+		PyErr_SetString(PyExc_TypeError, "offers are counted");
+	}
+	return first;
+}
+
 static PyObject *take(struct inbox *inbox)
 {
-	PyObject *message = first_message(inbox);
+	PyObject *message = pop_message(inbox);
 
 	if (!message) {
 		if (PyErr_Occurred())
@@ -114,8 +135,7 @@ static PyObject *take(struct inbox *inbox)
 		counts->messages_received++;
 		counts->bytes_received += ((struct message *)message)->length;
 	}
-	if (fast_call(inbox->incoming, str_popleft, NULL) ||
-	    went(inbox, ((struct message *)message)->last)) {
+	if (went(inbox, ((struct message *)message)->last)) {
 		Py_DECREF(message);
 		return NULL;
 	}
@@ -132,11 +152,16 @@ static PyObject *inbox_take(PyObject *self, PyObject *unused)
 	return take(inbox);
 }
 
-static PyObject *inbox_take_here(PyObject *self, PyObject *unused)
+static bool is_here(PyObject *self)
 {
 	PyObject *table = ((struct inbox *)self)->table;
 
-	if (!table || !fast_is_here((struct table *)table))
+	return table && fast_is_here((struct table *)table);
+}
+
+static PyObject *inbox_take_here(PyObject *self, PyObject *unused)
+{
+	if (!is_here(self))
 		Py_RETURN_NONE;
 	return inbox_take(self, unused);
 }
@@ -207,6 +232,13 @@ static PyObject *inbox_wait(PyObject *self, PyObject *unused)
 	return (PyObject *)promise;
 }
 
+static PyObject *inbox_wait_here(PyObject *self, PyObject *unused)
+{
+	if (!is_here(self))
+		Py_RETURN_NONE;
+	return inbox_wait(self, unused);
+}
+
 static PyObject *inbox_add(PyObject *self, PyObject *message)
 {
 	Py_INCREF(message);
@@ -271,6 +303,7 @@ static PyMethodDef inbox_methods[] = {
 	{"take_in_turn", inbox_take_in_turn, METH_NOARGS, NULL},
 	{"went", inbox_went, METH_O, NULL},
 	{"wait", inbox_wait, METH_NOARGS, NULL},
+	{"wait_here", inbox_wait_here, METH_NOARGS, NULL},
 	{"add", inbox_add, METH_O, NULL},
 	{"wake_first", inbox_wake_first, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
