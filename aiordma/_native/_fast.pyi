@@ -353,7 +353,7 @@ class Counts:
 class Inbox:
     """Messages that have arrived, in order, and those who wait for them.
 
-    The subclass has `_wake()`, `_fetch_ahead()` and `_tell_taken()`: see native/fast/inbox.c.
+    The subclass has `_fetch_ahead()` and `_tell_taken()`: see native/fast/inbox.c.
     """
 
     incoming: deque[Any]
@@ -367,6 +367,10 @@ class Inbox:
     """Receivers that have been told, and have not had their turn yet."""
     offers: int
     """What in `incoming` is no message yet."""
+    unstarted: int
+    """Those of them that nobody reads."""
+    ahead: int
+    """Bytes of what was offered, is read or has been, and was not taken."""
     taken: int
     """Frames whose messages have been taken, and of which nobody has been told."""
     refill: int
@@ -387,6 +391,12 @@ class Inbox:
 
     def wait_here(self) -> Promise | None:
         """As `wait`, for such a task."""
+
+    def take_first(self) -> Any:
+        """The same for one whose turn it is."""
+
+    def put_message(self, offered: object, message: Message, /) -> None:
+        """What was offered is here: the message stands in its place."""
 
     def went(self, last: bool, /) -> None:
         """The first was taken, the last of its frame: the next one's turn."""

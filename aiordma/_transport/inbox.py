@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from .._core import protocol
 from .._native import Inbox as NativeInbox
@@ -70,7 +71,6 @@ class Inbox(NativeInbox):
         self.incoming: deque[Message | Incoming] = deque()
         self.receivers: deque[Promise] = deque()
         self.refill = refill
-        self._ahead = 0
         self._ended: BaseException | None = None
 
     # ---- arriving ------------------------------------------------------------------------
@@ -79,16 +79,19 @@ class Inbox(NativeInbox):
         """The offer of the next message."""
         self.incoming.append(incoming)
         self.offers += 1
+        self.unstarted += 1
         self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
         """Starts reading offered messages: the first always, others within `fetch_ahead`."""
+        if not self.unstarted:
+            return
         for position, incoming in enumerate(self.incoming):
             if isinstance(incoming, Message) or incoming.started:
                 continue
             offer = incoming.offer
             wanted = self.receivers[0] if position == 0 and self.receivers else None
-            if wanted is None and self._ahead + offer.length > self._fetch_ahead_limit:
+            if wanted is None and self.ahead + offer.length > self._fetch_ahead_limit:
                 return
             target: Target | None = wanted.target if wanted is not None else None
             if target is not None and STAGED < offer.length <= len(target.view):
@@ -136,7 +139,8 @@ class Inbox(NativeInbox):
         self, incoming: Incoming, offer: protocol.Rendezvous, memory: Block | LocalMemory
     ) -> None:
         incoming.started = True
-        self._ahead += offer.length
+        self.unstarted -= 1
+        self.ahead += offer.length
         starts = range(0, offer.length, READ_SIZE)
         incoming.reads_left = len(starts)
         for start in starts:
@@ -147,12 +151,13 @@ class Inbox(NativeInbox):
         """All of an offered message is here."""
         if self._ended is not None:
             return
-        if incoming.landing is None:
-            if incoming.message is None:  # who brought the memory is gone: once more
-                self._not_fetched(incoming)
-                return
+        if incoming.landing is not None:
+            self._wake()
+        elif incoming.message is None:  # who brought the memory is gone: once more
+            self._not_fetched(incoming)
+        else:
             self._answer_for(incoming)
-        self._wake()
+            self.put_message(incoming, incoming.message)
 
     def _answer_for(self, incoming: Incoming) -> None:
         self._answer(protocol.RendezvousDone(incoming.offer.request_id, protocol.ErrorCode.OK))
@@ -160,7 +165,8 @@ class Inbox(NativeInbox):
     def _not_fetched(self, incoming: Incoming) -> None:
         """It is as it was when it was offered."""
         incoming.started = False
-        self._ahead -= len(incoming)
+        self.unstarted += 1
+        self.ahead -= len(incoming)
         self._fetch_ahead()
 
     # ---- taking --------------------------------------------------------------------------
@@ -257,8 +263,7 @@ class Inbox(NativeInbox):
 
     async def _recv(self, *, waited: bool) -> Message:
         first = await self._first(None, waited=waited)
-        message = first if isinstance(first, Message) else first.message
-        if message is None:
+        if not isinstance(first, Message):
             refused = self._refused(first, None)
             assert refused is not None
             self._pass_on()
@@ -266,8 +271,7 @@ class Inbox(NativeInbox):
                 raise refused
             finally:  # else it would keep itself, and the message's memory, by its traceback
                 del refused, first
-        self._take()
-        return message
+        return cast(Message, self.take_first())
 
     async def recv_into(self, target: Target) -> tuple[int, int | None]:
         """The next message's bytes into `target`: their number, and the immediate data.
@@ -284,14 +288,12 @@ class Inbox(NativeInbox):
                     raise refused
                 finally:  # as in `recv`
                     del refused, incoming
-            self._take()
-            message = incoming if isinstance(incoming, Message) else incoming.message
-            if message is None:
-                assert isinstance(incoming, Incoming)
+            if isinstance(incoming, Incoming):
                 assert incoming.landing is target
+                self._take_landed()
                 self._answer_for(incoming)
                 return length, incoming.offer.imm
-            with message:
+            with self.take_first() as message:
                 target.view[:length] = message.data
                 return length, message.imm
         finally:
@@ -307,14 +309,13 @@ class Inbox(NativeInbox):
                     self._not_fetched(incoming)
                 return
 
-    def _take(self) -> None:
-        incoming = self.incoming.popleft()
+    def _take_landed(self) -> None:
+        length = len(self.incoming.popleft())
         self.counts.messages_received += 1
-        self.counts.bytes_received += len(incoming)
-        if isinstance(incoming, Incoming):
-            self.offers -= 1
-            self._ahead -= incoming.offer.length
-        self.went(incoming.last if isinstance(incoming, Message) else True)
+        self.counts.bytes_received += length
+        self.offers -= 1
+        self.ahead -= length
+        self.went(True)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -327,6 +328,7 @@ class Inbox(NativeInbox):
         self.incoming.clear()
         self.incoming.extend(ready)
         self.offers = sum(isinstance(incoming, Incoming) for incoming in ready)
+        self.unstarted = 0
         while self.receivers:
             self._wake()
 

@@ -8,7 +8,7 @@
 
 PyTypeObject *fast_inbox_type;
 
-static PyObject *str_append, *str_popleft, *str_wake, *str_ahead, *str_on_taken;
+static PyObject *str_append, *str_popleft, *str_ahead, *str_on_taken;
 
 /* The one that waits longest looks. */
 static int wake_first(struct inbox *inbox)
@@ -49,11 +49,22 @@ static int ready(struct inbox *inbox)
 {
 	if (inbox->ended)
 		return 1;
+	if (!inbox->offers)
+		return PyObject_Size(inbox->incoming) > 0;
 	PyObject *first = first_message(inbox);
 	int there = first != NULL;
 
 	Py_XDECREF(first);
 	return there ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+
+static int wake_if_ready(struct inbox *inbox)
+{
+	if (PyObject_Size(inbox->receivers) <= 0)
+		return 0;
+	int there = ready(inbox);
+
+	return there > 0 ? wake_first(inbox) : there;
 }
 
 int fast_arrived(struct inbox *inbox, PyObject *message)
@@ -63,9 +74,7 @@ int fast_arrived(struct inbox *inbox, PyObject *message)
 	Py_DECREF(message);
 	if (rc)
 		return -1;
-	if (inbox->offers)
-		return fast_call((PyObject *)inbox, str_wake, NULL);
-	return PyObject_Size(inbox->receivers) > 0 ? wake_first(inbox) : 0;
+	return wake_if_ready(inbox);
 }
 
 /* It is worth while to post receives again. */
@@ -87,16 +96,9 @@ static int went(struct inbox *inbox, bool last)
 {
 	if (last && !inbox->ended && ++inbox->taken >= inbox->refill && refill(inbox))
 		return -1;
-	if (inbox->offers) {
-		if (fast_call((PyObject *)inbox, str_ahead, NULL))
-			return -1;
-		return fast_call((PyObject *)inbox, str_wake, NULL);
-	}
-	if (PyObject_Size(inbox->receivers) <= 0)
-		return 0;
-	int there = ready(inbox);
-
-	return there > 0 ? wake_first(inbox) : there;
+	if (inbox->unstarted && fast_call((PyObject *)inbox, str_ahead, NULL))
+		return -1;
+	return wake_if_ready(inbox);
 }
 
 /* The first one leaves, if it is a message that is here; NULL, perhaps with an exception. */
@@ -135,6 +137,8 @@ static PyObject *take(struct inbox *inbox)
 		counts->messages_received++;
 		counts->bytes_received += ((struct message *)message)->length;
 	}
+	if (((struct message *)message)->fetched)
+		inbox->ahead -= ((struct message *)message)->length;
 	if (went(inbox, ((struct message *)message)->last)) {
 		Py_DECREF(message);
 		return NULL;
@@ -202,6 +206,43 @@ static PyObject *inbox_take_in_turn(PyObject *self, PyObject *unused)
 	return take(inbox);
 }
 
+static PyObject *inbox_take_first(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	return take((struct inbox *)self);
+}
+
+/* What was offered is here: the message stands in its place. */
+static PyObject *inbox_put_message(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct inbox *inbox = (struct inbox *)self;
+
+	if (count != 2 || !PyObject_TypeCheck(args[1], fast_message_type)) {
+		PyErr_SetString(PyExc_TypeError, "an offer and its message");
+		return NULL;
+	}
+	Py_ssize_t all = PyObject_Size(inbox->incoming);
+
+	for (Py_ssize_t i = 0; i < all; i++) {
+		PyObject *here = PySequence_GetItem(inbox->incoming, i);
+
+		Py_XDECREF(here); /* the deque has it */
+		if (!here)
+			return NULL;
+		if (here != args[0])
+			continue;
+		if (PySequence_SetItem(inbox->incoming, i, args[1]))
+			return NULL;
+		((struct message *)args[1])->fetched = 1;
+		inbox->offers--;
+		if (wake_if_ready(inbox))
+			return NULL;
+		Py_RETURN_NONE;
+	}
+	PyErr_SetString(PyExc_ValueError, "it was not offered here");
+	return NULL;
+}
+
 static PyObject *inbox_went(PyObject *self, PyObject *last)
 {
 	if (went((struct inbox *)self, PyObject_IsTrue(last) == 1))
@@ -222,8 +263,14 @@ static PyObject *inbox_wait(PyObject *self, PyObject *unused)
 	struct inbox *inbox = (struct inbox *)self;
 
 	(void)unused;
-	if (inbox->ended || inbox->woken || inbox->offers ||
-	    PyObject_Size(inbox->incoming) > 0 || PyObject_Size(inbox->receivers) > 0)
+	if (inbox->ended || inbox->woken || inbox->unstarted ||
+	    PyObject_Size(inbox->receivers) > 0)
+		Py_RETURN_NONE;
+	int there = ready(inbox);
+
+	if (there < 0)
+		return NULL;
+	if (there)
 		Py_RETURN_NONE;
 	struct promise *promise = fast_new_promise(inbox->table);
 
@@ -286,6 +333,8 @@ static PyMemberDef inbox_members[] = {
 	{"traffic", T_OBJECT, offsetof(struct inbox, traffic), 0, NULL},
 	{"woken", T_UINT, offsetof(struct inbox, woken), 0, NULL},
 	{"offers", T_UINT, offsetof(struct inbox, offers), 0, NULL},
+	{"unstarted", T_UINT, offsetof(struct inbox, unstarted), 0, NULL},
+	{"ahead", T_ULONGLONG, offsetof(struct inbox, ahead), 0, NULL},
 	{"taken", T_UINT, offsetof(struct inbox, taken), 0, NULL},
 	{"refill", T_UINT, offsetof(struct inbox, refill), 0, NULL},
 	{"ended", T_BOOL, offsetof(struct inbox, ended), 0, NULL},
@@ -301,6 +350,8 @@ static PyMethodDef inbox_methods[] = {
 	{"take", inbox_take, METH_NOARGS, NULL},
 	{"take_here", inbox_take_here, METH_NOARGS, NULL},
 	{"take_in_turn", inbox_take_in_turn, METH_NOARGS, NULL},
+	{"take_first", inbox_take_first, METH_NOARGS, NULL},
+	{"put_message", (PyCFunction)(void (*)(void))inbox_put_message, METH_FASTCALL, NULL},
 	{"went", inbox_went, METH_O, NULL},
 	{"wait", inbox_wait, METH_NOARGS, NULL},
 	{"wait_here", inbox_wait_here, METH_NOARGS, NULL},
@@ -331,10 +382,9 @@ int fast_add_inbox(PyObject *module)
 {
 	str_append = PyUnicode_InternFromString("append");
 	str_popleft = PyUnicode_InternFromString("popleft");
-	str_wake = PyUnicode_InternFromString("_wake");
 	str_ahead = PyUnicode_InternFromString("_fetch_ahead");
 	str_on_taken = PyUnicode_InternFromString("_tell_taken");
-	if (!str_append || !str_popleft || !str_wake || !str_ahead || !str_on_taken)
+	if (!str_append || !str_popleft || !str_ahead || !str_on_taken)
 		return -1;
 	fast_inbox_type = fast_add_type(module, &inbox_spec);
 	return fast_inbox_type ? 0 : -1;

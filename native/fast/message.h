@@ -14,7 +14,8 @@ struct message {
 	unsigned int written;
 	char has_imm;
 	char has_written;
-	char last; /* of its frame, whose receive is then free */
+	char last;    /* of its frame, whose receive is then free */
+	char fetched; /* it was only offered, and has been read */
 };
 
 extern PyTypeObject *fast_message_type;

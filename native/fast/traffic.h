@@ -24,7 +24,9 @@ struct inbox {
 	PyObject *counts;
 	PyObject *traffic;   /* whose receives are posted again; None, or NULL: Python knows */
 	unsigned int woken;  /* receivers that have been told and have not had their turn yet */
-	unsigned int offers; /* in `incoming` */
+	unsigned int offers; /* in `incoming`: no messages yet */
+	unsigned int unstarted; /* those of them that nobody reads */
+	unsigned long long ahead; /* bytes of what was offered, is read or has been, and was not taken */
 	unsigned int taken;  /* frames of which the last message has been, and nobody was told */
 	unsigned int refill; /* tell of so many */
 	char ended;
