@@ -146,7 +146,8 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         which ends no look by itself, the former is true as well. Who ``returns`` in that case, to
         spin again soon, need not be woken until then. Internal to the library.
         """
-        self.pointer  # noqa: B018 - raises when this is closed
+        if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
+            raise self.closed_error()
         result = table.drain(self._state_address, capacity, spin_us, returns)
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")

@@ -36,7 +36,6 @@ int soft_channel_init(struct soft_channel *channel)
 			close(channel->event_fd);
 		return rc;
 	}
-	pthread_mutex_init(&channel->mutex, NULL);
 	soft_lock();
 	soft_engine_add_channel(channel);
 	soft_unlock();
@@ -52,10 +51,8 @@ void soft_channel_destroy(struct soft_channel *channel)
 	close(channel->event_fd);
 	if (channel->flat_fd >= 0)
 		close(channel->flat_fd);
-	pthread_mutex_destroy(&channel->mutex);
 }
 
-/* With the channel's mutex held. */
 static void write_event(struct soft_channel *channel)
 {
 	const uint64_t one = 1;
@@ -67,34 +64,28 @@ static void write_event(struct soft_channel *channel)
 
 void soft_channel_signal(struct soft_channel *channel)
 {
-	pthread_mutex_lock(&channel->mutex);
-	if (!channel->signalled) {
-		if (soft_channel_is_current(channel))
-			channel->deferred = true;
-		else
-			write_event(channel);
-	}
-	pthread_mutex_unlock(&channel->mutex);
+	if (channel->signalled)
+		return;
+	if (soft_channel_is_current(channel))
+		channel->deferred = true;
+	else
+		write_event(channel);
 }
 
 void soft_channel_announce(struct soft_channel *channel)
 {
-	pthread_mutex_lock(&channel->mutex);
 	if (channel->deferred)
 		write_event(channel);
-	pthread_mutex_unlock(&channel->mutex);
 }
 
 void soft_channel_consume(struct soft_channel *channel)
 {
 	uint64_t count;
 
-	pthread_mutex_lock(&channel->mutex);
 	if (channel->signalled)
 		channel->signalled =
 			read(channel->event_fd, &count, sizeof(count)) != sizeof(count);
 	channel->deferred = false;
-	pthread_mutex_unlock(&channel->mutex);
 }
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)

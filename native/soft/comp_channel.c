@@ -51,8 +51,16 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 	pthread_mutex_lock(&channel->mutex);
 	if (cq->events_waiting++ == 0)
 		soft_list_append(&channel->ready, &cq->ready_node);
+	__atomic_store_n(&channel->any, true, __ATOMIC_RELAXED);
 	soft_channel_signal(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
+}
+
+/* With the channel's mutex. */
+static void all_taken(struct soft_comp_channel *channel)
+{
+	__atomic_store_n(&channel->any, false, __ATOMIC_RELAXED);
+	soft_channel_consume(&channel->channel);
 }
 
 void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq)
@@ -61,7 +69,7 @@ void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq 
 	cq->events_waiting = 0;
 	soft_list_remove(&cq->ready_node);
 	if (soft_list_empty(&channel->ready))
-		soft_channel_consume(&channel->channel);
+		all_taken(channel);
 	pthread_mutex_unlock(&channel->mutex);
 }
 
@@ -69,6 +77,10 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
+	/* The events of this thread's own step it sees; another's, which comes at this moment, makes
+	 * the fd readable. */
+	if (!__atomic_load_n(&channel->any, __ATOMIC_RELAXED))
+		return NULL;
 	pthread_mutex_lock(&channel->mutex);
 	if (!soft_list_empty(&channel->ready)) {
 		cq = soft_list_entry(channel->ready.next, struct soft_cq, ready_node);
@@ -78,7 +90,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 		cq->events_taken++;
 	}
 	if (soft_list_empty(&channel->ready))
-		soft_channel_consume(&channel->channel);
+		all_taken(channel);
 	else
 		soft_channel_announce(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);

@@ -255,6 +255,7 @@ struct soft_comp_channel {
 	struct soft_channel channel;
 	pthread_mutex_t mutex;  /* protects what follows; taken inside a CQ's lock */
 	struct soft_node ready; /* CQs with events that have not been taken */
+	bool any;               /* atomic: are there?  Read without the mutex: a hint */
 };
 
 enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };

@@ -127,11 +127,10 @@ struct soft_channel {
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early;       /* the application takes "nothing there" as normal */
 	bool nested;      /* the engine's epoll instance is inside `fd` */
-	bool signalled;
+	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
 	unsigned wanted;       /* atomic, the owner's: CQs armed to wake somebody through it */
 	unsigned sleepers;     /* atomic: threads in soft_channel_wait */
-	pthread_mutex_t mutex; /* protects `signalled` and `deferred` */
 	struct soft_node node; /* of the engine */
 };
 
