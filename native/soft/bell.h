@@ -1,8 +1,8 @@
 /* How two neighbours wake each other: a pipe in each direction, into which a byte is written.
  *
  * Who rings makes the pipe and keeps the end that is written to, so that nobody can make his writing
- * block; who is rung never reads, since the other one may have made the descriptor that they share
- * a blocking one, but moves the bytes to where nothing is, which asks for no flag of it (splice(2)).
+ * block; who is rung opens the pipe once more (/proc/self/fd, proc_pid_fd(5)), since the other one may
+ * make the descriptor that has come from him, and is his as well, a blocking one at any time.
  * Somebody who fills the pipe, or empties it, is heard too often or not at all: it is his own bell.
  * This takes two thirds of the time of a message on a socket.
  */
@@ -21,7 +21,7 @@ struct soft_bell {
 /* Nothing is open; `rung` is called when the other side rings. */
 void soft_bell_init(struct soft_bell *bell,
 		    void (*rung)(struct soft_source *source, uint32_t events));
-/* Make the one that we ring, and see that it works: 0 or an errno value. */
+/* Make the one that we ring: 0 or an errno value. */
 int soft_bell_make(struct soft_bell *bell);
 /* The other side's, which is ours to close from now on: false if it is none. */
 bool soft_bell_hang(struct soft_bell *bell, int fd);

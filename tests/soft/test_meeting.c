@@ -352,6 +352,28 @@ static void wrong_bell(uint16_t lid)
 	close(ends[0]);
 }
 
+/* Its maker has the same description and may change its flags: who hears it never waits for all that. */
+static void bell_made_to_block(void)
+{
+	struct soft_bell made, hung;
+
+	soft_bell_init(&made, NULL);
+	soft_bell_init(&hung, NULL);
+	CHECK_EQUAL(soft_bell_make(&made), 0);
+	soft_lock();
+	CHECK(soft_bell_hang(&hung, dup(made.end)));
+	CHECK(!soft_bell_hang(&hung, dup(made.end))); /* one is enough */
+	CHECK_EQUAL(fcntl(made.end, F_SETFL, 0), 0);
+	CHECK(soft_bell_hear(&hung));
+	soft_bell_ring(&made);
+	CHECK(soft_bell_hear(&hung));
+	CHECK(soft_bell_hear(&hung));
+	soft_bell_close(&made);
+	CHECK(!soft_bell_hear(&hung));
+	soft_bell_close(&hung);
+	soft_unlock();
+}
+
 /* Everything that is not the memory that it should be. */
 static void wrong_memory(uint16_t lid)
 {
@@ -537,6 +559,7 @@ static void visitors(void)
 	if (!process.child) {
 		STEP(wrong_memory(lid));
 		STEP(wrong_bell(lid));
+		STEP(bell_made_to_block());
 		STEP(wrong_words(lid));
 		STEP(crowd(lid));
 		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
