@@ -11,7 +11,7 @@ import pytest
 from aiordma import Config, Connection, ProtocolError
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._core.receive_sizes import GROW_AFTER, SHRINK_AFTER
+from aiordma._core.receive_sizes import GROW_AFTER, NEVER_LONGER, SHRINK_AFTER
 
 from .marks import by_tcp, one_loop
 from .place import SMALL, Place, barrier, exchange, pattern, pool_statistics
@@ -19,6 +19,7 @@ from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
+UNTOLD = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
 
@@ -76,6 +77,17 @@ async def test_what_is_plain_goes_without_python(
         monkeypatch.undo()
         await several(client, server, SHRINK_AFTER + 3 * 8, 10)
         assert server._messages.receive_size == GROWING.eager_size
+
+
+async def test_what_c_counts_does_not_grow_for_ever(place: Place) -> None:
+    """Python takes it over in time; with SMALL nobody asks for these numbers."""
+    async with place.pair(SMALL) as (client, server):
+        for sent, used in ((UNTOLD - 1, NEVER_LONGER - 1), (UNTOLD - 2, NEVER_LONGER - 2)):
+            client._messages.sent = sent
+            server._messages.used = used
+            await several(client, server, 2, 10)
+            assert client._messages.sent < 5
+            assert server._messages.used < 5
 
 
 async def test_in_both_directions_with_all_that_travels(place: Place) -> None:
