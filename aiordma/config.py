@@ -50,7 +50,8 @@ class Config:
     """How much memory these may cover; those that are longest unused go first."""
     polling: float = 50e-6
     """For how long the event loop looks for the next completion before it sleeps, at most, and only
-    while such looks find something; 0: it sleeps at once.  Shared as `pool_limit` is."""
+    while such looks find something; 0: it sleeps at once.  A task that is about to wait looks for a
+    few microseconds of that itself.  Shared as `pool_limit` is."""
     connect_timeout: float = 10.0
     """From `connect` until the peer has answered the handshake."""
     handshake_timeout: float = 10.0

@@ -53,6 +53,8 @@ ROUNDS = 8
 POLLING = 50e-6
 # Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
 WAKE_SPIN_US = 15
+# The same of who is about to wait: about what it costs to go round the loop.
+LOOK_ONCE_US = 3
 MAX_WAKES_SKIPPED = 255
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
@@ -157,8 +159,11 @@ class Driver(_Shared):
         self._drain = self.channel.drain_to
         self._spin_us = math.ceil(polling * 1e6)
         self._wake_spin_us = min(WAKE_SPIN_US, self._spin_us)
+        self._look_once_us = min(LOOK_ONCE_US, self._spin_us)
+        self.operations.look = self._look_once if self._look_once_us else None
         self._coming_back = False  # for completions that one turn had no time for
         self._looking = False  # a look before sleeping is scheduled
+        self._returns = False  # or will be at the end of what is being handled
         self._skip = 0  # wake-ups to go without one
         self._misses = 0  # grows with looks that found nothing
         self._vain_waits = 0  # the same of waiting after a wake-up for nothing
@@ -239,9 +244,16 @@ class Driver(_Shared):
 
         Whom that wakes has its turn when the loop comes to it.
         """
+        self._handle_later(0, False)
+
+    def _look_once(self) -> None:
+        """For a task that is about to wait: what it waits for may be all but here."""
+        self._handle_later(self._look_once_us, self._returns or self._looking)
+
+    def _handle_later(self, spin_us: int, returns: bool) -> None:
         self.operations.later = True
         try:
-            self._handle(0, False)
+            self._handle(spin_us, returns)
         finally:
             self.operations.later = False
 
@@ -285,6 +297,7 @@ class Driver(_Shared):
         """Hands out the completions there are; False if there is no reason to look again soon."""
         if not self._users:
             return False  # closed between `call_soon` and now
+        around, self._returns = self._returns, returns
         try:
             found, more = self._drain(self.operations, BATCH, spin_us, returns)
             rounds = 1
@@ -295,6 +308,8 @@ class Driver(_Shared):
         except OSError as error:  # the channel itself fails: nothing more will complete here
             self._fail(error)
             return False
+        finally:
+            self._returns = around
         if not more:
             return found
         # The events of what is left are already taken, so the fd need not fire again for it.
@@ -344,6 +359,7 @@ class Driver(_Shared):
             sink.fail(error)
 
     def _close(self) -> None:
+        self.operations.look = None
         for fd in self.channel.watched_fds:
             self._stop_reading(fd)
         self._events.unsubscribe(self._token)

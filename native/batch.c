@@ -15,8 +15,9 @@
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
 enum { BLOCK = 64 };
 
-/* How long a look may take when the device is at work all the time: others of the event loop wait. */
-enum { LOOK_AT_MOST_US = 1000 };
+/* How long a look may take, whatever it is asked for, and how long when the device is at work all the
+ * time: others of the event loop wait. */
+enum { LOOK_AT_MOST_US = 1000, WORK_AT_MOST_US = 200 };
 
 enum { ROOM = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *) };
 
@@ -133,11 +134,12 @@ static unsigned work_done(void)
 
 /* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
  * a long transfer would otherwise go round the caller's event loop with every buffer that fills. */
-static int look_again(struct aiordma_drain *drain)
+static int look_again(struct aiordma_drain *drain, unsigned work_before)
 {
 	uint64_t now = microseconds();
-	uint64_t end = now + drain->spin_us;
-	uint64_t latest = now + LOOK_AT_MOST_US;
+	uint64_t spin = drain->spin_us < LOOK_AT_MOST_US ? drain->spin_us : LOOK_AT_MOST_US;
+	uint64_t end = now + spin;
+	uint64_t latest = now + (spin > WORK_AT_MOST_US ? spin : WORK_AT_MOST_US);
 	unsigned work = work_done();
 	int rc;
 
@@ -147,11 +149,10 @@ static int look_again(struct aiordma_drain *drain)
 		now = microseconds();
 		if (work_done() != work) {
 			work = work_done();
-			end = now + drain->spin_us;
+			end = now + spin;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
-	drain->busy = !rc && !drain->ready_count && now < end;
-	stay(drain, drain->returns && (drain->ready_count || drain->busy));
+	stay(drain, drain->returns && (drain->ready_count || work != work_before));
 	aiordma_embedded_spin(0);
 	return rc;
 }
@@ -160,15 +161,16 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 		  int *more)
 {
 	int total = 0;
-	unsigned parts = aiordma_embedded_parts();
+	unsigned work = work_done();
 	int rc = take_events(drain);
 
 	*more = 0;
-	drain->busy = !rc && !drain->ready_count && aiordma_embedded_parts() != parts;
+	drain->busy = 0;
 	if (!rc && !drain->ready_count && drain->spin_us)
-		rc = look_again(drain);
+		rc = look_again(drain, work);
 	if (rc)
 		return rc;
+	drain->busy = !drain->ready_count && work_done() != work;
 	while (drain->ready_count && total < capacity) {
 		struct ibv_cq *cq = drain->ready[drain->ready_count - 1];
 		int n = aiordma_poll(cq, out + total, capacity - total);

@@ -155,7 +155,7 @@ struct aiordma_drain {
 	uint32_t spin_us; /* look again for so long before answering that there is nothing */
 	int returns;      /* if there is something, the caller will be back soon, to spin again */
 	int stays;        /* it has said so to the embedded device */
-	int busy;         /* there was nothing, but the embedded device is in the middle of a message */
+	int busy;         /* there was nothing, but the embedded device had work to do */
 };
 
 /* Grows whenever a thread of the application has found work to do for the embedded device. */

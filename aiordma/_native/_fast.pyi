@@ -501,6 +501,12 @@ class Table:
     loop: AbstractEventLoop
     waking: bool
     """A drain calls back those whom it has told."""
+    look: Callable[[], None] | None
+    """Called by who is about to wait, to look once more."""
+    @property
+    def waiting(self) -> int:
+        """Promises under way that somebody has asked to be told of."""
+
     later: bool
     """Whom a drain wakes is called back by the loop, not at the end of the drain."""
     @property
@@ -514,7 +520,7 @@ class Table:
         """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
 
         Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
-        completions, or the device is still moving bytes, and 2 if there may be more.
+        completions, or the embedded device had work to do, and 2 if there may be more.
         """
 
 class Queue:

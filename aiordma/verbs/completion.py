@@ -142,9 +142,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     ) -> tuple[bool, bool]:
         """As :meth:`drain`, of queues that keep no account: the completions go to their work.
 
-        Whether there were any, and whether there may be more. In the middle of a long transfer,
-        which ends no look by itself, the former is true as well. Who ``returns`` in that case, to
-        spin again soon, need not be woken until then. Internal to the library.
+        Whether there were any, and whether there may be more. The former is true as well where
+        the embedded device had something to do, as in the middle of a long transfer. Who
+        ``returns`` in that case, to spin again soon, need not be woken until then. Internal to the
+        library.
         """
         if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
             raise self.closed_error()

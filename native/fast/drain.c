@@ -239,6 +239,8 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	}
 	state->spin_us = (uint32_t)spin_us;
 	state->returns = returns != 0;
+	if (!table->later) /* the loop has its turn */
+		table->looks = FAST_LOOKS;
 	Py_BEGIN_ALLOW_THREADS
 	n = native_drain(state, completions, (int)most, &more);
 	Py_END_ALLOW_THREADS

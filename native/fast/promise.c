@@ -6,12 +6,19 @@
  * the next turn of the loop passes while the next answer is on its way.  What is settled from anywhere
  * else is called back by the loop, as ever.
  *
+ * Nor need a task go round the loop for what is all but here: before it waits, it looks for
+ * completions once itself (`Driver._look_once`), if hardly anybody else is waiting for the device.
+ * What else it finds then is called back by the loop, or by the drain that it is part of.
+ *
  * It does what a task, and asyncio's functions for futures, ask of a future; nothing else of it is
  * offered to users.  A failure that nobody asks for is dropped.
  */
 #include "promise.h"
 
 PyTypeObject *fast_promise_type;
+
+/* Looks in a row that are not made because the last ones found nothing. */
+enum { MOST_SKIPPED = 255 };
 
 static PyObject *str_call_soon, *str_run, *str_handler, *str_done, *str_set_result,
 	*str_set_exception;
@@ -106,7 +113,7 @@ void fast_wake(struct table *table, struct raised *raised)
 {
 	char waking = table->waking;
 
-	if (!table->woken_count)
+	if (!table->woken_count || waking)
 		return;
 	table->waking = !table->later;
 	table->thread = PyThread_get_thread_ident();
@@ -123,7 +130,7 @@ void fast_wake(struct table *table, struct raised *raised)
 		Py_DECREF((PyObject *)promise);
 	}
 	table->woken_count = 0;
-	table->waking = waking && table->waking; /* not in the child of a fork */
+	table->waking = 0;
 }
 
 static int remember(struct table *table, struct promise *promise)
@@ -155,6 +162,7 @@ int fast_settle(struct promise *promise, char state, PyObject *what)
 	promise->what = what;
 	if (!promise->callback)
 		return 0;
+	table->waiting--;
 	return table->draining && state != PROMISE_CANCELLED ? remember(table, promise) :
 							      each(promise, call_soon);
 }
@@ -366,6 +374,7 @@ static PyObject *promise_add(PyObject *self, PyObject *const *args, Py_ssize_t c
 		promise->callback = args[0];
 		Py_INCREF(context);
 		promise->context = context;
+		((struct table *)promise->table)->waiting++;
 	} else {
 		PyObject *pair = PyTuple_Pack(2, args[0], context);
 
@@ -396,7 +405,11 @@ static int remove_first(struct promise *promise)
 	}
 	Py_DECREF(callback);
 	Py_DECREF(context);
-	return promise->callback ? PyList_SetSlice(promise->more, 0, 1, NULL) : 0;
+	if (promise->callback)
+		return PyList_SetSlice(promise->more, 0, 1, NULL);
+	if (promise->state == PROMISE_PENDING)
+		((struct table *)promise->table)->waiting--;
+	return 0;
 }
 
 static PyObject *promise_remove(PyObject *self, PyObject *callback)
@@ -455,10 +468,50 @@ static PyObject *promise_await(PyObject *self)
 	return self;
 }
 
+/* A look costs less than going round the loop.  It must not keep the tasks of others waiting: nearly
+ * nobody else waits for the device, and after so many looks the loop has its turn. */
+static bool may_look(struct table *table)
+{
+	if (!table->look || table->look == Py_None || table->draining || !table->looks ||
+	    table->waiting > 1)
+		return false;
+	if (table->skip) {
+		table->skip--;
+		return false;
+	}
+	return true;
+}
+
+/* -1 with an exception. */
+static int look(struct promise *promise)
+{
+	struct table *table = (struct table *)promise->table;
+	PyObject *call = table->look;
+
+	table->looks--;
+	Py_INCREF(call); /* the table may be told to look no more */
+	PyObject *done = PyObject_CallNoArgs(call);
+
+	Py_DECREF(call);
+	if (!done)
+		return -1;
+	Py_DECREF(done);
+	if (promise->state != PROMISE_PENDING)
+		table->misses = 0;
+	else
+		table->misses = table->misses < MOST_SKIPPED / 2 ? 2 * table->misses + 1 :
+								   MOST_SKIPPED;
+	table->skip = table->misses;
+	return 0;
+}
+
 static PyObject *promise_next(PyObject *self)
 {
 	struct promise *promise = (struct promise *)self;
 
+	if (promise->state == PROMISE_PENDING && may_look((struct table *)promise->table) &&
+	    look(promise))
+		return NULL;
 	if (promise->state == PROMISE_PENDING) {
 		promise->blocking = 1;
 		Py_INCREF(self);
@@ -519,6 +572,8 @@ static int promise_clear(PyObject *self)
 {
 	struct promise *promise = (struct promise *)self;
 
+	if (promise->callback && promise->state == PROMISE_PENDING)
+		((struct table *)promise->table)->waiting--;
 	Py_CLEAR(promise->what);
 	Py_CLEAR(promise->callback);
 	Py_CLEAR(promise->context);

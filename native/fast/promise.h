@@ -44,7 +44,8 @@ struct raised {
 	PyObject *type, *value, *traceback;
 };
 
-/* Calls back whom the drain has told something, all of them. */
+/* Calls back whom the drain has told something, all of them.  A drain in the middle of that, of who
+ * looks before it waits, leaves them to it. */
 void fast_wake(struct table *table, struct raised *raised);
 
 int fast_add_promise(PyObject *module);

@@ -6,6 +6,9 @@
 
 #define NO_SLOT UINT32_MAX
 
+/* Looks of tasks that are about to wait, before the loop has its turn and with it all others. */
+enum { FAST_LOOKS = 16 };
+
 /* The kinds that differ here; the others are aiordma/_core/operations.py's alone. */
 enum {
 	KIND_RECV = 0,
@@ -57,6 +60,10 @@ struct table {
 	char waking; /* they are being called back, by this thread of the loop */
 	unsigned long thread;
 	char later; /* they are called back by the loop: this drain is in the middle of something */
+	PyObject *look;	  /* to be called by who is about to wait; NULL: nobody looks */
+	uint32_t waiting; /* promises under way that somebody has asked to be told of */
+	uint16_t looks;	  /* that may still be made before the loop has its turn */
+	uint16_t misses, skip; /* grows with looks that found nothing; those to go without one */
 	unsigned long long stray; /* completions that belonged to nobody */
 };
 

@@ -135,8 +135,10 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keyword
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct table *table = (struct table *)alloc(type, 0);
 
-	if (table)
+	if (table) {
 		table->free = NO_SLOT;
+		table->looks = FAST_LOOKS;
+	}
 	return (PyObject *)table;
 }
 
@@ -146,6 +148,7 @@ static int table_traverse(PyObject *self, visitproc visit, void *arg)
 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(table->loop);
+	Py_VISIT(table->look);
 	for (uint32_t i = 0; i < table->woken_count; i++)
 		Py_VISIT(table->woken[i]);
 	for (uint32_t i = 0; i < table->count; i++) {
@@ -163,6 +166,7 @@ static int table_clear(PyObject *self)
 		if (table->slots[i].queue)
 			fast_drop(fast_free_slot(table, &table->slots[i]));
 	Py_CLEAR(table->loop);
+	Py_CLEAR(table->look);
 	return 0;
 }
 
@@ -182,6 +186,8 @@ static Py_ssize_t table_length(PyObject *self)
 
 static PyMemberDef table_members[] = {
 	{"loop", T_OBJECT_EX, offsetof(struct table, loop), 0, NULL},
+	{"look", T_OBJECT, offsetof(struct table, look), 0, NULL},
+	{"waiting", T_UINT, offsetof(struct table, waiting), READONLY, NULL},
 	{"later", T_BOOL, offsetof(struct table, later), 0, NULL},
 	{"waking", T_BOOL, offsetof(struct table, waking), 0, NULL},
 	{"stray", T_ULONGLONG, offsetof(struct table, stray), READONLY, NULL},

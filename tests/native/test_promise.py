@@ -19,10 +19,14 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
 
 
-def promise() -> Promise:
+def new_table() -> Table:
     table = Table()
     table.loop = asyncio.get_running_loop()
-    return Promise(table)
+    return table
+
+
+def promise() -> Promise:
+    return Promise(new_table())
 
 
 def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[LoopFactory], None]:
@@ -195,3 +199,135 @@ async def test_it_is_collected_with_what_waits_for_it() -> None:
     circle = weakref.ref(Circle())
     gc.collect()
     assert circle() is None
+
+
+# ---- the look before the wait --------------------------------------------------------------------
+
+
+class Looks:
+    """Of a table's tasks; each settles the next of `found`, if there is one."""
+
+    def __init__(self) -> None:
+        self.table = new_table()
+        self.table.look = self.look
+        self.count = 0
+        self.found: list[Promise] = []
+
+    def look(self) -> None:
+        self.count += 1
+        for one in self.found[:1]:
+            self.found.remove(one)
+            one.set_result(None)
+
+    def promise(self) -> Promise:
+        return Promise(self.table)
+
+    async def wait(self, *, here: bool) -> None:
+        """For one that a look finds, or that the loop brings."""
+        one = self.promise()
+        if here:
+            self.found = [one]
+        else:
+            asyncio.get_running_loop().call_soon(one.set_result, None)
+        await one
+
+
+@on_both_loops
+async def test_what_a_look_finds_does_not_go_round_the_loop() -> None:
+    looks = Looks()
+    turns: list[None] = []
+    asyncio.get_running_loop().call_soon(turns.append, None)
+    await looks.wait(here=True)
+    assert (looks.count, turns) == (1, [])
+    await looks.wait(here=False)
+    assert (looks.count, turns) == (2, [None])
+
+
+@on_both_loops
+async def test_a_look_finds_failures_too() -> None:
+    looks = Looks()
+    one = looks.promise()
+    looks.table.look = lambda: one.set_exception(LookupError("no"))
+    with pytest.raises(LookupError, match="no"):
+        await one
+
+
+@on_both_loops
+async def test_the_loop_has_its_turn_after_so_many_looks() -> None:
+    looks = Looks()
+    for _ in range(16):
+        await looks.wait(here=True)
+    assert looks.count == 16
+    await looks.wait(here=False)
+    assert looks.count == 16
+
+
+@on_both_loops
+async def test_looks_in_vain_become_rare() -> None:
+    looks = Looks()
+    at = []
+    for number in range(30):
+        before = looks.count
+        await looks.wait(here=False)
+        if looks.count > before:
+            at.append(number)
+    assert at == [0, 2, 6, 14]  # 1, 3, 7 and then 15 go without one
+    await looks.wait(here=True)
+    assert looks.count == 5
+    await looks.wait(here=True)  # it has paid: at once again
+    assert looks.count == 6
+
+
+@on_both_loops
+async def test_nobody_looks_while_others_wait() -> None:
+    looks = Looks()
+    others = [asyncio.ensure_future(looks.promise()) for _ in range(2)]
+    for other in others:
+        other.add_done_callback(lambda _: None)
+    assert looks.table.waiting == 2
+    await looks.wait(here=False)
+    assert looks.count == 0
+    others.pop().cancel()
+    await looks.wait(here=True)
+    assert looks.count == 1
+
+
+@on_both_loops
+async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
+    table = new_table()
+    one = Promise(table)
+
+    def called(_: object) -> None:
+        """Nothing is to be done."""
+
+    one.add_done_callback(called)
+    one.add_done_callback(called)
+    assert table.waiting == 1
+    assert one.remove_done_callback(called) == 2
+    assert table.waiting == 0
+    one.add_done_callback(called)
+    one.set_result(None)
+    one.add_done_callback(called)  # by the loop, as it is over
+    assert table.waiting == 0
+    dropped = Promise(table)
+    dropped.add_done_callback(called)
+    assert table.waiting == 1
+    del dropped
+    assert table.waiting == 0
+
+
+@on_both_loops
+async def test_what_a_look_raises_is_raised_where_it_is_awaited() -> None:
+    looks = Looks()
+
+    def interrupted() -> None:
+        looks.table.look = None
+        raise KeyboardInterrupt
+
+    looks.table.look = interrupted
+    one = looks.promise()
+    with pytest.raises(KeyboardInterrupt):
+        await one
+    assert not one.done()
+    asyncio.get_running_loop().call_soon(one.set_result, None)
+    await one

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 
+from aiordma import driver
 from aiordma.transport import Via
 from tests.conftest import EMBEDDED, LOOPS, Run
 
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "one_loop: the event loop does not matter, asyncio's will do",
         "by_cm: only through the connection manager",
         "by_tcp: only by an exchange over TCP",
+        "looks: a task that is about to wait looks first whether it must",
         "time_limit(seconds): instead of the usual limit, on the embedded device",
     ):
         config.addinivalue_line("markers", line)
@@ -60,6 +62,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True)
 def _on_a_loop(run: Run) -> None:
     """Every test of this folder has the loop as a parameter."""
+
+
+@pytest.fixture(autouse=True)
+def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests count turns of the loop, of which an await that need not wait has none."""
+    if request.node.get_closest_marker("looks") is None:
+        monkeypatch.setattr(driver, "LOOK_ONCE_US", 0)
 
 
 @pytest.fixture

@@ -7,3 +7,4 @@ import pytest
 one_loop = pytest.mark.one_loop
 by_cm = pytest.mark.by_cm
 by_tcp = pytest.mark.by_tcp
+looks = pytest.mark.looks

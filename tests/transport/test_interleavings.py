@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from aiordma.errors import WorkCompletionError
 from tests.conftest import Run
 
-from .marks import one_loop
+from .marks import looks, one_loop
 from .place import SMALL, Place
 from .programs import ENDED, LAST, PROGRAMS, STEPS, End, play
+
+pytestmark = looks
 
 Program = list[tuple[Any, ...]]
 EXAMPLES = 6

@@ -1,0 +1,113 @@
+"""Who is about to wait looks once for its completion, and then need not go round the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiordma import Config, driver
+
+from .marks import looks, one_loop
+from .place import Place, pattern, shared
+
+pytestmark = looks
+
+
+class Turns:
+    """Counts those of the loop, from now on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next()
+
+    def _next(self) -> None:
+        self._handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.count += 1
+        self._next()
+
+    def stop(self) -> int:
+        self._handle.cancel()
+        return self.count
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that takes as long as any may: a millisecond."""
+    monkeypatch.setattr(driver, "LOOK_ONCE_US", 1_000_000)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_writes_that_are_awaited_one_by_one(place: Place) -> None:
+    async with (
+        place.pair(Config(polling=1.0)) as (client, server),
+        shared(server, client, 4096) as (there, remote),
+    ):
+        with client.alloc(4096) as buffer:
+            buffer.view[:] = pattern(4096)
+            turns = Turns()
+            for start in range(0, 4096, 64):
+                await client.write(buffer[start : start + 64], remote[start : start + 64])
+            # Some go round, so that others have their turn, and more when this machine is busy.
+            assert 0 < turns.stop() < 32
+        assert there.view == pattern(4096)
+
+
+@one_loop
+@pytest.mark.usefixtures("patient")
+async def test_a_task_that_never_leaves_the_device_keeps_nobody_waiting(place: Place) -> None:
+    async with (
+        place.pair(Config(polling=1.0)) as (client, server),
+        shared(server, client, 64) as (_, remote),
+    ):
+        with client.alloc(64) as buffer:
+            over = False
+
+            async def write() -> None:
+                while not over:
+                    await client.write(buffer, remote)
+
+            writing = asyncio.create_task(write())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            over = True
+            await writing
+
+
+@one_loop
+async def test_without_polling_every_one_goes_round(place: Place) -> None:
+    async with (
+        place.pair(Config(polling=0)) as (client, server),
+        shared(server, client, 64) as (_, remote),
+    ):
+        with client.alloc(64) as buffer:
+            turns = Turns()
+            for _ in range(20):
+                await client.write(buffer, remote)
+            assert turns.stop() >= 20
+
+
+@pytest.mark.usefixtures("patient")
+async def test_those_whom_the_look_of_another_finds(place: Place) -> None:
+    """The look of a task that a drain has just called back finds what others wait for.
+
+    They go on each with its own message, and in the order of these.
+    """
+    async with place.pair(Config(polling=1.0)) as (client, server):
+
+        async def echo() -> None:
+            for _ in range(200):
+                with await server.recv() as message:
+                    await server.send(message)
+
+        async def ask() -> None:
+            for number in range(200):
+                await client.send(number.to_bytes(2, "little"))
+                with await client.recv() as message:
+                    assert int.from_bytes(message.data, "little") == number
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(echo())
+            group.create_task(ask())
