@@ -36,6 +36,7 @@ from typing import ClassVar, Protocol, Self
 
 from . import cm, verbs
 from ._native import Table
+from .alarm_clock import AlarmClock
 from .errors import DeviceEventError, InternalError
 from .event_router import EventRouter
 from .mr_pool import MemoryPool
@@ -168,8 +169,10 @@ class Driver(_Shared):
         self._misses = 0  # grows with looks that found nothing
         self._vain_waits = 0  # the same of waiting after a wake-up for nothing
         self._waits_skipped = 0
+        self.alarms = AlarmClock(loop)
         for fd in self.channel.watched_fds:
             loop.add_reader(fd, self._on_completions)
+        loop.add_reader(self.alarms.fd, self._on_alarm)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
 
@@ -258,6 +261,10 @@ class Driver(_Shared):
             self.operations.later = False
 
     # ---- readers -------------------------------------------------------------------------
+
+    def _on_alarm(self) -> None:
+        if self._users:  # not closed between its readiness and now
+            self.alarms.ring()
 
     def _on_completions(self) -> None:
         if self._looking:
@@ -362,6 +369,8 @@ class Driver(_Shared):
         self.operations.look = None
         for fd in self.channel.watched_fds:
             self._stop_reading(fd)
+        self._stop_reading(self.alarms.fd)
+        self.alarms.close()
         self._events.unsubscribe(self._token)
         self._events.release()
         for cq in self._cqs:

@@ -211,6 +211,15 @@ void aiordma_wake_early(int fd);
  * there are none, and the fd itself is to be watched. */
 int aiordma_flat_fds(int fd, int flat[2]);
 
+/* ---- alarm.c --------------------------------------------------------------------------------- */
+
+/* A descriptor that is readable, 8 bytes, from the moment that it was set for; it never blocks.
+ * -errno.  Its owner closes it. */
+int aiordma_alarm_open(void);
+/* In nanoseconds of CLOCK_MONOTONIC, not 0; what it was set for before is forgotten.  0 or an errno
+ * value. */
+int aiordma_alarm_set(int fd, uint64_t at_ns);
+
 /* ---- extended.c: calls that no library exports ----------------------------------------------
  *
  * Each is the inline call of the same name in <infiniband/verbs.h>: it goes through the context.

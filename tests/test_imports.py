@@ -50,11 +50,14 @@ ROOMS: dict[str, set[str]] = {
     "inherited": set(),
     "trace": {"_native"} | CORE,
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
-    "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"} | CORE,
+    "alarm_clock": {"_native"},
+    "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"}
+    | {"alarm_clock"}
+    | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},
     "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}
-    | {"dmabuf", "waiting", "home", "loop_end", "inherited"}
+    | {"alarm_clock", "dmabuf", "waiting", "home", "loop_end", "inherited"}
     | CORE,
     "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"}
     | {"home", "loop_end"}

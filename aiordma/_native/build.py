@@ -49,7 +49,15 @@ def declarations() -> str:
 
 
 ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
-PARTS = ("batch.c", "completion.c", "extended.c", "post_send.c", "providers.c", "system.c")
+PARTS = (
+    "alarm.c",
+    "batch.c",
+    "completion.c",
+    "extended.c",
+    "post_send.c",
+    "providers.c",
+    "system.c",
+)
 SOURCES = [*(NATIVE / part for part in PARTS), *sorted((NATIVE / "soft").glob("*.c"))]
 
 ffibuilder = FFI()

@@ -126,6 +126,7 @@ class Life:
         if self._config.keep_alive is not None:
             self._keep_alive = KeepAlive(
                 self._queue,
+                self._side.driver.alarms,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
                 weakly(self._silent),

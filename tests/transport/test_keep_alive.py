@@ -105,6 +105,17 @@ async def test_a_quiet_peer_is_not_a_silent_one(place: Place) -> None:
 
 
 @one_loop
+async def test_the_loop_has_no_timer_for_it(place: Place) -> None:
+    """Which would cost something whenever it sleeps."""
+    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    before = list(scheduled)
+    async with place.pair(replace(SMALL, keep_alive=1000.0)) as (client, server):
+        await check_alive(client, server)
+        assert client._keep_alive
+        assert all(timer.cancelled() for timer in scheduled if timer not in before)
+
+
+@one_loop
 @by_tcp
 async def test_traffic_needs_no_questions(place: Place) -> None:
     config = replace(SMALL, keep_alive=0.2 * place.slow)
