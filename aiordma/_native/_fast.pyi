@@ -431,6 +431,11 @@ class Traffic:
     `small_size`, or else `grown`."""
     fitted: int
     """Of these the latest ones in a row that were no longer."""
+    oversized: int
+    """Those of `used` that were offers longer than `large_size`: they say nothing of receives."""
+    large_size: int
+    longest: int
+    """The longest message that is taken."""
     reposted: int
     """Receives that were posted again, and of which nobody has been told."""
     small_size: int
@@ -475,6 +480,26 @@ class Traffic:
 
     def post(self, frame: Frame, messages: int, bytes: int, /) -> None:
         """A frame that needs a data credit, whose header is written, with so much in it."""
+
+    def post_offer(
+        self,
+        block: Block,
+        request_id: int,
+        address: int,
+        rkey: int,
+        length: int,
+        imm: int | None,
+        /,
+    ) -> None:
+        """Posts an offer of that memory, in a block of 128 bytes or more.
+
+        It takes over the lease; ValueError, and nothing has happened, for what cannot be an offer.
+        """
+
+    def answer(self, request_id: int, /) -> bool:
+        """Says that an offered message has been read; False, and nothing is said, unless that is
+        plain.
+        """
 
     def take_frame(self, block: Block, length: int, /) -> None:
         """It has arrived."""

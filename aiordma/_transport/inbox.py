@@ -42,8 +42,8 @@ STAGED = 64 << 10
 
 
 class Inbox(NativeInbox):
-    """`answer` sends a control message; `on_taken` hears of frames whose messages have been taken,
-    `refill` at a time; `on_protocol_error` of a peer at fault.
+    """`answer` says that an offered message has been read; `on_taken` hears of frames whose
+    messages have been taken, `refill` at a time; `on_protocol_error` of a peer at fault.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Inbox(NativeInbox):
         queue: WorkQueue,
         memory: Memory,
         config: Config,
-        answer: Callable[[protocol.Message], None],
+        answer: Callable[[int], None],
         on_taken: Callable[[int], None],
         refill: int,
         on_protocol_error: Callable[[ProtocolError], None],
@@ -160,7 +160,7 @@ class Inbox(NativeInbox):
             self.put_message(incoming, incoming.message)
 
     def _answer_for(self, incoming: Incoming) -> None:
-        self._answer(protocol.RendezvousDone(incoming.offer.request_id, protocol.ErrorCode.OK))
+        self._answer(incoming.offer.request_id)
 
     def _not_fetched(self, incoming: Incoming) -> None:
         """It is as it was when it was offered."""
@@ -339,7 +339,7 @@ class Inbox(NativeInbox):
         del self._on_taken
 
 
-def untold(message: protocol.Message) -> None:
+def untold(request_id: int) -> None:
     """For a peer that is gone."""
 
 

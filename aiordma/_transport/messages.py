@@ -56,6 +56,9 @@ from .work_queue import Work, WorkQueue
 # not keep back the credits that the peer waits for.
 SPARE_BLOCKS = 2
 
+# Bytes of a frame with an offer, at most.
+OFFER_ROOM = 128
+
 # Control messages that may wait for a credit without anybody here who awaits them: answers to what
 # the peer asked and offered, and what follows from its answers.  Fewer for who keeps to
 # MAX_UNANSWERED.
@@ -101,6 +104,7 @@ class Messages(Traffic):
         self._peer_receives = PeerReceives(0, 0)
         self.message_type = Message
         self.small_size = config.eager_size
+        self.longest = config.max_message
         self.waiting: deque[Outgoing] = deque()
         self.controls: deque[tuple[bytes, Waiter | None, int]] = deque()
         self._answers_waiting = 0
@@ -111,7 +115,7 @@ class Messages(Traffic):
             queue=queue,
             memory=memory,
             config=config,
-            answer=self.send_control,
+            answer=self._answer,
             on_taken=self._receives.taken,
             refill=self._receives.refill,
             on_protocol_error=on_protocol_error,
@@ -250,6 +254,11 @@ class Messages(Traffic):
         self.controls.append((protocol.encode(message), future, turn))
         self.pump()
 
+    def _answer(self, request_id: int) -> None:
+        """Says that an offered message has been read, and is needed no more."""
+        if not self.answer(request_id):
+            self.send_control(protocol.RendezvousDone(request_id, protocol.ErrorCode.OK))
+
     def request_id(self) -> int:
         """A number for a request, not 0 and not in use for 2^32 requests."""
         self._next_request = self._next_request % 0xFFFFFFFF + 1
@@ -355,21 +364,17 @@ class Messages(Traffic):
         return True
 
     def _offer(self, outgoing: Outgoing) -> None:
-        block = self._block(HEADER_SIZE + protocol.MAX_LENGTH)
+        block = self._block(OFFER_ROOM)
         if block is None:
             self.waiting.appendleft(outgoing)
             return
         try:
-            offer = self._offers.make(outgoing)
+            request_id, memory = self._offers.make(outgoing)
         except BaseException:
             block.release()
             raise
         self.full = self._offers.full
-        content = protocol.encode(offer)
-        length = HEADER_SIZE + len(content)
-        self._pack_header(block, FrameKind.OFFER)
-        block.view[HEADER_SIZE:length] = content
-        self.post(Frame(block, length), 0, 0)
+        self.post_offer(block, request_id, memory.address, memory.rkey, memory.length, outgoing.imm)
 
     def _pump_controls(self) -> None:
         """Sends the control messages that credits and room allow."""
@@ -458,17 +463,33 @@ class Messages(Traffic):
 
     def _control(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.RendezvousDone):
-            length = self._offers.answered(message)
-            if length is not None:
-                self.counts.messages_sent += 1
-                self.counts.bytes_sent += length
-            self.full = self._offers.full
+            self._offer_over(message.request_id, message.status)
         elif isinstance(message, protocol.ReceiveSize):
             self._count_sent()
             self._peer_receives.told(message.first, message.size)
             self._look_at_peer()
         else:
             self._on_control(message)
+
+    def _offer_over(self, request_id: int, status: int) -> None:
+        length = self._offers.answered(request_id, status)
+        if length is not None:
+            self.counts.messages_sent += 1
+            self.counts.bytes_sent += length
+        self.full = self._offers.full
+
+    def _answered(self, request_id: int, status: int) -> None:
+        """The answer to an offer has arrived, and is read and counted."""
+        try:
+            self._offer_over(request_id, status)
+        except ProtocolError as error:
+            self._on_protocol_error(error)
+
+    def _offer_came(
+        self, request_id: int, address: int, rkey: int, length: int, imm: int | None
+    ) -> None:
+        """An offer has arrived, and is read, checked and counted."""
+        self.inbox.arrived(Incoming(protocol.Rendezvous(request_id, address, rkey, length, imm)))
 
     def _offered(self, block: Block, message: protocol.Message) -> None:
         offer = self._offers.checked(message)

@@ -10,6 +10,8 @@ from ..errors import ProtocolError, RDMAError
 from ..mr_pool import MemoryPool
 from ..verbs.opening import Opening
 
+OK = int(protocol.ErrorCode.OK)
+
 
 class Offered:
     """An outgoing message that the peer will read: the memory it reads from."""
@@ -46,34 +48,31 @@ class Offers:
         """Of those whose end has not come."""
         return [offered.future for offered in self._offered.values()]
 
-    def make(self, outgoing: Outgoing) -> protocol.Rendezvous:
-        """Opens the message's memory to the peer, to read; what to tell it."""
-        view = outgoing.view
-        memory = Opening(self._pool.pd, view)
+    def make(self, outgoing: Outgoing) -> tuple[int, Opening]:
+        """Opens the message's memory to the peer, to read; and the request's number."""
+        memory = Opening(self._pool.pd, outgoing.view)
         request_id = self._request_id()
         self._offered[request_id] = Offered(memory, outgoing.future)
-        return protocol.Rendezvous(
-            request_id, memory.address, memory.rkey, memory.length, outgoing.imm
-        )
+        return request_id, memory
 
-    def answered(self, message: protocol.RendezvousDone) -> int | None:
+    def answered(self, request_id: int, status: int) -> int | None:
         """The peer has read so many bytes, or will not (None).
 
         ProtocolError for what was not offered.
         """
-        offered = self._offered.pop(message.request_id, None)
+        offered = self._offered.pop(request_id, None)
         if offered is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
         length = offered.memory.length
         offered.memory.close()
-        taken = message.status == protocol.ErrorCode.OK
+        taken = status == OK
         if offered.future.done():
             pass
         elif taken:
             offered.future.set_result(None)
         else:
             offered.future.set_exception(
-                RDMAError(f"the peer could not take the message (code {message.status})")
+                RDMAError(f"the peer could not take the message (code {status})")
             )
         return length if taken else None
 

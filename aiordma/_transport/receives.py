@@ -44,6 +44,7 @@ class Receives:
         self._supply = memory.supply(self.post_again, brief=True, kept=True)
         self._count = config.data_receives + config.control_receives
         self._sizes = OwnReceives(config.eager_size, config.max_eager_size)
+        traffic.large_size = self._sizes.largest
         self._tell = tell
         self._on_posted = on_posted
         self._taken = 0
@@ -81,12 +82,13 @@ class Receives:
         traffic, sizes = self._traffic, self._sizes
         count, traffic.used = traffic.used, 0
         fitted, traffic.fitted = traffic.fitted, 0
+        oversized, traffic.oversized = traffic.oversized, 0
         posted, traffic.reposted = traffic.reposted, 0
         sizes.posted += posted
         if count:
             self._used += count
-            if fitted < count:
-                sizes.arrived(sizes.largest, count - fitted)
+            if fitted < count - oversized:
+                sizes.arrived(sizes.largest, count - oversized - fitted)
             sizes.arrived(0, fitted)
 
     def _leave_to_c(self) -> None:

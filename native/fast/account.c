@@ -20,7 +20,7 @@ void fast_spend_data(struct account *account, unsigned int *control, unsigned in
 	give_back(account, control, data);
 }
 
-void fast_spend_credit(struct account *account, unsigned int *control, unsigned int *data)
+void fast_spend_control(struct account *account, unsigned int *control, unsigned int *data)
 {
 	account->control--;
 	give_back(account, control, data);
@@ -45,10 +45,9 @@ bool fast_received_data(struct account *account, unsigned int control, unsigned 
 	return true;
 }
 
-bool fast_received_credit(struct account *account, unsigned int control, unsigned int data)
+bool fast_received_control(struct account *account, unsigned int control, unsigned int data)
 {
-	if (!(control || data) ||
-	    account->held_control + account->owed_control >= account->control_receives ||
+	if (account->held_control + account->owed_control >= account->control_receives ||
 	    !come_back(account, control, data))
 		return false;
 	account->owed_control++;
@@ -97,7 +96,8 @@ static PyObject *account_receive_credit(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "II", &control, &data))
 		return NULL;
-	return PyBool_FromLong(fast_received_credit((struct account *)self, control, data));
+	return PyBool_FromLong((control || data) &&
+			       fast_received_control((struct account *)self, control, data));
 }
 
 static PyObject *account_spend_credit(PyObject *self, PyObject *unused)
@@ -108,7 +108,7 @@ static PyObject *account_spend_credit(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!fast_credit_frame_due(account))
 		Py_RETURN_NONE;
-	fast_spend_credit(account, &control, &data);
+	fast_spend_control(account, &control, &data);
 	return Py_BuildValue("II", control, data);
 }
 

@@ -26,12 +26,13 @@ bool fast_received_data(struct account *account, unsigned int control, unsigned 
 
 bool fast_credit_frame_due(const struct account *account);
 
-/* For a CREDIT frame, which must be due. */
-void fast_spend_credit(struct account *account, unsigned int *control, unsigned int *data);
+/* For a CREDIT frame, which must be due, or a CONTROL frame, for which there must be a credit beyond the
+ * reserve. */
+void fast_spend_control(struct account *account, unsigned int *control, unsigned int *data);
 
 /* Such a frame has arrived, and its receive is posted again: false, and nothing happens, when that is
  * for Python to find fault with. */
-bool fast_received_credit(struct account *account, unsigned int control, unsigned int data);
+bool fast_received_control(struct account *account, unsigned int control, unsigned int data);
 
 /* So many data receives are posted again: no more than were used. */
 void fast_reposted_data(struct account *account, unsigned int count);

@@ -1,8 +1,8 @@
 /* Frames that come in.
  *
- * Plain is one with messages that keeps to the protocol, to its last byte, or one with credits alone.  It is looked through as a
- * whole before anything of it counts; every other one goes to Python, which does what it asks, or says
- * what is wrong with it.
+ * Plain is one with messages that keeps to the protocol, to its last byte, or one with credits alone, an
+ * offer or the answer to one.  It is looked through as a whole before anything of it counts; every other
+ * one goes to Python, which does what it asks, or says what is wrong with it.
  */
 #include "traffic.h"
 
@@ -101,6 +101,22 @@ int fast_count_used(struct traffic *traffic, struct block *block, uint32_t lengt
 	return done ? 0 : -1;
 }
 
+/* Of a frame without messages: as fast_took_control. */
+static int took_other(struct traffic *traffic, struct block *block, uint32_t length,
+		      unsigned int control, unsigned int data)
+{
+	switch (*fast_block_bytes(block)) {
+	case FRAME_OFFER:
+		return fast_took_offer(traffic, block, length, control, data);
+	case FRAME_CONTROL:
+		return fast_took_answer(traffic, block, length, control, data);
+	default:
+		return length == FRAME_HEADER && (control || data) ?
+			       fast_took_control(traffic, block, length, control, data) :
+			       0;
+	}
+}
+
 int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 {
 	const unsigned char *bytes = fast_block_bytes(block);
@@ -111,8 +127,8 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 	unsigned int control = bytes[1], data = bytes[2] | (unsigned int)bytes[3] << 8;
 	uint32_t imm = fast_get_word(bytes + 4), count = 1;
 
-	if (kind == FRAME_CREDIT && length == FRAME_HEADER && !imm) {
-		int took = fast_took_credits(traffic, block, control, data);
+	if (kind == FRAME_CREDIT || kind == FRAME_CONTROL || kind == FRAME_OFFER) {
+		int took = imm ? 0 : took_other(traffic, block, length, control, data);
 
 		return took < 0 ? -1 : took ? fast_pump(traffic) : for_python(traffic, block, length);
 	}

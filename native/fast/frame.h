@@ -16,7 +16,9 @@ enum {
 /* aiordma/_core/frames.py's, as far as they are plain. */
 enum {
 	FRAME_DATA = 1,
+	FRAME_CONTROL = 2,
 	FRAME_CREDIT = 3,
+	FRAME_OFFER = 4,
 	FRAME_BUNDLE = 5,
 };
 

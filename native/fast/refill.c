@@ -7,7 +7,7 @@
 
 static PyObject *str_credits;
 
-static bool is_plain(const struct traffic *traffic)
+bool fast_receives_are_plain(const struct traffic *traffic)
 {
 	return traffic->started && !traffic->ended && traffic->receive_size &&
 	       traffic->used < traffic->patience;
@@ -29,7 +29,7 @@ int fast_send_credits(struct traffic *traffic)
 	Py_DECREF((PyObject *)block);
 	if (!frame)
 		return -1;
-	fast_spend_credit((struct account *)traffic->account, &control, &data);
+	fast_spend_control((struct account *)traffic->account, &control, &data);
 	fast_put_header(bytes, FRAME_CREDIT, control, data, 0);
 	int rc = fast_post_counted(traffic, frame);
 
@@ -37,16 +37,16 @@ int fast_send_credits(struct traffic *traffic)
 	return rc;
 }
 
-int fast_took_credits(struct traffic *traffic, struct block *block, unsigned int control,
-		      unsigned int data)
+int fast_took_control(struct traffic *traffic, struct block *block, uint32_t length,
+		      unsigned int control, unsigned int data)
 {
 	uint32_t size = traffic->receive_size;
 
-	if (!is_plain(traffic) || block->size < size ||
-	    !fast_received_credit((struct account *)traffic->account, control, data))
+	if (!fast_receives_are_plain(traffic) || block->size < size ||
+	    !fast_received_control((struct account *)traffic->account, control, data))
 		return 0;
 	traffic->reposted++;
-	if (fast_count_used(traffic, block, FRAME_HEADER) ||
+	if (fast_count_used(traffic, block, length) ||
 	    fast_post_receive((struct queue *)traffic->queue, block, size))
 		return -1;
 	return 1;
@@ -56,7 +56,7 @@ int fast_refill(struct traffic *traffic, unsigned int *taken)
 {
 	struct account *account = (struct account *)traffic->account;
 
-	if (!is_plain(traffic) || *taken > account->held_data)
+	if (!fast_receives_are_plain(traffic) || *taken > account->held_data)
 		return 0;
 	unsigned int count = fast_post_ready((struct queue *)traffic->queue,
 					     (struct shelf *)traffic->shelf, *taken,

@@ -52,7 +52,7 @@ int fast_post_counted(struct traffic *traffic, struct frame *frame)
 	return traffic->counting || traffic->sent == MOST_UNTOLD ? fast_call((PyObject *)traffic, str_sent, NULL) : 0;
 }
 
-static int post(struct traffic *traffic, struct frame *frame)
+int fast_post_messages(struct traffic *traffic, struct frame *frame)
 {
 	Py_INCREF((PyObject *)traffic);
 	frame->traffic = (PyObject *)traffic;
@@ -102,7 +102,7 @@ static int send_one(struct traffic *traffic, struct parcel *parcel, PyObject *wa
 		fast_frame_adds(frame, parcel, everything);
 	else
 		memcpy(bytes + FRAME_HEADER, parcel->bytes, parcel->length);
-	int rc = post(traffic, frame);
+	int rc = fast_post_messages(traffic, frame);
 
 	Py_DECREF((PyObject *)frame);
 	return rc ? -1 : 1;
@@ -146,7 +146,7 @@ static int send_bundle(struct traffic *traffic, struct outgoing **all, uint32_t 
 		Py_INCREF(all[i]->waiter);
 		waiters[i] = all[i]->waiter;
 	}
-	int rc = post(traffic, frame);
+	int rc = fast_post_messages(traffic, frame);
 
 	Py_DECREF((PyObject *)frame);
 	return rc ? -1 : 1;
@@ -302,7 +302,7 @@ static PyObject *traffic_post(PyObject *self, PyObject *args)
 		return NULL;
 	((struct frame *)frame)->messages = messages;
 	((struct frame *)frame)->bytes = bytes;
-	if (post((struct traffic *)self, (struct frame *)frame))
+	if (fast_post_messages((struct traffic *)self, (struct frame *)frame))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -495,6 +495,9 @@ static PyMemberDef traffic_members[] = {
 	{"sent", T_UINT, offsetof(struct traffic, sent), 0, NULL},
 	{"used", T_UINT, offsetof(struct traffic, used), 0, NULL},
 	{"fitted", T_UINT, offsetof(struct traffic, fitted), 0, NULL},
+	{"oversized", T_UINT, offsetof(struct traffic, oversized), 0, NULL},
+	{"large_size", T_UINT, offsetof(struct traffic, large_size), 0, NULL},
+	{"longest", T_ULONGLONG, offsetof(struct traffic, longest), 0, NULL},
 	{"reposted", T_UINT, offsetof(struct traffic, reposted), 0, NULL},
 	{"small_size", T_UINT, offsetof(struct traffic, small_size), 0, NULL},
 	{"receive_size", T_UINT, offsetof(struct traffic, receive_size), 0, NULL},
@@ -519,6 +522,8 @@ static PyMethodDef traffic_methods[] = {
 	{"collect", traffic_collect, METH_NOARGS, NULL},
 	{"collect_soon", traffic_collect_soon, METH_NOARGS, NULL},
 	{"post", traffic_post, METH_VARARGS, NULL},
+	{"post_offer", fast_post_offer, METH_VARARGS, NULL},
+	{"answer", fast_answer, METH_O, NULL},
 	{"take_frame", traffic_take_frame, METH_VARARGS, NULL},
 	{"deliver", (PyCFunction)(void (*)(void))traffic_deliver, METH_FASTCALL, NULL},
 	{"new_promise", traffic_new_promise, METH_NOARGS, NULL},

@@ -49,8 +49,11 @@ struct traffic {
 	unsigned int sent;	/* frames that nobody has been told of */
 	unsigned int used;	/* receives, the same */
 	unsigned int fitted;	/* of these the latest ones in a row that small receives would do for */
+	unsigned int oversized;	/* of those used: for offers that fit no receives, and say nothing of them */
 	unsigned int reposted;	/* receives that were posted again, the same */
 	unsigned int small_size; /* a frame that is no longer fits the small receives */
+	unsigned int large_size; /* the same of the large ones */
+	unsigned long long longest; /* message that is taken */
 	unsigned int receive_size; /* of receives that are posted again; 0: that is for Python */
 	unsigned int patience; /* so many may have been used up before Python has to look */
 	char started;
@@ -90,6 +93,8 @@ int fast_pump(struct traffic *traffic);
 
 /* Posts a frame whose header is written.  -1 with an exception. */
 int fast_post_counted(struct traffic *traffic, struct frame *frame);
+/* The same of one with messages, or what stands for one. */
+int fast_post_messages(struct traffic *traffic, struct frame *frame);
 
 /* It is counted that a receive was used up, by so many bytes.  -1 with an exception. */
 int fast_count_used(struct traffic *traffic, struct block *block, uint32_t length);
@@ -97,10 +102,23 @@ int fast_count_used(struct traffic *traffic, struct block *block, uint32_t lengt
 /* A CREDIT frame is due.  -1 with an exception. */
 int fast_send_credits(struct traffic *traffic);
 
-/* Whether such a frame with these credits has been dealt with; else nothing has happened, and it is for
- * Python.  -1 with an exception. */
-int fast_took_credits(struct traffic *traffic, struct block *block, unsigned int control,
-		      unsigned int data);
+/* Whether a frame that is no message's, of so many bytes and with these credits, has been counted and its
+ * receive posted again; else nothing has happened, and it is for Python.  -1 with an exception. */
+int fast_took_control(struct traffic *traffic, struct block *block, uint32_t length,
+		      unsigned int control, unsigned int data);
+
+/* The same of a whole frame with an offer, and with the answer to one. */
+int fast_took_offer(struct traffic *traffic, struct block *block, uint32_t length,
+		    unsigned int control, unsigned int data);
+int fast_took_answer(struct traffic *traffic, struct block *block, uint32_t length,
+		     unsigned int control, unsigned int data);
+
+/* Methods of the type: see _fast.pyi. */
+PyObject *fast_post_offer(PyObject *self, PyObject *args);
+PyObject *fast_answer(PyObject *self, PyObject *number);
+
+/* Nothing has to be thought of but posting them again as they were. */
+bool fast_receives_are_plain(const struct traffic *traffic);
 
 /* The messages of *taken frames are the user's: posts receives for them, and leaves in *taken of how
  * many that is for Python.  -1 with an exception. */

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiordma._core import protocol
 from aiordma._core.credits import Credits
 from aiordma._core.frames import HEADER_SIZE, FrameKind, unpack_bundle, unpack_header
-from aiordma._native import Block, Counts, Inbox, Message, Queue, Shelf, Table, Traffic
+from aiordma._native import Block, Counts, Frame, Inbox, Message, Queue, Shelf, Table, Traffic
 from aiordma._transport.account import Account
 from aiordma.errors import ProtocolError
 from tests.core.test_frames import entries, packed_bundle
@@ -210,6 +211,133 @@ def test_frames_are_counted_by_what_receives_would_do_for_them() -> None:
     side.watching = True
     side.come(8)
     assert (side.used, side.told) == (8, [17, 8])
+
+
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+OFFER = frame_header(FrameKind.OFFER, 0, 0, None)
+RECEIVE, LONGEST = 200, 1 << 40
+
+
+class Offered(Side):
+    """Offers are given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large_size = RECEIVE
+        self.longest = LONGEST
+        self.offers: list[protocol.Rendezvous] = []
+
+    def _offer_came(
+        self, request_id: int, address: int, rkey: int, length: int, imm: int | None
+    ) -> None:
+        self.offers.append(protocol.Rendezvous(request_id, address, rkey, length, imm))
+
+
+def offer_in(content: bytes) -> protocol.Message | None:
+    try:
+        return protocol.decode(content)
+    except ProtocolError:
+        return None
+
+
+@given(
+    st.builds(protocol.Rendezvous, U32, U64, U32, U64, st.none() | U32).filter(
+        lambda offer: offer.address + offer.length <= 1 << 64
+    ),
+    st.integers(0, 50),
+    st.integers(0, 255),
+)
+def test_offers_are_what_they_are_specified_to_be(
+    offer: protocol.Rendezvous, place: int, value: int
+) -> None:
+    """Those that are plain; all others are for Python."""
+    content = protocol.encode(offer)
+    changed = bytearray(content)
+    if place < len(changed):
+        changed[place] = value
+    for some in (content, bytes(changed), content[:place], content + bytes([value])):
+        side = Offered()
+        side.frame(OFFER + some)
+        specified = side.offers[0] if side.offers else None
+        assert side.refused == (specified is None)
+        if specified is not None:
+            assert specified == offer_in(some)
+            assert RECEIVE - HEADER_SIZE < specified.length <= LONGEST
+            assert (side.used, side.oversized, side.fitted) == (1, 1, 0)
+            assert side.account.credit_frame_due is False
+            assert side.account._held_data == 1
+        assert side.pool.returned == 1
+    side = Offered()
+    side.frame(OFFER + content)
+    assert side.refused != (RECEIVE - HEADER_SIZE < offer.length <= LONGEST)
+
+
+def test_offers_that_receives_would_do_for_are_for_python() -> None:
+    for change in ("watching", "takes"):
+        side = Offered()
+        setattr(side, change, change == "watching")
+        side.frame(OFFER + protocol.encode(protocol.Rendezvous(1, 4096, 1, 1000, None)))
+        assert side.refused
+    side = Offered()
+    for count in range(1, SIZES["data_receives"] + 2):
+        side.frame(OFFER + protocol.encode(protocol.Rendezvous(1, 4096, 1, 1000, None)))
+        assert side.refused == (count > SIZES["data_receives"])
+
+
+class NotPosting(Queue):
+    """Notes the frames."""
+
+    def __init__(self) -> None:
+        self.failed = True
+        self.frames: list[bytes] = []
+
+    def post_frame(self, frame: Frame) -> None:
+        self.frames.append(ctypes.string_at(frame.address, frame.length))
+
+
+def leased(pool: Pool, size: int) -> tuple[Block, object]:
+    memory = ctypes.create_string_buffer(size)
+    block = Block()
+    block.pool = pool
+    block.address = ctypes.addressof(memory)
+    block.size = size
+    block.lease()
+    return block, memory
+
+
+@given(U32, U64, U32, U64, st.none() | U32)
+def test_an_offer_is_written_as_it_is_specified(
+    request_id: int, address: int, rkey: int, length: int, imm: int | None
+) -> None:
+    offer = protocol.Rendezvous(request_id, min(address, (1 << 64) - length), rkey, length, imm)
+    side = Side()
+    side.queue = queue = NotPosting()
+    block, _memory = leased(side.pool, 128)
+    before = side.account.data_credits
+    side.post_offer(block, *offer)
+    assert queue.frames == [OFFER + protocol.encode(offer)]
+    assert side.account.data_credits == before - 1
+    assert side.sent == 1
+
+
+def test_an_offer_needs_room_and_a_credit() -> None:
+    side = Side()
+    side.queue = queue = NotPosting()
+    for size, credits in ((64, 1), (128, 0)):
+        side.account._data = credits
+        block, _memory = leased(side.pool, size)
+        with pytest.raises(ValueError, match="a block and a credit"):
+            side.post_offer(block, 1, 2, 3, 4, None)
+        assert side.account.data_credits == credits
+    assert not queue.frames
+    assert not side.pool.returned
+
+
+def test_an_answer_that_cannot_be_plain_is_for_python() -> None:
+    assert Side().answer(1) is False
+    with pytest.raises(TypeError):
+        Side().answer("1")  # type: ignore[arg-type]
 
 
 def test_it_does_not_begin_without_its_parts() -> None:
