@@ -171,7 +171,10 @@ class Driver(_Shared):
         self._waits_skipped = 0
         self.alarms = AlarmClock(loop)
         for fd in self.channel.watched_fds:
-            loop.add_reader(fd, self._on_completions)
+            if self._spin_us:
+                loop.add_reader(fd, self._on_completions)
+            else:  # nobody ever looks before sleeping: there is nothing to remember of a wake-up
+                loop.add_reader(fd, self._handle, 0, False)
         loop.add_reader(self.alarms.fd, self._on_alarm)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
