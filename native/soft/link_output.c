@@ -294,8 +294,10 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	}
 	add_warning(batch);
 	do {
-		answered = has_room(batch) && add_answer(batch);
-		requested = has_room(batch) && add_request(batch);
+		answered = batch->plan.response != qp->responder.response_tail &&
+			   has_room(batch) && add_answer(batch);
+		requested = batch->plan.next != qp->sq.tail && has_room(batch) &&
+			    add_request(batch);
 	} while (answered || requested);
 	add_control(batch);
 	return true;
