@@ -133,8 +133,10 @@ static unsigned work_done(void)
 }
 
 /* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
- * a long transfer would otherwise go round the caller's event loop with every buffer that fills. */
-static int look_again(struct aiordma_drain *drain, unsigned work_before)
+ * a long transfer would otherwise go round the caller's event loop with every buffer that fills.  A look
+ * that had to wait for more in vain is one for nothing, whatever came before: else who shares his
+ * processor with the peer would never find out that it is he who keeps the peer from it. */
+static int look_again(struct aiordma_drain *drain)
 {
 	uint64_t now = microseconds();
 	uint64_t spin = drain->spin_us < LOOK_AT_MOST_US ? drain->spin_us : LOOK_AT_MOST_US;
@@ -152,7 +154,8 @@ static int look_again(struct aiordma_drain *drain, unsigned work_before)
 			end = now + spin;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
-	stay(drain, drain->returns && (drain->ready_count || work != work_before));
+	drain->busy = !rc && !drain->ready_count && now < end;
+	stay(drain, drain->returns && (drain->ready_count || drain->busy));
 	aiordma_embedded_spin(0);
 	return rc;
 }
@@ -165,12 +168,11 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 	int rc = take_events(drain);
 
 	*more = 0;
-	drain->busy = 0;
+	drain->busy = !rc && !drain->ready_count && work_done() != work;
 	if (!rc && !drain->ready_count && drain->spin_us)
-		rc = look_again(drain, work);
+		rc = look_again(drain);
 	if (rc)
 		return rc;
-	drain->busy = !drain->ready_count && work_done() != work;
 	while (drain->ready_count && total < capacity) {
 		struct ibv_cq *cq = drain->ready[drain->ready_count - 1];
 		int n = aiordma_poll(cq, out + total, capacity - total);

@@ -466,8 +466,7 @@ static void serving(void)
 		}
 	} else {
 		struct aiordma_drain state = {.calls = aiordma_embedded_calls(),
-					      .channel = side.channel,
-					      .spin_us = 50};
+					      .channel = side.channel};
 		struct aiordma_completion completion;
 		bool heard = false;
 		int more;
