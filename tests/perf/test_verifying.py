@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -131,13 +130,15 @@ OPEN = wire.Open(wire.VERSION, "write", 1, False)
 BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 
 
-async def opened(control: aiordma.Connection, device_name: str, server: PerfServer) -> None:
-    """A session with its one connection, which is left to the peer."""
+async def opened(
+    control: aiordma.Connection, device_name: str, server: PerfServer
+) -> aiordma.Connection:
+    """The one connection of a session, which the peer will end."""
     await control.send(wire.pack(OPEN))
     told = await answer(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)
     await other.send(wire.pack(wire.Attach(told.key, 0)))
-    asyncio.get_running_loop().create_task(other.wait_closed())
+    return other
 
 
 @one_loop
@@ -167,10 +168,12 @@ def test_the_server_goes_on_after_a_client_that_is_none(
             async with await aiordma.connect(
                 host, server.listening.port, device=device_name
             ) as control:
+                connections = [control]
                 if attached:
-                    await opened(control, device_name, server)
+                    connections.append(await opened(control, device_name, server))
                 await control.send(said)
-                await control.wait_closed()
+                for connection in connections:
+                    await connection.wait_closed()
             asked = settings("send", "lat")
             connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
             async with connecting as client:
