@@ -79,6 +79,7 @@ async def works() -> AsyncGenerator[Work, None]:
         yield Work("64 B echo", COUNT, partial(on.echo, 64))
         yield Work("64 B echo, 64 outstanding", COUNT, partial(on.echo_many, 64, window=64))
         yield Work("64 KiB message", COUNT, partial(on.send_many, 64 << 10, window=16))
+        yield Work("256 KiB message", COUNT, partial(on.send_many, 256 << 10, window=4))
         yield Work("64 B write", COUNT, partial(on.write, 64))
         yield Work("64 B write in a batch of 64", BATCHED, partial(on.write_batch, 64, window=64))
 
