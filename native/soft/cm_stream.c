@@ -80,7 +80,7 @@ void soft_cm_stream_close(struct soft_cm_id *id)
 
 uint16_t soft_cm_own_lid(const union ibv_gid *of_peer)
 {
-	return soft_links_meet() && soft_gid_is_local(of_peer) ? soft_listener_port() : 0;
+	return soft_links_meet() && soft_gid_is_of_host(of_peer) ? soft_listener_port() : 0;
 }
 
 static void adopt(struct soft_cm_id *id, struct soft_qp *qp)

@@ -52,7 +52,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 /* False: there is no way there. */
 static bool knock(struct soft_link *link)
 {
-	if (link->refused || !soft_gid_is_local(peer_gid(link->qp)) ||
+	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
 	    !soft_link_open_way(link, link->qp, link->qp->attr.ah_attr.dlid))
 		return false;
 	link->state = SOFT_LINK_GREETING;
@@ -166,7 +166,7 @@ void soft_dial_farewell(struct soft_link *link)
 static bool is_self(const struct soft_qp *qp)
 {
 	return qp->attr.dest_qp_num == qp->ibv.qp_num &&
-	       qp->attr.ah_attr.dlid == soft_listener_port() && soft_gid_is_local(peer_gid(qp));
+	       qp->attr.ah_attr.dlid == soft_listener_port() && soft_gid_is_of_host(peer_gid(qp));
 }
 
 static bool we_connect(const struct soft_qp *qp)

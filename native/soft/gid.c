@@ -170,6 +170,11 @@ bool soft_gid_is_local(const union ibv_gid *gid)
 	return soft_gid_index(gid) >= 0;
 }
 
+bool soft_gid_is_of_host(const union ibv_gid *gid)
+{
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 13) || soft_gid_is_local(gid);
+}
+
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 {
 	int index = is_link_local(gid) ? find(table, table_length, own) : -1;

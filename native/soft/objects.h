@@ -112,7 +112,9 @@ void soft_gid_forget(void);
 int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
 /* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
-bool soft_gid_is_local(const union ibv_gid *gid);
+bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
+/* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has. */
+bool soft_gid_is_of_host(const union ibv_gid *gid);
 /* The interface that a link-local address is on, as seen from our entry `own`; else 0. */
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
 /* The socket address that a GID stands for, as seen from there; port in host order.  Returns its

@@ -282,7 +282,7 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 
-	if (!ah->is_global || soft_gid_is_local(&ah->grh.dgid))
+	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
 		return CONNECTING_NS;
 	return soft_path_patience() < CONNECTING_ELSEWHERE_NS ? soft_path_patience() :
 								CONNECTING_ELSEWHERE_NS;

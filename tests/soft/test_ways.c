@@ -188,6 +188,33 @@ static void unwilling(void)
 	join(&process);
 }
 
+/* As a Debian finds itself by its own name, at an address that no interface has. */
+static void another_name(void)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){.gid = 1});
+	struct address peer = exchange(&process, &side);
+
+	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .offset = 64,
+						 .length = 64}), 0);
+	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	soft_lock();
+	CHECK(soft_qp_of(side.qp)->link->source.fd < 0);
+	soft_unlock();
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
 /* A word that means nothing is refused, and it is said which. */
 static void wrong_word(void)
 {
@@ -381,6 +408,7 @@ int main(void)
 	STEP(many());
 	STEP(crowded());
 	STEP(unwilling());
+	STEP(another_name());
 	STEP(strangers());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
