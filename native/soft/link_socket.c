@@ -144,8 +144,10 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	do
 		n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
+	/* What the other side said before it closed, as that it did so in order, is still to be read;
+	 * that reading comes to the end as well. */
 	if (n < 0)
-		return errno == EAGAIN ? 0 : -errno;
+		return errno == EAGAIN || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
 	soft_path_sent(link);
 	return n;
 }
