@@ -1,14 +1,6 @@
 /* What one task waits for: a future, but for its way to the task.
  *
- * An asyncio.Future that is set calls back in the next turn of the loop: a handle, a turn, a system
- * call, and all of that between an answer that is here and the task that wants it.  But a drain is
- * called by the loop itself, with no task running; so what it settles is called back at its end.  Then
- * the next turn of the loop passes while the next answer is on its way.  What is settled from anywhere
- * else is called back by the loop, as ever.
- *
- * Nor need a task go round the loop for what is all but here: before it waits, it looks for
- * completions once itself (`Driver._look_once`), if hardly anybody else is waiting for the device.
- * What else it finds then is called back by the loop, or by the drain that it is part of.
+ * How it calls back: wake.c.  What a task does before it waits: look.c.
  *
  * It does what a task, and asyncio's functions for futures, ask of a future; nothing else of it is
  * offered to users.  A failure that nobody asks for is dropped.
@@ -16,185 +8,6 @@
 #include "promise.h"
 
 PyTypeObject *fast_promise_type;
-
-/* Looks in a row that are not made because the last ones found nothing. */
-enum { MOST_SKIPPED = 255 };
-
-static PyObject *str_call_soon, *str_run, *str_handler, *str_done, *str_set_result,
-	*str_set_exception;
-
-/* ---- calling back ------------------------------------------------------------------------------ */
-
-static PyObject *loop_of(PyObject *table)
-{
-	PyObject *loop = ((struct table *)table)->loop;
-
-	if (!loop)
-		PyErr_SetString(PyExc_RuntimeError, "a table without a loop");
-	return loop;
-}
-
-/* In the loop's next turn. */
-static int call_soon(struct promise *promise, PyObject *callback, PyObject *context)
-{
-	PyObject *loop = loop_of(promise->table);
-	PyObject *method = loop ? PyObject_GetAttr(loop, str_call_soon) : NULL;
-	PyObject *args = method ? PyTuple_Pack(2, callback, promise) : NULL;
-	PyObject *keywords = args ? Py_BuildValue("{sO}", "context", context) : NULL;
-	PyObject *handle = keywords ? PyObject_Call(method, args, keywords) : NULL;
-
-	Py_XDECREF(method);
-	Py_XDECREF(args);
-	Py_XDECREF(keywords);
-	Py_XDECREF(handle);
-	return handle ? 0 : -1;
-}
-
-static int each(struct promise *promise,
-		int (*call)(struct promise *, PyObject *callback, PyObject *context))
-{
-	PyObject *callback = promise->callback, *context = promise->context, *more = promise->more;
-	int rc = 0;
-
-	promise->callback = promise->context = promise->more = NULL;
-	if (callback)
-		rc = call(promise, callback, context);
-	for (Py_ssize_t i = 0; more && i < PyList_Size(more); i++) {
-		PyObject *pair = PyList_GetItem(more, i);
-
-		if (call(promise, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)))
-			rc = -1;
-	}
-	Py_XDECREF(callback);
-	Py_XDECREF(context);
-	Py_XDECREF(more);
-	return rc;
-}
-
-/* As the loop does it with what a callback raises. */
-static int handle_exception(struct promise *promise)
-{
-	PyObject *type, *value, *traceback;
-
-	if (!PyErr_ExceptionMatches(PyExc_Exception))
-		return -1;
-	PyErr_Fetch(&type, &value, &traceback);
-	PyErr_NormalizeException(&type, &value, &traceback);
-	if (traceback)
-		PyException_SetTraceback(value, traceback);
-	PyObject *about = Py_BuildValue("{sssO}", "message", "Exception in a callback of aiordma's",
-					"exception", value);
-	PyObject *loop = about ? loop_of(promise->table) : NULL;
-	PyObject *told =
-		loop ? PyObject_CallMethodObjArgs(loop, str_handler, about, NULL) : NULL;
-
-	Py_XDECREF(about);
-	Py_XDECREF(type);
-	Py_XDECREF(value);
-	Py_XDECREF(traceback);
-	Py_XDECREF(told);
-	return told ? 0 : -1;
-}
-
-static int call_now(struct promise *promise, PyObject *callback, PyObject *context)
-{
-	PyObject *done = PyObject_CallMethodObjArgs(context, str_run, callback, promise, NULL);
-
-	Py_XDECREF(done);
-	return done ? 0 : handle_exception(promise);
-}
-
-bool fast_is_here(const struct table *table)
-{
-	return table->waking && table->thread == PyThread_get_thread_ident();
-}
-
-void fast_wake(struct table *table, struct raised *raised)
-{
-	char waking = table->waking;
-
-	if (!table->woken_count || waking)
-		return;
-	table->waking = !table->later;
-	table->thread = PyThread_get_thread_ident();
-	for (uint32_t i = 0; i < table->woken_count; i++) {
-		struct promise *promise = (struct promise *)table->woken[i];
-
-		table->woken[i] = NULL;
-		if (each(promise, table->later ? call_soon : call_now)) {
-			if (raised->type)
-				PyErr_WriteUnraisable((PyObject *)promise);
-			else
-				PyErr_Fetch(&raised->type, &raised->value, &raised->traceback);
-		}
-		Py_DECREF((PyObject *)promise);
-	}
-	table->woken_count = 0;
-	table->waking = 0;
-}
-
-static int remember(struct table *table, struct promise *promise)
-{
-	if (table->woken_count == table->woken_room) {
-		uint32_t room = table->woken_room ? 2 * table->woken_room : 64;
-		PyObject **woken = PyMem_Realloc(table->woken, room * sizeof(*woken));
-
-		if (!woken) {
-			PyErr_NoMemory();
-			return -1;
-		}
-		table->woken = woken;
-		table->woken_room = room;
-	}
-	Py_INCREF((PyObject *)promise);
-	table->woken[table->woken_count++] = (PyObject *)promise;
-	return 0;
-}
-
-int fast_settle(struct promise *promise, char state, PyObject *what)
-{
-	struct table *table = (struct table *)promise->table;
-
-	if (promise->state != PROMISE_PENDING)
-		return 0;
-	promise->state = state;
-	Py_XINCREF(what);
-	promise->what = what;
-	if (!promise->callback)
-		return 0;
-	table->waiting--;
-	return table->draining && state != PROMISE_CANCELLED ? remember(table, promise) :
-							      each(promise, call_soon);
-}
-
-/* ---- waiters of any kind ----------------------------------------------------------------------- */
-
-int fast_is_over(PyObject *waiter)
-{
-	if (Py_TYPE(waiter) == fast_promise_type)
-		return ((struct promise *)waiter)->state != PROMISE_PENDING;
-	PyObject *done = PyObject_CallMethodObjArgs(waiter, str_done, NULL);
-	int over = done ? PyObject_IsTrue(done) : -1;
-
-	Py_XDECREF(done);
-	return over;
-}
-
-int fast_tell(PyObject *waiter, PyObject *error)
-{
-	if (Py_TYPE(waiter) == fast_promise_type)
-		return fast_settle((struct promise *)waiter, error ? PROMISE_FAILED : PROMISE_DONE,
-				   error);
-	int over = fast_is_over(waiter);
-
-	if (over)
-		return over < 0 ? -1 : 0;
-	PyObject *told = PyObject_CallMethodObjArgs(waiter,
-						    error ? str_set_exception : str_set_result,
-						    error ? error : Py_None, NULL);
-	Py_XDECREF(told);
-	return told ? 0 : -1;
-}
 
 /* ---- what a future does ------------------------------------------------------------------------ */
 
@@ -368,7 +181,7 @@ static PyObject *promise_add(PyObject *self, PyObject *const *args, Py_ssize_t c
 	int rc = 0;
 
 	if (promise->state != PROMISE_PENDING) {
-		rc = call_soon(promise, args[0], context);
+		rc = fast_call_soon(promise, args[0], context);
 	} else if (!promise->callback) {
 		Py_INCREF(args[0]);
 		promise->callback = args[0];
@@ -440,7 +253,7 @@ static PyObject *promise_remove(PyObject *self, PyObject *callback)
 
 static PyObject *promise_loop(PyObject *self, PyObject *unused)
 {
-	PyObject *loop = loop_of(((struct promise *)self)->table);
+	PyObject *loop = fast_loop_of(((struct promise *)self)->table);
 
 	(void)unused;
 	Py_XINCREF(loop);
@@ -468,49 +281,11 @@ static PyObject *promise_await(PyObject *self)
 	return self;
 }
 
-/* A look costs less than going round the loop.  It must not keep the tasks of others waiting: nearly
- * nobody else waits for the device, and after so many looks the loop has its turn. */
-static bool may_look(struct table *table)
-{
-	if (!table->look || table->look == Py_None || table->draining || !table->looks ||
-	    table->waiting > 1)
-		return false;
-	if (table->skip) {
-		table->skip--;
-		return false;
-	}
-	return true;
-}
-
-/* -1 with an exception. */
-static int look(struct promise *promise)
-{
-	struct table *table = (struct table *)promise->table;
-	PyObject *call = table->look;
-
-	table->looks--;
-	Py_INCREF(call); /* the table may be told to look no more */
-	PyObject *done = PyObject_CallNoArgs(call);
-
-	Py_DECREF(call);
-	if (!done)
-		return -1;
-	Py_DECREF(done);
-	if (promise->state != PROMISE_PENDING)
-		table->misses = 0;
-	else
-		table->misses = table->misses < MOST_SKIPPED / 2 ? 2 * table->misses + 1 :
-								   MOST_SKIPPED;
-	table->skip = table->misses;
-	return 0;
-}
-
 static PyObject *promise_next(PyObject *self)
 {
 	struct promise *promise = (struct promise *)self;
 
-	if (promise->state == PROMISE_PENDING && may_look((struct table *)promise->table) &&
-	    look(promise))
+	if (promise->state == PROMISE_PENDING && fast_look(promise))
 		return NULL;
 	if (promise->state == PROMISE_PENDING) {
 		promise->blocking = 1;
@@ -643,14 +418,7 @@ static PyType_Spec promise_spec = {
 
 int fast_add_promise(PyObject *module)
 {
-	str_call_soon = PyUnicode_InternFromString("call_soon");
-	str_run = PyUnicode_InternFromString("run");
-	str_handler = PyUnicode_InternFromString("call_exception_handler");
-	str_done = PyUnicode_InternFromString("done");
-	str_set_result = PyUnicode_InternFromString("set_result");
-	str_set_exception = PyUnicode_InternFromString("set_exception");
-	if (!str_call_soon || !str_run || !str_handler || !str_done || !str_set_result ||
-	    !str_set_exception)
+	if (fast_intern_wake())
 		return -1;
 	fast_promise_type = fast_add_type(module, &promise_spec);
 	return fast_promise_type ? 0 : -1;

@@ -48,6 +48,15 @@ struct raised {
  * looks before it waits, leaves them to it. */
 void fast_wake(struct table *table, struct raised *raised);
 
+/* wake.c.  The loop of a table, borrowed, or NULL with an exception. */
+PyObject *fast_loop_of(PyObject *table);
+/* In the loop's next turn.  -1 with an exception. */
+int fast_call_soon(struct promise *promise, PyObject *callback, PyObject *context);
+int fast_intern_wake(void);
+
+/* look.c.  Looks for completions once, if that may be now.  -1 with an exception. */
+int fast_look(struct promise *promise);
+
 int fast_add_promise(PyObject *module);
 
 #endif

@@ -65,7 +65,7 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 /* ---- plain questions ----------------------------------------------------------------------- */
 
 /* The device reaches memory as any code of the process does, through its page tables: a fork that
- * copies pages on write takes nothing away from it.  (The child has no device: engine.c.) */
+ * copies pages on write takes nothing away from it.  (The child has no device: engine_life.c.) */
 int soft_ibv_fork_init(void)
 {
 	return 0;

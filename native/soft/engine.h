@@ -8,6 +8,7 @@ enum {
 	SOFT_STAGING_SIZE = 32 * 1024,   /* small frames read by one recv, or gathered for one send */
 	SOFT_STEP_BYTES = 1024 * 1024,   /* of one stream in one step, in each direction */
 	SOFT_STEP_EVENTS = 8,            /* streams served in one step */
+	SOFT_TICK_NS = 500 * 1000,       /* between two looks of the engine's thread, while it stands back */
 };
 
 /* Scratch memory for whoever holds the lock; nothing in it outlives a call. */
@@ -84,8 +85,9 @@ void soft_engine_part(void);
 /* Is the engine's thread looking around every half millisecond? */
 bool soft_engine_ticks(void);
 
-/* For channel.c. */
+/* sources.c.  For channel.c. */
 int soft_engine_epoll_fd(void);
+/* nesting.c. */
 void soft_engine_add_channel(struct soft_channel *channel);
 void soft_engine_remove_channel(struct soft_channel *channel);
 

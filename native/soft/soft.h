@@ -64,7 +64,7 @@ static inline void soft_list_remove(struct soft_node *node)
 
 #define soft_list_entry(node, type, member) soft_container(node, type, member)
 
-/* ---- engine.c ------------------------------------------------------------------------------ */
+/* ---- engine.c, engine_life.c, sources.c -------------------------------------------------------- */
 
 /* Users of the engine are what an application holds open: device contexts and event channels.
  * The first one starts the engine and its thread, the last one stops them.  Not under the lock.
