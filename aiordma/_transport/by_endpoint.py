@@ -10,8 +10,8 @@ from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from ..config import Config
 from ..driver import Driver
 from ..errors import BufferStateError, ProtocolError
-from .by_tcp import connect_qp, local_endpoint, make_connection
 from .connection import Connection
+from .half import connect_qp, local_endpoint, make_connection
 from .life import Address
 from .security import Security
 
