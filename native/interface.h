@@ -211,6 +211,14 @@ void aiordma_wake_early(int fd);
  * there are none, and the fd itself is to be watched. */
 int aiordma_flat_fds(int fd, int flat[2]);
 
+/* ---- bring_up.c ------------------------------------------------------------------------------ */
+
+/* A queue pair from RESET to INIT, RTR and RTS by three calls of ibv_modify_qp(3), of which each takes
+ * from `attr` what its mask names; the states are set here.  0, or the errno value of the call that
+ * failed, with the state that it was for in `attr`; there are no further calls then. */
+int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
+		     int to_init, int to_rtr, int to_rts);
+
 /* ---- alarm.c --------------------------------------------------------------------------------- */
 
 /* A descriptor that is readable, 8 bytes, from the moment that it was set for; it never blocks.

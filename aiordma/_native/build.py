@@ -52,6 +52,7 @@ ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
 PARTS = (
     "alarm.c",
     "batch.c",
+    "bring_up.c",
     "completion.c",
     "extended.c",
     "post_send.c",

@@ -57,8 +57,11 @@ class Receives:
         self._ended = False
 
     def post_all(self) -> None:
-        for _ in range(self._count):
-            self._post(self._pool.block(self._sizes.size))
+        size = self._sizes.size
+        posted = self._queue.post_ready(self._pool, self._count, size)
+        self._sizes.posted += posted
+        for _ in range(posted, self._count):
+            self._post(self._pool.block(size))
 
     def _post(self, block: Block) -> None:
         self._sizes.posted += 1

@@ -21,6 +21,7 @@ IPAddress: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
 # IPv4-mapped addresses of IPv6 begin so (RFC 4291, 2.5.5.2).
 IPV4_PREFIX = bytes(10) + b"\xff\xff"
+_ZERO = bytes(16)
 
 
 @lru_cache
@@ -62,7 +63,7 @@ class GID:
     @property
     def is_zero(self) -> bool:
         """Whether the table entry is empty."""
-        return not any(self.raw)
+        return self.raw == _ZERO
 
     def __str__(self) -> str:
         ip = self.ip
@@ -161,20 +162,25 @@ class AddressVector(NamedTuple):
     static_rate: int = 0
     port_num: int = 1
 
-    def write(self, attr: h.AHAttr) -> None:
-        """Into ``struct ibv_ah_attr``."""
-        attr.dlid = self.dlid
-        attr.sl = self.sl
-        attr.src_path_bits = self.src_path_bits
-        attr.static_rate = self.static_rate
-        attr.port_num = self.port_num
-        attr.is_global = int(self.dgid is not None)
+    def fields(self) -> dict[str, object]:
+        """``struct ibv_ah_attr`` as cffi takes it."""
+        fields: dict[str, object] = {
+            "dlid": self.dlid,
+            "sl": self.sl,
+            "src_path_bits": self.src_path_bits,
+            "static_rate": self.static_rate,
+            "port_num": self.port_num,
+        }
         if self.dgid is not None:
-            ffi.buffer(attr.grh.dgid.raw)[:] = self.dgid.raw
-            attr.grh.sgid_index = self.sgid_index
-            attr.grh.hop_limit = self.hop_limit
-            attr.grh.traffic_class = self.traffic_class
-            attr.grh.flow_label = self.flow_label
+            fields["is_global"] = 1
+            fields["grh"] = {
+                "dgid": {"raw": self.dgid.raw},
+                "sgid_index": self.sgid_index,
+                "hop_limit": self.hop_limit,
+                "traffic_class": self.traffic_class,
+                "flow_label": self.flow_label,
+            }
+        return fields
 
     @classmethod
     def read(cls, attr: h.AHAttr) -> Self:

@@ -54,9 +54,8 @@ class Destination(NamedTuple):
 def create_ah(pd: ProtectionDomain, vector: AddressVector) -> AddressHandle:
     """As :meth:`ProtectionDomain.create_ah`."""
     context = pd.context
-    attr = ffi.new("struct ibv_ah_attr *")
     try:
-        vector.write(attr)
+        attr = ffi.new("struct ibv_ah_attr *", vector.fields())
     except OverflowError as error:
         raise ValueError(f"{vector}: {error}") from None
     calls = context.library.calls
@@ -89,11 +88,12 @@ def vector_to(
     VerbsError (ENETUNREACH), before the device is asked, when its GID cannot reach the peer's.
     """
     source = source_entry(context, local)
-    if remote.is_global and not source.can_reach(GID(remote.gid)):
-        problem = context.explain_gid(source, GID(remote.gid))
+    dgid = GID(remote.gid) if remote.is_global else None
+    if dgid is not None and not source.can_reach(dgid):
+        problem = context.explain_gid(source, dgid)
         raise VerbsError(errno.ENETUNREACH, "ibv_modify_qp", problem)
     return AddressVector(
-        dgid=GID(remote.gid) if remote.is_global else None,
+        dgid=dgid,
         sgid_index=source.gid_index,
         hop_limit=hop_limit,
         traffic_class=traffic_class,

@@ -12,7 +12,7 @@ from .address import AddressVector, GIDEntry
 from .address_handle import Destination, destination, vector_to
 from .enums import MTU, AccessFlags, GIDType, LinkLayer, QPState, QPType
 from .resource import Resource
-from .routes import require_active
+from .routes import active_port
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - named in the base class below
@@ -64,6 +64,10 @@ class BringUp(Resource["h.QPPointer"]):
     @abstractmethod
     def modify(self, **changes: Unpack[QPChanges]) -> None: ...
 
+    @abstractmethod
+    def _bring_up(self, changes: QPChanges) -> None:
+        """RESET to RTS in one go; each step takes those of the changes that it needs."""
+
     def endpoint(
         self,
         gid: GIDEntry | None = None,
@@ -82,8 +86,7 @@ class BringUp(Resource["h.QPPointer"]):
         """
         if gid is not None:
             port_num = gid.port_num
-        require_active(self.context, port_num)
-        port = self.context.ask_port(port_num)
+        port = active_port(self.context, port_num)
         ethernet = port.link_layer == LinkLayer.ETHERNET
         if gid is None:
             gid = self.context.choose_gid(port_num)
@@ -155,21 +158,23 @@ class BringUp(Resource["h.QPPointer"]):
             max_rd_atomic = min(local.max_rd_atomic, remote.max_dest_rd_atomic)
         if max_dest_rd_atomic is None:
             max_dest_rd_atomic = min(local.max_dest_rd_atomic, remote.max_rd_atomic)
-        self.to_init(port_num=vector.port_num, pkey_index=pkey_index, access=access)
-        self.to_rtr(
-            vector,
-            dest_qp_num=remote.qp_num,
-            rq_psn=remote.psn,
-            path_mtu=MTU(min(local.mtu, remote.mtu)),
-            max_dest_rd_atomic=max_dest_rd_atomic,
-            min_rnr_timer=min_rnr_timer,
-        )
-        self.to_rts(
-            sq_psn=local.psn,
-            timeout=timeout,
-            retry_cnt=retry_cnt,
-            rnr_retry=rnr_retry,
-            max_rd_atomic=max_rd_atomic,
+        self._bring_up(
+            {
+                "port_num": vector.port_num,
+                "pkey_index": pkey_index,
+                "qp_access_flags": access,
+                "ah_attr": vector,
+                "dest_qp_num": remote.qp_num,
+                "rq_psn": remote.psn,
+                "path_mtu": MTU(min(local.mtu, remote.mtu)),
+                "max_dest_rd_atomic": max_dest_rd_atomic,
+                "min_rnr_timer": min_rnr_timer,
+                "sq_psn": local.psn,
+                "timeout": timeout,
+                "retry_cnt": retry_cnt,
+                "rnr_retry": rnr_retry,
+                "max_rd_atomic": max_rd_atomic,
+            }
         )
 
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
@@ -225,7 +230,7 @@ class BringUp(Resource["h.QPPointer"]):
             sl=sl,
             static_rate=static_rate,
         )
-        require_active(self.context, vector.port_num)
+        active_port(self.context, vector.port_num)
         return vector
 
     # --- step by step ----------------------------------------------------------------------

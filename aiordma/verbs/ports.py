@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 
+_ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
+
+# Of what is filled by who is asked, and read only as far as that.
+_unset = ffi.new_allocator(should_clear_after_alloc=False)
+
+
 class Ports(Resource["h.ContextPointer"]):
     """What a context says of its ports; a part of :class:`Context`. Ports count from 1."""
 
     library: Library
     name: str
-    _gid_table: tuple[bytes, tuple[GIDEntry, ...]]
-    """The table as it was asked for last, in C and as objects."""
+    _gid_table: tuple[int, bytes, tuple[GIDEntry, ...]]
+    """The entries that all ports have room for, and those that there were last, in C and as
+    objects."""
 
     @abstractmethod
     def query_device(self) -> DeviceAttributes: ...
@@ -55,16 +62,17 @@ class Ports(Resource["h.ContextPointer"]):
 
         Each is the same object as before, with the name of its interface, until the table changes.
         """
-        ports = range(1, self.query_device().phys_port_cnt + 1)
-        room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
-        entries = ffi.new("struct ibv_gid_entry[]", room)
-        size = ffi.sizeof("struct ibv_gid_entry")
-        count = self.library.calls._ibv_query_gid_table(self.pointer, entries, room, 0, size)
-        there = bytes(ffi.buffer(entries, count * size))
-        known, table = self._gid_table
+        room, known, table = self._gid_table
+        if not room:
+            ports = range(1, self.query_device().phys_port_cnt + 1)
+            room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
+        entries = _unset("struct ibv_gid_entry[]", room)
+        calls, pointer = self.library.calls, self.pointer
+        count = calls._ibv_query_gid_table(pointer, entries, room, 0, _ENTRY_SIZE)
+        there = ffi.buffer(entries, count * _ENTRY_SIZE)
         if there != known:
             table = tuple(GIDEntry.read(entries[index]) for index in range(count))
-            self._gid_table = there, table
+            self._gid_table = room, there[:], table
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
@@ -80,9 +88,11 @@ class Ports(Resource["h.ContextPointer"]):
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
         """The entry of a local IP address, RoCE v2 before others. ValueError if there is none."""
-        gid = GID.from_ip(ip)
-        table = [e for e in self.query_gid_table() if port_num in (None, e.port_num)]
-        found = [entry for entry in table if entry.gid == gid]
+        raw = GID.from_ip(ip).raw
+        table = self.query_gid_table()
+        if port_num is not None:
+            table = [entry for entry in table if entry.port_num == port_num]
+        found = [entry for entry in table if entry.gid.raw == raw]
         if not found:
             there = ", ".join(str(entry.gid) for entry in table) or "none"
             raise ValueError(f"{self.name} has no GID for {ip}; its GIDs: {there}")

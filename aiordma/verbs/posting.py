@@ -69,22 +69,25 @@ class Posting(Resource["h.QPPointer"]):
 
     srq: SharedReceiveQueue | None
 
-    def _begin_posting(
-        self, extended: h.QPExPointer | h.Null, *cqs: CompletionQueue | None
-    ) -> None:
+    def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
         self._extended = extended
-        self.addresses = address(self.pointer), address(extended)
+        self.addresses = address(pointer), address(extended)
         """Of the C structure, and of its extended self or 0. Internal to the library."""
-        looked_at = list(LOOKED_AT[self.qp_type])
+        looked_at = LOOKED_AT[self.qp_type]
         if self.send_ops:
-            for opcode, operation in OPERATIONS.items():
-                if not operation.send_op & self.send_ops:
-                    looked_at[opcode] = EVERY_BIT
-        self._looked_at = tuple(looked_at)
+            closer = {
+                int(opcode): EVERY_BIT
+                for opcode, operation in OPERATIONS.items()
+                if not operation.send_op & self.send_ops
+            }
+            looked_at = tuple(closer.get(at, bits) for at, bits in enumerate(looked_at))
+        self._looked_at = looked_at
         self._room: RequestArray | None = None
         self._room_size = (0, 0)
-        posted = PostedWork(self.capabilities.max_send_wr)
-        self._posted: PostedWork | None = posted
+        self._posted: PostedWork | None = None
+
+    def _keep_account(self, *cqs: CompletionQueue | None) -> None:
+        self._posted = posted = PostedWork(self.capabilities.max_send_wr)
         for cq in cqs:
             if cq is not None:
                 cq.accounts.add(self.qp_num, posted)

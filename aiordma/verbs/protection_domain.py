@@ -114,7 +114,8 @@ class ProtectionDomain(Registration):
 
         Room for all that can be posted is set aside on the completion queues, which are resized
         when they are too small, so that they cannot overrun; BusyError when they cannot grow. With
-        ``reserved`` the caller has seen to that.
+        ``reserved`` the caller has seen to that, and keeps the account of what is posted
+        (:meth:`QueuePair.untrack`).
 
         UnsupportedError names what the device does not offer; VerbsError what was asked for, and
         the limits of the device that it passes.

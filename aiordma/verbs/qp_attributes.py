@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, cast
 
 from aiordma._native import ffi
 
@@ -62,15 +62,17 @@ def init_attr(
     srq: Resource[h.SRQPointer] | None = None,
 ) -> h.QPInitAttr:
     """``struct ibv_qp_init_attr`` for a new queue pair."""
-    attr = ffi.new("struct ibv_qp_init_attr *")
-    attr.send_cq = send_cq.pointer
-    attr.recv_cq = recv_cq.pointer
-    if srq is not None:
-        attr.srq = srq.pointer
-    attr.qp_type = qp_type
-    attr.sq_sig_all = int(sq_sig_all)
-    capabilities.write(attr)
-    return attr
+    return ffi.new(
+        "struct ibv_qp_init_attr *",
+        {
+            "send_cq": send_cq.pointer,
+            "recv_cq": recv_cq.pointer,
+            "srq": ffi.NULL if srq is None else srq.pointer,
+            "cap": capabilities,
+            "qp_type": qp_type,
+            "sq_sig_all": int(sq_sig_all),
+        },
+    )
 
 
 class QPChanges(TypedDict, total=False):
@@ -136,8 +138,17 @@ MASK_OF_FIELD: Mapping[str, QPAttrMask] = MappingProxyType(
         "rate_limit": QPAttrMask.RATE_LIMIT,
     }
 )
-_BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
-_TIMEOUTS = ("timeout", "alt_timeout")
+# How a value goes into its field, other than as it is.
+_CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+    {
+        "ah_attr": AddressVector.fields,
+        "alt_ah_attr": AddressVector.fields,
+        "min_rnr_timer": encode_rnr_timer,
+        "timeout": encode_ack_timeout,
+        "alt_timeout": encode_ack_timeout,
+    }
+)
+_FIELDS = {name: (int(bit), _CONVERSIONS.get(name)) for name, bit in MASK_OF_FIELD.items()}
 
 # Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
 QUERY_ALL = QPAttrMask((1 << 21) - 1)
@@ -145,27 +156,28 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
     """``struct ibv_qp_attr`` and its mask. TypeError for a name that is no field."""
-    attr = ffi.new("struct ibv_qp_attr *")
+    values: dict[str, object] = {}
     mask = 0
-    values: Mapping[str, Any] = dict(changes)
-    for name, value in values.items():
-        if name not in _BITS:
+    for name, value in cast("Mapping[str, Any]", changes).items():
+        if name not in _FIELDS:
             raise TypeError(f"modify() has no attribute {name!r}")
-        mask |= _BITS[name]
+        bit, convert = _FIELDS[name]
+        mask |= bit
+        values[name] = value if convert is None else convert(value)
+    try:
+        return ffi.new("struct ibv_qp_attr *", values), QPAttrMask(mask)
+    except OverflowError:
+        raise _too_large(changes, values) from None
+
+
+def _too_large(changes: QPChanges, values: dict[str, object]) -> ValueError:
+    """Names the one that does not fit its field."""
+    for name, value in values.items():
         try:
-            if name == "cap":
-                value.write(attr)
-            elif name in ("ah_attr", "alt_ah_attr"):
-                value.write(getattr(attr, name))
-            elif name == "min_rnr_timer":
-                attr.min_rnr_timer = encode_rnr_timer(value)
-            elif name in _TIMEOUTS:
-                setattr(attr, name, encode_ack_timeout(value))
-            else:
-                setattr(attr, name, int(value))
+            ffi.new("struct ibv_qp_attr *", {name: value})
         except OverflowError as error:
-            raise ValueError(f"{name}={value!r}: {error}") from None
-    return attr, QPAttrMask(mask)
+            return ValueError(f"{name}={cast('Mapping[str, Any]', changes)[name]!r}: {error}")
+    raise AssertionError("each fits its field")
 
 
 class QPAttributes(NamedTuple):

@@ -50,7 +50,7 @@ class QPOptions(NamedTuple):
     max_tso_header: int = 0
 
     def __bool__(self) -> bool:
-        return self != QPOptions()
+        return self != _PLAIN
 
     def write(self, attr: h.QPInitAttrEx) -> None:
         """Into ``struct ibv_qp_init_attr_ex``."""
@@ -72,9 +72,12 @@ class QPOptions(NamedTuple):
         parts = [
             f"{name}={value!r}"
             for name in ("send_ops", "create_flags", "source_qpn", "max_tso_header")
-            if (value := getattr(self, name)) != getattr(QPOptions(), name)
+            if (value := getattr(self, name)) != getattr(_PLAIN, name)
         ]
         return f" with {', '.join(parts)}" if parts else ""
+
+
+_PLAIN = QPOptions()
 
 
 class QPKeywords(TypedDict, total=False):

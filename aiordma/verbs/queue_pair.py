@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
-from aiordma._core.qp_states import TransitionCheck, check_transition
-from aiordma._native import failure, ffi
+from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
+from aiordma._native import failure, ffi, lib
 from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
 
 from .bring_up import BringUp
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
     from .shared_receive_queue import SharedReceiveQueue
 
 T = TypeVar("T")
+
+# What the three steps to RTS take, of those that are connected to a peer: what they need.
+_MASKS_UP = {
+    qp_type: tuple(
+        TRANSITIONS[qp_type, current, following].required
+        for current, following in pairwise((QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS))
+    )
+    for qp_type in (QPType.RC, QPType.UC, QPType.XRC_SEND, QPType.XRC_RECV)
+}
 
 
 class QueuePair(BringUp, Posting):
@@ -55,8 +65,8 @@ class QueuePair(BringUp, Posting):
     ) -> None:
         """For this package. Only the receiving side of XRC has none of the first three.
 
-        Room for its completions is set aside, unless ``reserved``; BusyError, and it is gone
-        again, when there is none.
+        Room for its completions is set aside, and an account kept of what is posted, unless
+        ``reserved``; BusyError, and it is gone again, when there is no room.
         """
         super().__init__(node)
         pointer = self.pointer
@@ -80,8 +90,10 @@ class QueuePair(BringUp, Posting):
                     node.close()
                     raise
         extended = context.library.calls.ibv_qp_to_qp_ex(pointer) if send_ops else ffi.NULL
-        self._begin_posting(extended, send_cq, recv_cq)
-        context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+        self._begin_posting(pointer, extended)
+        if not reserved:
+            self._keep_account(send_cq, recv_cq)
+        context.route_events(self.addresses[0], self)
 
     @property
     def pd(self) -> ProtectionDomain:
@@ -123,6 +135,15 @@ class QueuePair(BringUp, Posting):
         attr, mask = fill(changes)
         current = changes.get("cur_qp_state", self.state)
         following = changes.get("qp_state", current)
+        check = self._checked(current, following, mask)
+        try:
+            self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
+        except VerbsError as error:
+            raise self._refused(error, check, mask, changes) from None
+        if following is QPState.RESET and self.posted_work is not None:
+            self.posted_work.clear()
+
+    def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
         check = check_transition(self.qp_type, current, following, mask)
         if not check.ok:
             raise QPTransitionError(
@@ -130,12 +151,19 @@ class QueuePair(BringUp, Posting):
                 missing=check.missing,
                 forbidden=check.forbidden,
             )
-        try:
-            self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
-        except VerbsError as error:
-            raise self._refused(error, check, mask, changes) from None
-        if following is QPState.RESET and self.posted_work is not None:
-            self.posted_work.clear()
+        return check
+
+    def _bring_up(self, changes: QPChanges) -> None:
+        attr, _ = fill(changes)
+        masks = _MASKS_UP[self.qp_type]
+        self._checked(self.state, QPState.INIT, masks[0])
+        code = lib.aiordma_bring_up(self.context.library.table, self.pointer, attr, *masks)
+        if code:
+            step = QPState(attr.qp_state)
+            mask = masks[step - QPState.INIT]
+            check = check_transition(self.qp_type, QPState(step - 1), step, mask)
+            error = failure("ibv_modify_qp", code)
+            raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
 
     def query(self) -> QPAttributes:
         """The attributes as the device has them now."""

@@ -14,6 +14,8 @@ from .enums import GIDType, PortState
 from .ports import best
 
 if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
     from .context import Context
 
 # What a device says when the addresses of the way cannot be resolved: ibv_create_ah(3),
@@ -23,27 +25,27 @@ NO_ROUTE = frozenset(
 )
 
 
-def require_active(context: Context, port_num: int) -> None:
-    """VerbsError (ENETDOWN) naming port and state when a port is not ACTIVE."""
-    state = context.ask_port(port_num).state
-    if state != PortState.ACTIVE:
+def active_port(context: Context, port_num: int) -> h.PortAttr:
+    """What an ACTIVE port says of itself; else VerbsError (ENETDOWN) naming port and state."""
+    port = context.ask_port(port_num)
+    if port.state != PortState.ACTIVE:
         raise VerbsError(
             errno.ENETDOWN,
             "ibv_query_port",
-            f"port {port_num} of {context.name} is {PortState(state).name}, not ACTIVE",
+            f"port {port_num} of {context.name} is {PortState(port.state).name}, not ACTIVE",
         )
+    return port
 
 
 def source_entry(context: Context, local: Endpoint) -> GIDEntry:
     """The GID table entry of a local endpoint, looked up now: an index may change."""
-    gid = GID(local.gid)
     found = [
         entry
         for entry in context.query_gid_table()
-        if entry.gid == gid and (entry.gid_type is GIDType.ROCE_V1) == local.is_roce_v1
+        if entry.gid.raw == local.gid and (entry.gid_type is GIDType.ROCE_V1) == local.is_roce_v1
     ]
     if not found:
-        raise ValueError(f"{context.name} has no GID {gid} any more")
+        raise ValueError(f"{context.name} has no GID {GID(local.gid)} any more")
     return best(found)
 
 

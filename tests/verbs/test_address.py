@@ -68,9 +68,8 @@ def test_address_vector_there_and_back() -> None:
         static_rate=4,
         port_num=2,
     )
-    attr = ffi.new("struct ibv_qp_attr *")
-    vector.write(attr.ah_attr)
+    attr = ffi.new("struct ibv_qp_attr *", {"ah_attr": vector.fields()})
     assert AddressVector.read(attr.ah_attr) == vector
-    AddressVector().write(attr.ah_attr)
+    attr = ffi.new("struct ibv_qp_attr *", {"ah_attr": AddressVector().fields()})
     assert attr.ah_attr.is_global == 0
     assert AddressVector.read(attr.ah_attr).dgid is None

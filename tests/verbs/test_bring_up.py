@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import ProtocolError, VerbsError
+from aiordma.errors import ProtocolError, QPTransitionError, VerbsError
 from aiordma.verbs import (
     GID,
     MTU,
@@ -203,6 +203,39 @@ def test_no_route(
                 qp.to_rtr(vector, dest_qp_num=qp.qp_num)
         assert c.value.errno == code
         assert f"to {best.gid} by GID index {best.gid_index}" in str(c.value)
+
+
+def test_the_step_that_the_device_refuses(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps before it have been made, and no others are tried."""
+    with pd.create_qp(cq) as qp:
+        mine = qp.endpoint()
+        with pytest.raises(VerbsError, match="RTR -> RTS") as caught:
+            qp.connect(mine, mine, max_rd_atomic=255)
+        assert (caught.value.verb, caught.value.errno) == ("ibv_modify_qp", errno.EINVAL)
+        assert qp.state is qp.query().qp_state is QPState.RTR
+    for vector, text in bad_ways(pd.context):
+        monkeypatch.setattr("aiordma.verbs.bring_up.vector_to", lambda *_, v=vector, **__: v)
+        with pd.create_qp(cq) as qp:
+            mine = qp.endpoint()
+            with pytest.raises(VerbsError, match="INIT -> RTR to ") as caught:
+                qp.connect(mine, mine)
+            assert text in str(caught.value)
+            assert qp.query().qp_state is QPState.INIT
+
+
+def test_connecting_takes_a_new_queue_pair(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
+) -> None:
+    with pd.create_qp(cq) as qp:
+        mine = qp.endpoint()
+        with pytest.raises(ValueError, match="retry_cnt=300: "):
+            qp.connect(mine, mine, retry_cnt=300)
+        qp.connect(mine, mine)
+        with pytest.raises(QPTransitionError, match="RTS -> INIT is not a transition"):
+            qp.connect(mine, mine)
+        assert qp.state is QPState.RTS
 
 
 # --- stopping and going on ---------------------------------------------------------------------
