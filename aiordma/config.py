@@ -72,33 +72,37 @@ class Config:
     """How long `close` waits for work under way before it gives it up."""
 
     def __post_init__(self) -> None:
-        bounds = {
-            "eager_size": (KIB, GIB),
-            "max_eager_size": (KIB, GIB),
-            "data_receives": (1, 0xFFFF),
-            "control_receives": (4, 0xFF),
-            "send_queue": (8, 0xFFFF),
-            "max_message": (0, 1 << 62),
-            "fetch_ahead": (0, 1 << 62),
-            "lend_quota": (0, 1 << 62),
-            "max_regions": (1, 1 << 20),
-            "cached_registrations": (0, 1 << 20),
-            "cached_bytes": (0, 1 << 62),
-            "pool_limit": (MIB, 1 << 62),
-            "max_handshakes": (1, 1 << 20),
-            "max_connections": (1, 1 << 62),
-            "max_connections_per_host": (1, 1 << 62),
-        }
-        for name, (low, high) in bounds.items():
+        for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(f"Config.{name} must be within {low} and {high}")
         if not 0 <= self.polling <= 1:
             raise ValueError("Config.polling must be within 0 and 1 second")
-        times = ("connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout")
-        for name in times if self.keep_alive is None else (*times, "keep_alive"):
-            if not getattr(self, name) > 0:
+        for name in _TIMES:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise ValueError(f"Config.{name} must be more than 0 seconds")
 
+
+_BOUNDS = {
+    "eager_size": (KIB, GIB),
+    "max_eager_size": (KIB, GIB),
+    "data_receives": (1, 0xFFFF),
+    "control_receives": (4, 0xFF),
+    "send_queue": (8, 0xFFFF),
+    "max_message": (0, 1 << 62),
+    "fetch_ahead": (0, 1 << 62),
+    "lend_quota": (0, 1 << 62),
+    "max_regions": (1, 1 << 20),
+    "cached_registrations": (0, 1 << 20),
+    "cached_bytes": (0, 1 << 62),
+    "pool_limit": (MIB, 1 << 62),
+    "max_handshakes": (1, 1 << 20),
+    "max_connections": (1, 1 << 62),
+    "max_connections_per_host": (1, 1 << 62),
+}
+_TIMES = (
+    "connect_timeout", "handshake_timeout", "close_timeout", "keep_alive_timeout", "keep_alive"
+)  # fmt: skip
 
 DEFAULT = Config()

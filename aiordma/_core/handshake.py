@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 from aiordma._core.credits import (
     MAX_CONTROL_RECEIVES,
@@ -125,33 +126,38 @@ class Hello:
             self.lend_quota,
         )
 
-    @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Hello:
+    @staticmethod
+    def unpack(data: bytes | bytearray | memoryview) -> Hello:
         """Read a hello; zeros may follow it. ProtocolError for everything else."""
-        check_layout(
-            data,
-            what="hello",
-            magic=_HELLO_MAGIC,
-            version=_VERSION,
-            flags=_AUTHENTICATES,
-            size=HELLO_SIZE,
-            padded=True,
+        return _unpack_hello(bytes(data))
+
+
+@lru_cache(maxsize=64)  # peers of a kind all say the same
+def _unpack_hello(data: bytes) -> Hello:
+    check_layout(
+        data,
+        what="hello",
+        magic=_HELLO_MAGIC,
+        version=_VERSION,
+        flags=_AUTHENTICATES,
+        size=HELLO_SIZE,
+        padded=True,
+    )
+    (_, _, flags, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives,
+     control_receives, max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
+    try:
+        return Hello(
+            eager_size=eager_size,
+            data_receives=data_receives,
+            control_receives=control_receives,
+            max_message=max_message,
+            lend_quota=lend_quota,
+            max_rd_atomic=max_rd_atomic,
+            max_dest_rd_atomic=max_dest_rd_atomic,
+            authenticates=bool(flags & _AUTHENTICATES),
         )
-        (_, _, flags, max_rd_atomic, max_dest_rd_atomic, eager_size, data_receives,
-         control_receives, max_message, lend_quota) = _HELLO.unpack_from(data)  # fmt: skip
-        try:
-            return cls(
-                eager_size=eager_size,
-                data_receives=data_receives,
-                control_receives=control_receives,
-                max_message=max_message,
-                lend_quota=lend_quota,
-                max_rd_atomic=max_rd_atomic,
-                max_dest_rd_atomic=max_dest_rd_atomic,
-                authenticates=bool(flags & _AUTHENTICATES),
-            )
-        except ValueError as error:
-            raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
+    except ValueError as error:
+        raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

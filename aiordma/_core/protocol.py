@@ -279,6 +279,12 @@ def _is(value: object, number: int) -> bool:
 
 def encode(message: Message) -> bytes:
     """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
+    if message is GOODBYE:
+        return _GOODBYE
+    return _encode(message)
+
+
+def _encode(message: Message) -> bytes:
     number = _TYPES[type(message)]
     _, codecs = _FORMATS[number]
     _check(message)
@@ -295,6 +301,8 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
     """The message in ``data``, all of it. Raises ProtocolError, and nothing else, if it is none."""
+    if data == _GOODBYE:
+        return GOODBYE
     if len(data) > MAX_LENGTH:
         raise ProtocolError(f"the peer sent a control message of {len(data)} bytes")
     envelope = _unpack(data)
@@ -329,3 +337,8 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     except ValueError as error:
         raise ProtocolError(f"the peer sent a {cls.__name__}: {error}") from None
     return message
+
+
+GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
+"""The last word of every connection that ends in order; so it is made and read once."""
+_GOODBYE = _encode(GOODBYE)

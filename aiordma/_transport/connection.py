@@ -432,11 +432,12 @@ class Connection(Life):
             self._closing = self._messages.closing = True
             self._queue.accepting = False
             try:
-                async with asyncio.timeout(self._config.close_timeout):
-                    await self._messages.drained()
-                    self._said_goodbye = True
-                    await self._sharing.tell(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
-            except (TimeoutError, RDMAError):
+                if self._patience is None:
+                    self._be_patient(ConnectionClosedError())
+                await self._messages.drained()
+                self._said_goodbye = True
+                await self._sharing.tell(protocol.GOODBYE)
+            except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:
                 self._end(ConnectionClosedError())

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Protocol
 
 from .. import loop_end
@@ -208,8 +209,13 @@ class Life:
         self._last_word = error
         self._messages.peer_has_left = True
         self._queue.on_room = weakly(self._if_all_is_told)
-        self._patience = self._loop.call_later(self._config.close_timeout, weakly(self._end), error)
         self._if_all_is_told()
+        if self._root is None and self._patience is None:
+            self._be_patient(error)
+
+    def _be_patient(self, error: RDMAError) -> None:
+        """Waits at most so long for what is to be told before the end."""
+        self._patience = self._loop.call_later(self._config.close_timeout, weakly(self._end), error)
 
     def _if_all_is_told(self) -> None:
         if self._last_word is not None and self._queue.free == self._queue.capacity:
@@ -327,11 +333,13 @@ class WaiterErrors:
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
     """Calls a method of an object as long as there is one, and keeps nobody alive."""
-    ref = weakref.WeakMethod(method)
+    # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
+    assert isinstance(method, MethodType)
+    ref, function = weakref.ref(method.__self__), method.__func__
 
-    def call(*arguments: object) -> None:
-        found = ref()
-        if found is not None:
-            found(*arguments)
+    def call(*args: object) -> None:
+        owner = ref()
+        if owner is not None:
+            function(owner, *args)
 
     return call

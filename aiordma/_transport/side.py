@@ -8,6 +8,7 @@ fails half way.  That is this object's job; both ways of connecting use it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from .. import verbs
 from .._core.handshake import Hello
@@ -53,15 +54,15 @@ class Side:
     @property
     def hello(self) -> Hello:
         config = self.config
-        return Hello(
-            eager_size=config.eager_size,
-            data_receives=config.data_receives,
-            control_receives=config.control_receives,
-            max_message=config.max_message,
-            lend_quota=config.lend_quota,
-            max_rd_atomic=self.max_rd_atomic,
-            max_dest_rd_atomic=self.max_dest_rd_atomic,
-            authenticates=self._authenticates,
+        return hello_of(
+            config.eager_size,
+            config.data_receives,
+            config.control_receives,
+            config.max_message,
+            config.lend_quota,
+            self.max_rd_atomic,
+            self.max_dest_rd_atomic,
+            self._authenticates,
         )
 
     def create_qp(
@@ -83,3 +84,26 @@ class Side:
             self.qp.close()
         self.driver.release_cq(self.cq, self._entries)
         self.driver.release()
+
+
+@lru_cache(maxsize=16)  # the same for all connections of a listener
+def hello_of(
+    eager_size: int,
+    data_receives: int,
+    control_receives: int,
+    max_message: int,
+    lend_quota: int,
+    max_rd_atomic: int,
+    max_dest_rd_atomic: int,
+    authenticates: bool,
+) -> Hello:
+    return Hello(
+        eager_size=eager_size,
+        data_receives=data_receives,
+        control_receives=control_receives,
+        max_message=max_message,
+        lend_quota=lend_quota,
+        max_rd_atomic=max_rd_atomic,
+        max_dest_rd_atomic=max_dest_rd_atomic,
+        authenticates=authenticates,
+    )

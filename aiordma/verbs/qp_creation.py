@@ -178,7 +178,7 @@ def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
         raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
-    if send_ops & SendOps.ATOMIC_WRITE:
+    if send_ops and send_ops & SendOps.ATOMIC_WRITE:
         offered = context.query_device_ex().device_cap_flags_ex
         if not offered & _ATOMIC_WRITE:
             raise UnsupportedError("atomic writes", device=context.name, verb="ibv_create_qp_ex")
