@@ -32,6 +32,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Protocol, Self
 
 from . import cm, verbs
@@ -170,11 +171,12 @@ class Driver(_Shared):
         self._vain_waits = 0  # the same of waiting after a wake-up for nothing
         self._waits_skipped = 0
         self.alarms = AlarmClock(loop)
+        # Where nobody ever looks before sleeping, there is nothing to remember of a wake-up.
+        self._woken = self._on_completions if self._spin_us else partial(self._handle, 0, False)
+        self._bells: list[int] = []
         for fd in self.channel.watched_fds:
-            if self._spin_us:
-                loop.add_reader(fd, self._on_completions)
-            else:  # nobody ever looks before sleeping: there is nothing to remember of a wake-up
-                loop.add_reader(fd, self._handle, 0, False)
+            loop.add_reader(fd, self._woken)
+        self._watch_bells()
         loop.add_reader(self.alarms.fd, self._on_alarm)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
@@ -203,6 +205,8 @@ class Driver(_Shared):
     def _disown(self) -> None:
         super()._disown()
         self.operations.waking = False
+        for fd in self._bells:
+            os.close(fd)
 
     # ---- work queues ---------------------------------------------------------------------
 
@@ -265,6 +269,18 @@ class Driver(_Shared):
 
     # ---- readers -------------------------------------------------------------------------
 
+    def _watch_bells(self) -> None:
+        """Those of the processes that are there now."""
+        before, self._bells = self._bells, self.channel.open_bells()
+        for fd in self._bells:
+            self.loop.add_reader(fd, self._woken)
+        self._drop_bells(before)
+
+    def _drop_bells(self, bells: list[int]) -> None:
+        for fd in bells:
+            self._stop_reading(fd)
+            os.close(fd)
+
     def _on_alarm(self) -> None:
         if self._users:  # not closed between its readiness and now
             self.alarms.ring()
@@ -309,10 +325,12 @@ class Driver(_Shared):
             return False  # closed between `call_soon` and now
         around, self._returns = self._returns, returns
         try:
-            found, more = self._drain(self.operations, BATCH, spin_us, returns)
+            found, more, moved = self._drain(self.operations, BATCH, spin_us, returns)
+            if moved and self._users:
+                self._watch_bells()
             rounds = 1
             while more and rounds < ROUNDS and self._users:  # not closed by whom that woke
-                some, more = self._drain(self.operations, BATCH, 0, returns)
+                some, more, _ = self._drain(self.operations, BATCH, 0, returns)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here
@@ -372,6 +390,7 @@ class Driver(_Shared):
         self.operations.look = None
         for fd in self.channel.watched_fds:
             self._stop_reading(fd)
+        self._drop_bells(self._bells)
         self._stop_reading(self.alarms.fd)
         self.alarms.close()
         self._events.unsubscribe(self._token)

@@ -184,9 +184,15 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
+	drain->bells_changed = aiordma_embedded_bells_changed() != drain->bells;
 	if ((total || drain->busy) && drain->returns && !drain->stays)
 		stay(drain, 1);
 	return total;
+}
+
+int aiordma_drain_bells(struct aiordma_drain *drain, int fds[AIORDMA_BELLS])
+{
+	return aiordma_embedded_bells(drain->channel->fd, fds, &drain->bells);
 }
 
 void aiordma_drain_end(struct aiordma_drain *drain)

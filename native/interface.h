@@ -156,6 +156,8 @@ struct aiordma_drain {
 	int returns;      /* if there is something, the caller will be back soon, to spin again */
 	int stays;        /* it has said so to the embedded device */
 	int busy;         /* there was nothing, but the embedded device had work to do */
+	unsigned bells;   /* aiordma_drain_bells has told of these */
+	int bells_changed;
 };
 
 /* Grows whenever a thread of the application has found work to do for the embedded device. */
@@ -210,6 +212,16 @@ void aiordma_wake_early(int fd);
  * between an event and who sleeps.  They live as long as the channel.  Returns their number: 0 if
  * there are none, and the fd itself is to be watched. */
 int aiordma_flat_fds(int fd, int flat[2]);
+
+/* What may be watched as well then, so that there is one set less again: a neighbour's bell, as long as
+ * it is there.  Another number whenever one has come or gone: then ask anew. */
+enum { AIORDMA_BELLS = 8 };
+unsigned aiordma_embedded_bells_changed(void);
+/* Descriptors that become the caller's, at most AIORDMA_BELLS; returns how many.  `change` is the number
+ * at that moment. */
+int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change);
+/* Of the drain's channel, whose `bells_changed` says that it is to be called anew. */
+int aiordma_drain_bells(struct aiordma_drain *drain, int fds[8]);
 
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 

@@ -181,16 +181,16 @@ def test_completion_between_draining_and_the_loop(
 
             def drain_and_complete(
                 table: Table, capacity: int, spin_us: int, returns: bool
-            ) -> tuple[bool, bool]:
+            ) -> tuple[bool, bool, bool]:
                 nonlocal left
-                some, more = drain(table, capacity, spin_us, returns)
+                some, more, bells = drain(table, capacity, spin_us, returns)
                 if left and not more:
                     left -= 1
                     first.send()
                     # The device announces it before we are back in the loop.
                     readable, _, _ = select.select([driver.channel.fd], [], [], 10)
                     assert readable
-                return some, more
+                return some, more, bells
 
             monkeypatch.setattr(driver, "_drain", drain_and_complete)
             first.send()
@@ -312,7 +312,7 @@ def test_looks_before_sleeping(
 
     def noted(
         channel: verbs.CompletionChannel, table: Table, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool]:
+    ) -> tuple[bool, bool, bool]:
         looks.append(spin_us)
         return drain(channel, table, capacity, spin_us, returns)
 
@@ -340,10 +340,10 @@ def test_waiting_after_a_wake_up_for_nothing(
     waits = []
     brings = False
 
-    def drain(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool]:
+    def drain(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool, bool]:
         if spin_us:
             waits.append(spin_us)
-        return bool(spin_us) and brings, False
+        return bool(spin_us) and brings, False, False
 
     async def main() -> None:
         nonlocal brings

@@ -8,6 +8,7 @@ import select
 import time
 import weakref
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 # How long a busy look stays away from Python, where signals are seen: a judgement.
 _SLICE = 0.001
 
-# What a drain says, by its number: whether there were any, and whether there may be more.
-_OUTCOMES = ((False, False), (True, False), (False, True), (True, True))
+# What a drain says, by its number: whether there were any, whether there may be more, and whether
+# there are other bells.
+_OUTCOMES = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -38,8 +40,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
     it may be readable earlier, when looking for one does the work that leads to it. A loop may
-    watch ``watched_fds`` in its place, of which one is readable when it is: the embedded device's
-    wake up a little faster. They are the channel's: to be watched only, and not after its end.
+    watch ``watched_fds`` in its place.
     Either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -61,10 +62,6 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         if code:
             self.close()
             raise failure("fcntl", code, "the completion channel's fd")
-        flat = ffi.new("int[2]")
-        self.watched_fds: tuple[int, ...] = tuple(
-            flat[i] for i in range(lib.aiordma_flat_fds(self.fd, flat))
-        ) or (self.fd,)
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
@@ -73,6 +70,27 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self._more = ffi.new("int *")
         self._room: CompletionArray | None = None
         self._events = 0
+
+    @cached_property
+    def watched_fds(self) -> tuple[int, ...]:
+        """What a loop may watch in the place of ``fd``: one of them is readable when it would be.
+
+        The embedded device's wake up a little faster; ``fd`` then tells of announcements alone.
+        They are the channel's: to be watched only, and not after its end.
+        """
+        flat = ffi.new("int[2]")
+        count = lib.aiordma_flat_fds(self.fd, flat)
+        return tuple(flat[0:count]) or (self.fd,)
+
+    def open_bells(self) -> list[int]:
+        """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
+
+        They become the caller's, to be closed when it watches them no more; and stay what they are
+        until :meth:`drain_to` says that there are others. Who never asks misses nothing. Internal
+        to the library.
+        """
+        fds = ffi.new("int[8]")
+        return list(fds[0 : lib.aiordma_drain_bells(self.drain_state, fds)])
 
     @property
     def events(self) -> int:
@@ -139,13 +157,13 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     def drain_to(
         self, table: Table, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool]:
+    ) -> tuple[bool, bool, bool]:
         """As :meth:`drain`, of queues that keep no account: the completions go to their work.
 
         Whether there were any, and whether there may be more. The former is true as well where
         the embedded device had something to do, as in the middle of a long transfer. Who
-        ``returns`` in that case, to spin again soon, need not be woken until then. Internal to the
-        library.
+        ``returns`` in that case, to spin again soon, need not be woken until then. And whether
+        :meth:`open_bells` gives others by now. Internal to the library.
         """
         if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
             raise self.closed_error()

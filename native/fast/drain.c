@@ -259,7 +259,8 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 		PyErr_Restore(raised.type, raised.value, raised.traceback);
 		return NULL;
 	}
-	return PyLong_FromLong(n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0));
+	return PyLong_FromLong(n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0) |
+						   (state->bells_changed ? 4 : 0));
 }
 
 static PyObject *connect_native(PyObject *module, PyObject *address)

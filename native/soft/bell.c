@@ -19,6 +19,7 @@ void soft_bell_init(struct soft_bell *bell,
 		.end = -1,
 		.source = {.fd = -1, .ready = rung, .of_port = true},
 	};
+	soft_list_init(&bell->node);
 }
 
 static void close_fd(int *fd)
@@ -59,7 +60,10 @@ bool soft_bell_hang(struct soft_bell *bell, int fd)
 	if (right)
 		bell->source.fd = reopen(fd);
 	close(fd);
-	return right && bell->source.fd >= 0 && !soft_watch(&bell->source, EPOLLIN);
+	if (!right || bell->source.fd < 0 || soft_watch(&bell->source, EPOLLIN))
+		return false;
+	soft_bells_add(bell);
+	return true;
 }
 
 void soft_bell_ring(const struct soft_bell *bell)
@@ -82,6 +86,7 @@ bool soft_bell_hear(const struct soft_bell *bell)
 
 void soft_bell_close(struct soft_bell *bell)
 {
+	soft_bells_remove(bell);
 	soft_unwatch(&bell->source);
 	close_fd(&bell->source.fd);
 	close_fd(&bell->end);

@@ -16,6 +16,7 @@ struct soft_bell {
 	int end;                   /* the other end, for the other side; kept, since writing to a
 				    * pipe without readers is death (SIGPIPE) */
 	struct soft_source source; /* what the other side rings */
+	struct soft_node node;     /* bells.c: of all that can be rung */
 };
 
 /* Nothing is open; `rung` is called when the other side rings. */
@@ -29,5 +30,9 @@ void soft_bell_ring(const struct soft_bell *bell);
 /* It has rung, perhaps: the next one will wake us again.  False: this is the end of it. */
 bool soft_bell_hear(const struct soft_bell *bell);
 void soft_bell_close(struct soft_bell *bell);
+
+/* bells.c: one more that can be rung, and one less (safe to repeat). */
+void soft_bells_add(struct soft_bell *bell);
+void soft_bells_remove(struct soft_bell *bell);
 
 #endif

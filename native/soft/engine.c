@@ -39,6 +39,7 @@ enum {
 struct soft_engine engine = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.epoll_fd = -1,
+	.rest_fd = -1,
 	.wake_fd = -1,
 	.sources = {&engine.sources, &engine.sources},
 	.deferred = {&engine.deferred, &engine.deferred},

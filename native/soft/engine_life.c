@@ -63,6 +63,7 @@ static void close_all(void)
 	close_fd(&engine.wake_fd);
 	close_fd(&engine.nudge.fd);
 	close_fd(&engine.alarm.fd);
+	close_fd(&engine.rest_fd);
 	close_fd(&engine.epoll_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
@@ -95,6 +96,7 @@ static void after_fork_in_child(void)
 		close_fd(&source->fd);
 	}
 	close_fd(&engine.epoll_fd);
+	close_fd(&engine.rest_fd);
 	close_fd(&engine.wake_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
@@ -152,11 +154,12 @@ static int start(void)
 	if (!engine.scratch)
 		return ENOMEM;
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine.rest_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.wake_fd < 0 || engine.nudge.fd < 0 ||
-	    engine.alarm.fd < 0) {
+	if (engine.epoll_fd < 0 || engine.rest_fd < 0 || engine.wake_fd < 0 ||
+	    engine.nudge.fd < 0 || engine.alarm.fd < 0) {
 		rc = errno;
 		close_all();
 		return rc;

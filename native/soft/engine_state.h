@@ -1,5 +1,5 @@
-/* The engine's state, for its own rooms only: engine.c, engine_thread.c, engine_life.c, sources.c and
- * nesting.c.  Under the lock, but for what says that it is atomic. */
+/* The engine's state, for its own rooms only: engine.c, engine_thread.c, engine_life.c, sources.c,
+ * nesting.c and bells.c.  Under the lock, but for what says that it is atomic. */
 #ifndef AIORDMA_SOFT_ENGINE_STATE_H
 #define AIORDMA_SOFT_ENGINE_STATE_H
 
@@ -25,7 +25,8 @@ struct soft_engine {
 	uint64_t asked_at; /* epoll was asked, by a thread that polls */
 	bool silent;   /* sources of the port are not served */
 
-	int epoll_fd;
+	int epoll_fd;             /* all that is watched */
+	int rest_fd;              /* but for bells that event loops watch themselves (bells.c) */
 	int wake_fd;              /* eventfd that ends the thread's sleep, and nobody else's */
 	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
 	struct soft_source alarm; /* timerfd of timer.c */
@@ -56,6 +57,17 @@ void soft_engine_mind_neighbours(void);
  * fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
 void soft_channels_forget(void); /* in the child of a fork */
+/* Has every event loop that watches bells itself asked for them since that change? */
+bool soft_channels_know_bells(unsigned change);
+
+/* sources.c.  It need not wake those who watch engine.rest_fd, or it must. */
+void soft_source_set_apart(struct soft_source *source, bool apart);
+
+/* bells.c.  Loops must ask for them anew; there is one loop less that has to. */
+void soft_bells_changed(void);
+void soft_bells_settle(void);
+/* For a channel's loop: descriptors that become its own.  Returns their number. */
+int soft_bells_open(struct soft_channel *channel, int fds[AIORDMA_BELLS]);
 
 /* engine_thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);

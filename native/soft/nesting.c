@@ -27,13 +27,16 @@ static void update_nesting(void)
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
+		bool inside = wanted && channel->flat_fd < 0;
 
 		nested += wanted;
 		/* Should the kernel refuse, the channel is signalled later than it could be. */
-		if (wanted != channel->nested &&
-		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
-			       engine.epoll_fd, &event))
-			__atomic_store_n(&channel->nested, wanted, __ATOMIC_RELAXED);
+		if (inside != channel->inside &&
+		    epoll_ctl(channel->fd, inside ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, engine.epoll_fd,
+			      &event))
+			continue;
+		channel->inside = inside;
+		__atomic_store_n(&channel->nested, wanted, __ATOMIC_RELAXED);
 	}
 }
 
@@ -46,6 +49,7 @@ void soft_engine_remove_channel(struct soft_channel *channel)
 {
 	soft_list_remove(&channel->node);
 	update_nesting();
+	soft_bells_settle();
 }
 
 bool soft_channels_depend_on_engine(void)
@@ -98,14 +102,44 @@ int aiordma_flat_fds(int fd, int flat[2])
 	/* Nested once, a channel of completions stays so: those before it only become fewer. */
 	if (channel && channel->completions && channel->nested) {
 		/* Another number for it: a child of a fork closes the engine's, and makes new ones. */
-		if (channel->flat_fd < 0)
-			channel->flat_fd = fcntl(engine.epoll_fd, F_DUPFD_CLOEXEC, 0);
+		if (channel->flat_fd < 0) {
+			channel->flat_fd = fcntl(engine.rest_fd, F_DUPFD_CLOEXEC, 0);
+			update_nesting();
+			soft_bells_changed();
+		}
 		if (channel->flat_fd >= 0) {
 			flat[0] = channel->flat_fd;
 			flat[1] = channel->event_fd;
 			count = 2;
 		}
 	}
+	soft_unlock();
+	return count;
+}
+
+bool soft_channels_know_bells(unsigned change)
+{
+	bool any = false;
+
+	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
+		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
+
+		if (channel->flat_fd < 0)
+			continue;
+		if (channel->bells != change)
+			return false;
+		any = true;
+	}
+	return any;
+}
+
+int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change)
+{
+	soft_lock();
+	struct soft_channel *channel = channel_of(fd);
+	int count = channel && channel->flat_fd >= 0 ? soft_bells_open(channel, fds) : 0;
+
+	*change = aiordma_embedded_bells_changed();
 	soft_unlock();
 	return count;
 }

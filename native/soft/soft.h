@@ -83,6 +83,7 @@ struct soft_source {
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
 	bool of_port; /* silent while the port is down */
+	bool apart;   /* sources.c: who sleeps watches it himself */
 	struct soft_node node; /* of the engine: all sources, for the child of a fork */
 };
 
@@ -123,10 +124,12 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 struct soft_channel {
 	int fd;       /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
-	int flat_fd;  /* the engine's epoll instance, for who watches the two of them instead, or -1 */
+	int flat_fd;  /* for who watches this and event_fd instead, and bells: or -1 */
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early;       /* the application takes "nothing there" as normal */
-	bool nested;      /* the engine's epoll instance is inside `fd` */
+	bool nested;      /* who sleeps is woken by what the engine watches: */
+	bool inside;      /* the engine's epoll instance is inside `fd` */
+	unsigned bells;   /* bells.c: of those that are watched beside flat_fd */
 	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
 	unsigned wanted;       /* atomic, the owner's: CQs armed to wake somebody through it */

@@ -13,7 +13,15 @@ static int tell_epoll(int operation, struct soft_source *source, uint32_t events
 {
 	struct epoll_event event = {.events = events, .data.ptr = source};
 
-	return epoll_ctl(engine.epoll_fd, operation, source->fd, &event) ? errno : 0;
+	if (epoll_ctl(engine.epoll_fd, operation, source->fd, &event))
+		return errno;
+	if (source->apart || !epoll_ctl(engine.rest_fd, operation, source->fd, &event))
+		return 0;
+	int rc = errno;
+
+	if (operation == EPOLL_CTL_ADD)
+		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, source->fd, &event);
+	return rc;
 }
 
 int soft_watch(struct soft_source *source, uint32_t events)
@@ -56,6 +64,7 @@ void soft_unwatch(struct soft_source *source)
 
 void soft_sources_silence(bool silent)
 {
+	soft_bells_changed();
 	for (struct soft_node *node = engine.sources.next; node != &engine.sources;
 	     node = node->next) {
 		struct soft_source *source = soft_list_entry(node, struct soft_source, node);
@@ -68,6 +77,20 @@ void soft_sources_silence(bool silent)
 			forget_event(source);
 	}
 	engine.silent = silent;
+	soft_bells_changed();
+}
+
+void soft_source_set_apart(struct soft_source *source, bool apart)
+{
+	struct epoll_event event = {.events = source->interest, .data.ptr = source};
+
+	if (source->apart == apart)
+		return;
+	/* Should the kernel refuse, it wakes in two ways; or the engine's thread alone, at first. */
+	if (source->watched && !is_silent(source) &&
+	    epoll_ctl(engine.rest_fd, apart ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, source->fd, &event))
+		return;
+	source->apart = apart;
 }
 
 int soft_engine_epoll_fd(void)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -24,7 +26,7 @@ from aiordma import (
 )
 from tests.conftest import EMBEDDED
 
-from .marks import one_loop
+from .marks import by_tcp, one_loop
 from .place import SMALL, Place, ends, pattern, turns
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +88,25 @@ async def test_echo(place: Place) -> None:
                 assert message == pattern(size)
         await child.conn.close()
         assert await child.ended() == 0
+
+
+@by_tcp
+async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place) -> None:
+    """What the other process writes to is in the loop's own epoll set; a card has no bells."""
+    async with place.witness() as witness, Child.connected(place, "echo") as child:
+        await child.conn.send(b"x")
+        (await child.conn.recv()).release()
+        driver = child.conn._side.driver
+        bells = driver._bells
+        assert len(bells) == (place.device == EMBEDDED)
+        for fd in bells:
+            assert stat.S_ISFIFO(os.fstat(fd).st_mode)
+        child.signal(signal.SIGKILL)
+        async with place.within(5):
+            await child.conn.wait_closed()
+            while driver._bells:
+                await asyncio.sleep(0)
+        await witness.check()
 
 
 @one_loop
