@@ -199,6 +199,26 @@ def test_completion_between_draining_and_the_loop(
     run(main())
 
 
+def test_who_is_called_back_gets_what_is_over(run: Run, device_name: str, host: str) -> None:
+    """Whatever it is: a task's own way to go on, or something else that is built in."""
+
+    async def main() -> None:
+        async with (
+            await listen(host, device=device_name) as listener,
+            await connect(host, listener.port, device=device_name) as there,
+            await listener.accept() as here,
+        ):
+            for _ in range(3):
+                seen: list[object] = []
+                sending = there.send_nowait(b"a message")
+                sending.add_done_callback(seen.append)
+                await asyncio.gather(sending, here.recv())
+                await sending
+                assert seen == [sending]
+
+    run(main())
+
+
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
 def test_more_completions_than_one_turn_takes(
     run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int

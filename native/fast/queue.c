@@ -11,8 +11,10 @@
 #include "queue.h"
 #include "run.h"
 
-/* Receives that are posted with one call. */
-enum { CHAIN = 32 };
+enum {
+	CHAIN = 32,   /* receives that are posted with one call */
+	BRIEF = 4096, /* bytes that are posted sooner than other threads could be given the GIL */
+};
 
 PyTypeObject *fast_queue_type;
 
@@ -67,11 +69,13 @@ static int post_work(struct queue *queue, const struct work *work, uint64_t wr_i
 
 	if (work->more.length)
 		return post_two(qp, extended, work, wr_id);
-	Py_BEGIN_ALLOW_THREADS
+	PyThreadState *others = work->length > BRIEF ? PyEval_SaveThread() : NULL;
+
 	rc = aiordma_post_send_one(qp, extended, wr_id, work->opcode, IBV_SEND_SIGNALED, work->imm,
 				   work->address, work->length, work->lkey, work->remote_address,
 				   work->rkey, 0);
-	Py_END_ALLOW_THREADS
+	if (others)
+		PyEval_RestoreThread(others);
 	return rc;
 }
 
@@ -175,9 +179,7 @@ static int post_receives(struct queue *queue, struct table *table, struct block 
 			wrs[made - 1].next = &wrs[made];
 	}
 	if (made) {
-		Py_BEGIN_ALLOW_THREADS
 		rc = qp->context->ops.post_recv(qp, wrs, &bad);
-		Py_END_ALLOW_THREADS
 		*posted = !rc ? made : bad ? (unsigned int)(bad - wrs) : 0;
 	}
 	for (unsigned int i = *posted; i < made; i++)

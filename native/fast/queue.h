@@ -61,6 +61,7 @@ struct table {
 	unsigned long thread;
 	char later; /* they are called back by the loop: this drain is in the middle of something */
 	PyObject *look;	  /* to be called by who is about to wait; NULL: nobody looks */
+	PyObject *ended;  /* wake.c: a future, or NULL */
 	uint32_t waiting; /* promises under way that somebody has asked to be told of */
 	uint16_t looks;	  /* that may still be made before the loop has its turn */
 	uint16_t misses, skip; /* grows with looks that found nothing; those to go without one */

@@ -149,6 +149,7 @@ static int table_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(table->loop);
 	Py_VISIT(table->look);
+	Py_VISIT(table->ended);
 	for (uint32_t i = 0; i < table->woken_count; i++)
 		Py_VISIT(table->woken[i]);
 	for (uint32_t i = 0; i < table->count; i++) {
@@ -167,6 +168,7 @@ static int table_clear(PyObject *self)
 			fast_drop(fast_free_slot(table, &table->slots[i]));
 	Py_CLEAR(table->loop);
 	Py_CLEAR(table->look);
+	Py_CLEAR(table->ended);
 	return 0;
 }
 

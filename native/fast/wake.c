@@ -81,9 +81,55 @@ static int handle_exception(struct promise *promise)
 	return told ? 0 : -1;
 }
 
+/* Is it what asyncio's own task goes on by?  It has no other name than this one. */
+static bool is_wakeup(PyObject *callback)
+{
+	static PyCFunction wakeup;
+
+	if (Py_TYPE(callback) != &PyCFunction_Type)
+		return false;
+	PyCFunction function = PyCFunction_GetFunction(callback);
+
+	if (wakeup || !function)
+		return function == wakeup && wakeup;
+	PyObject *name = PyObject_GetAttrString(callback, "__name__");
+
+	if (name && PyUnicode_CompareWithASCIIString(name, "task_wakeup") == 0)
+		wakeup = function;
+	if (!name)
+		PyErr_Clear();
+	Py_XDECREF(name);
+	return wakeup;
+}
+
+/* A future of asyncio's that has ended well: borrowed; NULL if there is no memory for one. */
+static PyObject *ended_well(struct table *table)
+{
+	if (table->ended)
+		return table->ended;
+	PyObject *loop = fast_loop_of((PyObject *)table);
+	PyObject *future = loop ? PyObject_CallMethod(loop, "create_future", NULL) : NULL;
+	PyObject *set = future ? PyObject_CallMethodObjArgs(future, str_set_result, Py_None, NULL) :
+				 NULL;
+
+	if (set)
+		table->ended = future;
+	else
+		Py_XDECREF(future);
+	Py_XDECREF(set);
+	PyErr_Clear();
+	return table->ended;
+}
+
+/* A task asks what calls it for its result: that of a future of asyncio's it knows where to find, which
+ * takes a twentieth of a call by name.  What it then goes on in is the promise itself. */
 static int call_now(struct promise *promise, PyObject *callback, PyObject *context)
 {
-	PyObject *done = PyObject_CallMethodObjArgs(context, str_run, callback, promise, NULL);
+	PyObject *ended = promise->state == PROMISE_DONE && is_wakeup(callback) ?
+				  ended_well((struct table *)promise->table) :
+				  NULL;
+	PyObject *caller = ended ? ended : (PyObject *)promise;
+	PyObject *done = PyObject_CallMethodObjArgs(context, str_run, callback, caller, NULL);
 
 	Py_XDECREF(done);
 	return done ? 0 : handle_exception(promise);
