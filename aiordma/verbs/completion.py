@@ -40,7 +40,9 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
     it may be readable earlier, when looking for one does the work that leads to it. A loop may
-    watch ``watched_fds`` in its place.
+    watch ``watched_fds`` in its place, of which one is readable when it is: the embedded device's
+    wake up a little faster, and ``fd`` then tells of announcements alone. They are the channel's:
+    to be watched only, and not after its end.
     Either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -73,24 +75,19 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     @cached_property
     def watched_fds(self) -> tuple[int, ...]:
-        """What a loop may watch in the place of ``fd``: one of them is readable when it would be.
-
-        The embedded device's wake up a little faster; ``fd`` then tells of announcements alone.
-        They are the channel's: to be watched only, and not after its end.
-        """
+        """What a loop may watch in the place of ``fd``; see there."""
         flat = ffi.new("int[2]")
         count = lib.aiordma_flat_fds(self.fd, flat)
-        return tuple(flat[0:count]) or (self.fd,)
+        return tuple(flat[i] for i in range(count)) or (self.fd,)
 
     def open_bells(self) -> list[int]:
         """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
 
-        They become the caller's, to be closed when it watches them no more; and stay what they are
-        until :meth:`drain_to` says that there are others. Who never asks misses nothing. Internal
-        to the library.
+        They become the caller's, to be closed when it watches them no more. Other ones may come and
+        go: :meth:`drain_to` says so. Who never asks misses nothing. Internal to the library.
         """
         fds = ffi.new("int[8]")
-        return list(fds[0 : lib.aiordma_drain_bells(self.drain_state, fds)])
+        return [fds[i] for i in range(lib.aiordma_drain_bells(self.drain_state, fds))]
 
     @property
     def events(self) -> int:
