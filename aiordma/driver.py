@@ -33,7 +33,7 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from . import cm, verbs
 from ._native import Table
@@ -61,6 +61,9 @@ MAX_WAKES_SKIPPED = 255
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
+
+
+Drain = Callable[[Table, int, int, bool], tuple[bool, bool, bool]]
 
 
 class CompletionSink(Protocol):
@@ -172,10 +175,14 @@ class Driver(_Shared):
         self._waits_skipped = 0
         self.alarms = AlarmClock(loop)
         # Where nobody ever looks before sleeping, there is nothing to remember of a wake-up.
-        self._woken = self._on_completions if self._spin_us else partial(self._handle, 0, False)
+        self._woken: tuple[Any, ...] = (
+            (self._on_completions,)
+            if self._spin_us
+            else self.channel.reader(self.operations, BATCH, partial(self._handle, 0, False))
+        )
         self._bells: list[int] = []
         for fd in self.channel.watched_fds:
-            loop.add_reader(fd, self._woken)
+            loop.add_reader(fd, *self._woken)
         self._watch_bells()
         loop.add_reader(self.alarms.fd, self._on_alarm)
         self._events = ContextEvents.for_context(context)
@@ -205,6 +212,7 @@ class Driver(_Shared):
     def _disown(self) -> None:
         super()._disown()
         self.operations.waking = False
+        self.operations.closed = True
         for fd in self._bells:
             os.close(fd)
 
@@ -273,7 +281,7 @@ class Driver(_Shared):
         """Those of the processes that are there now."""
         before, self._bells = self._bells, self.channel.open_bells()
         for fd in self._bells:
-            self.loop.add_reader(fd, self._woken)
+            self.loop.add_reader(fd, *self._woken)
         self._drop_bells(before)
 
     def _drop_bells(self, bells: list[int]) -> None:
@@ -319,13 +327,17 @@ class Driver(_Shared):
             self._misses = min(2 * self._misses + 1, MAX_WAKES_SKIPPED)
             self._skip = self._misses
 
-    def _handle(self, spin_us: int, returns: bool) -> bool:
-        """Hands out the completions there are; False if there is no reason to look again soon."""
+    def _handle(self, spin_us: int, returns: bool, drain: Drain | None = None) -> bool:
+        """Hands out the completions there are; False if there is no reason to look again soon.
+
+        `drain` is what drains for the first time, if not the channel.
+        """
         if not self._users:
             return False  # closed between `call_soon` and now
         around, self._returns = self._returns, returns
         try:
-            found, more, moved = self._drain(self.operations, BATCH, spin_us, returns)
+            drain = drain or self._drain
+            found, more, moved = drain(self.operations, BATCH, spin_us, returns)
             if moved and self._users:
                 self._watch_bells()
             rounds = 1
@@ -388,6 +400,7 @@ class Driver(_Shared):
 
     def _close(self) -> None:
         self.operations.look = None
+        self.operations.closed = True
         for fd in self.channel.watched_fds:
             self._stop_reading(fd)
         self._drop_bells(self._bells)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import select
 import subprocess
 import sys
@@ -132,13 +134,17 @@ async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
 
 
 @asynccontextmanager
-async def the_driver(device: verbs.Device) -> AsyncIterator[Driver]:
-    driver = Driver.for_device(device, LIMIT)
+async def the_driver(
+    device: verbs.Device, polling: float = driver.POLLING
+) -> AsyncIterator[Driver]:
+    made = Driver.for_device(device, LIMIT, polling)
     try:
-        yield driver
+        yield made
     finally:
-        driver.release()
+        made.release()
 
+
+both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["polling", "sleeping"])
 
 SENT = (OperationKind.SEND, 0)
 
@@ -154,9 +160,10 @@ def received(sink: Sink) -> list[int]:
 # ---- completions ---------------------------------------------------------------------------------
 
 
-def test_completions_reach_their_sinks(run: Run, device: verbs.Device) -> None:
+@both_ways
+def test_completions_reach_their_sinks(run: Run, device: verbs.Device, polling: float) -> None:
     async def main() -> None:
-        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
             for length in (1, 2, 3):
                 first.send(length)
             second.send(10)
@@ -219,16 +226,22 @@ def test_who_is_called_back_gets_what_is_over(run: Run, device_name: str, host: 
     run(main())
 
 
+@both_ways
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
 def test_more_completions_than_one_turn_takes(
-    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int
+    run: Run,
+    device: verbs.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    rounds: int,
+    polling: float,
 ) -> None:
     """All of them are seen, and others have their turn in between."""
     monkeypatch.setattr(driver, "BATCH", batch)
     monkeypatch.setattr(driver, "ROUNDS", rounds)
 
     async def main() -> None:
-        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
             driver._skip = 1 << 20  # no looks before sleeping, which would find all of it too
             seen_by_others: set[int] = set()
             over = False
@@ -322,6 +335,35 @@ def test_channel_that_fails(
     run(main())
 
 
+def test_channel_that_fails_whom_it_wakes(run: Run, device: verbs.Device) -> None:
+    async def main() -> None:
+        async with the_driver(device, 0) as driver, two_ends(driver) as (first, second):
+            *_, otherwise = driver._woken
+            otherwise(-errno.EIO)
+            for end in (first, second):
+                (error,) = end.sink.failures
+                assert os.strerror(errno.EIO) in str(error)
+
+    run(main())
+
+
+@both_ways
+def test_room_is_free_when_its_queue_has_been_seen_empty(
+    run: Run, device: verbs.Device, polling: float
+) -> None:
+    async def main() -> None:
+        async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+            cq = driver.reserve_cq(10)
+            driver.release_cq(cq, 10)
+            assert driver.channel.leaving == [cq.entries]
+            first.send()
+            await second.sink.wait(1)
+            assert driver.channel.leaving == []
+            assert cq.entries.leaving == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize("polling", [0, 1e-3])
 def test_looks_before_sleeping(
     run: Run, device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +392,7 @@ def test_looks_before_sleeping(
                 await here.recv()
 
     run(main())
-    assert max(looks) == polling * 1e6
+    assert max(looks, default=0) == polling * 1e6
 
 
 def test_waiting_after_a_wake_up_for_nothing(

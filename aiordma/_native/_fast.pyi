@@ -545,7 +545,19 @@ class Table:
         """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
 
         Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
-        completions, or the embedded device had work to do, and 2 if there may be more.
+        completions, or the embedded device had work to do, and 2 if there may be more, and 4
+        if there are other bells.
+        """
+
+    closed: bool
+    """`serve` does nothing: the channel is gone, or its process."""
+
+    def serve(
+        self, state: int, most: int, leaving: list[Any], otherwise: Callable[[int], object], /
+    ) -> object:
+        """What a loop calls that only ever drains; nothing of Python's is called to do so.
+
+        `otherwise` has what `drain` would return, unless that is 0 or 1 and `leaving` is empty.
         """
 
 class Queue:

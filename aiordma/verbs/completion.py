@@ -7,7 +7,7 @@ import math
 import select
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,26 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         """
         if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
             raise self.closed_error()
-        result = table.drain(self._state_address, capacity, spin_us, returns)
+        return self._outcome(table.drain(self._state_address, capacity, spin_us, returns))
+
+    def reader(
+        self,
+        table: Table,
+        capacity: int,
+        otherwise: Callable[[Callable[..., tuple[bool, bool, bool]]], object],
+    ) -> tuple[Any, ...]:
+        """A function, and its arguments, that does as :meth:`drain_to`, and never looks again.
+
+        When there is more to say than whether there were any, ``otherwise`` is called with what
+        says it in the place of :meth:`drain_to`. Internal to the library.
+        """
+
+        def say(result: int) -> None:
+            otherwise(lambda *_: self._outcome(result))
+
+        return table.serve, self._state_address, capacity, self.leaving, say
+
+    def _outcome(self, result: int) -> tuple[bool, bool, bool]:
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
         if self.leaving and not result & 2:

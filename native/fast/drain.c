@@ -10,6 +10,8 @@
  * cost the others their completions.  What is no Exception (KeyboardInterrupt) leaves the drain when
  * it is through.
  */
+#include <limits.h>
+
 #include "promise.h"
 #include "queue.h"
 #include "run.h"
@@ -211,34 +213,24 @@ static void tell_room(struct queue *queue, struct raised *raised)
 	Py_DECREF((PyObject *)queue);
 }
 
-PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
+enum { RAISED = INT_MIN };
+
+/* An outcome, as of Table.drain, or RAISED with an exception. */
+static int drain(struct table *table, struct aiordma_drain *state, long most, uint32_t spin_us,
+		 bool returns)
 {
-	struct table *table = (struct table *)self;
 	struct aiordma_completion completions[BATCH];
 	struct queue *with_room[BATCH];
 	struct raised raised = {NULL, NULL, NULL};
 	int rooms = 0, more, n;
 
-	if (count != 4) {
-		PyErr_SetString(PyExc_TypeError,
-				"a channel's state, a number, microseconds, and whether to return");
-		return NULL;
-	}
-	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
-	long most = PyLong_AsLong(args[1]);
-	unsigned long spin_us = PyLong_AsUnsignedLong(args[2]);
-
-	long returns = PyLong_AsLong(args[3]);
-
-	if (PyErr_Occurred())
-		return NULL;
 	if (most < 1 || most > BATCH) {
 		PyErr_Format(PyExc_ValueError, "%ld completions in one crossing, not 1 to %d", most,
 			     BATCH);
-		return NULL;
+		return RAISED;
 	}
-	state->spin_us = (uint32_t)spin_us;
-	state->returns = returns != 0;
+	state->spin_us = spin_us;
+	state->returns = returns;
 	if (!table->later) /* the loop has its turn */
 		table->looks = FAST_LOOKS;
 	Py_BEGIN_ALLOW_THREADS
@@ -257,10 +249,52 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	fast_wake(table, &raised);
 	if (raised.type) {
 		PyErr_Restore(raised.type, raised.value, raised.traceback);
+		return RAISED;
+	}
+	return n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0) | (state->bells_changed ? 4 : 0);
+}
+
+PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	if (count != 4) {
+		PyErr_SetString(PyExc_TypeError,
+				"a channel's state, a number, microseconds, and whether to return");
 		return NULL;
 	}
-	return PyLong_FromLong(n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0) |
-						   (state->bells_changed ? 4 : 0));
+	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
+	long most = PyLong_AsLong(args[1]);
+	unsigned long spin_us = PyLong_AsUnsignedLong(args[2]);
+	long returns = PyLong_AsLong(args[3]);
+
+	if (PyErr_Occurred())
+		return NULL;
+	int outcome = drain((struct table *)self, state, most, (uint32_t)spin_us, returns);
+
+	return outcome == RAISED ? NULL : PyLong_FromLong(outcome);
+}
+
+PyObject *fast_serve(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct table *table = (struct table *)self;
+
+	if (count != 4 || !PyList_Check(args[2])) {
+		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, a list, and whom to call");
+		return NULL;
+	}
+	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
+	long most = PyLong_AsLong(args[1]);
+
+	if (PyErr_Occurred())
+		return NULL;
+	if (table->closed)
+		Py_RETURN_NONE;
+	int outcome = drain(table, state, most, 0, false);
+
+	if (outcome == RAISED)
+		return NULL;
+	if ((outcome == 0 || outcome == 1) && PyList_Size(args[2]) == 0)
+		Py_RETURN_NONE;
+	return PyObject_CallFunction(args[3], "i", outcome);
 }
 
 static PyObject *connect_native(PyObject *module, PyObject *address)

@@ -56,6 +56,7 @@ struct table {
 	PyObject *loop;	  /* the event loop */
 	PyObject **woken; /* promises that this drain has settled */
 	uint32_t woken_count, woken_room;
+	char closed; /* nobody is served any more: the channel is gone, or this is a child of a fork */
 	char draining;
 	char waking; /* they are being called back, by this thread of the loop */
 	unsigned long thread;
@@ -103,6 +104,7 @@ unsigned int fast_post_ready(struct queue *queue, struct shelf *shelf, unsigned 
 			     uint32_t length);
 
 PyObject *fast_drain(PyObject *table, PyObject *const *args, Py_ssize_t count);
+PyObject *fast_serve(PyObject *table, PyObject *const *args, Py_ssize_t count);
 
 int fast_add_table(PyObject *module);
 int fast_add_queue(PyObject *module);

@@ -191,6 +191,7 @@ static PyMemberDef table_members[] = {
 	{"look", T_OBJECT, offsetof(struct table, look), 0, NULL},
 	{"waiting", T_UINT, offsetof(struct table, waiting), READONLY, NULL},
 	{"later", T_BOOL, offsetof(struct table, later), 0, NULL},
+	{"closed", T_BOOL, offsetof(struct table, closed), 0, NULL},
 	{"waking", T_BOOL, offsetof(struct table, waking), 0, NULL},
 	{"stray", T_ULONGLONG, offsetof(struct table, stray), READONLY, NULL},
 	{NULL, 0, 0, 0, NULL},
@@ -198,6 +199,7 @@ static PyMemberDef table_members[] = {
 
 static PyMethodDef table_methods[] = {
 	{"drain", (PyCFunction)(void (*)(void))fast_drain, METH_FASTCALL, NULL},
+	{"serve", (PyCFunction)(void (*)(void))fast_serve, METH_FASTCALL, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -237,6 +237,10 @@ def test_what_cannot_be_posted() -> None:
     assert queue.under_way() == queue.clear_slots() == []
     with pytest.raises(ValueError, match="not 1 to 128"):
         queue.table.drain(0, 129, 0, False)
+    with pytest.raises(TypeError, match="a list"):
+        queue.table.serve(0, 1, (), print)  # type: ignore[arg-type]
+    queue.table.closed = True
+    assert queue.table.serve(0, 1, [], print) is None
 
 
 def test_numbers_that_do_not_fit() -> None:

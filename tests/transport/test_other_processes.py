@@ -65,11 +65,13 @@ class Child:
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, place: Place, role: str) -> AsyncIterator[Child]:
+    async def connected(cls, place: Place, role: str, **other: float) -> AsyncIterator[Child]:
+        """`other` are values of its configuration."""
         child = cls(place, role)
+        config = replace(SMALL, close_timeout=0.5, **other)  # type: ignore[arg-type]
         try:
             port = await child.line()
-            async with await place.connect(int(port), replace(SMALL, close_timeout=0.5)) as conn:
+            async with await place.connect(int(port), config) as conn:
                 child.conn = conn
                 yield child
         finally:
@@ -91,9 +93,10 @@ async def test_echo(place: Place) -> None:
 
 
 @by_tcp
-async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place) -> None:
+@pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
+async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, polling: float) -> None:
     """What the other process writes to is in the loop's own epoll set; a card has no bells."""
-    async with place.witness() as witness, Child.connected(place, "echo") as child:
+    async with Child.connected(place, "echo", polling=polling) as child, place.witness() as witness:
         await child.conn.send(b"x")
         (await child.conn.recv()).release()
         driver = child.conn._side.driver
