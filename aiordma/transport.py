@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
 from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
@@ -35,7 +36,7 @@ from ._transport.by_endpoint import PendingConnection
 from ._transport.connection import Connection, Received, Statistics
 from ._transport.life import Address
 from ._transport.message import Message
-from ._transport.security import Security
+from ._transport.security import OPEN, Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
@@ -95,18 +96,25 @@ async def resolve(host: str, port: int, *, passive: bool = False) -> list[Addres
     """Numeric addresses of a host, in the resolver's order."""
     if not 0 <= port <= 0xFFFF:  # the resolver would take it modulo 2^16
         raise ValueError(f"port {port} is not 0 to 65535")
-    kind = socket.SOCK_STREAM
     flags = socket.AI_PASSIVE if passive else 0
     try:
-        # A numeric host is not looked up anywhere: no thread is needed that may block.
-        infos = socket.getaddrinfo(host, port, type=kind, flags=flags | socket.AI_NUMERICHOST)
+        # A numeric host is not looked up anywhere: no thread is needed that may block.  The name of
+        # an interface behind it is, and may be another one's tomorrow.
+        ask = _parsed.__wrapped__ if "%" in host else _parsed
+        return list(ask(host, port, flags | socket.AI_NUMERICHOST))
     except socket.gaierror:
         try:
             loop = asyncio.get_running_loop()
-            infos = await loop.getaddrinfo(host, port, type=kind, flags=flags)
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except socket.gaierror as error:
             raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
-    return [_numeric(info[4]) for info in infos]
+        return [_numeric(info[4]) for info in infos]
+
+
+@lru_cache  # who connects once connects again
+def _parsed(host: str, port: int, flags: int) -> tuple[Address, ...]:
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return tuple(_numeric(info[4]) for info in infos)
 
 
 def _numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
@@ -186,7 +194,7 @@ def check_security(
         raise ValueError(f'via is "cm" or "tcp", not {via!r}')
     if ssl is not None and via != "tcp":
         raise ValueError('ssl is for the exchange over a TCP socket: via="tcp"')
-    return Security(auth, ssl, hostname)
+    return Security(auth, ssl, hostname) if auth is not None or ssl is not None else OPEN
 
 
 class Listener:

@@ -437,6 +437,7 @@ class Connection(Life):
                 await self._messages.drained()
                 self._said_goodbye = True
                 await self._sharing.tell(protocol.GOODBYE)
+                self._end_at_once(ConnectionClosedError())
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:

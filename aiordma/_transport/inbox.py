@@ -323,12 +323,13 @@ class Inbox(NativeInbox):
         """No more messages: those that are here can still be taken, every waiter gets `error`."""
         self._ended = error
         self.ended = True
-        # What stands behind one that will never be here cannot be had in its turn.
-        ready = list(itertools.takewhile(is_ready, self.incoming))
-        self.incoming.clear()
-        self.incoming.extend(ready)
-        self.offers = sum(isinstance(incoming, Incoming) for incoming in ready)
-        self.unstarted = 0
+        if self.incoming:
+            # What stands behind one that will never be here cannot be had in its turn.
+            ready = list(itertools.takewhile(is_ready, self.incoming))
+            self.incoming.clear()
+            self.incoming.extend(ready)
+            self.offers = sum(isinstance(incoming, Incoming) for incoming in ready)
+            self.unstarted = 0
         while self.receivers:
             self._wake()
 

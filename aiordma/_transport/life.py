@@ -250,8 +250,19 @@ class Life:
 
     def _end(self, root: BaseException) -> None:
         """The one event that ended the connection; later ones change nothing."""
-        if self._root is not None:
-            return
+        if self._root is None:
+            self._fail(root)
+            # Not from here: this may be the middle of a drain, or of a post.
+            self._loop.call_soon(self._tear_down)
+
+    def _end_at_once(self, root: BaseException) -> None:
+        """The same from a task of its own, which need not wait for another turn of the loop."""
+        if self._root is None and not self._queue.table.waking:
+            self._fail(root)
+            self._tear_down()
+
+    def _fail(self, root: BaseException) -> None:
+        """Nothing goes on, and every waiter hears of it."""
         if self._last_word is not None:
             root = self._last_word
         elif self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
@@ -269,8 +280,6 @@ class Life:
         self._memory.end(root)
         self._sharing.end(root)
         self._messages.end(root)
-        # Not from here: this may be the middle of a drain, or of a post.
-        self._loop.call_soon(self._tear_down)
 
     async def _end_with_loop(self) -> None:
         self._end(ConnectionClosedError("its event loop has ended"))

@@ -535,6 +535,12 @@ class Messages(Traffic):
         self.ended = True
         self._look_whether_it_takes()
         self._receives.end()
+        if self.waiting or self.controls or self._offers:
+            self._forsake(error)
+        self.inbox.end(error)
+        self._check_drained()
+
+    def _forsake(self, error: BaseException) -> None:
         futures: list[Waiter] = [outgoing.future for outgoing in self.waiting]
         futures += [future for _, future, _ in self.controls if future is not None]
         futures += self._offers.futures
@@ -545,8 +551,6 @@ class Messages(Traffic):
         for future in futures:
             if not future.done():
                 future.set_exception(self._waiter_error(error))
-        self.inbox.end(error)
-        self._check_drained()
 
     def close(self) -> None:
         """The queue pair is destroyed: nothing touches the memory any more.

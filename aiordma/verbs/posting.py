@@ -71,7 +71,7 @@ class Posting(Resource["h.QPPointer"]):
 
     def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
         self._extended = extended
-        self.addresses = address(pointer), address(extended)
+        self.addresses = address(pointer), address(extended) if self.send_ops else 0
         """Of the C structure, and of its extended self or 0. Internal to the library."""
         looked_at = LOOKED_AT[self.qp_type]
         if self.send_ops:

@@ -148,7 +148,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
         "alt_timeout": encode_ack_timeout,
     }
 )
-_FIELDS = {name: (int(bit), _CONVERSIONS.get(name)) for name, bit in MASK_OF_FIELD.items()}
+_BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 
 # Everything that ibv_query_qp(3) can be asked for; libibverbs refuses bits beyond DEST_QPN.
 QUERY_ALL = QPAttrMask((1 << 21) - 1)
@@ -156,16 +156,22 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 def fill(changes: QPChanges) -> tuple[h.QPAttr, QPAttrMask]:
     """``struct ibv_qp_attr`` and its mask. TypeError for a name that is no field."""
-    values: dict[str, object] = {}
     mask = 0
-    for name, value in cast("Mapping[str, Any]", changes).items():
-        if name not in _FIELDS:
+    for name in changes:
+        if name not in _BITS:
             raise TypeError(f"modify() has no attribute {name!r}")
-        bit, convert = _FIELDS[name]
-        mask |= bit
-        values[name] = value if convert is None else convert(value)
+        mask |= _BITS[name]
+    return filled(changes), QPAttrMask(mask)
+
+
+def filled(changes: QPChanges) -> h.QPAttr:
+    """``struct ibv_qp_attr`` of names that are fields."""
+    values: dict[str, Any] = dict(changes)
+    for name, convert in _CONVERSIONS.items():
+        if name in values:
+            values[name] = convert(values[name])
     try:
-        return ffi.new("struct ibv_qp_attr *", values), QPAttrMask(mask)
+        return ffi.new("struct ibv_qp_attr *", values)
     except OverflowError:
         raise _too_large(changes, values) from None
 

@@ -15,7 +15,7 @@ from .completion import hold_room
 from .enums import QPAttrMask, QPState, QPType
 from .multicast import MulticastAttachment, attach
 from .posting import Posting
-from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill
+from .qp_attributes import QUERY_ALL, QPAttributes, QPCapabilities, QPChanges, fill, filled
 from .qp_options import ECE, RateLimit
 from .resource import Node
 from .routes import explain
@@ -154,10 +154,12 @@ class QueuePair(BringUp, Posting):
         return check
 
     def _bring_up(self, changes: QPChanges) -> None:
-        attr, _ = fill(changes)
+        attr = filled(changes)
         masks = _MASKS_UP[self.qp_type]
-        self._checked(self.state, QPState.INIT, masks[0])
-        code = lib.aiordma_bring_up(self.context.library.table, self.pointer, attr, *masks)
+        pointer = self.pointer
+        if pointer.state != QPState.RESET:
+            self._checked(QPState(pointer.state), QPState.INIT, masks[0])
+        code = lib.aiordma_bring_up(self.context.library.table, pointer, attr, *masks)
         if code:
             step = QPState(attr.qp_state)
             mask = masks[step - QPState.INIT]
