@@ -64,6 +64,11 @@ class Config:
     in whatever way.  None: as many as come."""
     max_connections_per_host: int | None = None
     """The same for the peers of one address."""
+    in_band: bool = True
+    """Whether a further connection to the same address and port is asked for over one that is
+    there, or taken from who asks so (`via="tcp"` without TLS), which is quicker than an exchange on
+    a socket of its own: both then share the first one's socket, and so its addresses.  False where
+    each shall find a server anew, as behind a balancer of loads."""
     keep_alive: float | None = 15.0
     """After so long without a sign of the peer its device is asked for one; None: never."""
     keep_alive_timeout: float = 30.0

@@ -20,14 +20,20 @@ from .lanes import (
 NOTE = (
     "Messages of 64 B there and back, in all a second: on one connection with one of them under "
     "way, on one with 64, and on 256 connections with one each. Connections made and closed one "
-    "after another while another one stays, a second: aiordma by the exchange over TCP "
-    '(`via="tcp"`) and by the connection manager. A core each.'
+    'after another while another one stays, a second: aiordma by the exchange (`via="tcp"`), which '
+    "asks for them over the one that stays, the same with an exchange on a TCP socket for each "
+    "(`Config.in_band` off), and by the connection manager. A core each."
 )
 ONE, WINDOW, MANY = "one connection", "one connection, 64 outstanding", "256 connections"
 CONNECT = "connect and close"
 # Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
 COUNTS = {"aiordma": 64_000, "uvloop TCP protocol": 6400, "uvloop Unix protocol": 6400}
-CONNECTS = {"aiordma": 40, "aiordma, connection manager": 40, "uvloop TCP protocol": 400}
+CONNECTS = {
+    "aiordma": 40,
+    "aiordma, a socket each": 40,
+    "aiordma, connection manager": 40,
+    "uvloop TCP protocol": 400,
+}
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
@@ -44,6 +50,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         yield Lane.of(contender, WINDOW, who, "echo_many", **numbers)
     makers = {
         "aiordma": contenders.python("aiordma exchange"),
+        "aiordma, a socket each": contenders.python("aiordma exchange, a socket each"),
         "aiordma, connection manager": ours,
         "uvloop TCP protocol": tcp,
     }

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Literal
 
@@ -96,14 +96,16 @@ class RDMAClient:
 
 @dataclass(frozen=True)
 class OverRDMA:
-    """`via` and `polling` (seconds; None: as it comes) are those of aiordma."""
+    """`via`, `polling` (seconds; None: as it comes) and `in_band` are those of aiordma."""
 
     via: Literal["cm", "tcp"] = "cm"
     polling: float | None = None
+    in_band: bool = True
 
     @property
     def config(self) -> aiordma.Config:
-        return aiordma.Config() if self.polling is None else aiordma.Config(polling=self.polling)
+        config = aiordma.Config(in_band=self.in_band)
+        return config if self.polling is None else replace(config, polling=self.polling)
 
     def prepare(self, data: bytes) -> bytes:
         return data

@@ -28,6 +28,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma": ("over_rdma", "OverRDMA", {}),
     "aiordma sleeping": ("over_rdma", "OverRDMA", {"polling": 0}),
     "aiordma exchange": ("over_rdma", "OverRDMA", {"via": "tcp"}),
+    "aiordma exchange, a socket each": ("over_rdma", "OverRDMA", {"via": "tcp", "in_band": False}),
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
     "TCP streams": ("over_sockets", "OverStreams", {}),
     "Unix protocol": ("over_sockets", "OverProtocol", {"unix": True}),

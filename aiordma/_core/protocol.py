@@ -6,9 +6,10 @@ never longer than MAX_LENGTH, so it fits every receive that a peer may post.
 
 A request has a request id of its sender's choice (not 0); what answers it carries the same id,
 and every request is answered: with what was asked for, or with an Error. Id 0 is for messages that
-answer nothing and want no answer. At most MAX_UNANSWERED requests of one side, and as many of its
-offers, are unanswered at a time: what answers them must wait for credits, and whoever withholds
-those could else make the other side keep answers without end.
+answer nothing and want no answer. At most MAX_UNANSWERED requests of one side, as many of its
+offers, and as many of its asks for connections, are unanswered at a time: what answers them must
+wait for credits, and whoever withholds those could else make the other side keep answers without
+end.
 
 Decoding is strict: wrong types, numbers out of range, unknown versions and types, missing,
 additional and trailing bytes are all a ProtocolError.
@@ -23,7 +24,18 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
-from aiordma._core.fields import U16, U32, U64, Access, Bytes32, Codec, OptionalU32, Text, Token
+from aiordma._core.fields import (
+    U16,
+    U32,
+    U64,
+    Access,
+    Bytes32,
+    Bytes40,
+    Codec,
+    OptionalU32,
+    Text,
+    Token,
+)
 from aiordma._core.frames import HEADER_SIZE
 from aiordma._core.region import U64_MAX
 from aiordma.errors import ProtocolError
@@ -33,7 +45,7 @@ VERSION = 1
 MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
-"""Requests, and offered messages, that a side may have under way without an answer."""
+"""Requests, offers and asks, of each, that a side may have under way without an answer."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
@@ -55,6 +67,9 @@ class MessageType(IntEnum):
     AUTH_ANSWER = 12
     AUTH_PROOF = 13
     RECEIVE_SIZE = 14
+    ASK = 15
+    ANSWER = 16
+    READY = 17
 
 
 class ErrorCode(IntEnum):
@@ -199,6 +214,33 @@ class ReceiveSize(NamedTuple):
     size: U32
 
 
+class Ask(NamedTuple):
+    """A further connection is asked for over this one: the asking side's Endpoint and Hello.
+
+    ``number`` is what the two sides call it on the socket that they share. Answered by Answer, or
+    by Error: QUOTA when there is no place for it, else when it is to be asked for in another way.
+    """
+
+    request_id: U32
+    number: U32
+    endpoint: Bytes40
+    hello: Bytes32
+
+
+class Answer(NamedTuple):
+    """Answers Ask: the Endpoint and Hello of the other side, whose queue pair is ready."""
+
+    request_id: U32
+    endpoint: Bytes40
+    hello: Bytes32
+
+
+class Ready(NamedTuple):
+    """First on a connection that was asked for: the asking side's queue pair is ready, too."""
+
+    request_id: U32
+
+
 Message: TypeAlias = (
     Rendezvous
     | RendezvousDone
@@ -214,6 +256,9 @@ Message: TypeAlias = (
     | AuthAnswer
     | AuthProof
     | ReceiveSize
+    | Ask
+    | Answer
+    | Ready
 )
 """Any control message; its request id stands first."""
 
@@ -233,6 +278,9 @@ _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
         AuthAnswer: MessageType.AUTH_ANSWER,
         AuthProof: MessageType.AUTH_PROOF,
         ReceiveSize: MessageType.RECEIVE_SIZE,
+        Ask: MessageType.ASK,
+        Answer: MessageType.ANSWER,
+        Ready: MessageType.READY,
     }
 )
 

@@ -26,4 +26,9 @@ def unpack_refusal(data: bytes) -> str | None:
     if not data.startswith(_MAGIC):
         return None
     text = data[len(_MAGIC) : REFUSAL_SIZE].rstrip(b"\0").decode(errors="replace")
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """What the peer has said, as it may be shown."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -11,24 +11,11 @@ from ..config import Config
 from ..driver import Driver
 from ..errors import BufferStateError, ProtocolError
 from .connection import Connection
-from .half import connect_qp, local_endpoint, make_connection
-from .life import Address
+from .half import Half
+from .life import Address, NoLink
 from .security import Security
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
-
-
-class NoLink:
-    """There is nothing but the connection itself: its peer has no address that is known here."""
-
-    local_address: Address | None = None
-    peer_address: Address | None = None
-
-    def close(self) -> None:
-        """Nobody hears of it but by the goodbye."""
-
-    def release(self) -> None:
-        """There is nothing to give back."""
 
 
 class PendingConnection:
@@ -48,18 +35,17 @@ class PendingConnection:
     ) -> None:
         self._security = security
         driver = Driver.for_device(device, config.pool_limit, config.polling)
-        side, self._connection = make_connection(driver, config, security)
+        self._half = Half(driver, config, security, address)
         self._link = NoLink()
-        self._side = side
         self._peer: Hello | None = None
         self._client = False
         self._started = False
         try:
-            self._local = local_endpoint(side, address)
+            self._connection = self._half.make()
         except BaseException as error:
-            self._connection._give_up(self._link, error)
+            self._half.give_up(self._link, error)
             raise
-        self.endpoint: bytes = self._local.pack() + side.hello.pack()
+        self.endpoint: bytes = self._half.endpoint.pack() + self._half.hello.pack()
         """What the peer must be told: 72 bytes, with a magic number and a version."""
 
     def __repr__(self) -> str:
@@ -81,7 +67,7 @@ class PendingConnection:
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)
-        connect_qp(self._side, self._connection, self._local, remote)
+        self._half.connect(remote)
         self._client = self.endpoint < data  # one of the two has to begin
         self._peer = peer
 

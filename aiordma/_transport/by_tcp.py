@@ -17,23 +17,22 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from functools import partial
 
 from .. import inherited, verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._core.refusal import pack_refusal
 from ..config import Config
 from ..driver import Driver, Watch
-from ..errors import AddressError, ProtocolError, RDMAError, RejectedError
+from ..errors import AddressError, ProtocolError, RDMAError
+from . import kin
 from .connection import Connection
-from .half import connect_qp, local_endpoint, make_connection, make_side
-from .life import Address, weakly
-from .places import Places
+from .family import Family
+from .half import Half
+from .life import Address, Link, weakly
+from .reception import NoPlaceError, Reception
 from .security import Security
-from .side import Side
 from .tcp_link import (
     REFUSED,
-    REJECTED_BY_APPLICATION,
     TCPLink,
     accepted_link,
     open_link,
@@ -53,8 +52,8 @@ ACCEPT_PAUSE = 0.1
 ACCEPTS = 64
 
 
-def offer(endpoint: Endpoint, side: Side) -> bytes:
-    return GREETING + endpoint.pack() + side.hello.pack()
+def offer(half: Half) -> bytes:
+    return GREETING + half.endpoint.pack() + half.hello.pack()
 
 
 async def read_offer(link: TCPLink) -> tuple[Endpoint, Hello]:
@@ -70,31 +69,37 @@ async def connect(
     security: Security,
 ) -> Connection:
     """Connects to one numeric address.  The caller bounds the time."""
+    if config.in_band and security.tls is None:
+        asked = await kin.connect(device, address, source, config, security)
+        if asked is not None:
+            return asked
     link = await open_link(address, source, security)
-    connection: Connection | None = None
+    end: Link = link
+    half: Half | None = None
     try:
         driver = Driver.for_device(device, config.pool_limit, config.polling)
-        side = make_side(driver, config, security)
-        try:
-            endpoint = local_endpoint(side, link.local_address)
-            link.write(offer(endpoint, side))
-            connection = Connection(side, config, security)  # while the other side makes its own
-        except BaseException:
-            side.close()
-            raise
+        half = Half(driver, config, security, link.local_address)
+        link.write(offer(half))
+        connection = half.make()  # while the other side makes its own
         remote, peer = await read_offer(link)
-        if remote == endpoint:
+        if remote == half.endpoint:
             raise ProtocolError(f"{link.peer_address} sends back what it is told: an echo server?")
         security.agree(peer)
-        connect_qp(side, connection, endpoint, remote)
+        half.connect(remote)
         link.write(READY)
-        link.established(weakly(connection._disconnected))
-        await connection._start(link, peer, client=True)
+        if config.in_band and peer.takes_asks:
+            end = member = kin.share(link, connection)
+            member.watched(weakly(connection._disconnected))
+            await connection._start(member, peer, client=True)
+            kin.found(member, device, address, source, security)
+        else:
+            link.established(weakly(connection._disconnected))
+            await connection._start(link, peer, client=True)
     except BaseException as error:
-        if connection is None:
+        if half is None:
             link.release()
         else:
-            connection._give_up(link, error)
+            half.give_up(end, error)
         raise
     return connection
 
@@ -131,12 +136,7 @@ class TCPAcceptor:
         security: Security,
         deliver: Callable[[Connection], None],
     ) -> None:
-        self._device = device
-        self._security = security
-        self._config = config
-        self._deliver = deliver
-        self._places = Places(config)
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._reception = Reception(device, config, security, deliver)
         self._accepted: set[socket.socket] = set()  # whose handshake has not begun
         self._socket = listening_socket(address, backlog)
         self.address: Address = self._socket.getsockname()[:2]
@@ -158,59 +158,59 @@ class TCPAcceptor:
                 self._watch.close()
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
-            if len(self._handshakes) >= self._config.max_handshakes:
+            if self._reception.full:
                 logger.info("%s turned away: too many handshakes are under way", address)
                 peer.close()
                 continue
             peer.setblocking(False)
             self._accepted.add(peer)
-            task = self._loop.create_task(self._serve(peer))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._reception.begin(self._serve(peer))
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
 
     async def _serve(self, peer_socket: socket.socket) -> None:
         self._accepted.discard(peer_socket)
+        reception = self._reception
         link: TCPLink | None = None
+        end: Link | None = None
         connection: Connection | None = None
         try:
-            async with asyncio.timeout(self._config.handshake_timeout):
-                link = await accepted_link(peer_socket, self._security)
+            async with asyncio.timeout(reception.config.handshake_timeout):
+                end = link = await accepted_link(peer_socket, reception.security)
                 remote, peer = await read_offer(link)
-                host = link.peer_address[0] if link.peer_address else ""
-                if (why := self._places.take(host)) is not None:
-                    link.write(REFUSED + pack_refusal(why))
-                    raise RejectedError(why, reason=REJECTED_BY_APPLICATION, event="")
                 try:
-                    driver = Driver.for_device(
-                        self._device, self._config.pool_limit, self._config.polling
-                    )
-                    side, connection = make_connection(driver, self._config, self._security)
-                except BaseException:
-                    self._places.give_back(host)
+                    half, connection = reception.take(link.local_address, link.peer_address)
+                except NoPlaceError as error:
+                    link.write(REFUSED + pack_refusal(str(error)))
                     raise
-                connection._on_closed = partial(self._places.give_back, host)
-                endpoint = local_endpoint(side, link.local_address)
-                connect_qp(side, connection, endpoint, remote)
-                link.write(offer(endpoint, side))
-                self._security.agree(peer)  # by now the peer has heard what it must know
+                half.connect(remote)
+                link.write(offer(half))
+                reception.security.agree(peer)  # by now the peer has heard what it must know
                 await link.read(len(READY), READY)
-                link.established(weakly(connection._disconnected))
-                await connection._start(link, peer, client=False)
+                if reception.takes_asks:
+                    family = Family(link)
+                    end = member = family.join(0)
+                    member.belongs_to(connection)
+                    connection._kin = kin.Answering(
+                        reception, family, connection._messages, awaits_ready=False
+                    )
+                    member.watched(weakly(connection._disconnected))
+                else:
+                    link.established(weakly(connection._disconnected))
+                await connection._start(end, peer, client=False)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
             logger.info("exchange with %s failed: %s", link and link.peer_address, error)
             if connection is not None:
-                assert link is not None
-                connection._give_up(link, error)
+                assert end is not None
+                connection._give_up(end, error)
             elif link is not None:
                 link.release()
             if not isinstance(error, (RDMAError, OSError)):
                 raise
         else:
-            self._deliver(connection)
+            reception.deliver(connection)
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
@@ -219,12 +219,11 @@ class TCPAcceptor:
         self._watch.close()
         inherited.remove(self._inode)
         self._socket.close()
+        self._reception.closed = True
 
     async def close(self) -> None:
         """Listens no more; exchanges under way are given up."""
         self.release()
-        for task in self._handshakes:
-            task.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await self._reception.close()
         for accepted in self._accepted:
             accepted.close()

@@ -62,6 +62,29 @@ class Link(Protocol):
         """Gives the rest back, after the queue pair is destroyed."""
 
 
+class NoLink:
+    """There is nothing but the connection itself: its peer has no address that is known here."""
+
+    local_address: Address | None = None
+    peer_address: Address | None = None
+
+    def close(self) -> None:
+        """Nobody hears of it but by the goodbye."""
+
+    def release(self) -> None:
+        """There is nothing to give back."""
+
+
+class Kin(Protocol):
+    """What a connection that others may be asked for over does about that (kin.py)."""
+
+    def control(self, message: protocol.Message) -> bool:
+        """Whether it was about that.  ProtocolError for what is wrong."""
+
+    def end(self) -> None:
+        """The connection has ended.  Never raises."""
+
+
 class Life:
     """What a connection is made of, from the handshake to the last resource."""
 
@@ -76,6 +99,7 @@ class Life:
         self._loop = self._home.loop
         self._loop_end = loop_end.of_running_loop()
         self._link: Link | None = None
+        self._kin: Kin | None = None
         self._peer: Hello | None = None
         self._root: BaseException | None = None
         self._closing = False
@@ -196,6 +220,8 @@ class Life:
                 )
             case protocol.Ping():
                 self._messages.send_control(protocol.Pong(message.request_id))
+            case _ if self._kin is not None and self._kin.control(message):
+                pass
             case _:
                 self._sharing.control(message)
 
@@ -276,6 +302,8 @@ class Life:
         if self._authentication is not None and not self._authentication.done.done():
             self._authentication.done.set_exception(self._waiter_error(root))
             self._authentication.done.exception()  # seen, also if nobody waits yet
+        if self._kin is not None:
+            self._kin.end()
         self._queue.fail(root)
         self._memory.end(root)
         self._sharing.end(root)

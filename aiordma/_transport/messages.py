@@ -93,7 +93,7 @@ class Messages(Traffic):
             queue=queue,
             memory=memory,
             config=config,
-            tell=self._tell,
+            tell=self.tell,
             on_posted=self._posted,
         )
         self._config = config
@@ -125,6 +125,7 @@ class Messages(Traffic):
         self._gated = False
         self._ended: BaseException | None = None
         self._early: list[tuple[Block, int, int | None]] = []
+        self.on_early: Callable[[], None] | None = None
         self._drain_waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -405,7 +406,7 @@ class Messages(Traffic):
         """A frame has arrived that is not plainly one with messages as they should be."""
         if not self.started:
             # The peer was quicker than our handshake.
-            self._early.append((block, byte_len, None))
+            self._came_early(block, byte_len, None)
             return
         if self.ended or self._peer_has_left:
             block.release()
@@ -438,13 +439,18 @@ class Messages(Traffic):
             return
         self.pump()
 
+    def _came_early(self, block: Block, byte_len: int, imm: int | None) -> None:
+        self._early.append((block, byte_len, imm))
+        if self.on_early is not None:
+            self.on_early()
+
     def _count_used(self, posted: int, byte_len: int) -> None:
         self._receives.used(posted, byte_len)
 
     def written(self, block: Block, byte_len: int, imm: int) -> None:
         """The peer has written to memory of this side, and says so with immediate data."""
         if not self.started:
-            self._early.append((block, byte_len, imm))
+            self._came_early(block, byte_len, imm)
             return
         if self.ended or self._peer_has_left:
             block.release()
@@ -500,9 +506,19 @@ class Messages(Traffic):
         self.account.reposted_data(count)
         self.pump()
 
-    def _tell(self, message: protocol.Message) -> bool:
+    @property
+    def can_tell(self) -> bool:
+        """Whether a control message could be sent now."""
+        return (
+            self.started
+            and not self.ended
+            and self.account.control_credits > 0
+            and self._queue.control_room > 0
+        )
+
+    def tell(self, message: protocol.Message) -> bool:
         """Sends a control message now or never: False if it cannot be now."""
-        if not self.started or not self.account.control_credits or not self._queue.control_room:
+        if not self.can_tell:
             return False
         return self._send_control_frame(FrameKind.CONTROL, protocol.encode(message), None)
 

@@ -29,9 +29,12 @@ RETRIES = 6
 class Side:
     """Driver, completion entries and queue pair of one side.  `close` gives back what there is."""
 
-    def __init__(self, driver: Driver, config: Config, *, authenticates: bool) -> None:
+    def __init__(
+        self, driver: Driver, config: Config, *, authenticates: bool, takes_asks: bool = False
+    ) -> None:
         """Takes over one use of `driver`."""
         self._authenticates = authenticates
+        self._takes_asks = takes_asks
         self.driver = driver
         self.config = config
         attributes = driver.context.query_device()
@@ -63,6 +66,7 @@ class Side:
             self.max_rd_atomic,
             self.max_dest_rd_atomic,
             self._authenticates,
+            self._takes_asks,
         )
 
     def create_qp(
@@ -96,6 +100,7 @@ def hello_of(
     max_rd_atomic: int,
     max_dest_rd_atomic: int,
     authenticates: bool,
+    takes_asks: bool,
 ) -> Hello:
     return Hello(
         eager_size=eager_size,
@@ -106,4 +111,5 @@ def hello_of(
         max_rd_atomic=max_rd_atomic,
         max_dest_rd_atomic=max_dest_rd_atomic,
         authenticates=authenticates,
+        takes_asks=takes_asks,
     )

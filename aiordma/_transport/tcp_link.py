@@ -1,7 +1,8 @@
 """The TCP socket that endpoints are exchanged on, plain or with TLS, from its making to its end.
 
 It is a protocol of asyncio's and no stream: two messages of fixed length are read from it, and
-then nothing but its end, which needs neither buffers nor a task that waits.
+then its end, and the numbers of connections that have ended where several share it (family.py),
+which needs neither buffers nor a task that waits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import Callable
 from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN
 from typing import cast
@@ -24,6 +26,13 @@ REFUSED = b"refused\x01"
 
 # IBTA clause 12.6.7.2, as by the connection manager.
 REJECTED_BY_APPLICATION = 28
+
+# Word of a connection that has ended while others that share the socket go on.
+_OVER = struct.Struct("<4sI")
+OVER = b"over"
+
+# Bytes that may wait for a peer that does not read before it counts as gone.
+MOST_WAITING = 1 << 16
 
 # Bytes that are kept before they are asked for: more than a whole exchange has.  Whoever sends
 # more before it is its turn is not read any further.
@@ -62,6 +71,7 @@ class TCPLink(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[str], None] | None = None
+        self._on_over: Callable[[int], None] | None = None
 
     # ---- what the socket says ------------------------------------------------------------
 
@@ -74,7 +84,7 @@ class TCPLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._came += data
         if self._on_end is not None:
-            self._over()
+            self._hear()
         elif len(self._came) > MOST_AHEAD:
             assert self._transport is not None
             self._transport.pause_reading()
@@ -84,7 +94,7 @@ class TCPLink(asyncio.Protocol):
         self._lost = True
         self._error = exc
         if self._on_end is not None:
-            self._over()
+            self._hear()
         self._wake()
 
     def _wake(self) -> None:
@@ -129,14 +139,43 @@ class TCPLink(asyncio.Protocol):
 
     # ---- after it ------------------------------------------------------------------------
 
-    def established(self, on_end: Callable[[str], None]) -> None:
-        """The exchange is done; from now on `on_end` hears of the socket's end, once or never."""
+    def established(
+        self, on_end: Callable[[str], None], on_over: Callable[[int], None] | None = None
+    ) -> None:
+        """The exchange is done; from now on `on_end` hears of the socket's end, once or never.
+
+        `on_over` hears the numbers that the peer's `say_over` says; None: it may say nothing.
+        """
         self._on_end = on_end
+        self._on_over = on_over
         if self._came or self._lost:
-            self._loop.call_soon(self._over)
+            self._loop.call_soon(self._hear)
+
+    def say_over(self, numbers: list[int]) -> None:
+        """Tells the peer.  One that does not read has its socket ended."""
+        if self._lost or self._transport is None or self._loop.is_closed():
+            return
+        self._transport.write(b"".join(_OVER.pack(OVER, number) for number in numbers))
+        if self._transport.get_write_buffer_size() > MOST_WAITING:
+            self._transport.abort()
+
+    def _hear(self) -> None:
+        """Something has come, or the end."""
+        while self._on_over is not None and len(self._came) >= _OVER.size:
+            word, number = _OVER.unpack_from(self._came)
+            if word != OVER:
+                break
+            del self._came[: _OVER.size]
+            self._on_over(number)
+        if self._on_over is not None and OVER.startswith(bytes(self._came[:4])):
+            if not self._lost:
+                return  # the rest of it will come
+            self._came.clear()
+        self._over()
 
     def _over(self) -> None:
         on_end, self._on_end = self._on_end, None
+        self._on_over = None
         if on_end is None:
             return  # closed meanwhile
         if self._came:
@@ -148,7 +187,7 @@ class TCPLink(asyncio.Protocol):
         on_end(f"the peer {reason} (the socket that the endpoints were exchanged on)")
 
     def close(self) -> None:
-        self._on_end = None
+        self._on_end = self._on_over = None
 
     def release(self) -> None:
         inherited.remove(self._inode)

@@ -32,6 +32,8 @@ hellos = st.builds(
     lend_quota=u64,
     max_rd_atomic=u8,
     max_dest_rd_atomic=u8,
+    authenticates=st.booleans(),
+    takes_asks=st.booleans(),
 )
 endpoints = st.builds(
     Endpoint,
@@ -148,7 +150,6 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
         (bytes(56), "this is no hello of aiordma (56 bytes"),
         (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
         (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 1"),
-        (edited(HELLO.pack(), 5, 2), "what this side does not know (flags 0x02)"),
         (edited(HELLO.pack(), 5, 4), "what this side does not know (flags 0x04)"),
         (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
         (HELLO.pack() + b"\0\0x", "bytes after the end"),

@@ -17,6 +17,8 @@ from aiordma._core.protocol import (
     MAX_LENGTH,
     MIN_RECEIVE,
     VERSION,
+    Answer,
+    Ask,
     AuthAnswer,
     AuthHello,
     AuthProof,
@@ -28,6 +30,7 @@ from aiordma._core.protocol import (
     MessageType,
     Ping,
     Pong,
+    Ready,
     ReceiveSize,
     RegionGrant,
     RegionRelease,
@@ -47,6 +50,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
     lambda text: len(text.encode()) <= MAX_TEXT
 )
 bytes32 = st.binary(min_size=32, max_size=32)
+bytes40 = st.binary(min_size=40, max_size=40)
 low_addresses = st.integers(0, 1 << 63)
 tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, 1 << 63), u32, rights, u32)
 MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
@@ -68,6 +72,9 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.RECEIVE_SIZE: st.builds(
         ReceiveSize, u32, u64, st.integers(MIN_RECEIVE, (1 << 32) - 1)
     ),
+    MessageType.ASK: st.builds(Ask, u32, u32, bytes40, bytes32),
+    MessageType.ANSWER: st.builds(Answer, u32, bytes40, bytes32),
+    MessageType.READY: st.builds(Ready, u32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -106,7 +113,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
         "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
-        "AUTH_PROOF=13 RECEIVE_SIZE=14"
+        "AUTH_PROOF=13 RECEIVE_SIZE=14 ASK=15 ANSWER=16 READY=17"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
@@ -172,7 +179,7 @@ REFUSED = [
     (pack(GOOD[:4]), "4 parts, not 5"),
     (pack([*GOOD, 0]), "6 parts, not 5"),
     (envelope(0, []), "unknown type 0"),
-    (envelope(15, []), "unknown type 15"),
+    (envelope(99, []), "unknown type 99"),
     (envelope(11, [bytes(31)]), "AuthHello with a bad nonce: 32 bytes are needed, not 31"),
     (envelope(11, ["x" * 32]), "AuthHello with a bad nonce: bytes are needed, not str"),
     (envelope("PING", []), "unknown type 'PING'"),

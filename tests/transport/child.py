@@ -61,6 +61,11 @@ async def deaf(conn: Connection) -> None:
     await conn.wait_closed()
 
 
+async def stay(conn: Connection) -> None:
+    """Is there until it is killed, whatever becomes of the connection."""
+    await asyncio.Event().wait()
+
+
 async def talk(conn: Connection) -> None:
     """Sends 1 MiB and 10 bytes in turn for ever."""
     while True:
@@ -68,7 +73,7 @@ async def talk(conn: Connection) -> None:
         await conn.send(bytes(10))
 
 
-ROLES = {role.__name__: role for role in (echo, share, busy, deaf, talk)}
+ROLES = {role.__name__: role for role in (echo, share, busy, deaf, stay, talk)}
 
 
 def allow_files() -> None:

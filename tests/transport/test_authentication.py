@@ -26,6 +26,7 @@ from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
 from aiordma._core.handshake import Hello
+from aiordma._transport.by_tcp import TCPAcceptor
 from aiordma.errors import ProtocolError, UnreachableError
 
 from .marks import by_tcp, one_loop
@@ -220,9 +221,14 @@ async def test_a_peer_that_never_answers_is_given_up(place: Place) -> None:
             await check_alive(client, server)
         acceptor = listener._acceptor
         assert acceptor is not None
+        handshakes = (
+            acceptor._reception._handshakes
+            if isinstance(acceptor, TCPAcceptor)
+            else acceptor._handshakes
+        )
         async with place.within(10):
-            while acceptor._handshakes:
-                await asyncio.wait(acceptor._handshakes)
+            while handshakes:
+                await asyncio.wait(handshakes)
                 await turns(1)
 
 

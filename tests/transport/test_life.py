@@ -176,7 +176,7 @@ async def test_two_listeners(place: Place) -> None:
     ],
     ids=str,
 )
-def test_limits_that_cannot_be(limits: dict[str, int]) -> None:
+def test_limits_that_cannot_be(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         Config(**limits)
 
@@ -598,7 +598,7 @@ async def test_port_is_free_after_close(place: Place) -> None:
 async def test_peer_that_talks_on_the_socket_of_the_exchange(place: Place) -> None:
     """After the exchange the socket is for its end alone."""
     async with place.witness(), place.pair() as (client, server):
-        client._link._transport.write(b"hello?")  # type: ignore[union-attr]
+        client._link.family._link._transport.write(b"hello?")  # type: ignore[union-attr]
         async with place.within(1):
             error = await ends(server.recv(), ConnectionBrokenError)
             assert "spoke after the exchange" in str(error)

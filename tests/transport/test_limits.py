@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,8 @@ async def test_what_a_server_may_answer(place: Place, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_connections", "max_connections_per_host"])
 def test_no_place_at_all_is_refused(name: str) -> None:
+    no_place: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
-        Config(**{name: 0})
-    assert getattr(Config(**{name: 1}), name) == 1
+        Config(**no_place)
+    one: dict[str, Any] = {name: 1}
+    assert getattr(Config(**one), name) == 1

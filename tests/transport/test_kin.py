@@ -1,0 +1,550 @@
+"""Connections that are asked for over one that is there, and what may happen to that meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    Listener,
+    ProtocolError,
+    connect,
+    listen,
+)
+from aiordma._core import protocol
+from aiordma._transport import kin
+from aiordma._transport.by_tcp import TCPAcceptor
+from aiordma._transport.family import Family, Member
+from aiordma.errors import RejectedError
+
+from .marks import by_tcp, one_loop
+from .place import SMALL, Place, cancelled_after, check_alive, ends, exchange, hello, turns
+from .raw_peer import RawPeer, control
+from .test_other_processes import Child
+
+pytestmark = by_tcp
+
+KEY = bytes(range(16))
+
+
+def family(conn: Connection) -> Family | None:
+    link = conn._link
+    return link.family if isinstance(link, Member) else None
+
+
+def are_kin(*conns: Connection) -> bool:
+    first = family(conns[0])
+    return first is not None and all(family(conn) is first for conn in conns)
+
+
+async def until(there: Callable[[], bool]) -> None:
+    while not there():
+        await turns(1)
+
+
+@asynccontextmanager
+async def first(
+    place: Place, config: Config = SMALL
+) -> AsyncIterator[tuple[Listener, Connection, Connection]]:
+    """A listener, and a connection with it."""
+    async with await place.listen(config) as listener:
+        client, server = await place.both(listener, config)
+        async with client, server:
+            yield listener, client, server
+
+
+async def next_of(place: Place, listener: Listener) -> tuple[Connection, Connection]:
+    """A further connection; those that others have left behind are closed."""
+    async with place.within(5):
+        client = await place.connect(listener.port)
+        while True:
+            server = await listener.accept()
+            with suppress(ConnectionBrokenError, ConnectionClosedError):
+                await check_alive(client, server)
+                return client, server
+            await server.close()
+
+
+# ---- together ------------------------------------------------------------------------------------
+
+
+async def test_a_further_connection_shares_the_socket(place: Place) -> None:
+    async with first(place) as (listener, client, server):
+        other, its_server = await place.both(listener)
+        async with other, its_server:
+            assert are_kin(client, other)
+            assert are_kin(server, its_server)
+            assert other.local_address == client.local_address == its_server.peer_address
+            assert other.peer_address == (place.host, listener.port)
+            for pair in ((client, server), (other, its_server), (server, client)):
+                await check_alive(*pair)
+
+
+@one_loop
+async def test_each_has_limits_of_its_own(place: Place) -> None:
+    async with await place.listen(replace(SMALL, max_message=70_000)) as listener:
+        client, server = await place.both(listener)
+        other, its_server = await place.both(listener, replace(SMALL, max_message=50_000))
+        async with client, server, other, its_server:
+            assert are_kin(client, other)
+            assert (client.max_message, other.max_message) == (70_000, 70_000)
+            assert (server.max_message, its_server.max_message) == (SMALL.max_message, 50_000)
+
+
+@one_loop
+async def test_the_server_may_speak_first(place: Place) -> None:
+    async with first(place) as (listener, client, _):
+        other, its_server = await place.both(listener)
+        async with other, its_server:
+            assert are_kin(client, other)
+            await exchange(its_server, other, b"hello")
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
+async def test_who_goes_first_leaves_the_others(place: Place, side: int) -> None:
+    """In order and without a word, and the other side hears of each; the next one is asked for."""
+    async with await place.listen() as listener:
+        pairs = [await place.both(listener) for _ in range(4)]
+        assert are_kin(*(pair[0] for pair in pairs))
+        await pairs[0][side].close()
+        pairs[1][side].abort()
+        async with place.within(1):
+            assert await ends(pairs[0][1 - side].recv(), ConnectionClosedError)
+            assert await ends(pairs[1][1 - side].recv(), ConnectionBrokenError)
+        await check_alive(*pairs[2])
+        pairs.append(await place.both(listener))
+        assert are_kin(pairs[4][0], pairs[2][0])
+        for pair in pairs[2:]:
+            await check_alive(*pair)
+            await pair[side].close()
+            async with place.within(1):
+                await pair[1 - side].wait_closed()
+
+
+@one_loop
+async def test_what_is_dropped_is_told(place: Place) -> None:
+    async with first(place) as (listener, client, server):
+        other, its_server = await place.both(listener)
+        assert are_kin(client, other)
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            del other
+        async with place.within(1):
+            assert await ends(its_server.recv(), ConnectionBrokenError)
+        await check_alive(client, server)
+
+
+async def test_many_at_once(place: Place) -> None:
+    """Those for whom there is no credit use a socket of their own."""
+    async with first(place) as (listener, client, server):
+        async with place.within(10):
+            clients = await asyncio.gather(*(place.connect(listener.port) for _ in range(20)))
+            servers = [await listener.accept() for _ in clients]
+        assert any(are_kin(client, other) for other in clients)
+        assert not all(are_kin(client, other) for other in clients)
+        for number, other in enumerate(clients):
+            await other.send(str(number).encode())
+        said = {bytes(await its_server.recv()) for its_server in servers}
+        assert said == {str(number).encode() for number in range(20)}
+        await check_alive(client, server)
+        await asyncio.gather(*(conn.close() for conn in (*clients, *servers)))
+
+
+# ---- who is asked --------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_who_does_not_want_to(place: Place) -> None:
+    """On either side, and from another address."""
+    alone = replace(SMALL, in_band=False)
+    async with first(place) as (listener, client, _):
+        other, its_server = await place.both(listener, alone)
+        async with other, its_server:
+            assert family(other) is None
+            assert not are_kin(client, other)
+        elsewhere = await connect(
+            place.host, listener.port, device=place.device, via="tcp", config=SMALL,
+            source=(place.host, 0),
+        )  # fmt: skip
+        async with elsewhere, await listener.accept():
+            assert not are_kin(client, elsewhere)
+    async with first(place, alone) as (listener, client, _):
+        other, its_server = await place.both(listener)
+        async with other, its_server:
+            assert family(other) is None
+
+
+@one_loop
+async def test_with_a_key(place: Place) -> None:
+    """Each proves it anew, and who has another key does not come in over who has the right one."""
+
+    async def dial(key: bytes | None) -> Connection:
+        return await connect(
+            place.host, listener.port, device=place.device, via="tcp", config=SMALL, auth=key
+        )
+
+    async with await listen(
+        place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+    ) as listener:
+        pairs = [(await dial(KEY), await listener.accept()) for _ in range(2)]
+        assert are_kin(*(pair[0] for pair in pairs))
+        for key in (None, bytes(16)):
+            await ends(dial(key), ConnectionRefusedError)
+        for pair in pairs:
+            assert pair[0]._authentication is not None
+            await check_alive(*pair)
+            await asyncio.gather(*(conn.close() for conn in pair))
+
+
+@one_loop
+async def test_a_listener_that_was_closed(place: Place) -> None:
+    """As without a connection to it; and whoever listens there next is found."""
+    async with first(place) as (listener, client, server):
+        port = listener.port
+        await listener.close()
+        for _ in range(2):
+            await ends(place.connect(port), RejectedError)
+        await check_alive(client, server)
+        async with await listen(
+            place.host, port, device=place.device, via="tcp", config=SMALL
+        ) as following:
+            other, its_server = await place.both(following)
+            async with other, its_server:
+                assert not are_kin(client, other)
+                third, its_third = await place.both(following)
+                async with third, its_third:
+                    assert are_kin(other, third)
+
+
+@one_loop
+async def test_no_place(place: Place) -> None:
+    """The reason is the same as on a socket, without one."""
+    two = replace(SMALL, max_connections=2)
+    async with first(place, two) as (listener, client, _):
+        other, its_server = await place.both(listener)
+        error = await ends(place.connect(listener.port), RejectedError)
+        assert "as many connections as it takes (2)" in str(error)
+        await other.close()
+        await its_server.wait_closed()
+        other, its_server = await place.both(listener)
+        async with other, its_server:
+            assert are_kin(client, other)
+
+
+@one_loop
+async def test_too_many_handshakes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not ready counts, and gets no more time than on a socket."""
+    impatient = replace(SMALL, max_handshakes=1, handshake_timeout=0.2 * place.slow)
+
+    async def never(connection: Connection, member: Member) -> None:
+        await asyncio.Event().wait()
+
+    async with first(place, impatient) as (listener, client, server):
+        monkeypatch.setattr(kin, "_first_arrival", never)
+        other = await place.connect(listener.port)
+        assert are_kin(client, other)
+        await ends(place.connect(listener.port), ProtocolError)  # turned away on the socket
+        async with place.within(5):
+            assert await ends(other.recv(), ConnectionBrokenError)
+        monkeypatch.undo()
+        other, its_server = await place.both(listener)
+        async with other, its_server:
+            assert are_kin(client, other)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_a_listener_that_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
+    asked: list[tuple[kin.Answering, protocol.Ask]] = []
+    answer = kin.Answering._asked
+    patient = replace(SMALL, connect_timeout=4 * place.slow)
+    monkeypatch.setattr(kin, "PATIENCE", 0.02)
+    monkeypatch.setattr(kin.Answering, "_asked", lambda self, ask: asked.append((self, ask)))
+    async with first(place) as (listener, client, server):
+        for _ in range(2):
+            async with place.within(5):
+                other = await place.connect(listener.port, patient)
+            its_server = await listener.accept()
+            async with other, its_server:
+                assert not are_kin(client, other)
+                await check_alive(other, its_server)
+        assert len(asked) == 1
+        monkeypatch.undo()
+        answer(*asked[0])
+        known = family(client)
+        assert known is not None
+        async with place.within(5):
+            await until(lambda: known.usable)
+            await until(lambda: len(list(known)) == 1)
+        other, its_server = await next_of(place, listener)
+        async with other, its_server:
+            assert are_kin(client, other)
+        await check_alive(client, server)
+
+
+# ---- the end of a connection that is asked, and of who asks --------------------------------------
+
+
+def places_taken(listener: Listener) -> int:
+    acceptor = listener._acceptor
+    assert isinstance(acceptor, TCPAcceptor)
+    return acceptor._reception._places._taken.total()
+
+
+ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | None]] = {
+    "closed": lambda client, server: client.close(),
+    "closed by the peer": lambda client, server: server.close(),
+    "aborted": lambda client, server: client.abort(),
+    "aborted by the peer": lambda client, server: server.abort(),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_the_connection_that_is_asked_ends_meanwhile(place: Place, how: str) -> None:
+    """At whatever step: whoever asks gets a connection all the same."""
+    async with await place.listen() as listener:
+        for count in place.turns:
+            client, server = await place.both(listener)
+            connecting = asyncio.create_task(next_of(place, listener))
+            await turns(count)
+            ending = ENDS[how](client, server)
+            if ending is not None:
+                await ending
+            other, its_server = await connecting
+            async with other, its_server:
+                await check_alive(other, its_server)
+            await asyncio.gather(client.wait_closed(), server.wait_closed())
+        async with place.within(5):
+            await until(lambda: places_taken(listener) == 0)
+
+
+async def test_who_asks_is_cancelled(place: Place) -> None:
+    """At whatever step: nothing is left of it on either side, and the others go on."""
+    async with first(place) as (listener, client, server):
+        accepting = asyncio.create_task(abandon(listener))
+        for count in place.turns:
+            made = await cancelled_after(count, lambda: place.connect(listener.port))
+            for other in made:
+                assert are_kin(client, other)
+                await other.close()
+            async with place.within(5):
+                await until(lambda: places_taken(listener) == 1)
+                for conn in (client, server):
+                    known = family(conn)
+                    assert known is not None
+                    await until(lambda known=known: len(list(known)) == 1)  # type: ignore[misc]
+            await check_alive(client, server)
+        accepting.cancel()
+
+
+async def abandon(listener: Listener) -> None:
+    async for conn in listener:
+        await conn.close()
+
+
+@one_loop
+async def test_the_listener_is_closed_meanwhile(place: Place) -> None:
+    for count in place.turns:
+        async with await place.listen() as listener:
+            client, server = await place.both(listener)
+            async with client, server:
+                connecting = asyncio.create_task(place.connect(listener.port))
+                await turns(count)
+                await listener.close()
+                with suppress(ConnectionError, ProtocolError):
+                    async with await connecting as other, place.within(5):
+                        await ends(other.recv(), ConnectionClosedError, ConnectionBrokenError)
+                await check_alive(client, server)
+
+
+@one_loop
+async def test_a_death_is_noticed_after_the_first_has_gone(place: Place) -> None:
+    """At once, by those that share a socket that they have not opened."""
+    async with Child.connected(place, "stay") as child:
+        assert child.conn.peer_address is not None
+        async with await place.connect(child.conn.peer_address[1]) as other:
+            assert are_kin(child.conn, other)
+            await child.conn.close()
+            await exchange_nothing(other)
+            child.signal(signal.SIGKILL)
+            async with place.within(1):
+                error = await ends(other.recv(), ConnectionBrokenError)
+            assert "gone" in str(error) or "reset" in str(error)
+
+
+async def exchange_nothing(conn: Connection) -> None:
+    """Goes to the peer's device and back."""
+    region = await conn.request_region(8)
+    await region.release()
+
+
+# ---- hostile peers -------------------------------------------------------------------------------
+
+ENDPOINT = bytes(range(40))
+ASK = protocol.Ask(1, 1, ENDPOINT, hello().pack())
+
+
+def ask(peer: RawPeer, request_id: int, number: int) -> bytes:
+    local = peer.qp.endpoint(max_rd_atomic=4, max_dest_rd_atomic=4)
+    return control(protocol.Ask(request_id, number, local.pack(), hello().pack()))
+
+
+LIES: dict[str, Callable[[RawPeer], list[bytes]]] = {
+    "no endpoint": lambda peer: [control(ASK)],
+    "no hello": lambda peer: [
+        control(ASK._replace(endpoint=peer.qp.endpoint().pack(), hello=bytes(32)))
+    ],
+    "the number of the first": lambda peer: [ask(peer, 1, 0)],
+    "a number twice": lambda peer: [ask(peer, 1, 5), ask(peer, 2, 5)],
+    "an answer": lambda peer: [control(protocol.Answer(1, ENDPOINT, hello().pack()))],
+    "ready": lambda peer: [control(protocol.Ready(0))],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@one_loop
+async def test_lies_to_a_listener(place: Place, lie: str) -> None:
+    async with first(place) as (listener, client, server):
+        async with RawPeer.connect(place, listener.port) as peer, await listener.accept() as conn:
+            peer.send(*LIES[lie](peer))
+            async with place.within(2):
+                await ends(conn.recv(), ProtocolError)
+        async with place.within(5):
+            await until(lambda: places_taken(listener) == 1)
+        await check_alive(client, server)
+
+
+@pytest.mark.parametrize("message", [ASK, protocol.Answer(1, *ASK[2:]), protocol.Ready(0)])
+@one_loop
+async def test_lies_to_who_asks(place: Place, message: protocol.Message) -> None:
+    async with first(place) as (_, client, server):
+        server._messages.send_control(message)
+        async with place.within(2):
+            await ends(client.recv(), ProtocolError)
+
+
+@one_loop
+async def test_nobody_asks_before_the_proof(place: Place) -> None:
+    hello_with_key = replace(hello(), authenticates=True).pack()
+    async with (
+        await listen(
+            place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+        ) as listener,
+        RawPeer.connect(place, listener.port, hello_data=hello_with_key) as peer,
+    ):
+        peer.send(ask(peer, 1, 1))
+        message: protocol.Message = protocol.Ping(0)
+        while not isinstance(message, protocol.Goodbye):
+            message = await peer.control(5 * place.slow)
+        assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
+        assert "before it has shown" in message.text
+
+
+@one_loop
+async def test_a_flood_of_asks_is_bounded(place: Place) -> None:
+    """By the same number as knocks on the listener's port, and each is answered."""
+    few = replace(SMALL, max_handshakes=3, handshake_timeout=0.3 * place.slow)
+    async with await place.listen(few) as listener:
+        async with RawPeer.connect(place, listener.port) as peer, await listener.accept():
+            answers = []
+            for number in range(1, 11):
+                peer.send_control(protocol.decode(ask(peer, number, number)[8:]))
+                answers.append(await peer.control(5 * place.slow))
+            assert [type(answer) for answer in answers[:3]] == [protocol.Answer] * 3
+            for answer in answers[3:]:
+                assert isinstance(answer, protocol.Error)
+                assert answer.code == protocol.ErrorCode.BUSY
+            assert places_taken(listener) == 4
+            async with place.within(5):
+                await until(lambda: places_taken(listener) == 1)
+        async with place.within(5):
+            await until(lambda: places_taken(listener) == 0)
+
+
+ANSWERS: dict[str, Callable[[protocol.Ask], protocol.Message]] = {
+    "what it was told": lambda ask: protocol.Answer(ask.request_id, ask.endpoint, ask.hello),
+    "no endpoint": lambda ask: protocol.Answer(ask.request_id, ENDPOINT, ask.hello),
+    "no hello": lambda ask: protocol.Answer(ask.request_id, ask.endpoint, bytes(32)),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@one_loop
+async def test_nonsense_for_an_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Costs the connection that it was for, and no other."""
+
+    def say(self: kin.Answering, ask: protocol.Ask) -> None:
+        self._messages.send_control(ANSWERS[answer](ask))
+
+    monkeypatch.setattr(kin.Answering, "_asked", say)
+    async with first(place) as (listener, client, server):
+        await ends(place.connect(listener.port), ProtocolError)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_what_a_refusal_says_is_shown_safely(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: kin.Answering, ask: protocol.Ask) -> None:
+        self._refuse(ask, protocol.ErrorCode.QUOTA, "no\x1b[2J")
+
+    monkeypatch.setattr(kin.Answering, "_asked", refuse)
+    async with first(place) as (listener, client, server):
+        error = await ends(place.connect(listener.port), RejectedError)
+        assert "no?[2J" in str(error)
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_a_peer_that_asks_and_reads_no_socket(place: Place) -> None:
+    """Word of connections that end is not kept without end for who does not read it."""
+    async with await place.listen() as listener:
+        client, server = await place.both(listener)
+        async with server:
+            known = family(client)
+            assert known is not None
+            transport = family(server)._link._transport  # type: ignore[union-attr]
+            assert transport is not None
+            transport.pause_reading()
+            async with place.within(10):
+                while not client.closed:
+                    known._link.say_over([7] * 4096)
+                    await turns(1)
+                error = await ends(client.recv(), ConnectionBrokenError)
+            assert isinstance(error, ConnectionBrokenError)
+
+
+@one_loop
+async def test_numbers_of_others(place: Place) -> None:
+    """What a peer says on its socket is about those that share it."""
+    async with first(place) as (listener, client, server):
+        pairs = [await place.both(listener, replace(SMALL, in_band=False)) for _ in range(2)]
+        other, its_server = await place.both(listener)
+        assert are_kin(client, other)
+        known = family(client)
+        assert known is not None
+        known._link.say_over([2, 3, 4, 0xFFFFFFFF])
+        await check_alive(other, its_server)
+        known._link.say_over([1])
+        async with place.within(1):
+            assert await ends(its_server.recv(), ConnectionBrokenError)
+        for pair in ((client, server), *pairs):
+            await check_alive(*pair)
+            await pair[0].close()
+        other.abort()  # it has said itself that this is over
+        await other.wait_closed()
