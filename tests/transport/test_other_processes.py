@@ -96,13 +96,14 @@ async def test_echo(place: Place) -> None:
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
 async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, polling: float) -> None:
     """What the other process writes to is in the loop's own epoll set; a card has no bells."""
+    there_is_one = place.device == EMBEDDED and os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
     async with Child.connected(place, "echo", polling=polling) as child, place.witness() as witness:
         await child.conn.send(b"x")
         (await child.conn.recv()).release()
         await turns(1)  # this may be the middle of the drain that tells of the bell
         driver = child.conn._side.driver
         bells = driver._bells
-        assert len(bells) == (place.device == EMBEDDED)
+        assert len(bells) == there_is_one
         for fd in bells:
             assert stat.S_ISFIFO(os.fstat(fd).st_mode)
         child.signal(signal.SIGKILL)
