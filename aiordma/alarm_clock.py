@@ -25,15 +25,11 @@ MOST_CANCELLED = 64
 class Alarm:
     """One call that is due; `cancel` when it is not wanted any more, as often as one likes."""
 
-    __slots__ = ("_clock", "callback", "due")
+    __slots__ = ("_clock", "callback")
 
-    def __init__(self, clock: AlarmClock, due: float, callback: Callable[[], None]) -> None:
+    def __init__(self, clock: AlarmClock, callback: Callable[[], None]) -> None:
         self._clock = clock
-        self.due = due
         self.callback: Callable[[], None] | None = callback
-
-    def __lt__(self, other: Alarm) -> bool:
-        return self.due < other.due
 
     def cancel(self) -> None:
         if self.callback is not None:
@@ -51,7 +47,9 @@ class AlarmClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._alarms: list[Alarm] = []  # a heap
+        # A heap: when each is due, and a number, so that no two are compared themselves.
+        self._alarms: list[tuple[float, int, Alarm]] = []
+        self._number = 0
         self._cancelled = 0
         self._set_for = FAR
         self.fd = lib.aiordma_alarm_open()
@@ -60,16 +58,19 @@ class AlarmClock:
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
         """As the loop's: `callback` is called in it, not before `seconds` have gone by."""
-        alarm = Alarm(self, min(time.monotonic() + seconds, FAR), callback)
-        heappush(self._alarms, alarm)
-        self._set()
+        alarm = Alarm(self, callback)
+        self._number += 1
+        due = min(time.monotonic() + seconds, FAR)
+        heappush(self._alarms, (due, self._number, alarm))
+        if due < self._set_for:
+            self._set()
         return alarm
 
     def cancelled(self) -> None:
         """One of them has been.  It is forgotten when many have."""
         self._cancelled += 1
         if self._cancelled > max(MOST_CANCELLED, len(self._alarms) // 2):
-            self._alarms = [alarm for alarm in self._alarms if alarm.callback is not None]
+            self._alarms = [entry for entry in self._alarms if entry[2].callback is not None]
             heapify(self._alarms)
             self._cancelled = 0
 
@@ -81,8 +82,8 @@ class AlarmClock:
             return  # it was set anew meanwhile
         self._set_for = FAR
         now = time.monotonic()
-        while self._alarms and self._alarms[0].due <= now:
-            alarm = heappop(self._alarms)
+        while self._alarms and self._alarms[0][0] <= now:
+            _, _, alarm = heappop(self._alarms)
             if alarm.callback is None:
                 self._cancelled -= 1
             else:
@@ -91,8 +92,8 @@ class AlarmClock:
 
     def _set(self) -> None:
         """For the first of them.  Too early is harmless, and cheaper than setting it twice."""
-        if self._alarms and self._alarms[0].due < self._set_for:
-            self._set_for = self._alarms[0].due
+        if self._alarms and self._alarms[0][0] < self._set_for:
+            self._set_for = self._alarms[0][0]
             code = lib.aiordma_alarm_set(self.fd, int(self._set_for * 1e9) + 1)
             if code:
                 raise failure("timerfd_settime", code)

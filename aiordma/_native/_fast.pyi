@@ -615,7 +615,7 @@ class Queue:
         """The work of the send queue, oldest first."""
 
     def clear_slots(self) -> list[object]:
-        """The queue pair is gone: all work that was under way, receives last."""
+        """The queue pair is gone: all work that was under way.  Blocks of receives are released."""
 
 def connect(drain: int, /) -> None:
     """The address of aiordma_drain, once for all."""

@@ -249,7 +249,7 @@ class WorkQueue(Queue):
         self.fail(BufferStateError("the queue pair was closed"))
         self._driver.detach(self.qp)
         self.qp.close()
-        for work in cast("list[Posted | Block]", self.clear_slots()):
+        for work in cast("list[Posted]", self.clear_slots()):
             work.release()
         self.on_room = nothing
         self.user = None

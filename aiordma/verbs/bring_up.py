@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 from aiordma._core.handshake import Endpoint
 
@@ -166,7 +166,7 @@ class BringUp(Resource["h.QPPointer"]):
                 "ah_attr": vector,
                 "dest_qp_num": remote.qp_num,
                 "rq_psn": remote.psn,
-                "path_mtu": MTU(min(local.mtu, remote.mtu)),
+                "path_mtu": cast(MTU, min(local.mtu, remote.mtu)),
                 "max_dest_rd_atomic": max_dest_rd_atomic,
                 "min_rnr_timer": min_rnr_timer,
                 "sq_psn": local.psn,

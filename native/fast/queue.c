@@ -347,6 +347,17 @@ static int give_back(struct table *table, struct slot_list *list, PyObject *work
 	return 0;
 }
 
+/* Blocks, all of them. */
+static void release_receives(struct table *table, struct slot_list *list)
+{
+	while (list->first != NO_SLOT) {
+		struct held held = fast_free_slot(table, &table->slots[list->first]);
+
+		fast_release_block((struct block *)held.work);
+		fast_drop(held);
+	}
+}
+
 static PyObject *queue_clear_slots(PyObject *self, PyObject *unused)
 {
 	struct queue *queue = (struct queue *)self;
@@ -355,9 +366,10 @@ static PyObject *queue_clear_slots(PyObject *self, PyObject *unused)
 
 	(void)unused;
 	queue->qp = 0;
-	if (works && (give_back(table, &queue->sends, works) ||
-		      give_back(table, &queue->receives, works)))
+	if (works && give_back(table, &queue->sends, works))
 		Py_CLEAR(works);
+	if (works)
+		release_receives(table, &queue->receives);
 	return works;
 }
 
