@@ -88,10 +88,10 @@ async def connect(
         half.connect(remote)
         link.write(READY)
         if config.in_band and peer.takes_asks:
-            end = member = kin.share(link, connection)
+            end = member = Family(link).join(0)
             member.watched(weakly(connection._disconnected))
             await connection._start(member, peer, client=True)
-            kin.found(member, device, address, source, security)
+            kin.found(member, connection, device, address, source, security)
         else:
             link.established(weakly(connection._disconnected))
             await connection._start(link, peer, client=True)

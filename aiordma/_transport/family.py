@@ -44,6 +44,11 @@ class Member:
     def connection(self) -> Connection | None:
         return self._connection() if self._connection is not None else None
 
+    @property
+    def used(self) -> bool:
+        """Whether there has been a connection."""
+        return self._connection is not None
+
     def belongs_to(self, connection: Connection) -> None:
         self._connection = weakref.ref(connection)
 
@@ -63,11 +68,6 @@ class Member:
     def close(self) -> None:
         self._on_end = None
 
-    def released_unless_used(self, _: object) -> None:
-        """The handshake is over, in whatever way."""
-        if self.connection is None:
-            self.release()
-
     def release(self) -> None:
         connection = self.connection
         parted = said = False
@@ -86,7 +86,7 @@ class Family:
         self._numbers = count(1)
         self._unsaid: list[int] = []
         self._saying: asyncio.TimerHandle | None = None
-        self._ended = False
+        self._ended: str | None = None
         self.local_address = link.local_address
         self.peer_address = link.peer_address
         self.asks = True
@@ -104,7 +104,7 @@ class Family:
     @property
     def alive(self) -> bool:
         """Whether further connections may be asked for, if not now."""
-        return self.asks and not self._ended and bool(self._members)
+        return self.asks and self._ended is None and bool(self._members)
 
     @property
     def usable(self) -> bool:
@@ -118,6 +118,8 @@ class Family:
     def join(self, number: int) -> Member:
         """For one that the peer has given this number."""
         member = self._members[number] = Member(self, number)
+        if self._ended is not None:
+            member.over(self._ended)
         return member
 
     def _over(self, number: int) -> None:
@@ -127,7 +129,7 @@ class Family:
             member.over("the peer has ended it without a goodbye")
 
     def _end(self, reason: str) -> None:
-        self._ended = True
+        self._ended = reason
         for member in list(self):
             member.over(reason)
 
@@ -138,7 +140,7 @@ class Family:
         del self._members[member.number]
         if not self._members:
             self._close()
-        elif told or self._ended or self._loop.is_closed():
+        elif told or self._ended is not None or self._loop.is_closed():
             return
         elif soon:
             self._unsaid.append(member.number)

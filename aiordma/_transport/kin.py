@@ -25,6 +25,7 @@ import asyncio
 import logging
 import os
 import weakref
+from functools import partial
 from itertools import islice
 
 from .. import verbs
@@ -41,7 +42,7 @@ from .life import Address, Link, NoLink, weakly
 from .messages import Messages
 from .reception import NoPlaceError, Reception
 from .security import Security
-from .tcp_link import REJECTED_BY_APPLICATION, TCPLink
+from .tcp_link import REJECTED_BY_APPLICATION
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -112,7 +113,8 @@ class Asked:
         if error.code == protocol.ErrorCode.QUOTA:
             self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
             return
-        self._family.asks = self._family.asks and error.code == protocol.ErrorCode.BUSY
+        if error.code == protocol.ErrorCode.CANCELLED:  # there is no listener any more
+            self._family.asks = False
         self.failed(NotAsked(text))
 
     def _forget(self) -> None:
@@ -171,25 +173,22 @@ def _key(device: verbs.Device, address: Address, source: Address | None, securit
     return device.name, address, source, security.auth
 
 
-def share(link: TCPLink, connection: Connection) -> Member:
-    """The first of a family, on the side that asks."""
-    return _joined(Family(link).join(0), connection)
-
-
-def _joined(member: Member, connection: Connection) -> Member:
+def _may_be_asked(member: Member, connection: Connection) -> None:
+    """Others over this one; not before both have shown that they have the key."""
     member.belongs_to(connection)
     connection._kin = Asking(connection._messages)
-    return member
 
 
 def found(
     member: Member,
+    connection: Connection,
     device: verbs.Device,
     address: Address,
     source: Address | None,
     security: Security,
 ) -> None:
-    """Further connections may be asked for over this one, if there is no other."""
+    """A family: further connections may be asked for over its first, if there is no other."""
+    _may_be_asked(member, connection)
     families = _families.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     key = _key(device, address, source, security)
     known = families.get(key)
@@ -247,10 +246,10 @@ async def _connect(
             raise ProtocolError("the peer sends back what it is told")
         security.agree(peer)
         half.connect(remote)
-        if peer.takes_asks:
-            _joined(asked.member, connection)
         asked.member.watched(weakly(connection._disconnected))
         await connection._start(asked.member, peer, client=True)
+        if peer.takes_asks:
+            _may_be_asked(asked.member, connection)
         if security.auth is None:
             connection._messages.send_control(protocol.Ready(0))
     except BaseException as error:
@@ -300,7 +299,7 @@ class Answering:
             # Not from here, where completions are being handed out.
             member = self._family.join(ask.number)
             serving = self._reception.begin(self._serve(ask, member, remote, peer))
-            serving.add_done_callback(member.released_unless_used)
+            serving.add_done_callback(partial(self._served, ask, member))
 
     def _refuse(self, ask: protocol.Ask, code: protocol.ErrorCode, why: str) -> None:
         if not self._messages.ended:
@@ -342,6 +341,13 @@ class Answering:
                 raise
         else:
             reception.deliver(connection)
+
+    def _served(self, ask: protocol.Ask, member: Member, serving: asyncio.Task[None]) -> None:
+        if not member.used:
+            if serving.cancelled():  # before it had begun
+                self._refuse(ask, protocol.ErrorCode.CANCELLED, "the listener is closed")
+            member.over("it was refused")
+            member.release()
 
     def _answer(self, ask: protocol.Ask, half: Half) -> None:
         if self._messages.ended:

@@ -153,7 +153,7 @@ class TCPLink(asyncio.Protocol):
 
     def say_over(self, numbers: list[int]) -> None:
         """Tells the peer.  One that does not read has its socket ended."""
-        if self._lost or self._transport is None or self._loop.is_closed():
+        if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
         self._transport.write(b"".join(_OVER.pack(OVER, number) for number in numbers))
         if self._transport.get_write_buffer_size() > MOST_WAITING:

@@ -64,9 +64,9 @@ async def first(
 
 
 async def next_of(place: Place, listener: Listener) -> tuple[Connection, Connection]:
-    """A further connection; those that others have left behind are closed."""
+    """A further connection, soon; those that others have left behind are closed."""
     async with place.within(5):
-        client = await place.connect(listener.port)
+        client = await place.connect(listener.port, replace(SMALL, connect_timeout=1000))
         while True:
             server = await listener.accept()
             with suppress(ConnectionBrokenError, ConnectionClosedError):
@@ -157,6 +157,35 @@ async def test_many_at_once(place: Place) -> None:
         assert said == {str(number).encode() for number in range(20)}
         await check_alive(client, server)
         await asyncio.gather(*(conn.close() for conn in (*clients, *servers)))
+
+
+@one_loop
+async def test_who_has_yet_to_show_the_key_is_not_asked(place: Place) -> None:
+    async def dial() -> Connection:
+        return await connect(
+            place.host, listener.port, device=place.device, via="tcp", config=SMALL, auth=KEY
+        )
+
+    async with (
+        await listen(
+            place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+        ) as listener,
+        await dial() as client,
+        await listener.accept(),
+    ):
+        known = family(client)
+        assert known is not None
+        connecting = asyncio.create_task(dial())
+        while not connecting.done():
+            await turns(1)
+            for member in known:
+                conn = member.connection
+                if conn is not None and conn._kin is not None:
+                    assert conn._authentication is not None
+                    assert conn._authentication.done.done()
+        async with await connecting as other:
+            assert are_kin(client, other)
+            assert other._kin is not None
 
 
 # ---- who is asked --------------------------------------------------------------------------------
@@ -356,15 +385,17 @@ async def abandon(listener: Listener) -> None:
 
 @one_loop
 async def test_the_listener_is_closed_meanwhile(place: Place) -> None:
+    """At whatever step: whoever asks hears of it at once."""
+    patient = replace(SMALL, connect_timeout=1000)
     for count in place.turns:
         async with await place.listen() as listener:
             client, server = await place.both(listener)
             async with client, server:
-                connecting = asyncio.create_task(place.connect(listener.port))
+                connecting = asyncio.create_task(place.connect(listener.port, patient))
                 await turns(count)
                 await listener.close()
                 with suppress(ConnectionError, ProtocolError):
-                    async with await connecting as other, place.within(5):
+                    async with place.within(5), await connecting as other:
                         await ends(other.recv(), ConnectionClosedError, ConnectionBrokenError)
                 await check_alive(client, server)
 
@@ -374,14 +405,16 @@ async def test_a_death_is_noticed_after_the_first_has_gone(place: Place) -> None
     """At once, by those that share a socket that they have not opened."""
     async with Child.connected(place, "stay") as child:
         assert child.conn.peer_address is not None
-        async with await place.connect(child.conn.peer_address[1]) as other:
-            assert are_kin(child.conn, other)
-            await child.conn.close()
+        others = [await place.connect(child.conn.peer_address[1]) for _ in range(3)]
+        assert are_kin(child.conn, *others)
+        await child.conn.close()
+        for other in others:
             await exchange_nothing(other)
-            child.signal(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
+        for other in others:
             async with place.within(1):
                 error = await ends(other.recv(), ConnectionBrokenError)
-            assert "gone" in str(error) or "reset" in str(error)
+            assert "is gone" in str(error)
 
 
 async def exchange_nothing(conn: Connection) -> None:
