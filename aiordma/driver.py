@@ -30,6 +30,7 @@ import asyncio
 import logging
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -59,6 +60,10 @@ WAKE_SPIN_US = 15
 LOOK_ONCE_US = 3
 MAX_WAKES_SKIPPED = 255
 
+# Seconds for which a device stays open when its last connection is closed; 0: not at all.  To open
+# it takes as long as to connect twice: a thread, a pool, processes of this host that meet again.
+LINGER = 1.0
+
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
 
@@ -76,8 +81,32 @@ class CompletionSink(Protocol):
         """Nothing will work any more, for this reason."""
 
 
+class _Rest:
+    """Closes what nobody uses, after a moment or with its loop.
+
+    The loop alone has it, in a timer, and drops that when it is closed.
+    """
+
+    def __init__(self, shared: _Shared) -> None:
+        self._shared = shared
+        shared.loop.call_later(LINGER, self.over)
+
+    def over(self) -> None:
+        self._shared.rest_over()
+
+    def __del__(self) -> None:
+        if self._shared.loop.is_closed() and not sys.is_finalizing():
+            self._shared.rest_over(again=False)
+
+
 class _Shared:
-    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`."""
+    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`.
+
+    Or, if it lingers, a moment later, unless somebody acquires it again; but with its loop.
+    """
+
+    lingers = False
+    _manner: tuple[float, ...] = ()  # of use, as the first user wanted it
 
     _instances: ClassVar[
         weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type, object], _Shared]]
@@ -87,7 +116,9 @@ class _Shared:
         self.loop = loop
         self._key = (type(self), key)
         self._users = 0
-        self._disowned = False  # this is the child of a fork, and all of it its parent's
+        self._gone = False  # closed; or this is the child of a fork, and all of it its parent's
+        self._resting = False  # a rest is under way
+        self._used = False  # since it began
 
     @classmethod
     def _disown_all(cls) -> None:
@@ -98,26 +129,60 @@ class _Shared:
         cls._instances = weakref.WeakKeyDictionary()
 
     def _disown(self) -> None:
-        self._disowned = True
-        self._users = 0
+        self._gone = True
 
     @classmethod
-    def _acquire(cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self]) -> Self:
+    def _acquire(
+        cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *manner: float
+    ) -> Self:
         loop = asyncio.get_running_loop()
         here = cls._instances.setdefault(loop, {})
         instance = here.get((cls, key))
+        if instance is not None and not instance._users and instance._manner != manner:
+            instance._end()
+            instance = None
         if instance is None:
             instance = here[(cls, key)] = make(loop)
+            instance._manner = manner
         assert isinstance(instance, cls)
         instance._users += 1
+        instance._used = True
         return instance
 
     def release(self) -> None:
-        """Gives back what `acquire` gave; the last one closes the object."""
+        """Gives back what `acquire` gave."""
         self._users -= 1
-        if self._users == 0 and not self._disowned:
-            self._withdraw()
-            self._close()
+        if self._users == 0 and not self._gone:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Nobody uses it any more."""
+        if not LINGER or not self.lingers or self.loop.is_closed():
+            self._end()
+            return
+        self._idle()
+        if not self._resting:
+            self._resting = True
+            self._used = False
+            _Rest(self)
+
+    def rest_over(self, *, again: bool = True) -> None:
+        """A moment has gone by; there may be another one, if it has been used."""
+        self._resting = False
+        if self._users or self._gone:
+            return
+        if self._used and again:
+            self._leave()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._gone = True
+        self._withdraw()
+        self._close()
+
+    def _idle(self) -> None:
+        """It may be a while until somebody uses it again."""
 
     def _stop_reading(self, fd: int) -> None:
         if not self.loop.is_closed():
@@ -202,12 +267,14 @@ class Driver(_Shared):
         def make(loop: asyncio.AbstractEventLoop) -> Driver:
             context = device.open()
             try:
-                return cls(loop, device.name, context, pool_limit, polling)
+                made = cls(loop, device.name, context, pool_limit, polling)
             except BaseException:
                 context.close()
                 raise
+            made.lingers = True
+            return made
 
-        return cls._acquire(device.name, make)
+        return cls._acquire(device.name, make, pool_limit, polling)
 
     def _disown(self) -> None:
         super()._disown()
@@ -290,7 +357,7 @@ class Driver(_Shared):
             os.close(fd)
 
     def _on_alarm(self) -> None:
-        if self._users:  # not closed between its readiness and now
+        if not self._gone:  # between its readiness and now
             self.alarms.ring()
 
     def _on_completions(self) -> None:
@@ -332,16 +399,16 @@ class Driver(_Shared):
 
         `drain` is what drains for the first time, if not the channel.
         """
-        if not self._users:
-            return False  # closed between `call_soon` and now
+        if self._gone:
+            return False  # between `call_soon` and now
         around, self._returns = self._returns, returns
         try:
             drain = drain or self._drain
             found, more, moved = drain(self.operations, BATCH, spin_us, returns)
-            if moved and self._users:
+            if moved and not self._gone:
                 self._watch_bells()
             rounds = 1
-            while more and rounds < ROUNDS and self._users:  # not closed by whom that woke
+            while more and rounds < ROUNDS and not self._gone:  # by whom that woke
                 some, more, _ = self._drain(self.operations, BATCH, 0, returns)
                 found = found or some
                 rounds += 1
@@ -377,6 +444,7 @@ class Driver(_Shared):
         if event.type is verbs.EventType.DEVICE_FATAL:
             # Who comes now gets another driver, and with it the device opened anew.
             self._withdraw()
+            self.lingers = False
             concerned = list(self._sinks.values())
         elif isinstance(element, verbs.QueuePair):
             concerned = [self._sinks[element]] if element in self._sinks else []
@@ -393,6 +461,10 @@ class Driver(_Shared):
             sink.device_event(event)
         if not concerned and event.port_num is not None:
             logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
+
+    def _idle(self) -> None:
+        """What is registered is its owners' again."""
+        self.registrations.close()
 
     def _fail(self, error: Exception) -> None:
         for sink in list(self._sinks.values()):
@@ -434,7 +506,7 @@ class ContextEvents(_Shared):
 
     def take(self) -> None:
         """Take the events that are there and tell every subscriber of every loop."""
-        if self._users:  # closed between the fd's readiness and now
+        if not self._gone:  # between the fd's readiness and now
             self._router.take()
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
@@ -485,6 +557,8 @@ async def writable(fd: int) -> None:
 class EventDriver(_Shared):
     """One event loop's connection-manager event channel, shared by its ids."""
 
+    lingers = True
+
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library.name)
         self.channel = cm.EventChannel(library)
@@ -504,7 +578,7 @@ class EventDriver(_Shared):
 
     def take(self) -> None:
         """Hands out the events that are there."""
-        while self._users and (event := self.channel.get_event()) is not None:
+        while not self._gone and (event := self.channel.get_event()) is not None:
             handler = self._handlers.get(event.listen_id or event.id)
             if handler is not None:
                 handler(event)

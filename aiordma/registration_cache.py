@@ -143,7 +143,8 @@ class RegistrationCache:
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:
-        """Nothing is kept any more; what is in use goes when its operation is done."""
+        """Nothing is kept until it is set up anew; what is in use goes with its operation."""
+        self._set_up = False
         self._most = 0
         for kept in list(self._kept.values()):
             self._drop(kept)

@@ -590,16 +590,88 @@ def test_one_driver_per_loop_and_device(run: Run, device: verbs.Device) -> None:
         first.release()
         assert not first.pd.closed
         second.release()
+        third = Driver.for_device(device, LIMIT)
+        assert third is first  # who comes soon finds it still there
+        assert not third.pd.closed
+        third.release()
+        fourth = Driver.for_device(device, 2 * LIMIT)
+        assert fourth is not first  # it would not be as it is wanted
         assert first.pd.closed
         assert first.context.closed
-        third = Driver.for_device(device, LIMIT)
-        assert third is not first
-        drivers.append(third)
-        third.release()
+        drivers.append(fourth)
+        fourth.release()
+        assert not fourth.context.closed
 
     run(main())
     run(main())
     assert drivers[0] is not drivers[1]
+    assert all(driver.context.closed for driver in drivers)  # with their loops
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def ends_soon(driver: Driver) -> None:
+    async with asyncio.timeout(10):
+        while not driver.context.closed:
+            await turns(1)
+
+
+def test_a_driver_ends_a_moment_after_its_last_use(
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LINGER", 1e-9)
+
+    async def main() -> None:
+        first = Driver.for_device(device, LIMIT)
+        first.release()
+        assert Driver.for_device(device, LIMIT) is first
+        await turns(5)
+        assert not first.context.closed  # somebody has it when the moment is over
+        first.release()
+        Driver.for_device(device, LIMIT).release()
+        await ends_soon(first)
+        async with the_driver(device) as other:
+            assert other is not first
+
+    run(main())
+
+
+def test_a_driver_that_nobody_uses_still_looks_after_its_device(
+    run: Run, device: verbs.Device
+) -> None:
+    """It hears of what happens there, or the loop would be called for it again and again."""
+
+    async def main() -> None:
+        async with the_driver(device) as driver, two_ends(driver) as (first, second):
+            first.send()
+            await asyncio.gather(first.sink.wait(1), second.sink.wait(1))
+        driver.poll()
+        readable, _, _ = select.select(driver.channel.watched_fds, [], [], 0)
+        assert not readable
+        driver._on_async_event(verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL))
+        async with the_driver(device) as other:
+            assert other is not driver
+
+    run(main())
+
+
+def test_memory_is_its_owners_when_nobody_uses_the_driver(run: Run, device: verbs.Device) -> None:
+    async def main() -> None:
+        view = memoryview(bytearray(1 << 20))
+        async with the_driver(device) as driver:
+            driver.registrations.set_up(4, 4 << 20)
+            before = verbs.live().get("MemoryRegion", 0)
+            use = driver.registrations.find(view)
+            assert use is not None
+            use.close()
+            assert verbs.live()["MemoryRegion"] == before + 1
+        assert not driver.context.closed
+        assert verbs.live().get("MemoryRegion", 0) == before
+
+    run(main())
 
 
 async def talk(device: verbs.Device, host: str, seed: int, count: int) -> int:

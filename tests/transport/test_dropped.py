@@ -16,6 +16,7 @@ from aiordma import (
     ConnectionBrokenError,
     ConnectionClosedError,
     Rights,
+    driver,
     start_server,
     streams,
 )
@@ -24,6 +25,12 @@ from aiordma.verbs import live
 
 from .marks import one_loop
 from .place import ALL, SMALL, Place, check_alive, ends, shared, turns
+
+
+@pytest.fixture(autouse=True)
+def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is left is nobody's."""
+    monkeypatch.setattr(driver, "LINGER", 0)
 
 
 @contextmanager
