@@ -269,22 +269,37 @@ async def test_no_place(place: Place) -> None:
             assert are_kin(client, other)
 
 
+async def never(connection: Connection, member: Member) -> None:
+    """Instead of waiting for the first arrival."""
+    await asyncio.Event().wait()
+
+
 @one_loop
 async def test_too_many_handshakes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not ready counts, and gets no more time than on a socket."""
-    impatient = replace(SMALL, max_handshakes=1, handshake_timeout=0.2 * place.slow)
-
-    async def never(connection: Connection, member: Member) -> None:
-        await asyncio.Event().wait()
-
-    async with first(place, impatient) as (listener, client, server):
+    """Who is not ready counts."""
+    async with first(place, replace(SMALL, max_handshakes=1)) as (listener, client, server):
         monkeypatch.setattr(kin, "_first_arrival", never)
         other = await place.connect(listener.port)
         assert are_kin(client, other)
         await ends(place.connect(listener.port), ProtocolError)  # turned away on the socket
+        await check_alive(client, server)
+        await listener.close()
         async with place.within(5):
             assert await ends(other.recv(), ConnectionBrokenError)
-        monkeypatch.undo()
+
+
+@one_loop
+async def test_a_handshake_that_takes_too_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No longer than on a socket, and then there is room again."""
+    impatient = replace(SMALL, max_handshakes=1, handshake_timeout=1.0 * place.slow)
+    async with first(place, impatient) as (listener, client, server):
+        with monkeypatch.context() as patched:
+            patched.setattr(kin, "_first_arrival", never)
+            other = await place.connect(listener.port)
+        async with place.within(5):
+            assert await ends(other.recv(), ConnectionBrokenError)
         other, its_server = await place.both(listener)
         async with other, its_server:
             assert are_kin(client, other)
@@ -488,8 +503,7 @@ async def test_nobody_asks_before_the_proof(place: Place) -> None:
 @one_loop
 async def test_a_flood_of_asks_is_bounded(place: Place) -> None:
     """By the same number as knocks on the listener's port, and each is answered."""
-    few = replace(SMALL, max_handshakes=3, handshake_timeout=0.3 * place.slow)
-    async with await place.listen(few) as listener:
+    async with await place.listen(replace(SMALL, max_handshakes=3)) as listener:
         async with RawPeer.connect(place, listener.port) as peer, await listener.accept():
             answers = []
             for number in range(1, 11):
@@ -500,8 +514,6 @@ async def test_a_flood_of_asks_is_bounded(place: Place) -> None:
                 assert isinstance(answer, protocol.Error)
                 assert answer.code == protocol.ErrorCode.BUSY
             assert places_taken(listener) == 4
-            async with place.within(5):
-                await until(lambda: places_taken(listener) == 1)
         async with place.within(5):
             await until(lambda: places_taken(listener) == 0)
 
