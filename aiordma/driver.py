@@ -30,11 +30,9 @@ import asyncio
 import logging
 import math
 import os
-import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol
 
 from . import cm, verbs
 from ._native import Table
@@ -42,6 +40,7 @@ from .alarm_clock import AlarmClock
 from .errors import DeviceEventError, InternalError
 from .event_router import EventRouter
 from .mr_pool import MemoryPool
+from .per_loop import Shared
 from .registration_cache import RegistrationCache
 
 logger = logging.getLogger("aiordma.driver")
@@ -60,15 +59,16 @@ WAKE_SPIN_US = 15
 LOOK_ONCE_US = 3
 MAX_WAKES_SKIPPED = 255
 
-# Seconds for which a device stays open when its last connection is closed; 0: not at all.  To open
-# it takes as long as to connect twice: a thread, a pool, processes of this host that meet again.
-LINGER = 1.0
-
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
 
 
 Drain = Callable[[Table, int, int, bool], tuple[bool, bool, bool]]
+
+
+def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    if not loop.is_closed():
+        loop.remove_reader(fd)
 
 
 class CompletionSink(Protocol):
@@ -81,127 +81,7 @@ class CompletionSink(Protocol):
         """Nothing will work any more, for this reason."""
 
 
-class _Rest:
-    """Closes what nobody uses, after a moment or with its loop.
-
-    The loop alone has it, in a timer, and drops that when it is closed.
-    """
-
-    def __init__(self, shared: _Shared) -> None:
-        self._shared = shared
-        shared.loop.call_later(LINGER, self.over)
-
-    def over(self) -> None:
-        self._shared.rest_over()
-
-    def __del__(self) -> None:
-        if self._shared.loop.is_closed() and not sys.is_finalizing():
-            self._shared.rest_over(again=False)
-
-
-class _Shared:
-    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`.
-
-    Or, if it lingers, a moment later, unless somebody acquires it again; but with its loop.
-    """
-
-    lingers = False
-    _manner: tuple[float, ...] = ()  # of use, as the first user wanted it
-
-    _instances: ClassVar[
-        weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[type, object], _Shared]]
-    ] = weakref.WeakKeyDictionary()
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, key: object) -> None:
-        self.loop = loop
-        self._key = (type(self), key)
-        self._users = 0
-        self._gone = False  # closed; or this is the child of a fork, and all of it its parent's
-        self._resting = False  # a rest is under way
-        self._used = False  # since it began
-
-    @classmethod
-    def _disown_all(cls) -> None:
-        """In the child of a fork: nothing is touched, and everything made anew for its loops."""
-        for here in cls._instances.values():
-            for instance in here.values():
-                instance._disown()
-        cls._instances = weakref.WeakKeyDictionary()
-
-    def _disown(self) -> None:
-        self._gone = True
-
-    @classmethod
-    def _acquire(
-        cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *manner: float
-    ) -> Self:
-        loop = asyncio.get_running_loop()
-        here = cls._instances.setdefault(loop, {})
-        instance = here.get((cls, key))
-        if instance is not None and not instance._users and instance._manner != manner:
-            instance._end()
-            instance = None
-        if instance is None:
-            instance = here[(cls, key)] = make(loop)
-            instance._manner = manner
-        assert isinstance(instance, cls)
-        instance._users += 1
-        instance._used = True
-        return instance
-
-    def release(self) -> None:
-        """Gives back what `acquire` gave."""
-        self._users -= 1
-        if self._users == 0 and not self._gone:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Nobody uses it any more."""
-        if not LINGER or not self.lingers or self.loop.is_closed():
-            self._end()
-            return
-        self._idle()
-        if not self._resting:
-            self._resting = True
-            self._used = False
-            _Rest(self)
-
-    def rest_over(self, *, again: bool = True) -> None:
-        """A moment has gone by; there may be another one, if it has been used."""
-        self._resting = False
-        if self._users or self._gone:
-            return
-        if self._used and again:
-            self._leave()
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        self._gone = True
-        self._withdraw()
-        self._close()
-
-    def _idle(self) -> None:
-        """It may be a while until somebody uses it again."""
-
-    def _stop_reading(self, fd: int) -> None:
-        if not self.loop.is_closed():
-            self.loop.remove_reader(fd)
-
-    def _withdraw(self) -> None:
-        """Whoever acquires from now on gets another one."""
-        here = self._instances.get(self.loop, {})
-        if here.get(self._key) is self:
-            del here[self._key]
-
-    def _close(self) -> None:
-        raise NotImplementedError
-
-
-os.register_at_fork(after_in_child=_Shared._disown_all)
-
-
-class Driver(_Shared):
+class Driver(Shared):
     """One event loop's part of one device: protection domain, completion queues, memory pool.
 
     Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
@@ -353,7 +233,7 @@ class Driver(_Shared):
 
     def _drop_bells(self, bells: list[int]) -> None:
         for fd in bells:
-            self._stop_reading(fd)
+            stop_reading(self.loop, fd)
             os.close(fd)
 
     def _on_alarm(self) -> None:
@@ -474,9 +354,9 @@ class Driver(_Shared):
         self.operations.look = None
         self.operations.closed = True
         for fd in self.channel.watched_fds:
-            self._stop_reading(fd)
+            stop_reading(self.loop, fd)
         self._drop_bells(self._bells)
-        self._stop_reading(self.alarms.fd)
+        stop_reading(self.loop, self.alarms.fd)
         self.alarms.close()
         self._events.unsubscribe(self._token)
         self._events.release()
@@ -490,7 +370,7 @@ class Driver(_Shared):
             self.context.close()
 
 
-class ContextEvents(_Shared):
+class ContextEvents(Shared):
     """One event loop's ear for the asynchronous events of a context: its only reader there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
@@ -517,7 +397,7 @@ class ContextEvents(_Shared):
         self._router.unsubscribe(token)
 
     def _close(self) -> None:
-        self._stop_reading(self._fd)
+        stop_reading(self.loop, self._fd)
 
 
 def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
@@ -554,7 +434,7 @@ async def writable(fd: int) -> None:
         loop.remove_writer(fd)
 
 
-class EventDriver(_Shared):
+class EventDriver(Shared):
     """One event loop's connection-manager event channel, shared by its ids."""
 
     lingers = True
@@ -586,5 +466,5 @@ class EventDriver(_Shared):
                 event.id.close()  # its listener has just been closed; the peer sees a rejection
 
     def _close(self) -> None:
-        self._stop_reading(self.channel.fd)
+        stop_reading(self.loop, self.channel.fd)
         self.channel.close()

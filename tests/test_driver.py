@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import Config, cm, connect, driver, listen, verbs
+from aiordma import Config, cm, connect, driver, listen, per_loop, verbs
 from aiordma._core.operations import OperationKind
 from aiordma._native import Block, Queue, Table, Work
 from aiordma.driver import Driver
@@ -622,7 +622,7 @@ async def ends_soon(driver: Driver) -> None:
 def test_a_driver_ends_a_moment_after_its_last_use(
     run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LINGER", 1e-9)
+    monkeypatch.setattr(per_loop, "LINGER", 1e-9)
 
     async def main() -> None:
         first = Driver.for_device(device, LIMIT)

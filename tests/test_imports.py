@@ -51,8 +51,9 @@ ROOMS: dict[str, set[str]] = {
     "trace": {"_native"} | CORE,
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
     "alarm_clock": {"_native"},
+    "per_loop": set(),
     "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"}
-    | {"alarm_clock"}
+    | {"alarm_clock", "per_loop"}
     | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},

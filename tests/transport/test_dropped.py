@@ -16,7 +16,7 @@ from aiordma import (
     ConnectionBrokenError,
     ConnectionClosedError,
     Rights,
-    driver,
+    per_loop,
     start_server,
     streams,
 )
@@ -30,7 +30,7 @@ from .place import ALL, SMALL, Place, check_alive, ends, shared, turns
 @pytest.fixture(autouse=True)
 def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is left is nobody's."""
-    monkeypatch.setattr(driver, "LINGER", 0)
+    monkeypatch.setattr(per_loop, "LINGER", 0)
 
 
 @contextmanager
