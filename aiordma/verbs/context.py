@@ -90,7 +90,7 @@ class Context(Ports):
         super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
         self._attributes: DeviceAttributes | None = None
         self._extended: ExtendedDeviceAttributes | None = None
-        self._gid_table = 0, b"", ()
+        self._gid_table = b"", ()
         self._cq_fields: tuple[WCFields | None] | None = None
         # Whom an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (

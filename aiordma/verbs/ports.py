@@ -29,9 +29,8 @@ class Ports(Resource["h.ContextPointer"]):
 
     library: Library
     name: str
-    _gid_table: tuple[int, bytes, tuple[GIDEntry, ...]]
-    """The entries that all ports have room for, and those that there were last, in C and as
-    objects."""
+    _gid_table: tuple[bytes, tuple[GIDEntry, ...]]
+    """The table as it was asked for last, in C and as objects."""
 
     @abstractmethod
     def query_device(self) -> DeviceAttributes: ...
@@ -62,17 +61,16 @@ class Ports(Resource["h.ContextPointer"]):
 
         Each is the same object as before, with the name of its interface, until the table changes.
         """
-        room, known, table = self._gid_table
-        if not room:
-            ports = range(1, self.query_device().phys_port_cnt + 1)
-            room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
+        ports = range(1, self.query_device().phys_port_cnt + 1)
+        room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
         entries = _unset("struct ibv_gid_entry[]", room)
         calls, pointer = self.library.calls, self.pointer
         count = calls._ibv_query_gid_table(pointer, entries, room, 0, _ENTRY_SIZE)
         there = ffi.buffer(entries, count * _ENTRY_SIZE)
+        known, table = self._gid_table
         if there != known:
             table = tuple(GIDEntry.read(entries[index]) for index in range(count))
-            self._gid_table = room, there[:], table
+            self._gid_table = there[:], table
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:

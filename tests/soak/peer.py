@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 import uvloop
 
 import aiordma
-from aiordma import Connection, Server, streams
+from aiordma import Connection, Server, per_loop, streams
 from aiordma._transport.messages import SPARE_BLOCKS
 from aiordma.streams import StreamServer
 from aiordma.transport import Via
+from aiordma.verbs import live
 from bench.end import pool_of
 from bench.footprint import footprint, peak
 
@@ -189,7 +190,7 @@ class Peer:
         self._servers.clear()
         self._stream_servers.clear()
         self._anchored.clear()
-        await asyncio.sleep(0.1)
+        await self._nothing_lingers()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         self._patterns.forget_copies()
@@ -201,6 +202,17 @@ class Peer:
             "memory": footprint(None)["private"],
             "peak": peak(),
         }
+
+    @staticmethod
+    async def _nothing_lingers() -> None:
+        """What connections shared stays for a moment, or for another one if it was used meanwhile.
+
+        Whatever is there after that is left behind.
+        """
+        for _ in range(5 + round(20 * per_loop.LINGER)):
+            await asyncio.sleep(0.1)
+            if not (live().get("Context") or live().get("EventChannel")):
+                return
 
     # ---- listening -----------------------------------------------------------------------
 

@@ -252,3 +252,29 @@ def test_entries_are_made_anew_when_the_table_changes(
     assert first.gid.raw[:15] == table[0].gid.raw[:15]
     monkeypatch.undo()
     assert context.query_gid_table() == table
+
+
+def test_there_is_room_for_a_table_that_has_grown(
+    context: verbs.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded device's does, with the addresses of its host."""
+    before = context.query_gid_table()
+    ask, calls = context.ask_port, context.library.calls
+    query, rooms = calls._ibv_query_gid_table, []
+
+    def grown(port_num: int) -> Any:
+        port = ask(port_num)
+        port.gid_tbl_len += 3
+        return port
+
+    def noted(*arguments: Any) -> int:
+        rooms.append(arguments[2])
+        count: int = query(*arguments)
+        return count
+
+    monkeypatch.setattr(calls, "_ibv_query_gid_table", noted)
+    assert context.query_gid_table() == before
+    monkeypatch.setattr(context, "ask_port", grown)
+    assert context.query_gid_table() == before
+    ports = context.query_device().phys_port_cnt
+    assert rooms[1] == rooms[0] + 3 * ports
