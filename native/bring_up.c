@@ -11,11 +11,11 @@ int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struc
 
 	for (int step = 0; step < 3; step++) {
 		attr->qp_state = states[step];
-		errno = 0; /* some providers return -1 and set it */
+		errno = 0; /* an older one must not be shown */
 		int code = calls->ibv_modify_qp(qp, attr, masks[step]);
 
 		if (code)
-			return code > 0 ? code : code == -1 && errno ? errno : -code;
+			return code;
 	}
 	return 0;
 }

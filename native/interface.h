@@ -226,8 +226,8 @@ int aiordma_drain_bells(struct aiordma_drain *drain, int fds[8]);
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 
 /* A queue pair from RESET to INIT, RTR and RTS by three calls of ibv_modify_qp(3), of which each takes
- * from `attr` what its mask names; the states are set here.  0, or the errno value of the call that
- * failed, with the state that it was for in `attr`; there are no further calls then. */
+ * from `attr` what its mask names; the states are set here.  0, or what the call returned that
+ * failed, with errno as it left it and the state that it was for in `attr`; there are no further calls then. */
 int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
 		     int to_init, int to_rtr, int to_rts);
 

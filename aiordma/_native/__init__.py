@@ -28,7 +28,7 @@ from ._fast import (
     connect,
 )
 from ._lib import ffi, lib
-from .calls import CONVENTIONS, EXTENDED, Calls, Convention, failure
+from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, failure
 from .library import Library, embedded, system
 from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
@@ -89,6 +89,7 @@ __all__ = [
     "Work",
     "WrongCompletion",
     "embedded",
+    "errno_of",
     "failure",
     "ffi",
     "lib",

@@ -177,6 +177,11 @@ def _open_files() -> str:
     )
 
 
+def errno_of(code: int) -> int:
+    """The errno value of a failed call that returns one; some providers return -1 and set errno."""
+    return code if code > 0 else ffi.errno if code == -1 else -code
+
+
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
     """A C function as a call that raises, by its convention."""
 
@@ -185,7 +190,7 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
-            raise failure(verb, code if code > 0 else ffi.errno if code == -1 else -code)
+            raise failure(verb, errno_of(code))
 
     def minus_one(*arguments: object) -> None:
         ffi.errno = 0

@@ -25,6 +25,9 @@ SEND_PIECES = 2
 # it is for rnr_retry only, and would never notice a queue pair that has died in silence.
 RETRIES = 6
 
+# The same for all connections of a listener.
+_hello = lru_cache(maxsize=16)(Hello)
+
 
 class Side:
     """Driver, completion entries and queue pair of one side.  `close` gives back what there is."""
@@ -57,16 +60,16 @@ class Side:
     @property
     def hello(self) -> Hello:
         config = self.config
-        return hello_of(
-            config.eager_size,
-            config.data_receives,
-            config.control_receives,
-            config.max_message,
-            config.lend_quota,
-            self.max_rd_atomic,
-            self.max_dest_rd_atomic,
-            self._authenticates,
-            self._takes_asks,
+        return _hello(
+            eager_size=config.eager_size,
+            data_receives=config.data_receives,
+            control_receives=config.control_receives,
+            max_message=config.max_message,
+            lend_quota=config.lend_quota,
+            max_rd_atomic=self.max_rd_atomic,
+            max_dest_rd_atomic=self.max_dest_rd_atomic,
+            authenticates=self._authenticates,
+            takes_asks=self._takes_asks,
         )
 
     def create_qp(
@@ -88,28 +91,3 @@ class Side:
             self.qp.close()
         self.driver.release_cq(self.cq, self._entries)
         self.driver.release()
-
-
-@lru_cache(maxsize=16)  # the same for all connections of a listener
-def hello_of(
-    eager_size: int,
-    data_receives: int,
-    control_receives: int,
-    max_message: int,
-    lend_quota: int,
-    max_rd_atomic: int,
-    max_dest_rd_atomic: int,
-    authenticates: bool,
-    takes_asks: bool,
-) -> Hello:
-    return Hello(
-        eager_size=eager_size,
-        data_receives=data_receives,
-        control_receives=control_receives,
-        max_message=max_message,
-        lend_quota=lend_quota,
-        max_rd_atomic=max_rd_atomic,
-        max_dest_rd_atomic=max_dest_rd_atomic,
-        authenticates=authenticates,
-        takes_asks=takes_asks,
-    )

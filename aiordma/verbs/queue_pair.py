@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
-from aiordma._native import failure, ffi, lib
+from aiordma._native import errno_of, failure, ffi, lib
 from aiordma.errors import QPTransitionError, UnsupportedError, VerbsError
 
 from .bring_up import BringUp
@@ -164,7 +164,7 @@ class QueuePair(BringUp, Posting):
             step = QPState(attr.qp_state)
             mask = masks[step - QPState.INIT]
             check = check_transition(self.qp_type, QPState(step - 1), step, mask)
-            error = failure("ibv_modify_qp", code)
+            error = failure("ibv_modify_qp", errno_of(code))
             raise self._refused(error, check, mask, changes if step is QPState.RTR else {})
 
     def query(self) -> QPAttributes:
