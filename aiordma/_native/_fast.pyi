@@ -587,6 +587,8 @@ class Queue:
     """`write` and `read` may post."""
     backlogged: bool
     """Something else has to be posted first."""
+    watched: bool
+    """`_use_room` is called whenever entries have become free."""
     failed: bool
     """Nothing is done any more: what completes is only over."""
     @property
@@ -604,6 +606,12 @@ class Queue:
 
     def post_ready(self, shelf: Shelf, most: int, length: int, /) -> int:
         """Posts receives in blocks that are ready, for whom nobody waits: how many."""
+
+    def take_receives(self, other: Queue, /) -> int:
+        """Takes over the receives of another queue of the same queue pair: how many.
+
+        ValueError unless nothing else is under way there, and nothing posted here.
+        """
 
     def write(self, local: object, remote: object, /) -> Promise | None:
         """Posts a write; None, and nothing happens, unless it is plain, allowed, and has room."""

@@ -73,8 +73,10 @@ class Connection(Life):
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
-    def __init__(self, side: Side, config: Config, security: Security) -> None:
-        super().__init__(side, config, security)
+    def __init__(
+        self, side: Side, config: Config, security: Security, *, before: Life | None = None
+    ) -> None:
+        super().__init__(side, config, security, before=before)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
         self._inbox: Inbox = self._messages.inbox
@@ -431,17 +433,22 @@ class Connection(Life):
         if self._root is None and not self._closing:
             self._closing = self._messages.closing = True
             self._queue.accepting = False
+            ended = ConnectionClosedError()
             try:
-                if self._patience is None:
-                    self._be_patient(ConnectionClosedError())
-                await self._messages.drained()
+                if not self._messages.drained:
+                    self._be_patient(ended)
+                    await self._messages.drain()
                 self._said_goodbye = True
-                await self._sharing.tell(protocol.GOODBYE)
-                self._end_at_once(ConnectionClosedError())
+                if not self._say_rest():
+                    self._be_patient(ended)
+                    await self._sharing.tell(protocol.GOODBYE)
+                    if self._kin is not None:
+                        await self._kin.told()
+                self._end_at_once(ended)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:
-                self._end(ConnectionClosedError())
+                self._end(ended)
         await self._closed.wait()
 
     def abort(self) -> None:

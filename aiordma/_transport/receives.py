@@ -42,7 +42,7 @@ class Receives:
         self._queue = queue
         self._pool = memory.pool
         self._supply = memory.supply(self.post_again, brief=True, kept=True)
-        self._count = config.data_receives + config.control_receives
+        self.count = config.data_receives + config.control_receives
         self._sizes = OwnReceives(config.eager_size, config.max_eager_size)
         traffic.large_size = self._sizes.largest
         self._tell = tell
@@ -56,12 +56,27 @@ class Receives:
         self._larger: list[Block] = []
         self._ended = False
 
-    def post_all(self) -> None:
+    def post_all(self, before: WorkQueue | None = None, arrived: int = 0) -> None:
+        """With those that are left of another one of the same queue pair.
+
+        Of these `arrived` are used already, and posted again when it is seen what came there.
+        """
         size = self._sizes.size
-        posted = self._queue.post_ready(self._pool, self._count, size)
+        if before is not None:
+            self._sizes.posted = self._queue.take_receives(before) + arrived
+        posted = self._queue.post_ready(self._pool, self.count - self._sizes.posted, size)
         self._sizes.posted += posted
-        for _ in range(posted, self._count):
+        while self._sizes.posted < self.count:
             self._post(self._pool.block(size))
+
+    @property
+    def as_at_first(self) -> bool:
+        """None of them is expected to be larger."""
+        return self._sizes.size == self._sizes.smallest and not self._larger
+
+    def replace(self, block: Block) -> None:
+        """Posts one for a frame that does not count."""
+        self._queue.post_receive(block, self._sizes.size)
 
     def _post(self, block: Block) -> None:
         self._sizes.posted += 1
@@ -151,7 +166,7 @@ class Receives:
         larger: list[Block] = []
         if sizes.wanted > sizes.size:
             try:
-                self._pool.require_spare(self._count * sizes.wanted)
+                self._pool.require_spare(self.count * sizes.wanted)
                 for _ in range(sizes.posted - self._used):
                     larger.append(self._pool.block(sizes.wanted))
             except (RDMAError, OSError):

@@ -85,7 +85,7 @@ class WorkQueue(Queue):
         self.capacity = self.free = qp.capabilities.max_send_wr
         self.reserved = CONTROL_ENTRIES
         self.error: BaseException | None = None
-        self._on_failure = on_failure
+        self.on_failure = on_failure
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = nothing
         self._messages_first = False
@@ -188,7 +188,7 @@ class WorkQueue(Queue):
 
     def _went_wrong(self, work: Posted | Block, facts: WrongCompletion) -> None:
         kind, status, vendor_err, wr_id, earlier = facts
-        told = self.error is not None  # all that was under way was, and this was
+        told = self.failed  # all that was under way was, and this was
         if status == verbs.WCStatus.WR_FLUSH_ERR and not told:
             self._driver.look_for_events()  # what put the queue pair into this state
         if not told:
@@ -223,6 +223,11 @@ class WorkQueue(Queue):
         if not self._messages_first:
             self.on_room()
 
+    def watch_room(self, on_room: Callable[[], None]) -> None:
+        """From now on it is called whenever entries of the send queue have become free."""
+        self.on_room = on_room
+        self.watched = True
+
     def device_event(self, event: verbs.AsyncEvent) -> None:
         if event.type in FATAL_EVENTS:
             self.fail(event_error(event, self.qp.context))
@@ -231,9 +236,9 @@ class WorkQueue(Queue):
 
     def fail(self, error: BaseException) -> None:
         """The queue pair is of no more use, for this reason.  The first call decides."""
-        if self.error is not None:
+        if self.failed:
             return
-        self.error = error
+        error = self.error = self.error or error
         self.failed = True
         backlog, self._backlog = self._backlog, OrderedDict()
         self.backlogged = False
@@ -242,7 +247,16 @@ class WorkQueue(Queue):
         for work in backlog:
             work.failed(self._waiter_error(error))
             work.release()
-        self._on_failure(error)
+        self.on_failure(error)
+
+    def refuse(self, error: BaseException) -> None:
+        """Nothing more is posted here, for this reason; what is under way goes on, or fails so."""
+        self.error = error
+
+    def retire(self) -> None:
+        """Nothing is under way, and another one goes on with the queue pair."""
+        self.failed = True
+        self._let_go()
 
     def close(self) -> None:
         """Destroys the queue pair; after this the device touches none of its memory any more."""
@@ -251,12 +265,16 @@ class WorkQueue(Queue):
         self.qp.close()
         for work in cast("list[Posted]", self.clear_slots()):
             work.release()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self.on_room = nothing
+        self.on_failure = nothing
         self.user = None
         self.traffic = None
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """For a queue pair that is gone."""
 
 

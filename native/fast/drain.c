@@ -192,7 +192,7 @@ static PyObject *use_room(struct queue *queue)
 {
 	PyObject *traffic = queue->traffic;
 
-	if (queue->backlogged || !traffic || !PyObject_TypeCheck(traffic, fast_traffic_type))
+	if (queue->backlogged || queue->watched || !traffic || !PyObject_TypeCheck(traffic, fast_traffic_type))
 		return PyObject_CallMethodObjArgs((PyObject *)queue, str_use_room, NULL);
 	Py_INCREF(traffic);
 	PyObject *done = none_unless(fast_pump((struct traffic *)traffic));

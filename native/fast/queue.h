@@ -36,6 +36,7 @@ struct queue {
 	struct slot_list sends, receives;
 	char accepting;	 /* transfers, without asking Python */
 	char backlogged; /* others have to be posted first */
+	char watched;	 /* Python is told of each room that comes, whatever the traffic makes of it */
 	char failed;	 /* nothing that completes is done any more: it is only over */
 	char touched;	 /* by the drain that is going on: has room that nobody knows of */
 };

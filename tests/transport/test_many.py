@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aiordma import Connection, Server, start_server, verbs
+from aiordma._transport import family
 from aiordma.mr_pool import SPARE_SLABS
 from aiordma.testing import Held
 
@@ -94,7 +95,8 @@ async def test_one_after_another(place: Place) -> None:
 
 @pytest.mark.time_limit(60)
 @pytest.mark.timeout(600)
-async def test_at_once(place: Place) -> None:
+async def test_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "RESTS", 0.02)
     count = AT_ONCE.get(place.device, FEWER_AT_ONCE)
     patient = replace(SMALL, connect_timeout=60, handshake_timeout=60)
     server = await start_server(
@@ -103,6 +105,7 @@ async def test_at_once(place: Place) -> None:
     async with server, await place.connect(server.port) as anchor:
         await talk(anchor, 0)
         (first,) = server._tasks
+        alone = verbs.live()["QueuePair"]
 
         async def crowd() -> None:
             clients = await asyncio.gather(
@@ -112,7 +115,9 @@ async def test_at_once(place: Place) -> None:
             await asyncio.gather(*(talk(client, n) for n, client in enumerate(clients)))
             await asyncio.gather(*(client.close() for client in clients))
             await others_end(server, first)
-            await turns(1)
+            async with place.within(5):
+                while verbs.live()["QueuePair"] > alone:  # some rest for a moment
+                    await turns(1)
 
         await crowd()  # fills caches: slabs of the pool, threads of the resolver
         gc.collect()
