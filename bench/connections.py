@@ -20,21 +20,24 @@ from .lanes import (
 NOTE = (
     "Messages of 64 B there and back, in all a second: on one connection with one of them under "
     "way, on one with 64, and on 256 connections with one each. Connections made and closed one "
-    'after another while another one stays, a second: aiordma by the exchange (`via="tcp"`), which '
-    "asks for them over the one that stays, the same with an exchange on a TCP socket for each "
-    "(`Config.in_band` off), and by the connection manager. A core each."
+    'after another while another one stays, a second: aiordma by the exchange (`via="tcp"`), where '
+    "each has the queue pair of one before it, the same with an exchange on a TCP socket for each "
+    "(`Config.in_band` off), and by the connection manager. And 200 made before the first of them "
+    "is closed: by the exchange they are asked for over the one that stays, and nearly all have "
+    "queue pairs of their own. A core each."
 )
 ONE, WINDOW, MANY = "one connection", "one connection, 64 outstanding", "256 connections"
-CONNECT = "connect and close"
+CONNECT, CONNECT_ALL = "connect and close", "connect, and close when all are there"
 # Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
 COUNTS = {"aiordma": 64_000, "uvloop TCP protocol": 6400, "uvloop Unix protocol": 6400}
 # For a tenth of a second each.
 CONNECTS = {
-    "aiordma": 200,
+    "aiordma": 600,
     "aiordma, a socket each": 200,
     "aiordma, connection manager": 200,
     "uvloop TCP protocol": 2000,
 }
+ALL = 200
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
@@ -58,6 +61,8 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     for who, contender in makers.items():
         count = options.count(CONNECTS[who])
         yield Lane.of(contender, CONNECT, who, "connect", count=count)
+        count = options.count(ALL)
+        yield Lane.of(contender, CONNECT_ALL, who, "connect_all", count=count)
 
 
 def measure(options: Options) -> Data:

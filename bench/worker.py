@@ -123,6 +123,15 @@ class Measuring:
                 pass
         return (perf_counter() - start) / count
 
+    async def connect_all(self, count: int) -> float:
+        """The same, of which none is closed before all are made."""
+        await self._connected("echo")
+        start = perf_counter()
+        async with AsyncExitStack() as stack:
+            for _ in range(count):
+                await stack.enter_async_context(self._way.connect(self._places["echo"]))
+        return (perf_counter() - start) / count
+
     async def write(self, size: int, count: int, awake: int = 0) -> float:
         """The median of one-sided writes, awaited one after another.
 
