@@ -201,11 +201,12 @@ class Listener:
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
     Finished connections wait here until they are accepted; `close` closes those that nobody
-    took.
+    took.  Where more than `backlog` wait, those that have ended meanwhile are forgotten.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, backlog: int) -> None:
         self.device = device
+        self._backlog = self._enough = backlog
         self._home = Home()
         self._loop_end = loop_end.of_running_loop()
         self._acceptor: Acceptor | None = None
@@ -243,6 +244,12 @@ class Listener:
             connection.abort()
             return
         self._ready.append(connection)
+        if len(self._ready) > self._enough:
+            # A peer may connect and close without end; what is open has its own limit.
+            waiting = [connection for connection in self._ready if not connection.closed]
+            self._ready.clear()
+            self._ready.extend(waiting)
+            self._enough = max(self._backlog, 2 * len(self._ready))
         self._waiters.wake()
 
     async def accept(self) -> Connection:
@@ -358,7 +365,7 @@ async def listen(
     """
     security = check_security(via, auth, ssl, None)
     chosen, asked = choose_device(device)
-    listener = Listener(chosen.name)
+    listener = Listener(chosen.name, backlog)
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
     if via == "tcp":
         listener._start(

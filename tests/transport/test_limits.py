@@ -16,6 +16,7 @@ from aiordma import (
     Connection,
     ProtocolError,
     connect,
+    listen,
     start_server,
     streams,
 )
@@ -83,6 +84,26 @@ async def test_who_has_not_been_accepted_counts(place: Place) -> None:
 
 
 @one_loop
+async def test_who_has_ended_before_anybody_accepted_it(place: Place) -> None:
+    """A listener that is slow does not keep all of them; who is still there is, in its turn."""
+    async with await listen(
+        place.host, 0, device=place.device, via=place.via, backlog=4, config=SMALL
+    ) as listener:
+        first = await place.connect(listener.port)
+        for _ in range(20):
+            other = await place.connect(listener.port)
+            await other.close()
+        assert len(listener._ready) <= 10
+        last = await place.connect(listener.port)
+        async with first, last, place.within(5):
+            async with await listener.accept() as server:
+                await check_alive(first, server)
+            while (server := await listener.accept()).closed:
+                pass
+            async with server:
+                await check_alive(last, server)
+
+
 async def test_a_failed_handshake_keeps_no_place(place: Place) -> None:
     key = bytes(range(16))
 
