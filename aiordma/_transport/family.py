@@ -4,6 +4,8 @@ asked for over it or over one another (kin.py).
 The socket's end is how the death of the peer is noticed at once, so it stays for as long as any of
 them lives, and all hear of it.  A connection that ends while others go on cannot say so by its end:
 then the peer is told its number.  The asking side gives the numbers; the first one's is 0.
+
+It also knows which of its members rest between two connections (rest.py), and for how long.
 """
 
 from __future__ import annotations

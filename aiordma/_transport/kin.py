@@ -31,19 +31,17 @@ from itertools import islice
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
-from .._core.refusal import printable
 from ..config import Config
 from ..driver import Driver
-from ..errors import ConnectionBrokenError, ProtocolError, RDMAError, RejectedError
+from ..errors import ConnectionBrokenError, ProtocolError, RDMAError
 from .connection import Connection
 from .family import Family, Member
 from .half import Half
 from .life import Address, Kin, Life, Link, NoLink, weakly
 from .messages import Messages
 from .reception import NoPlaceError, Reception
-from .rest import AskersRest, ListenersRest, NotAsked, may_rest, open_again
+from .rest import AskersRest, ListenersRest, NotAsked, may_rest, open_again, refusal
 from .security import Security
-from .tcp_link import REJECTED_BY_APPLICATION
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -105,14 +103,11 @@ class Asked:
         self._forget()
 
     def refused(self, error: protocol.Error) -> None:
-        text = printable(error.text)
-        self.member.over(text)  # there is nobody to be told
-        if error.code == protocol.ErrorCode.QUOTA:
-            self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
-            return
+        refused = refusal(error)
+        self.member.over(str(refused))  # there is nobody to be told
         if error.code == protocol.ErrorCode.CANCELLED:  # there is no listener any more
             self._family.asks = False
-        self.failed(NotAsked(text))
+        self.failed(refused)
 
     def _forget(self) -> None:
         self._family.overdue -= self._given_up

@@ -68,19 +68,20 @@ class Reception:
         task.add_done_callback(self._handshakes.discard)
         return task
 
-    def admit(self, connection: Connection, peer: Address | None) -> None:
-        """Has a place for it until it ends.  NoPlaceError when there is none."""
+    def _place(self, peer: Address | None) -> Callable[[], None]:
+        """Takes one; what gives it back.  NoPlaceError when there is none for this peer."""
         host = peer[0] if peer else ""  # it was gone before that could be asked
         if (why := self._places.take(host)) is not None:
             raise NoPlaceError(why)
-        connection._on_closed = partial(self._places.give_back, host)
+        return partial(self._places.give_back, host)
+
+    def admit(self, connection: Connection, peer: Address | None) -> None:
+        """Has a place for it until it ends.  NoPlaceError when there is none."""
+        connection._on_closed = self._place(peer)
 
     def take(self, local: Address | None, peer: Address | None) -> tuple[Half, Connection]:
         """A half for a peer, to be reached by `local`.  NoPlaceError when there is none for it."""
-        host = peer[0] if peer else ""  # it was gone before that could be asked
-        if (why := self._places.take(host)) is not None:
-            raise NoPlaceError(why)
-        give_back = partial(self._places.give_back, host)
+        give_back = self._place(peer)
         half: Half | None = None
         try:
             config = self.config

@@ -237,6 +237,7 @@ class AskersRest(Rest):
 
 
 def refusal(error: protocol.Error) -> RDMAError:
+    """What who asked, or opened, is told: RejectedError, or NotAsked where another way may do."""
     text = printable(error.text)
     if error.code == protocol.ErrorCode.QUOTA:
         return RejectedError(text, reason=REJECTED_BY_APPLICATION, event="")

@@ -52,7 +52,7 @@ from .place import (
     turns,
 )
 from .raw_peer import RawPeer, control, frame
-from .test_kin import KEY, abandon, places_taken, until
+from .test_kin import ENDS, KEY, abandon, places_taken, until
 from .test_other_processes import Child
 
 pytestmark = by_tcp
@@ -199,6 +199,13 @@ def slow_rest(conn: Connection) -> Callable[[], None]:
 
     conn._messages.say_rest = slowly  # type: ignore[method-assign]
     return over
+
+
+def deafen(conn: Connection) -> tuple[list[protocol.Message], Callable[[], None]]:
+    """What its peer tells it meanwhile; it hears the first of that when the other is called."""
+    heard: list[protocol.Message] = []
+    hear, conn._messages._on_control = conn._messages._on_control, heard.append
+    return heard, lambda: hear(heard[0])
 
 
 class Late(Probe):
@@ -443,8 +450,7 @@ async def test_the_last_one_waits_for_word_of_the_others(place: Place) -> None:
     async with await place.listen() as listener:
         client, server = await place.both(listener)
         other, its_server = await place.both(listener)
-        heard: list[protocol.Message] = []
-        hear, its_server._messages._on_control = its_server._messages._on_control, heard.append
+        heard, hear = deafen(its_server)
         slow = slow_rest(other)
         await other.close()
         closing = asyncio.create_task(client.close())
@@ -456,7 +462,7 @@ async def test_the_last_one_waits_for_word_of_the_others(place: Place) -> None:
         slow()
         async with place.within(5):
             await closing
-        hear(heard[0])
+        hear()
         async with place.within(5):
             error = await ends(its_server.recv(), ConnectionClosedError)
         assert isinstance(error, ConnectionClosedError)
@@ -732,14 +738,6 @@ async def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
         await other[0].close()
 
 
-ENDS: dict[str, Callable[[Connection, Connection], object]] = {
-    "closed": lambda client, server: client.close(),
-    "closed by the peer": lambda client, server: server.close(),
-    "aborted": lambda client, server: client.abort(),
-    "aborted by the peer": lambda client, server: server.abort(),
-}
-
-
 @pytest.mark.parametrize("how", ENDS)
 async def test_the_one_beside_it_ends_meanwhile(place: Place, how: str) -> None:
     """With the pair that is being opened, or without: whoever connects gets a connection."""
@@ -751,7 +749,7 @@ async def test_the_one_beside_it_ends_meanwhile(place: Place, how: str) -> None:
             connecting = asyncio.create_task(place.connect(listener.port))
             await turns(count)
             ending = ENDS[how](client, server)
-            if asyncio.iscoroutine(ending):
+            if ending is not None:
                 await ending
             async with place.within(5):
                 other = await connecting
@@ -989,8 +987,7 @@ async def test_what_comes_before_the_last_word_is_of_the_one_before(place: Place
     """Whatever it is: it is dropped, and counts for nothing."""
     async with house(place) as at:
         client, server = old = await at.both()
-        heard: list[protocol.Message] = []
-        hear, client._messages._on_control = client._messages._on_control, heard.append
+        heard, hear = deafen(client)
         await server.close()
         async with place.within(5):  # the server goes on, and the client has not ended yet
             await until(lambda: rests(at.server) and bool(heard))
@@ -999,7 +996,7 @@ async def test_what_comes_before_the_last_word_is_of_the_one_before(place: Place
             sends(control(protocol.Ping(5)))(client)
         async with place.within(5):
             await until(lambda: not client._queue.outstanding)
-        hear(heard[0])
+        hear()
         await at.settled(1)
         new = await at.both()
         assert queue_pairs(new) == queue_pairs(old)
@@ -1012,8 +1009,7 @@ async def test_one_that_goes_on_after_the_other_has_ended(place: Place) -> None:
     """For no longer than it could have been under way."""
     async with house(place) as at:
         client, server = await at.both()
-        heard: list[protocol.Message] = []
-        hear, client._messages._on_control = client._messages._on_control, heard.append
+        heard, hear = deafen(client)
         await server.close()
         async with place.within(5):
             await until(lambda: rests(at.server) and bool(heard))
@@ -1021,7 +1017,7 @@ async def test_one_that_goes_on_after_the_other_has_ended(place: Place) -> None:
                 sends(frame(FrameKind.DATA, b"on and on"))(client)
                 await until(lambda: not client._queue.outstanding)
             await until(lambda: resting(at.server) == 0)
-        hear(heard[0])
+        hear()
         async with place.within(5):
             await until(lambda: resting(at.client) == 0)
 
