@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "copy.h"
 #include "fault.h"
 #include "reference.h"
 
@@ -101,24 +102,6 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	return true;
 }
 
-/* The C library copies what is long with `rep movsb`.  Where that takes bytes out of a ring, the side that
- * writes there may be four times as slow as it is otherwise, for as long as the two go on (seen on Zen 5,
- * between cores with a common cache; which way it begins is chance).  With loads and stores here that has
- * not been seen.  They must fetch what they overwrite, though: a SEND or WRITE whose memory is in no cache
- * would take up to a third longer. */
-static void copy_answer(uint8_t *to, const uint8_t *from, size_t length)
-{
-#ifdef __x86_64__
-	enum { LINE = 64 };
-
-	for (; length >= LINE; length -= LINE, to += LINE, from += LINE) {
-		memcpy(to, from, LINE);
-		__asm__ volatile("" : : : "memory"); /* else they become one memcpy again */
-	}
-#endif
-	memcpy(to, from, length);
-}
-
 /* Payload that is in scratch memory. */
 static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
@@ -130,13 +113,14 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:
 		case SOFT_SINK_READ: {
+			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory is in
+			 * no cache could take up to a third longer with them. */
+			void (*copy)(uint8_t *, const uint8_t *, size_t) =
+				link->sink == SOFT_SINK_READ ? soft_copy_plainly : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
 
 			for (int i = 0; i < count; i++) {
-				if (link->sink == SOFT_SINK_READ)
-					copy_answer(iov[i].iov_base, data + moved, iov[i].iov_len);
-				else
-					memcpy(iov[i].iov_base, data + moved, iov[i].iov_len);
+				copy(iov[i].iov_base, data + moved, iov[i].iov_len);
 				moved += (uint32_t)iov[i].iov_len;
 			}
 			break;

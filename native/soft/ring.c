@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
+#include "copy.h"
 #include "ring.h"
 
 enum {
@@ -172,7 +173,7 @@ void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 	uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
 
 	for (int i = 0; i < count; i++) {
-		memcpy(to, payload[i].iov_base, payload[i].iov_len);
+		soft_copy(to, payload[i].iov_base, payload[i].iov_len);
 		to += payload[i].iov_len;
 	}
 	ring->mine += size;

@@ -2,6 +2,7 @@
  * reads, both asleep whenever they can be; and what the other side may write there by itself. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
+#include "copy.h"
 #include "ring.h"
 
 #include <poll.h>
@@ -54,6 +55,31 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	for (uint32_t i = 0; i < length; i++)
 		CHECK_EQUAL(record.payload[i], (uint8_t)(kind + to + length));
 	soft_ring_done(&reader, &record);
+}
+
+/* By whatever instructions this processor has it: all of it, and nothing beside it. */
+static void copying(void)
+{
+	enum { MOST = 70000, BESIDE = 64 };
+	static uint8_t from[MOST + BESIDE], to[MOST + 2 * BESIDE];
+	static const size_t lengths[] = {0, 1, 63, 64, 65, 130, 4095, 4096, 4097, 32768, MOST};
+	bool here = soft_copies_plainly;
+
+	for (size_t i = 0; i < sizeof(from); i++)
+		from[i] = (uint8_t)(1 + i % 251);
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+		for (int way = 0; way < 3; way++)
+			for (size_t at = 0; at < BESIDE; at += 7) {
+				size_t length = lengths[i];
+
+				memset(to, 0, sizeof(to));
+				soft_copies_plainly = way == 1;
+				(way == 2 ? soft_copy_plainly : soft_copy)(to + at, from + BESIDE - at, length);
+				CHECK(!memcmp(to + at, from + BESIDE - at, length));
+				for (size_t j = 0; j < BESIDE; j++)
+					CHECK(!to[at + length + j] && (j >= at || !to[j]));
+			}
+	soft_copies_plainly = here;
 }
 
 static void nothing(void)
@@ -402,6 +428,7 @@ int main(void)
 {
 	limit_seconds(60);
 	make();
+	STEP(copying());
 	STEP(twice_in_a_row());
 	STEP(in_and_out());
 	STEP(all_the_way_round());
