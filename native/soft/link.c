@@ -178,6 +178,17 @@ void soft_link_output(struct soft_link *link)
 		soft_defer(&link->output);
 }
 
+bool soft_link_is_due(const struct soft_link *link)
+{
+	return link->state == SOFT_LINK_UP && !soft_list_empty(&link->output.node);
+}
+
+void soft_link_output_now(struct soft_link *link)
+{
+	soft_deferred_cancel(&link->output);
+	soft_link_flush(link);
+}
+
 void soft_link_writable(struct soft_link *link)
 {
 	link->blocked = false;

@@ -120,6 +120,9 @@ void soft_link_loses(struct soft_link *link);
 /* There may be something to send; flush: now. */
 void soft_link_output(struct soft_link *link);
 void soft_link_flush(struct soft_link *link);
+/* There is, as far as that has been said; then it is not put off any longer. */
+bool soft_link_is_due(const struct soft_link *link);
+void soft_link_output_now(struct soft_link *link);
 /* The wire has room again. */
 void soft_link_writable(struct soft_link *link);
 /* May queue pairs of this host meet in shared memory?  What the environment says. */

@@ -13,6 +13,7 @@
 enum {
 	WAY_FRAME_MOST = 32 * 1024,
 	WAY_RECORD_MOST = 4 * WAY_FRAME_MOST,
+	LONG_RECORD = 16 * 1024, /* takes longer to copy than an answer to it */
 };
 
 /* ---- what the neighbour says --------------------------------------------------------------- */
@@ -43,7 +44,12 @@ static void data(struct soft_way *way, const uint8_t *bytes, size_t length)
 	soft_link_parse(link, bytes, length);
 	if (link->state == SOFT_LINK_UP && (link->left || link->header_have))
 		soft_link_finish(link, EPROTO);
+	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile. */
+	bool answers = length >= LONG_RECORD && soft_link_is_due(link);
+
 	soft_link_release(link);
+	if (answers)
+		soft_link_output_now(link);
 }
 
 static void writable(struct soft_way *way)

@@ -228,6 +228,7 @@ static void wrong_word(void)
 struct raw {
 	struct soft_way way;
 	bool accepted, gone;
+	unsigned acks; /* frames of their own */
 };
 
 static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREETING])
@@ -238,9 +239,9 @@ static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREET
 
 static void raw_data(struct soft_way *way, const uint8_t *bytes, size_t length)
 {
-	(void)way;
-	(void)bytes;
-	(void)length;
+	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
+	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER)
+		soft_container(way, struct raw, way)->acks += bytes[0] == SOFT_ACK;
 }
 
 static void raw_writable(struct soft_way *way)
@@ -401,6 +402,71 @@ static void leaving_or_broken(int what)
 	join(&process);
 }
 
+/* Under the lock: a message of one frame. */
+static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
+{
+	static const uint8_t payload[32 * 1024];
+	uint8_t header[SOFT_FRAME_HEADER];
+	const struct iovec iov[] = {{header, sizeof(header)}, {(void *)(uintptr_t)payload, length}};
+
+	soft_frame_encode(header, &(struct soft_frame){
+					  .opcode = SOFT_SEND,
+					  .length = length,
+					  .total = length,
+					  .psn = psn,
+				  });
+	CHECK(soft_way_room(&raw->way, sizeof(header) + length));
+	soft_way_write(&raw->way, iov, 2, sizeof(header) + length);
+}
+
+/* Long records are acknowledged one by one, however many of them a step takes in: their sender need not
+ * wait for the last to go on. */
+static void acknowledged(void)
+{
+	enum { COUNT = 4, LENGTH = 16 * 1024, PSN = 5 };
+	static struct raw raw;
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){.memory = COUNT * LENGTH});
+	struct address peer = exchange(&process, &side);
+
+	peer.qpn = process.child ? 77 : peer.qpn;
+	peer.psn = process.child ? PSN : peer.psn;
+	if (process.child) {
+		CHECK_EQUAL(to_init(&side), 0);
+		for (int i = 0; i < COUNT; i++)
+			CHECK_EQUAL(post_recv_at(&side, 1, (uint32_t)i * LENGTH, LENGTH), 0);
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		meet(&process);
+		for (int i = 0; i < COUNT; i++)
+			CHECK_EQUAL(next_wc(&side).byte_len, LENGTH);
+		meet(&process);
+	} else {
+		meet(&process);
+		soft_lock();
+		raw_open(&raw, &peer, 77, PSN);
+		soft_unlock();
+		while (!raw.accepted)
+			soft_progress();
+		soft_lock();
+		for (uint32_t i = 0; i < COUNT; i++)
+			raw_send(&raw, PSN + i, LENGTH);
+		soft_unlock();
+		while (raw.acks < COUNT)
+			soft_progress();
+		meet(&process);
+		soft_lock();
+		soft_way_end(&raw.way);
+		soft_unlock();
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(100);
@@ -410,6 +476,7 @@ int main(void)
 	STEP(unwilling());
 	STEP(another_name());
 	STEP(strangers());
+	STEP(acknowledged());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
 	STEP(one_process());
