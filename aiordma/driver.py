@@ -109,11 +109,11 @@ class Driver(Shared):
         self._drain = self.channel.drain_to
         self._spin_us = math.ceil(polling * 1e6)
         self._wake_spin_us = min(WAKE_SPIN_US, self._spin_us)
-        self._look_once_us = min(LOOK_ONCE_US, self._spin_us)
-        self.operations.look = self._look_once if self._look_once_us else None
+        self.operations.look_us = min(LOOK_ONCE_US, self._spin_us)
+        if self.operations.look_us:
+            look_once = self.channel.reader(BATCH, self._look_once)
+            self.operations.look = partial(self.operations.look_again, *look_once)
         self._coming_back = False  # for completions that one turn had no time for
-        self._looking = False  # a look before sleeping is scheduled
-        self._returns = False  # or will be at the end of what is being handled
         self._skip = 0  # wake-ups to go without one
         self._misses = 0  # grows with looks that found nothing
         self._vain_waits = 0  # the same of waiting after a wake-up for nothing
@@ -123,7 +123,7 @@ class Driver(Shared):
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
             if self._spin_us
-            else self.channel.reader(self.operations, BATCH, partial(self._handle, 0, False))
+            else (self.operations.serve, *self.channel.reader(BATCH, self._serve), 0)
         )
         self._bells: list[int] = []
         for fd in self.channel.watched_fds:
@@ -209,16 +209,9 @@ class Driver(Shared):
 
         Whom that wakes has its turn when the loop comes to it.
         """
-        self._handle_later(0, False)
-
-    def _look_once(self) -> None:
-        """For a task that is about to wait: what it waits for may be all but here."""
-        self._handle_later(self._look_once_us, self._returns or self._looking)
-
-    def _handle_later(self, spin_us: int, returns: bool) -> None:
         self.operations.later = True
         try:
-            self._handle(spin_us, returns)
+            self._handle(0, False)
         finally:
             self.operations.later = False
 
@@ -240,8 +233,16 @@ class Driver(Shared):
         if not self._gone:  # between its readiness and now
             self.alarms.ring()
 
+    def _serve(self, drained: Drain) -> None:
+        """What a drain of nobody's who looks could not do by itself."""
+        self._handle(0, False, drained)
+
+    def _look_once(self, drained: Drain) -> None:
+        """The same, of a task that is about to wait: what it waits for may be all but here."""
+        self._handle(0, self.operations.returns or self.operations.looking, drained)
+
     def _on_completions(self) -> None:
-        if self._looking:
+        if self.operations.looking:
             return  # that comes when the tasks have had their turn; now it would delay them
         look = self._spin_us > 0 and not self._skip
         if self._handle(0, look) or self._wait(look):
@@ -261,12 +262,12 @@ class Driver(Shared):
         return found
 
     def _look_soon(self) -> None:
-        self._looking = True
+        self.operations.looking = True
         self.loop.call_soon(self._look)
 
     def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
-        self._looking = False
+        self.operations.looking = False
         if self._handle(self._spin_us, True):
             self._misses = 0
             self._look_soon()
@@ -281,22 +282,23 @@ class Driver(Shared):
         """
         if self._gone:
             return False  # between `call_soon` and now
-        around, self._returns = self._returns, returns
+        table = self.operations
+        around, table.returns = table.returns, returns
         try:
             drain = drain or self._drain
-            found, more, moved = drain(self.operations, BATCH, spin_us, returns)
+            found, more, moved = drain(table, BATCH, spin_us, returns)
             if moved and not self._gone:
                 self._watch_bells()
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # by whom that woke
-                some, more, _ = self._drain(self.operations, BATCH, 0, returns)
+                some, more, _ = self._drain(table, BATCH, 0, returns)
                 found = found or some
                 rounds += 1
         except OSError as error:  # the channel itself fails: nothing more will complete here
             self._fail(error)
             return False
         finally:
-            self._returns = around
+            table.returns = around
         if not more:
             return found
         # The events of what is left are already taken, so the fd need not fire again for it.

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -334,10 +335,15 @@ def test_channel_that_fails(
     run(main())
 
 
-def test_channel_that_fails_whom_it_wakes(run: Run, device: verbs.Device) -> None:
+@both_ways
+def test_channel_that_fails_whom_it_wakes(run: Run, device: verbs.Device, polling: float) -> None:
+    """Or who looks before it waits."""
+
     async def main() -> None:
-        async with the_driver(device, 0) as driver, two_ends(driver) as (first, second):
-            *_, otherwise = driver._woken
+        async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+            look = driver.operations.look
+            assert isinstance(look, partial) == bool(polling)
+            *_, otherwise = look.args if isinstance(look, partial) else driver._woken[:-1]
             otherwise(-errno.EIO)
             for end in (first, second):
                 (error,) = end.sink.failures

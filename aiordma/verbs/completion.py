@@ -168,11 +168,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     def reader(
         self,
-        table: Table,
         capacity: int,
         otherwise: Callable[[Callable[..., tuple[bool, bool, bool]]], object],
-    ) -> tuple[Any, ...]:
-        """A function, and its arguments, that does as :meth:`drain_to`, and never looks again.
+    ) -> tuple[int, int, list[Entries], Callable[[int], None]]:
+        """What a table's ``serve`` or ``look_again`` needs to do as :meth:`drain_to` does.
 
         When there is more to say than whether there were any, ``otherwise`` is called with what
         says it in the place of :meth:`drain_to`. Internal to the library.
@@ -181,7 +180,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         def say(result: int) -> None:
             otherwise(lambda *_: self._outcome(result))
 
-        return table.serve, self._state_address, capacity, self.leaving, say
+        return self._state_address, capacity, self.leaving, say
 
     def _outcome(self, result: int) -> tuple[bool, bool, bool]:
         if result < 0:

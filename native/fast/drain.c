@@ -273,28 +273,45 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	return outcome == RAISED ? NULL : PyLong_FromLong(outcome);
 }
 
-PyObject *fast_serve(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* What `drain` says is for `otherwise`, unless there is nothing to it. */
+static PyObject *serve(struct table *table, PyObject *const *args, Py_ssize_t count, bool returns)
 {
-	struct table *table = (struct table *)self;
-
-	if (count != 4 || !PyList_Check(args[2])) {
-		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, a list, and whom to call");
+	if (count != 5 || !PyList_Check(args[2])) {
+		PyErr_SetString(PyExc_TypeError,
+				"a channel's state, a number, a list, whom to call, and microseconds");
 		return NULL;
 	}
 	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
 	long most = PyLong_AsLong(args[1]);
+	unsigned long spin_us = PyLong_AsUnsignedLong(args[4]);
 
 	if (PyErr_Occurred())
 		return NULL;
 	if (table->closed)
 		Py_RETURN_NONE;
-	int outcome = drain(table, state, most, 0, false);
+	int outcome = drain(table, state, most, (uint32_t)spin_us, returns);
 
 	if (outcome == RAISED)
 		return NULL;
 	if ((outcome == 0 || outcome == 1) && PyList_Size(args[2]) == 0)
 		Py_RETURN_NONE;
 	return PyObject_CallFunction(args[3], "i", outcome);
+}
+
+PyObject *fast_serve(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	return serve((struct table *)self, args, count, false);
+}
+
+PyObject *fast_look_again(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct table *table = (struct table *)self;
+
+	table->later = 1;
+	PyObject *done = serve(table, args, count, table->returns || table->looking);
+
+	table->later = 0;
+	return done;
 }
 
 static PyObject *connect_native(PyObject *module, PyObject *address)

@@ -6,43 +6,52 @@
  */
 #include "promise.h"
 
-/* Looks in a row that are not made because the last ones found nothing. */
-enum { MOST_SKIPPED = 255 };
+/* Looks in a row that are mere glances because the last ones found nothing. */
+enum { MOST_GLANCES = 255 };
 
 /* A look costs less than going round the loop.  It must not keep the tasks of others waiting: nearly
  * nobody else waits for the device, and after so many looks the loop has its turn. */
-static bool may_look(struct table *table)
+static bool may_look(const struct table *table)
 {
-	if (!table->look || table->look == Py_None || table->draining || !table->looks ||
-	    table->waiting > 1)
-		return false;
-	if (table->skip) {
-		table->skip--;
-		return false;
-	}
-	return true;
+	return table->look && table->look != Py_None && !table->draining && table->looks &&
+	       table->waiting <= 1;
+}
+
+/* For so many microseconds.  -1 with an exception. */
+static int look_for(struct table *table, unsigned int spin_us)
+{
+	PyObject *call = table->look;
+	PyObject *spin = PyLong_FromUnsignedLong(spin_us);
+
+	if (!spin)
+		return -1;
+	Py_INCREF(call); /* the table may be told to look no more */
+	PyObject *done = PyObject_CallFunctionObjArgs(call, spin, NULL);
+
+	Py_DECREF(call);
+	Py_DECREF(spin);
+	Py_XDECREF(done);
+	return done ? 0 : -1;
 }
 
 int fast_look(struct promise *promise)
 {
 	struct table *table = (struct table *)promise->table;
-	PyObject *call = table->look;
 
 	if (!may_look(table))
 		return 0;
 	table->looks--;
-	Py_INCREF(call); /* the table may be told to look no more */
-	PyObject *done = PyObject_CallNoArgs(call);
-
-	Py_DECREF(call);
-	if (!done)
+	if (table->glances) { /* what is here already is found by these too */
+		table->glances--;
+		return look_for(table, 0);
+	}
+	if (look_for(table, table->look_us))
 		return -1;
-	Py_DECREF(done);
 	if (promise->state != PROMISE_PENDING)
 		table->misses = 0;
 	else
-		table->misses = table->misses < MOST_SKIPPED / 2 ? 2 * table->misses + 1 :
-								   MOST_SKIPPED;
-	table->skip = table->misses;
+		table->misses = table->misses < MOST_GLANCES / 2 ? 2 * table->misses + 1 :
+								   MOST_GLANCES;
+	table->glances = table->misses;
 	return 0;
 }

@@ -189,8 +189,11 @@ static Py_ssize_t table_length(PyObject *self)
 static PyMemberDef table_members[] = {
 	{"loop", T_OBJECT_EX, offsetof(struct table, loop), 0, NULL},
 	{"look", T_OBJECT, offsetof(struct table, look), 0, NULL},
+	{"look_us", T_UINT, offsetof(struct table, look_us), 0, NULL},
 	{"waiting", T_UINT, offsetof(struct table, waiting), READONLY, NULL},
 	{"later", T_BOOL, offsetof(struct table, later), 0, NULL},
+	{"returns", T_BOOL, offsetof(struct table, returns), 0, NULL},
+	{"looking", T_BOOL, offsetof(struct table, looking), 0, NULL},
 	{"closed", T_BOOL, offsetof(struct table, closed), 0, NULL},
 	{"waking", T_BOOL, offsetof(struct table, waking), 0, NULL},
 	{"stray", T_ULONGLONG, offsetof(struct table, stray), READONLY, NULL},
@@ -200,6 +203,7 @@ static PyMemberDef table_members[] = {
 static PyMethodDef table_methods[] = {
 	{"drain", (PyCFunction)(void (*)(void))fast_drain, METH_FASTCALL, NULL},
 	{"serve", (PyCFunction)(void (*)(void))fast_serve, METH_FASTCALL, NULL},
+	{"look_again", (PyCFunction)(void (*)(void))fast_look_again, METH_FASTCALL, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

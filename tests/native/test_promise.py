@@ -204,17 +204,25 @@ async def test_it_is_collected_with_what_waits_for_it() -> None:
 # ---- the look before the wait --------------------------------------------------------------------
 
 
+LONG, GLANCE = 3, 0
+
+
 class Looks:
     """Of a table's tasks; each settles the next of `found`, if there is one."""
 
     def __init__(self) -> None:
         self.table = new_table()
         self.table.look = self.look
-        self.count = 0
+        self.table.look_us = LONG
+        self.lasted: list[int] = []
         self.found: list[Promise] = []
 
-    def look(self) -> None:
-        self.count += 1
+    @property
+    def count(self) -> int:
+        return len(self.lasted)
+
+    def look(self, spin_us: int) -> None:
+        self.lasted.append(spin_us)
         for one in self.found[:1]:
             self.found.remove(one)
             one.set_result(None)
@@ -247,7 +255,7 @@ async def test_what_a_look_finds_does_not_go_round_the_loop() -> None:
 async def test_a_look_finds_failures_too() -> None:
     looks = Looks()
     one = looks.promise()
-    looks.table.look = lambda: one.set_exception(LookupError("no"))
+    looks.table.look = lambda _: one.set_exception(LookupError("no"))
     with pytest.raises(LookupError, match="no"):
         await one
 
@@ -264,18 +272,17 @@ async def test_the_loop_has_its_turn_after_so_many_looks() -> None:
 
 @on_both_loops
 async def test_looks_in_vain_become_rare() -> None:
+    """Between them are glances, which find what is here."""
     looks = Looks()
-    at = []
-    for number in range(30):
-        before = looks.count
+    for _ in range(16):
         await looks.wait(here=False)
-        if looks.count > before:
-            at.append(number)
-    assert at == [0, 2, 6, 14]  # 1, 3, 7 and then 15 go without one
-    await looks.wait(here=True)
-    assert looks.count == 5
-    await looks.wait(here=True)  # it has paid: at once again
-    assert looks.count == 6
+    glances = [[LONG] + [GLANCE] * some for some in (1, 3, 7, 1)]  # 15, but the loop has its turn
+    assert looks.lasted == [spin_us for some in glances for spin_us in some]
+    looks = Looks()
+    await looks.wait(here=False)
+    for _ in range(3):
+        await looks.wait(here=True)
+    assert looks.lasted == [LONG, GLANCE, LONG, LONG]  # it has paid: no glance again
 
 
 @on_both_loops
@@ -320,7 +327,7 @@ async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
 async def test_what_a_look_raises_is_raised_where_it_is_awaited() -> None:
     looks = Looks()
 
-    def interrupted() -> None:
+    def interrupted(_: int) -> None:
         looks.table.look = None
         raise KeyboardInterrupt
 
