@@ -6,7 +6,7 @@ to the device, so a wrong one is refused there or is somebody else's memory.
 
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Generator, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from contextvars import Context
 from typing import Any, Self
 
@@ -350,6 +350,19 @@ class Counts:
     writes: int
     atomics: int
 
+class Arrivals:
+    """The messages of an inbox, one after another: an asynchronous iterator.
+
+    What is not here for a task that is, comes from a coroutine that `otherwise` makes; its
+    StopAsyncIteration is the end.
+    """
+
+    def __new__(
+        cls, inbox: Inbox, otherwise: Callable[[], Coroutine[Any, Any, Any]], /
+    ) -> Arrivals: ...
+    def __aiter__(self) -> Arrivals: ...
+    def __anext__(self) -> Awaitable[Any]: ...
+
 class Inbox:
     """Messages that have arrived, in order, and those who wait for them.
 
@@ -526,8 +539,14 @@ class Table:
     loop: AbstractEventLoop
     waking: bool
     """A drain calls back those whom it has told."""
-    look: Callable[[], None] | None
-    """Called by who is about to wait, to look once more."""
+    look: Callable[[int], object] | None
+    """Called by who is about to wait, to look once more, for so many microseconds."""
+    look_us: int
+    """As many, or none where the last looks found nothing."""
+    returns: bool
+    """Whose drain this is looks again soon."""
+    looking: bool
+    """And so does the loop, before it sleeps."""
     @property
     def waiting(self) -> int:
         """Promises under way that somebody has asked to be told of."""
@@ -550,14 +569,34 @@ class Table:
         """
 
     closed: bool
-    """`serve` does nothing: the channel is gone, or its process."""
+    """`serve` and `look_again` do nothing: the channel is gone, or its process."""
 
     def serve(
-        self, state: int, most: int, leaving: list[Any], otherwise: Callable[[int], object], /
+        self,
+        state: int,
+        most: int,
+        leaving: list[Any],
+        otherwise: Callable[[int], object],
+        spin_us: int,
+        /,
     ) -> object:
         """What a loop calls that only ever drains; nothing of Python's is called to do so.
 
         `otherwise` has what `drain` would return, unless that is 0 or 1 and `leaving` is empty.
+        """
+
+    def look_again(
+        self,
+        state: int,
+        most: int,
+        leaving: list[Any],
+        otherwise: Callable[[int], object],
+        spin_us: int,
+        /,
+    ) -> object:
+        """As `serve`, in the middle of something: whom it wakes is called back `later`.
+
+        Who does it comes again if it `returns`, or is `looking`.
         """
 
 class Queue:

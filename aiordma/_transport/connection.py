@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
-from .._native import Counts, Promise
+from .._native import Arrivals, Counts, Promise
 from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import (
@@ -203,17 +203,15 @@ class Connection(Life):
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
         return Received(*await self._inbox.recv_into(target))
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the connection is closed in order; ConnectionBrokenError otherwise."""
-        inbox = self._inbox
-        while True:
-            message: Message | None = inbox.take_here()
-            if message is None:
-                try:
-                    message = await self._next()
-                except ConnectionClosedError:
-                    return
-            yield message
+        return Arrivals(self._inbox, self._next_or_end)
+
+    async def _next_or_end(self) -> Message:
+        try:
+            return await self._next()
+        except ConnectionClosedError:
+            raise StopAsyncIteration from None
 
     # ---- memory --------------------------------------------------------------------------
 

@@ -84,6 +84,8 @@ static inline int fast_call(PyObject *object, PyObject *method, PyObject *argume
 
 /* The next message, of which a reference is taken over.  -1 with an exception. */
 int fast_arrived(struct inbox *inbox, PyObject *message);
+/* A message that is here, for a task that is and comes when nobody waits; else None. */
+PyObject *fast_take_here(struct inbox *inbox);
 
 /* A frame of so many bytes: 0, or -1 with an exception. */
 int fast_received(struct traffic *traffic, struct block *block, uint32_t length);
@@ -130,6 +132,7 @@ int fast_add_counts(PyObject *module);
 int fast_add_arrival(void);
 int fast_add_refill(void);
 int fast_add_inbox(PyObject *module);
+int fast_add_arrivals(PyObject *module);
 int fast_add_traffic(PyObject *module);
 
 #endif

@@ -105,7 +105,7 @@ def _watched(value: Any, note: Note) -> Any:
         return type(value)(_watched(value.__func__, note))
     if isinstance(value, property):
         return property(_watched(value.fget, note), value.fset, value.fdel, value.__doc__)
-    if inspect.isasyncgenfunction(value):
+    if inspect.isasyncgenfunction(value) or getattr(value, "__name__", "") == "__aiter__":
 
         @functools.wraps(value)
         async def generate(*arguments: Any, **keywords: Any) -> Any:

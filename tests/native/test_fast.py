@@ -15,6 +15,8 @@ from aiordma._core.operations import OperationKind
 from aiordma._native import (
     EARLIER,
     TRANSFER_SIZE,
+    Arrivals,
+    Inbox,
     Local,
     Pinned,
     Queue,
@@ -237,10 +239,28 @@ def test_what_cannot_be_posted() -> None:
     assert queue.under_way() == queue.clear_slots() == []
     with pytest.raises(ValueError, match="not 1 to 128"):
         queue.table.drain(0, 129, 0, False)
-    with pytest.raises(TypeError, match="a list"):
-        queue.table.serve(0, 1, (), print)  # type: ignore[arg-type]
-    queue.table.closed = True
-    assert queue.table.serve(0, 1, [], print) is None
+    for serve in (queue.table.serve, queue.table.look_again):
+        queue.table.closed = False
+        with pytest.raises(TypeError, match="a list"):
+            serve(0, 1, (), print, 0)  # type: ignore[arg-type]
+        with pytest.raises(OverflowError):
+            serve(0, 1, [], print, -1)
+        with pytest.raises(ValueError, match="not 1 to 128"):
+            serve(0, 0, [], print, 0)
+        queue.table.closed = True
+        assert serve(0, 1, [], print, 0) is None
+    assert not queue.table.later
+
+
+def test_messages_of_what_is_no_inbox() -> None:
+    for make in (
+        lambda: Arrivals(object(), print),  # type: ignore[arg-type]
+        lambda: Arrivals(Inbox()),  # type: ignore[call-arg]
+        lambda: Arrivals(Inbox(), otherwise=print),  # type: ignore[call-arg]
+        type(anext(Arrivals(Inbox(), print))),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError):
+            make()
 
 
 def test_numbers_that_do_not_fit() -> None:
