@@ -12,6 +12,10 @@
 /* Less is copied quicker than a second piece is looked up. */
 enum { COPIED_BELOW = 4096 };
 
+/* What would not gain by sharing a frame with others: waiting for them, until the task has gone on and the
+ * loop comes round, would only keep it back. */
+enum { SENT_AT_ONCE = 16 * 1024 };
+
 /* Frames that are sent before Python is told, lest their number grow for ever. */
 enum { MOST_UNTOLD = 1 << 16 };
 
@@ -323,7 +327,7 @@ static int send_parcel(struct traffic *traffic, struct parcel *parcel, PyObject 
 		return 0;
 	bool others = PyObject_Size(traffic->waiting) > 0;
 
-	if (!others && !traffic->under_way)
+	if (!others && (!traffic->under_way || parcel->length >= SENT_AT_ONCE))
 		return send_one(traffic, parcel, waiter);
 	struct outgoing *outgoing = fast_new_outgoing(parcel, waiter);
 	int rc = outgoing ? fast_call(traffic->waiting, str_append, (PyObject *)outgoing) : -1;

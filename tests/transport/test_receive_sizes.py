@@ -20,6 +20,7 @@ from .test_hostile import ends_with, victim
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
 UNTOLD = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
+AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: the same
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
 
@@ -118,6 +119,20 @@ async def test_nothing_is_offered_that_fits(place: Place) -> None:
         assert client.statistics().messages_sent == before + 1
         with await server.recv() as message:
             assert message == pattern(MEDIUM)
+
+
+@one_loop
+async def test_the_long_do_not_wait_for_each_other(place: Place) -> None:
+    """They would not share a frame.  Of the shorter ones of a turn only the first is posted."""
+    async with place.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
+        await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
+        for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
+            sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
+            assert client._messages.under_way == posted
+            for n in range(3):
+                with await server.recv() as message:
+                    assert message == pattern(size, n)
+            await asyncio.gather(*sends)
 
 
 @one_loop
