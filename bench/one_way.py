@@ -22,16 +22,16 @@ from .lanes import (
 NOTE = (
     "Messages one way until the last one has arrived, several under way: GB/s (10^9 bytes). The "
     "receiver has each as a whole, and keeps none. aiordma's sender gives plain `bytes`; in C a "
-    "message is a SEND from registered memory into a posted receive. A core each. A turn is a "
-    "quarter of a GiB: when it begins, aiordma's receiver sleeps, and the one in C polls as ever; "
-    "in a short turn, waking up would be what is measured."
+    "message is a SEND from registered memory into a posted receive. A core each. A turn is a GiB: "
+    "when it begins, aiordma's receiver sleeps, and the one in C polls as ever; in a short turn, "
+    "waking up, and the time that a core takes to get its clock back, would be what is measured."
 )
 
 # Bytes; messages in a turn, how many of them under way, what is asked beside uvloop's protocols.
 SIZES = {
-    64 << 10: (4096, 16, 2),
-    1 << 20: (256, 4, 4),
-    64 << 20: (4, 2, 2),
+    64 << 10: (16384, 16, 2),
+    1 << 20: (1024, 4, 4),
+    64 << 20: (16, 2, 2),
 }
 NAMES = {size_name(size): size for size in SIZES}
 RIVALS = [
