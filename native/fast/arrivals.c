@@ -103,12 +103,6 @@ static PyObject *step_close(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *itself(PyObject *self)
-{
-	Py_INCREF(self);
-	return self;
-}
-
 static int step_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	Py_VISIT(Py_TYPE(self));
@@ -141,9 +135,9 @@ static PyMethodDef step_methods[] = {
 static PyType_Slot step_slots[] = {
 	{Py_tp_doc, "The next message."},
 	{Py_tp_methods, step_methods},
-	{Py_am_await, itself},
+	{Py_am_await, Py_NewRef},
 	{Py_am_send, step_go},
-	{Py_tp_iter, itself},
+	{Py_tp_iter, Py_NewRef},
 	{Py_tp_iternext, step_next},
 	{Py_tp_traverse, step_traverse},
 	{Py_tp_clear, step_clear},
@@ -169,7 +163,7 @@ static PyObject *arrivals_next(PyObject *self)
 	struct step *step = (struct step *)alloc(step_type, 0);
 
 	if (step)
-		step->arrivals = itself(self);
+		step->arrivals = Py_NewRef(self);
 	return (PyObject *)step;
 }
 
@@ -177,18 +171,15 @@ static PyObject *arrivals_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 {
 	PyObject *inbox, *otherwise;
 
-	if (keywords && PyDict_Size(keywords)) {
-		PyErr_SetString(PyExc_TypeError, "no keywords");
-		return NULL;
-	}
-	if (!PyArg_ParseTuple(args, "O!O", fast_inbox_type, &inbox, &otherwise))
+	if (fast_no_keywords(keywords) ||
+	    !PyArg_ParseTuple(args, "O!O", fast_inbox_type, &inbox, &otherwise))
 		return NULL;
 	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 	struct arrivals *arrivals = (struct arrivals *)alloc(type, 0);
 
 	if (arrivals) {
-		arrivals->inbox = itself(inbox);
-		arrivals->otherwise = itself(otherwise);
+		arrivals->inbox = Py_NewRef(inbox);
+		arrivals->otherwise = Py_NewRef(otherwise);
 	}
 	return (PyObject *)arrivals;
 }
@@ -212,7 +203,7 @@ static void arrivals_dealloc(PyObject *self)
 static PyType_Slot arrivals_slots[] = {
 	{Py_tp_doc, "The messages of a connection, one after another."},
 	{Py_tp_new, arrivals_new},
-	{Py_am_aiter, itself},
+	{Py_am_aiter, Py_NewRef},
 	{Py_am_anext, arrivals_next},
 	{Py_tp_traverse, arrivals_traverse},
 	{Py_tp_dealloc, arrivals_dealloc},

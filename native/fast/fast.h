@@ -76,6 +76,9 @@ int fast_add_work(PyObject *module);
 /* A type from its spec, as a member of the module: a borrowed reference, or NULL. */
 PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec);
 
+/* For tp_new: 0, or -1 with an exception if there are any. */
+int fast_no_keywords(PyObject *keywords);
+
 /* For tp_dealloc: gives back the memory of an object of a heap type. */
 void fast_free(PyObject *object);
 

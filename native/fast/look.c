@@ -1,7 +1,7 @@
 /* A task looks once before it waits.
  *
  * It need not go round the loop for what is all but here: it looks for completions itself
- * (`Driver._look_once`), if hardly anybody else is waiting for the device.  What else it finds then is
+ * (`Table.look_again`), if hardly anybody else is waiting for the device.  What else it finds then is
  * called back by the loop, or by the drain that it is part of.
  */
 #include "promise.h"

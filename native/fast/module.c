@@ -16,6 +16,14 @@ PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
 	return rc ? NULL : (PyTypeObject *)type;
 }
 
+int fast_no_keywords(PyObject *keywords)
+{
+	if (!keywords || !PyDict_Size(keywords))
+		return 0;
+	PyErr_SetString(PyExc_TypeError, "no keywords");
+	return -1;
+}
+
 void fast_free(PyObject *object)
 {
 	PyTypeObject *type = Py_TYPE(object);

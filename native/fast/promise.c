@@ -275,12 +275,6 @@ static PyObject *promise_set_exception(PyObject *self, PyObject *error)
 	Py_RETURN_NONE;
 }
 
-static PyObject *promise_await(PyObject *self)
-{
-	Py_INCREF(self);
-	return self;
-}
-
 static PyObject *promise_next(PyObject *self)
 {
 	struct promise *promise = (struct promise *)self;
@@ -320,11 +314,7 @@ static PyObject *promise_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 	PyObject *table;
 
 	(void)type;
-	if (keywords && PyDict_Size(keywords)) {
-		PyErr_SetString(PyExc_TypeError, "no keywords");
-		return NULL;
-	}
-	if (!PyArg_ParseTuple(args, "O!", fast_table_type, &table))
+	if (fast_no_keywords(keywords) || !PyArg_ParseTuple(args, "O!", fast_table_type, &table))
 		return NULL;
 	return (PyObject *)fast_new_promise(table);
 }
@@ -400,8 +390,8 @@ static PyType_Slot promise_slots[] = {
 	{Py_tp_members, promise_members},
 	{Py_tp_getset, promise_getset},
 	{Py_tp_methods, promise_methods},
-	{Py_am_await, promise_await},
-	{Py_tp_iter, promise_await},
+	{Py_am_await, Py_NewRef},
+	{Py_tp_iter, Py_NewRef},
 	{Py_tp_iternext, promise_next},
 	{Py_tp_traverse, promise_traverse},
 	{Py_tp_clear, promise_clear},
