@@ -6,10 +6,21 @@ import re
 
 import pytest
 
-from .conftest import run_pair
+from .conftest import Ended, run_pair
 
 ITERATIONS = 200
 SIZE = 3000  # less than the MTU, which bounds a datagram
+
+# With -e and -t the program takes an event that finds no completion for an error, where
+# ibv_get_cq_event(3) tells everybody to expect one: the completion came after the CQ was armed and
+# was polled with the one before it.  It is rare, so a few attempts tell it from a fault of ours.
+IN_VAIN = "poll CQ failed 2"  # ENOENT
+ATTEMPTS = 5
+
+
+def in_vain(ended: Ended) -> bool:
+    """Whether it gave up at an event without a completion."""
+    return ended.status != 0 and IN_VAIN in ended.errors
 
 
 @pytest.mark.parametrize(
@@ -38,7 +49,10 @@ def test_pingpong(program: str, options: str, port: int) -> None:
     """-c: each compares every byte that it has received."""
     words = [program, *options.split(), "-c", "-g", "0", "-p", str(port)]
     words += ["-n", str(ITERATIONS), "-s", str(SIZE)]
-    server, client = run_pair(words, [*words, "127.0.0.1"], port)
+    for _ in range(ATTEMPTS if {"-e", "-t"} <= {*words} else 1):
+        server, client = run_pair(words, [*words, "127.0.0.1"], port)
+        if not (in_vain(server) or in_vain(client)):
+            break
     for text in (server.expect(), client.expect()):
         moved, seconds = re.findall(r"^(\d+) bytes in ([\d.]+) seconds = ", text, re.MULTILINE)[0]
         assert int(moved) == 2 * ITERATIONS * SIZE
