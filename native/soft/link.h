@@ -14,6 +14,8 @@
 
 struct soft_link;
 
+enum { SOFT_LINK_FRAMES = 128 };
+
 /* Each is called for a link that has the wire; those without a remark cannot fail. */
 struct soft_wire {
 	/* Take in from now on; 0 or an errno value. */
@@ -27,6 +29,7 @@ struct soft_wire {
 	/* Everything has been sent: finishes the link now, or when the other side says the same. */
 	void (*end)(struct soft_link *link);
 	uint32_t frame_most; /* bytes of payload in one frame */
+	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
 };
 
 enum soft_link_state {

@@ -14,7 +14,6 @@
 #include "reference.h"
 
 enum {
-	FRAMES = 128,
 	IOVECS = 256,
 	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
 };
@@ -29,7 +28,7 @@ struct batch {
 	size_t room;  /* of the wire */
 	size_t referred; /* bytes that are not among these */
 	bool closed;  /* to requests: the next one cannot be sent */
-	struct soft_outgoing frames[FRAMES];
+	struct soft_outgoing frames[SOFT_LINK_FRAMES];
 	struct iovec iov[IOVECS];
 };
 
@@ -57,7 +56,7 @@ static size_t frame_room(const struct soft_link *link)
 
 static bool has_room(const struct batch *batch)
 {
-	return batch->frame_count < FRAMES && batch->bytes < SOFT_STEP_BYTES &&
+	return batch->frame_count < batch->link->wire->frames_most && batch->bytes < SOFT_STEP_BYTES &&
 	       batch->referred < SOFT_REFERENCE_MAX && /* see soft_reference_take */
 	       batch->room - batch->bytes >= frame_room(batch->link) && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;

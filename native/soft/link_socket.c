@@ -169,6 +169,7 @@ const struct soft_wire soft_socket_wire = {
 	.wait = wait_for_room,
 	.end = end,
 	.frame_most = SOFT_FRAME_MAX,
+	.frames_most = SOFT_LINK_FRAMES,
 };
 
 void soft_link_over_socket(struct soft_link *link, int fd)

@@ -13,6 +13,7 @@
 enum {
 	WAY_FRAME_MOST = 32 * 1024,
 	WAY_RECORD_MOST = 4 * WAY_FRAME_MOST,
+	WAY_FRAMES_MOST = 24, /* small ones: a quicker start for the other side is worth a record */
 	LONG_RECORD = 16 * 1024, /* takes longer to copy than an answer to it */
 };
 
@@ -139,6 +140,7 @@ static const struct soft_wire wire = {
 	.wait = wait_for_room,
 	.end = end,
 	.frame_most = WAY_FRAME_MOST,
+	.frames_most = WAY_FRAMES_MOST,
 };
 
 /* ---- ways for links ------------------------------------------------------------------------ */

@@ -228,7 +228,8 @@ static void wrong_word(void)
 struct raw {
 	struct soft_way way;
 	bool accepted, gone;
-	unsigned acks; /* frames of their own */
+	unsigned records, frames; /* that have come */
+	unsigned acks;		  /* among the frames */
 };
 
 static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREETING])
@@ -239,9 +240,14 @@ static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREET
 
 static void raw_data(struct soft_way *way, const uint8_t *bytes, size_t length)
 {
+	struct raw *raw = soft_container(way, struct raw, way);
+
 	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
-	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER)
-		soft_container(way, struct raw, way)->acks += bytes[0] == SOFT_ACK;
+	raw->records++;
+	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER) {
+		raw->frames++;
+		raw->acks += bytes[0] == SOFT_ACK;
+	}
 }
 
 static void raw_writable(struct soft_way *way)
@@ -467,6 +473,57 @@ static void acknowledged(void)
 	join(&process);
 }
 
+/* Many small requests that are posted together are several records: the other side can begin with the
+ * first before the last is written. */
+static void in_parts(void)
+{
+	enum { COUNT = 60, PSN = 5 };
+	static struct raw raw;
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	peer.qpn = process.child ? 77 : peer.qpn;
+	peer.psn = process.child ? PSN : peer.psn;
+	if (process.child) {
+		struct ibv_send_wr wrs[COUNT] = {0}, *bad;
+
+		for (int i = 0; i < COUNT; i++)
+			wrs[i] = (struct ibv_send_wr){
+				.opcode = IBV_WR_SEND,
+				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
+			};
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		meet(&process);
+		meet(&process); /* it is there, with a way for them */
+		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
+		meet(&process);
+	} else {
+		meet(&process);
+		soft_lock();
+		raw_open(&raw, &peer, 77, PSN);
+		soft_unlock();
+		while (!raw.accepted)
+			soft_progress();
+		meet(&process);
+		while (raw.frames < COUNT)
+			soft_progress();
+		CHECK_EQUAL(raw.frames, COUNT);
+		CHECK(raw.records > 2 && raw.records < COUNT / 10);
+		soft_lock();
+		soft_way_end(&raw.way);
+		soft_unlock();
+		meet(&process);
+	}
+	close_side(&side);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(100);
@@ -477,6 +534,7 @@ int main(void)
 	STEP(another_name());
 	STEP(strangers());
 	STEP(acknowledged());
+	STEP(in_parts());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
 	STEP(one_process());
