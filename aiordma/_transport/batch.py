@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from .._core.operations import OperationKind
-from .._native import Run
+from .._native import Promise, Run
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
 from ..verbs.buffers import AnyMemory
@@ -35,60 +35,55 @@ class Batch:
         self._one_sided = one_sided
         self._queue = queue
         self._check = check
-        self._loop = asyncio.get_running_loop()
-        self._memory: ExitStack | None = None  # inside the scope
-        self._transfer = self._nothing()
+        self._transfer: Run | None = None  # inside the scope
+        self._memory = ExitStack()
         self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
 
-    def _nothing(self) -> Run:
-        return self._one_sided.transfer(OperationKind.BATCH)
-
     def __len__(self) -> int:
-        return len(self._transfer)
+        return len(self._transfer) if self._transfer is not None else 0
 
-    def _collecting(self) -> ExitStack:
-        if self._memory is None:
+    def _collecting(self) -> Run:
+        if self._transfer is None:
             raise BufferStateError("a batch collects inside its async with statement only")
         self._check()
-        return self._memory
+        return self._transfer
 
     def write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
         # The plain ones first: the end of the scope checks the connection in any case.
-        if self._memory is None or not self._transfer.write(source, target):
-            memory = self._collecting()
-            local = memory.enter_context(self._one_sided.source(source))
-            self._one_sided.add_write(self._transfer, local, target)
+        transfer = self._transfer
+        if transfer is None or not transfer.write(source, target):
+            transfer = self._collecting()
+            local = self._memory.enter_context(self._one_sided.source(source))
+            self._one_sided.add_write(transfer, local, target)
 
     def read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
-        if self._memory is None or not self._transfer.read(target, source):
-            memory = self._collecting()
-            local, landed = memory.enter_context(self._one_sided.target(target))
-            self._one_sided.add_read(self._transfer, local, source)
+        transfer = self._transfer
+        if transfer is None or not transfer.read(target, source):
+            transfer = self._collecting()
+            local, landed = self._memory.enter_context(self._one_sided.target(target))
+            self._one_sided.add_read(transfer, local, source)
             self._landed.append(landed)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """As `Connection.compare_and_swap`; the future has the old value after the scope."""
-        self._collecting()
-        return self._add(
-            self._one_sided.add_compare_and_swap(self._transfer, target, expected, desired)
-        )
+        transfer = self._collecting()
+        return self._add(self._one_sided.add_compare_and_swap(transfer, target, expected, desired))
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
         """As `Connection.fetch_and_add`; the future has the old value after the scope."""
-        self._collecting()
-        return self._add(self._one_sided.add_fetch_and_add(self._transfer, target, add))
+        return self._add(self._one_sided.add_fetch_and_add(self._collecting(), target, add))
 
     def _add(self, atomic: Atomic) -> asyncio.Future[int]:
         self._atomics.append(atomic)
         return atomic.future
 
     async def __aenter__(self) -> Self:
-        if self._memory is not None:
+        if self._transfer is not None:
             raise BufferStateError("this batch is collecting already")
-        self._memory = ExitStack()
+        self._transfer = self._one_sided.transfer(OperationKind.BATCH)
         return self
 
     async def __aexit__(
@@ -97,12 +92,11 @@ class Batch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._memory is not None
-        memory, self._memory = self._memory, None
-        transfer, self._transfer = self._transfer, self._nothing()
+        assert self._transfer is not None
+        transfer, self._transfer = self._transfer, None
         atomics, self._atomics = self._atomics, []
         landed, self._landed = self._landed, []
-        with memory:
+        with self._memory.pop_all():
             if exc is not None:
                 drop(transfer, atomics)
                 return
@@ -112,11 +106,11 @@ class Batch:
                 drop(transfer, atomics)
                 raise
             if transfer.entries:
-                future: asyncio.Future[None] = self._loop.create_future()
-                transfer.waiter = Batched(future, atomics)
+                done = Promise(self._queue.table)
+                transfer.waiter = Batched(done, atomics) if atomics else done
                 self._queue.post(transfer)
                 try:
-                    await future
+                    await done
                 except asyncio.CancelledError:
                     self._queue.withdraw((transfer,))
                     raise

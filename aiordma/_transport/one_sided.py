@@ -7,14 +7,14 @@ peer's device refuses costs the connection, one that is refused here costs nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from .. import verbs
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
-from .._native import TRANSFER_SIZE, Run
+from .._native import TRANSFER_SIZE, Promise, Run
 from ..mr_pool import Block, Buffer, LocalMemory
 from ..verbs.buffers import AnyMemory, bytes_of
 from .memory import Memory
@@ -169,7 +169,7 @@ class OneSided:
     # ---- transfers -----------------------------------------------------------------------
 
     def transfer(self, kind: OperationKind) -> Run:
-        return Run(self._sharing, kind, self._loop.create_future())
+        return Run(self._sharing, kind)
 
     def add_write(self, transfer: Run, local: LocalMemory, remote: Remote) -> None:
         """Adds a write that is allowed; raises for one that is not."""
@@ -194,19 +194,18 @@ class OneSided:
     async def _run(self, transfer: Run, progress: Progress | None) -> None:
         if not transfer.entries:
             return
-        future = transfer.waiter
-        assert isinstance(future, asyncio.Future)
+        transfer.waiter = done = Promise(self._queue.table)
         runs = [transfer]
         if progress is not None:
-            runs = one_by_one(transfer, Pieces(future, transfer.lengths, progress))
+            runs = one_by_one(transfer, Pieces(done, transfer.lengths, progress))
         for run in runs:
             self._queue.post(run)
-        await self._end(future, runs)
+        await self._end(done, runs)
 
-    async def _end(self, future: asyncio.Future[T], runs: list[Run]) -> T:
+    async def _end(self, done: Awaitable[T], runs: list[Run]) -> T:
         """Waits; cancelled, it takes back what has not been posted."""
         try:
-            return await future
+            return await done
         except asyncio.CancelledError:
             self._queue.withdraw(runs)
             raise

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from .._core.region import ATOMIC_SIZE
+from .._native import Waiter
 from ..mr_pool import Block
 
 Progress = Callable[[int], object]
@@ -21,9 +22,7 @@ class Pieces:
 
     __slots__ = ("_done", "_lengths", "_progress", "future")
 
-    def __init__(
-        self, future: asyncio.Future[None], lengths: list[int], progress: Progress
-    ) -> None:
+    def __init__(self, future: Waiter, lengths: list[int], progress: Progress) -> None:
         self.future = future
         self._lengths = lengths[::-1]  # of those that are not done: they end in their order
         self._progress = progress
@@ -87,7 +86,7 @@ class Batched:
 
     __slots__ = ("_atomics", "_over", "future")
 
-    def __init__(self, future: asyncio.Future[None], atomics: list[Atomic]) -> None:
+    def __init__(self, future: Waiter, atomics: list[Atomic]) -> None:
         self.future = future
         self._atomics = atomics
         self._over = False
