@@ -48,10 +48,11 @@ class Config:
     memoryview of the user's keeps that memory in its place; 0: none.  Shared as `pool_limit` is."""
     cached_bytes: int = 256 * MIB
     """How much memory these may cover; those that are longest unused go first."""
-    polling: float = 50e-6
-    """For how long the event loop looks for the next completion before it sleeps, at most, and only
-    while such looks find something; 0: it sleeps at once.  A task that is about to wait looks for a
-    few microseconds of that itself.  Shared as `pool_limit` is."""
+    polling: float = 200e-6
+    """For how long the event loop looks for the next completion before it sleeps, at most: less
+    where a wake-up takes less, and only while such looks find something; 0: it sleeps at once.
+    A task that is about to wait looks for a few microseconds of that itself.  Shared as
+    `pool_limit` is."""
     connect_timeout: float = 10.0
     """From `connect` until the peer has answered the handshake."""
     handshake_timeout: float = 10.0

@@ -11,11 +11,10 @@ Some facts, and what they mean here:
   (native/fast/table.c).
 - Completions of a queue pair that is already destroyed may still lie in the completion queue.
   Their slots have been given back, so their generation finds nobody; the table counts them.
-- Waking a sleeping process on another core takes 35 to 45 us, more than all the rest of a small
-  message (measured).  So after completions the driver looks again for a moment before the loop
-  sleeps: once the tasks that they woke have had their turn, since a look before that would only
-  delay what they post.  Looks that find nothing make the following ones rarer, so a peer that is
-  slow, or shares this core, costs next to nothing, and an idle process nothing at all.
+- Waking a sleeping process on another core takes longer than all the rest of a small message.  So
+  after completions the driver looks again for a moment before the loop sleeps (`looking`): once the
+  tasks that they woke have had their turn, since a look before that would only delay what they
+  post.  An idle process never looks.
 - An asynchronous event is delivered once per device context, which several loops may share:
   `event_router` hands it on.  The event often says why completions fail, and is there by then;
   so who sees a flush looks for events first (`look_for_events`).
@@ -39,6 +38,7 @@ from ._native import Table
 from .alarm_clock import AlarmClock
 from .errors import DeviceEventError, InternalError
 from .event_router import EventRouter
+from .looking import Looking
 from .mr_pool import MemoryPool
 from .per_loop import Shared
 from .registration_cache import RegistrationCache
@@ -50,14 +50,15 @@ logger = logging.getLogger("aiordma.driver")
 BATCH = 128
 ROUNDS = 8
 
-# Seconds that a look before sleeping takes, unless `Config.polling` says otherwise: about what a
-# wake-up costs.  And how many wake-ups go by without one, at most, when looks found nothing.
-POLLING = 50e-6
+# Seconds that a look before sleeping takes, at most, unless `Config.polling` says otherwise: about
+# what a wake-up costs where it is dear.
+POLLING = 200e-6
 # Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
 WAKE_SPIN_US = 15
 # The same of who is about to wait: about what it costs to go round the loop.
 LOOK_ONCE_US = 3
-MAX_WAKES_SKIPPED = 255
+# Wake-ups for nothing that go by without waiting for the rest, at most.
+MOST_WAITS_SKIPPED = 255
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
@@ -107,22 +108,20 @@ class Driver(Shared):
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain_to
-        self._spin_us = math.ceil(polling * 1e6)
-        self._wake_spin_us = min(WAKE_SPIN_US, self._spin_us)
-        self.operations.look_us = min(LOOK_ONCE_US, self._spin_us)
+        self._looking = Looking(math.ceil(polling * 1e6))
+        self._wake_spin_us = min(WAKE_SPIN_US, self._looking.most_us)
+        self.operations.look_us = min(LOOK_ONCE_US, self._looking.most_us)
         if self.operations.look_us:
             look_once = self.channel.reader(BATCH, self._look_once)
             self.operations.look = partial(self.operations.look_again, *look_once)
         self._coming_back = False  # for completions that one turn had no time for
-        self._skip = 0  # wake-ups to go without one
-        self._misses = 0  # grows with looks that found nothing
-        self._vain_waits = 0  # the same of waiting after a wake-up for nothing
+        self._vain_waits = 0  # grows with waiting in vain after a wake-up for nothing
         self._waits_skipped = 0
         self.alarms = AlarmClock(loop)
         # Where nobody ever looks before sleeping, there is nothing to remember of a wake-up.
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
-            if self._spin_us
+            if self._looking.most_us
             else (self.operations.serve, *self.channel.reader(BATCH, self._serve), 0)
         )
         self._bells: list[int] = []
@@ -244,12 +243,12 @@ class Driver(Shared):
     def _on_completions(self) -> None:
         if self.operations.looking:
             return  # that comes when the tasks have had their turn; now it would delay them
-        look = self._spin_us > 0 and not self._skip
+        look = self._looking.is_due()
         if self._handle(0, look) or self._wait(look):
             if look:
                 self._look_soon()
-            elif self._skip:
-                self._skip -= 1
+            else:
+                self._looking.skipped()
 
     def _wait(self, returns: bool) -> bool:
         """Woken for nothing yet: wait a little for the rest of it, as long as that has paid."""
@@ -257,7 +256,7 @@ class Driver(Shared):
             self._waits_skipped += 1
             return False
         found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, returns)
-        self._vain_waits = 0 if found else min(2 * self._vain_waits + 1, MAX_WAKES_SKIPPED)
+        self._vain_waits = 0 if found else min(2 * self._vain_waits + 1, MOST_WAITS_SKIPPED)
         self._waits_skipped = 0
         return found
 
@@ -268,12 +267,11 @@ class Driver(Shared):
     def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
         self.operations.looking = False
-        if self._handle(self._spin_us, True):
-            self._misses = 0
+        if self._handle(self._looking.for_us, True):
+            self._looking.found()
             self._look_soon()
         else:
-            self._misses = min(2 * self._misses + 1, MAX_WAKES_SKIPPED)
-            self._skip = self._misses
+            self._looking.missed()
 
     def _handle(self, spin_us: int, returns: bool, drain: Drain | None = None) -> bool:
         """Hands out the completions there are; False if there is no reason to look again soon.

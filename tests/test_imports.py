@@ -52,8 +52,9 @@ ROOMS: dict[str, set[str]] = {
     "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
     "alarm_clock": {"_native"},
     "per_loop": set(),
+    "looking": set(),
     "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"}
-    | {"alarm_clock", "per_loop"}
+    | {"alarm_clock", "looking", "per_loop"}
     | CORE,
     "events": {"verbs", "driver", "waiting", "errors"},
     "async_queue_pair": {"verbs", "driver", "errors"},

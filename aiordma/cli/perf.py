@@ -202,7 +202,7 @@ POLLING = click.option(
     metavar="US",
     default=round(DEFAULT.polling * 1e6),
     show_default=True,
-    help="For how long a process looks for completions before it sleeps, in us; 0: not at all.",
+    help="For how long a process looks for completions before it sleeps, at most, in us; 0: never.",
 )
 RECEIVES = click.option(
     "--receives",
