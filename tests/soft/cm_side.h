@@ -11,7 +11,6 @@
 #include "native.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -21,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cm_check.h"
+#include "leaks.h"
 
 static const struct aiordma_calls *rdma;
 static const char *host = "127.0.0.1";
@@ -345,26 +344,6 @@ static inline void expect_end(struct side *side)
 {
 	expect_status(side->channel, RDMA_CM_EVENT_DISCONNECTED, side->id, 0);
 	expect_status(side->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, side->id, 0);
-}
-
-/* ---- leaks --------------------------------------------------------------------------------- */
-
-static inline int entries_of(const char *folder)
-{
-	DIR *directory = opendir(folder);
-	int count = 0;
-
-	CHECK(directory);
-	while (readdir(directory))
-		count++;
-	closedir(directory);
-	return count;
-}
-
-/* File descriptors and threads of this process, in one number. */
-static inline int resources(void)
-{
-	return entries_of("/proc/self/fd") * 1000 + entries_of("/proc/self/task");
 }
 
 #endif

@@ -396,6 +396,6 @@ int main(void)
 	STEP(lost_datagrams());
 	STEP(wrong_uses());
 	STEP(ports());
-	CHECK_EQUAL(resources(), before);
+	expect_resources(before);
 	return 0;
 }

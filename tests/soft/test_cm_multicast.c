@@ -160,6 +160,6 @@ int main(void)
 	STEP(twice());
 	STEP(left_before_it_is_told());
 	STEP(ends());
-	CHECK_EQUAL(resources(), before);
+	expect_resources(before);
 	return 0;
 }

@@ -330,6 +330,6 @@ int main(void)
 	if (!on_system)
 		STEP(fork_in_between());
 #endif
-	CHECK_EQUAL(resources(), before);
+	expect_resources(before);
 	return 0;
 }

@@ -92,6 +92,6 @@ int main(void)
 	before = resources();
 	STEP(removal());
 	STEP(another_address());
-	CHECK_EQUAL(resources(), before);
+	expect_resources(before);
 	return 0;
 }

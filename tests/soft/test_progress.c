@@ -1,27 +1,16 @@
 /* Who does the work: the engine's thread when the application is busy, the application's threads
  * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
+#include "leaks.h"
 #include "native.h"
 #include "objects.h"
 #include "verbs_side.h"
 
 #include <dirent.h>
 
-static int entries(const char *directory)
-{
-	DIR *dir = opendir(directory);
-	int count = 0;
-
-	CHECK(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
 /* Nothing is left: no thread, no file descriptor; many times, and with streams made and broken. */
 static void nothing_left(void)
 {
-	int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+	int before = resources();
 
 	for (int round = 0; round < 20; round++) {
 		struct side a, b;
@@ -34,8 +23,7 @@ static void nothing_left(void)
 			expect_wc(&a, 2, IBV_WC_SUCCESS);
 		}
 		close_pair(&a, &b);
-		CHECK_EQUAL(entries("/proc/self/fd"), fds);
-		CHECK_EQUAL(entries("/proc/self/task"), threads);
+		expect_resources(before);
 	}
 }
 

@@ -4,9 +4,8 @@
  * sanitizer looks for memory), or it has done without; and done again, it succeeds. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
+#include "leaks.h"
 #include "shortage.h"
-
-#include <dirent.h>
 
 static struct side own; /* what the calls need to be there */
 
@@ -16,23 +15,6 @@ struct attempt {
 	void *(*make)(void);
 	void (*end)(void *made);
 };
-
-/* File descriptors and threads. */
-static int resources(void)
-{
-	static const char *const folders[2] = {"/proc/self/fd", "/proc/self/task"};
-	int count = 0;
-
-	for (int i = 0; i < 2; i++) {
-		DIR *folder = opendir(folders[i]);
-
-		CHECK(folder);
-		while (readdir(folder))
-			count += i ? 1000 : 1;
-		closedir(folder);
-	}
-	return count;
-}
 
 static void try_with_shortages(const struct attempt *attempt)
 {
@@ -58,7 +40,7 @@ static void try_with_shortages(const struct attempt *attempt)
 			CHECK_EQUAL(error, refused);
 			failures++;
 		}
-		CHECK_EQUAL(resources(), before);
+		expect_resources(before);
 		made = attempt->make();
 		CHECK(made);
 		attempt->end(made);

@@ -1,0 +1,48 @@
+/* What a process holds that it has to give back: descriptors and threads. */
+#ifndef AIORDMA_TESTS_LEAKS_H
+#define AIORDMA_TESTS_LEAKS_H
+
+#include <dirent.h>
+#include <poll.h>
+#include <stdbool.h>
+
+#include "cm_check.h"
+
+static inline int entries_of(const char *folder)
+{
+	DIR *directory = opendir(folder);
+	int count = 0;
+
+	CHECK(directory);
+	while (readdir(directory))
+		count++;
+	closedir(directory);
+	return count;
+}
+
+/* File descriptors and threads of this process, in one number. */
+static inline int resources(void)
+{
+	return entries_of("/proc/self/fd") * 1000 + entries_of("/proc/self/task");
+}
+
+/* As many descriptors, and no more threads: one that has been joined is listed for a moment longer,
+ * and may have been counted. */
+static inline bool as_before(int before)
+{
+	int now = resources();
+
+	return now / 1000 == before / 1000 && now % 1000 <= before % 1000;
+}
+
+/* Within twenty seconds: the last bytes of a stream may be on their way while its ids are gone
+ * already. */
+static inline void expect_resources(int before)
+{
+	for (int i = 0; i < 20000 && !as_before(before); i++)
+		CHECK_EQUAL(poll(NULL, 0, 1), 0);
+	if (!as_before(before))
+		CHECK_EQUAL(resources(), before);
+}
+
+#endif
