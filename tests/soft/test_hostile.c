@@ -2,29 +2,17 @@
  * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and changes
  * nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.) */
 #define _GNU_SOURCE /* memfd_create */
-#include <dirent.h>
 #include <stddef.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include "verbs_side.h"
 
+#include "leaks.h"
 #include "meeting.h"
 #include "objects.h"
 
 enum { PEER_PSN = 100, SECRET = 0x5a };
-
-static int entries_of_files(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(folder);
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
-}
 
 struct scene {
 	struct side side;
@@ -333,7 +321,7 @@ static void bad_memory(void)
 
 	open_side(&side, (struct options){0});
 	uint16_t lid = address_of_side(&side).lid;
-	int files = entries_of_files(), pipes[2];
+	int files = entries_of("/proc/self/fd"), pipes[2];
 
 	for (int way = 0; way < 8; way++) {
 		int fd = visit(lid), memory = -1;
@@ -358,7 +346,7 @@ static void bad_memory(void)
 		if (memory >= 0)
 			close(memory);
 	}
-	while (entries_of_files() != files) /* the last one's pidfd goes after its socket */
+	while (entries_of("/proc/self/fd") != files) /* the last one's pidfd goes after its socket */
 		sched_yield();
 	close_side(&side);
 }

@@ -1,9 +1,9 @@
 /* Ten thousand queue pairs, connected in pairs within a process and between two: each carries its own
  * message, none needs a file descriptor, and all of it is given back.  It also says what they cost
  * (docs/scale.md). */
-#include <dirent.h>
 #include <malloc.h>
 
+#include "leaks.h"
 #include "verbs_side.h"
 
 enum {
@@ -28,18 +28,6 @@ static size_t resident(void)
 	CHECK_EQUAL(fscanf(file, "%zu %zu", &all, &pages), 2);
 	fclose(file);
 	return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static int open_files(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(folder);
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
 }
 
 static double seconds(clockid_t clock)
@@ -136,7 +124,7 @@ static void check_cost(const char *where, size_t before, int files, int count)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 	CHECK(bytes <= MOST_BYTES);
 #endif
-	CHECK(open_files() <= files + FILES);
+	CHECK(entries_of("/proc/self/fd") <= files + FILES);
 }
 
 /* Nothing to do: nobody does anything. */
@@ -162,7 +150,7 @@ static void within_a_process(void)
 
 	malloc_trim(0); /* what the test before has left */
 	size_t before = resident();
-	int files = open_files();
+	int files = entries_of("/proc/self/fd");
 	double start = seconds(CLOCK_MONOTONIC);
 
 	open_crowd(&crowd, 2 * PAIRS);
@@ -186,7 +174,7 @@ static void within_a_process(void)
 	check_cost("within a process", before, files, 2 * PAIRS);
 	check_idle();
 	close_crowd(&crowd);
-	CHECK_EQUAL(open_files(), files);
+	CHECK_EQUAL(entries_of("/proc/self/fd"), files);
 	close_side(&first);
 }
 
@@ -200,7 +188,7 @@ static void between_processes(void)
 	open_side(&first, (struct options){0});
 	lid = address_of_side(&first).lid;
 	size_t before = resident();
-	int files = open_files();
+	int files = entries_of("/proc/self/fd");
 
 	open_crowd(&crowd, PAIRS);
 	for (int i = 0; i < PAIRS; i++)
@@ -229,7 +217,7 @@ static void between_processes(void)
 		check_cost("between processes", before, files, PAIRS);
 		check_idle();
 	} else {
-		CHECK(open_files() <= files + FILES);
+		CHECK(entries_of("/proc/self/fd") <= files + FILES);
 	}
 	meet(&process);
 	close_crowd(&crowd);

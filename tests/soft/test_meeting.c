@@ -3,24 +3,12 @@
 #define _GNU_SOURCE /* memfd_create, setresuid */
 #include "neighbour_side.h"
 
-#include <dirent.h>
 #include <sys/un.h>
 
+#include "leaks.h"
 #include "meeting.h"
 
 static struct process process;
-
-static int open_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
 
 /* Two processes, in neither of which the device has been started. */
 static void begin(void)
@@ -553,7 +541,7 @@ static void visitors(void)
 	begin();
 	connect_them(&end);
 	uint16_t lid = lid_of_parent();
-	int before = open_fds();
+	int before = entries_of("/proc/self/fd");
 
 	meet(&process);
 	if (!process.child) {
@@ -572,8 +560,8 @@ static void visitors(void)
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)
-		UNTIL(&end, true, (soft_progress_try(), open_fds() == before));
-	CHECK_EQUAL(open_fds(), before);
+		UNTIL(&end, true, (soft_progress_try(), entries_of("/proc/self/fd") == before));
+	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
 	meet(&process);
 	end_done(&end);
 	finish();
@@ -612,7 +600,7 @@ int main(void)
 
 	limit_seconds(60);
 	STEP(killed());
-	before = open_fds();
+	before = entries_of("/proc/self/fd");
 	STEP(killed());
 	STEP(stopped());
 	STEP(moved());
@@ -622,6 +610,6 @@ int main(void)
 #endif
 	STEP(visitors());
 	STEP(other_user());
-	CHECK_EQUAL(open_fds(), before);
+	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
 	return 0;
 }

@@ -408,6 +408,16 @@ static void leaving_or_broken(int what)
 	join(&process);
 }
 
+/* Until the other side has taken it. */
+static void raw_connect(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
+{
+	soft_lock();
+	raw_open(raw, to, from, from_psn);
+	soft_unlock();
+	while (!raw->accepted)
+		soft_progress();
+}
+
 /* Under the lock: a message of one frame. */
 static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 {
@@ -452,11 +462,7 @@ static void acknowledged(void)
 		meet(&process);
 	} else {
 		meet(&process);
-		soft_lock();
-		raw_open(&raw, &peer, 77, PSN);
-		soft_unlock();
-		while (!raw.accepted)
-			soft_progress();
+		raw_connect(&raw, &peer, 77, PSN);
 		soft_lock();
 		for (uint32_t i = 0; i < COUNT; i++)
 			raw_send(&raw, PSN + i, LENGTH);
@@ -505,11 +511,7 @@ static void in_parts(void)
 		meet(&process);
 	} else {
 		meet(&process);
-		soft_lock();
-		raw_open(&raw, &peer, 77, PSN);
-		soft_unlock();
-		while (!raw.accepted)
-			soft_progress();
+		raw_connect(&raw, &peer, 77, PSN);
 		meet(&process);
 		while (raw.frames < COUNT)
 			soft_progress();
