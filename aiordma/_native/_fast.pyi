@@ -267,6 +267,49 @@ class Work:
         imm: int = 0,
     ) -> None: ...
 
+class Incoming:
+    """A message that was offered, in its place in the order of arrival, and is to be read.
+
+    `landing` is the target that it is being read into, instead of the pool's memory.
+    """
+
+    def __init__(
+        self, request_id: int, address: int, rkey: int, length: int, imm: int | None
+    ) -> None: ...
+    request_id: int
+    address: int
+    rkey: int
+    message: Message | None
+    landing: Any
+    reads_left: int
+    started: bool
+    @property
+    def imm(self) -> int | None: ...
+    @property
+    def ready(self) -> bool: ...
+    def __len__(self) -> int: ...
+
+class Fetch(Work):
+    """One RDMA READ of so many bytes of an offered message, from an offset of both memories.
+
+    It pins the memory until the device has let go of it.
+    """
+
+    entries: int
+    def __init__(
+        self,
+        inbox: Inbox,
+        incoming: Incoming,
+        memory: Block | Local,
+        offset: int,
+        length: int,
+        /,
+    ) -> None: ...
+    def failed(self, error: BaseException, /) -> None:
+        """Nothing: everybody who waits for the message hears of the queue pair's end."""
+
+    def release(self) -> None: ...
+
 class Outgoing:
     """A message that waits for its turn."""
 
@@ -366,7 +409,8 @@ class Arrivals:
 class Inbox:
     """Messages that have arrived, in order, and those who wait for them.
 
-    The subclass has `_fetch_ahead()` and `_tell_taken()`: see native/fast/inbox.c.
+    The subclass has `_fetch_ahead()`, `fetched()`, `_answer_for()` and `_tell_taken()`: see
+    native/fast/inbox.c and fetch.c.
     """
 
     incoming: deque[Any]
@@ -384,6 +428,8 @@ class Inbox:
     """Those of them that nobody reads."""
     ahead: int
     """Bytes of what was offered, is read or has been, and was not taken."""
+    most_ahead: int
+    """Of these, while nobody waits for them."""
     taken: int
     """Frames whose messages have been taken, and of which nobody has been told."""
     refill: int
@@ -407,9 +453,6 @@ class Inbox:
 
     def take_first(self) -> Any:
         """The same for one whose turn it is."""
-
-    def put_message(self, offered: object, message: Message, /) -> None:
-        """What was offered is here: the message stands in its place."""
 
     def went(self, last: bool, /) -> None:
         """The first was taken, the last of its frame: the next one's turn."""
@@ -513,6 +556,9 @@ class Traffic:
         """Says that an offered message has been read; False, and nothing is said, unless that is
         plain.
         """
+
+    def offered(self, incoming: Incoming, /) -> None:
+        """The next message, which is read as soon as it may be."""
 
     def take_frame(self, block: Block, length: int, /) -> None:
         """It has arrived."""

@@ -23,13 +23,13 @@ from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
-from .incoming import Target
 from .life import Address, Life
 from .message import Message
 from .one_sided import Remote
 from .security import Security
 from .sharing import RemoteRegion, Share
 from .side import Side
+from .target import Target
 from .transfers import Progress
 
 

@@ -21,20 +21,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from .._core import protocol
+from .._native import TRANSFER_SIZE, Fetch, Incoming, Promise
 from .._native import Inbox as NativeInbox
-from .._native import Promise
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, LocalMemory
-from .incoming import Fetch, Incoming, Target
 from .memory import Memory, never
 from .message import Message
+from .target import Target
 from .work_queue import WorkQueue
-
-# The longest single RDMA read: bounded so that a message does not keep other work waiting for
-# all of its length.  Verbs allow up to the port's max_msg_sz (2^31 on most).
-READ_SIZE = 8 << 20
 
 # Shorter messages are read into the pool and copied from there, also by `recv_into`: a copy of
 # 64 KiB costs a few microseconds, registering memory on a card tens.
@@ -62,7 +57,7 @@ class Inbox(NativeInbox):
         self._memory = memory
         self._pool = memory.pool
         self._supply = memory.supply(self._fetch_ahead, brief=False)
-        self._fetch_ahead_limit = config.fetch_ahead
+        self.most_ahead = config.fetch_ahead
         self._answer = answer
         self._on_taken = on_taken
         self._on_protocol_error = on_protocol_error
@@ -75,13 +70,6 @@ class Inbox(NativeInbox):
 
     # ---- arriving ------------------------------------------------------------------------
 
-    def arrived(self, incoming: Incoming) -> None:
-        """The offer of the next message."""
-        self.incoming.append(incoming)
-        self.offers += 1
-        self.unstarted += 1
-        self._fetch_ahead()
-
     def _fetch_ahead(self) -> None:
         """Starts reading offered messages: the first always, others within `fetch_ahead`."""
         if not self.unstarted:
@@ -89,78 +77,73 @@ class Inbox(NativeInbox):
         for position, incoming in enumerate(self.incoming):
             if isinstance(incoming, Message) or incoming.started:
                 continue
-            offer = incoming.offer
+            length = len(incoming)
             wanted = self.receivers[0] if position == 0 and self.receivers else None
-            if wanted is None and self.ahead + offer.length > self._fetch_ahead_limit:
+            if wanted is None and self.ahead + length > self.most_ahead:
                 return
             target: Target | None = wanted.target if wanted is not None else None
-            if target is not None and STAGED < offer.length <= len(target.view):
-                if not self._fetch_into(incoming, offer, target):
+            if target is not None and STAGED < length <= len(target.view):
+                if not self._fetch_into(incoming, target):
                     return
-            elif target is not None and offer.length > len(target.view):
+            elif target is not None and length > len(target.view):
                 self.wake_first()  # to be told that it is too long
                 return
-            elif not self._fetch(incoming, offer):
-                if wanted is not None and never(self._pool, offer.length) is not None:
+            elif not self._fetch(incoming):
+                if wanted is not None and never(self._pool, length) is not None:
                     self.wake_first()  # to be told
                 return
 
-    def _fetch(self, incoming: Incoming, offer: protocol.Rendezvous) -> bool:
+    def _fetch(self, incoming: Incoming) -> bool:
         """False when those behind it must wait as well."""
+        length = len(incoming)
         try:
-            block = self._supply.block(offer.length)
+            block = self._supply.block(length)
         except QuotaError:
             return False
         except (RDMAError, OSError) as error:
             self._on_protocol_error(
-                ProtocolError(f"no memory for a message of {offer.length} bytes: {error}")
+                ProtocolError(f"no memory for a message of {length} bytes: {error}")
             )
             return False
         if block is None:
             return False
-        incoming.message = Message(block, 0, offer.length, offer.imm)
-        self._read(incoming, offer, block)
+        incoming.message = Message(block, 0, length, incoming.imm)
+        self._read(incoming, block)
         return True
 
-    def _fetch_into(self, incoming: Incoming, offer: protocol.Rendezvous, target: Target) -> bool:
+    def _fetch_into(self, incoming: Incoming, target: Target) -> bool:
         try:
             memory = target.registered(self._memory)
         except (RDMAError, OSError) as error:
-            if never(self._pool, offer.length) is None:
-                return self._fetch(incoming, offer)  # the pool's memory will do
+            if never(self._pool, len(incoming)) is None:
+                return self._fetch(incoming)  # the pool's memory will do
             target.refused = error
             self.wake_first()
             return False
         incoming.landing = target
-        self._read(incoming, offer, memory)
+        self._read(incoming, memory)
         return True
 
-    def _read(
-        self, incoming: Incoming, offer: protocol.Rendezvous, memory: Block | LocalMemory
-    ) -> None:
+    def _read(self, incoming: Incoming, memory: Block | LocalMemory) -> None:
+        whole = len(incoming)
         incoming.started = True
         self.unstarted -= 1
-        self.ahead += offer.length
-        starts = range(0, offer.length, READ_SIZE)
+        self.ahead += whole
+        starts = range(0, whole, TRANSFER_SIZE)
         incoming.reads_left = len(starts)
         for start in starts:
-            length = min(READ_SIZE, offer.length - start)
+            length = min(TRANSFER_SIZE, whole - start)
             self._queue.post(Fetch(self, incoming, memory, start, length))
 
     def fetched(self, incoming: Incoming) -> None:
-        """All of an offered message is here."""
-        if self._ended is not None:
-            return
+        """All of it is here, in the memory that a receiver has brought."""
         if incoming.landing is not None:
             self._wake()
-        elif incoming.message is None:  # who brought the memory is gone: once more
+        else:  # who brought it is gone: once more
             self._not_fetched(incoming)
-        else:
-            self._answer_for(incoming)
-            self.put_message(incoming, incoming.message)
 
     def _answer_for(self, incoming: Incoming) -> None:
-        self._answer(incoming.offer.request_id)
+        self._answer(incoming.request_id)
 
     def _not_fetched(self, incoming: Incoming) -> None:
         """It is as it was when it was offered."""
@@ -292,7 +275,7 @@ class Inbox(NativeInbox):
                 assert incoming.landing is target
                 self._take_landed()
                 self._answer_for(incoming)
-                return length, incoming.offer.imm
+                return length, incoming.imm
             with self.take_first() as message:
                 target.view[:length] = message.data
                 return length, message.imm

@@ -38,13 +38,12 @@ from .._core.frames import (
 )
 from .._core.handshake import Hello
 from .._core.receive_sizes import PeerReceives
-from .._native import Counts, Frame, Outgoing, Run, Traffic, Waiter
+from .._native import Counts, Frame, Incoming, Outgoing, Run, Traffic, Waiter
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
 from .account import Account
 from .inbox import Inbox
-from .incoming import Incoming
 from .memory import Memory
 from .message import Message
 from .offers import Offers
@@ -546,16 +545,10 @@ class Messages(Traffic):
         except ProtocolError as error:
             self._on_protocol_error(error)
 
-    def _offer_came(
-        self, request_id: int, address: int, rkey: int, length: int, imm: int | None
-    ) -> None:
-        """An offer has arrived, and is read, checked and counted."""
-        self.inbox.arrived(Incoming(protocol.Rendezvous(request_id, address, rkey, length, imm)))
-
     def _offered(self, block: Block, message: protocol.Message) -> None:
         offer = self._offers.checked(message)
         self._receives.used(block.posted, HEADER_SIZE + offer.length)
-        self.inbox.arrived(Incoming(offer))
+        self.offered(Incoming(*offer))
 
     def _posted(self, count: int) -> None:
         self.account.reposted_data(count)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import ClassVar, NoReturn, cast
+from typing import ClassVar, cast
 
 from .. import verbs
 from .._core.operations import OperationKind
-from .._native import Block, Frame, Queue, Run, WrongCompletion
+from .._native import Block, Fetch, Frame, Queue, Run, WrongCompletion
 from .._native import Work as NativeWork
 from ..driver import Driver, event_error
 from ..errors import BufferStateError, work_completion_error
@@ -43,9 +43,6 @@ class Work(NativeWork):
 
     __slots__ = ()
 
-    def part(self, entries: int) -> NoReturn:
-        raise NotImplementedError("one work request has no parts")
-
     def done(self, byte_len: int) -> None:
         raise NotImplementedError
 
@@ -56,7 +53,7 @@ class Work(NativeWork):
         raise NotImplementedError
 
 
-Posted = Work | Run | Frame
+Posted = Work | Run | Frame | Fetch
 """What stands in the send queue."""
 
 
@@ -89,7 +86,7 @@ class WorkQueue(Queue):
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = nothing
         self._messages_first = False
-        self._backlog: OrderedDict[Work | Run, int] = OrderedDict()
+        self._backlog: OrderedDict[Work | Run | Fetch, int] = OrderedDict()
         self._latest = 0  # the number of the one that came to it last
         driver.attach(qp, self)
 
@@ -112,7 +109,7 @@ class WorkQueue(Queue):
     def outstanding(self) -> int:
         return self.capacity - self.free + len(self._backlog)
 
-    def post(self, work: Work | Run) -> None:
+    def post(self, work: Work | Run | Fetch) -> None:
         """Posts `work`, or keeps it until there is room.  Its end is told to `work` itself."""
         if self.error is not None:
             work.failed(self._waiter_error(self.error))
@@ -127,7 +124,7 @@ class WorkQueue(Queue):
     def _post_backlog(self) -> None:
         while self._backlog and (room := self.room) > 0:
             first = next(iter(self._backlog))
-            if first.entries > room:
+            if isinstance(first, Run) and first.entries > room:
                 self._post(first.part(room))
             else:
                 del self._backlog[first]

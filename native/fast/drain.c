@@ -12,10 +12,8 @@
  */
 #include <limits.h>
 
-#include "promise.h"
-#include "queue.h"
+#include "fetch.h"
 #include "run.h"
-#include "traffic.h"
 
 enum { BATCH = 128 };
 
@@ -107,6 +105,8 @@ static PyObject *complete(struct held held, const struct aiordma_completion *wc,
 		return none_unless(fast_frame_done((struct frame *)held.work));
 	if (PyObject_TypeCheck(held.work, fast_run_type))
 		return fast_finish_run((struct run *)held.work);
+	if (Py_TYPE(held.work) == fast_fetch_type)
+		return none_unless(fast_fetch_done((struct fetch *)held.work));
 	return call_done(held.work, wc);
 }
 

@@ -86,6 +86,9 @@ void fast_free(PyObject *object);
 struct local *fast_local_root(struct local *local);
 struct remote *fast_remote_root(struct remote *remote);
 
+/* What holds registered memory that is there; NULL with the exception of its `_check`. */
+struct pinned *fast_pinned_of(struct local *local);
+
 /* One request less is under way; what `_retire` raises is reported, not raised. */
 void fast_unpin(PyObject *pinned);
 

@@ -1,8 +1,8 @@
 /* Messages that have arrived, in order, and those who wait for them: what is plain of it.
  *
  * The base of aiordma/_transport/inbox.py.  Plain is a message that is here, for the one who has
- * waited longest, or for one who comes when nobody waits.  What is offered and has to be read, and who
- * brings memory of its own, is Python's.
+ * waited longest, or for one who comes when nobody waits.  What is offered is fetch.c's to read; who
+ * brings memory of its own is Python's.
  */
 #include "traffic.h"
 
@@ -218,15 +218,8 @@ static PyObject *inbox_take_first(PyObject *self, PyObject *unused)
 	return take((struct inbox *)self);
 }
 
-/* What was offered is here: the message stands in its place. */
-static PyObject *inbox_put_message(PyObject *self, PyObject *const *args, Py_ssize_t count)
+int fast_put_message(struct inbox *inbox, PyObject *offered, PyObject *message)
 {
-	struct inbox *inbox = (struct inbox *)self;
-
-	if (count != 2 || !PyObject_TypeCheck(args[1], fast_message_type)) {
-		PyErr_SetString(PyExc_TypeError, "an offer and its message");
-		return NULL;
-	}
 	Py_ssize_t all = PyObject_Size(inbox->incoming);
 
 	for (Py_ssize_t i = 0; i < all; i++) {
@@ -234,19 +227,17 @@ static PyObject *inbox_put_message(PyObject *self, PyObject *const *args, Py_ssi
 
 		Py_XDECREF(here); /* the deque has it */
 		if (!here)
-			return NULL;
-		if (here != args[0])
+			return -1;
+		if (here != offered)
 			continue;
-		if (PySequence_SetItem(inbox->incoming, i, args[1]))
-			return NULL;
-		((struct message *)args[1])->fetched = 1;
+		if (PySequence_SetItem(inbox->incoming, i, message))
+			return -1;
+		((struct message *)message)->fetched = 1;
 		inbox->offers--;
-		if (wake_if_ready(inbox))
-			return NULL;
-		Py_RETURN_NONE;
+		return wake_if_ready(inbox);
 	}
 	PyErr_SetString(PyExc_ValueError, "it was not offered here");
-	return NULL;
+	return -1;
 }
 
 static PyObject *inbox_went(PyObject *self, PyObject *last)
@@ -341,6 +332,7 @@ static PyMemberDef inbox_members[] = {
 	{"offers", T_UINT, offsetof(struct inbox, offers), 0, NULL},
 	{"unstarted", T_UINT, offsetof(struct inbox, unstarted), 0, NULL},
 	{"ahead", T_ULONGLONG, offsetof(struct inbox, ahead), 0, NULL},
+	{"most_ahead", T_ULONGLONG, offsetof(struct inbox, most_ahead), 0, NULL},
 	{"taken", T_UINT, offsetof(struct inbox, taken), 0, NULL},
 	{"refill", T_UINT, offsetof(struct inbox, refill), 0, NULL},
 	{"ended", T_BOOL, offsetof(struct inbox, ended), 0, NULL},
@@ -357,7 +349,6 @@ static PyMethodDef inbox_methods[] = {
 	{"take_here", inbox_take_here, METH_NOARGS, NULL},
 	{"take_in_turn", inbox_take_in_turn, METH_NOARGS, NULL},
 	{"take_first", inbox_take_first, METH_NOARGS, NULL},
-	{"put_message", (PyCFunction)(void (*)(void))inbox_put_message, METH_FASTCALL, NULL},
 	{"went", inbox_went, METH_O, NULL},
 	{"wait", inbox_wait, METH_NOARGS, NULL},
 	{"wait_here", inbox_wait_here, METH_NOARGS, NULL},

@@ -88,8 +88,7 @@ struct local *fast_local_root(struct local *local)
 	return local->root ? (struct local *)local->root : local;
 }
 
-/* The pinned memory of something that is there, or NULL with the exception of its `_check`. */
-static struct pinned *pinned_of(struct local *local)
+struct pinned *fast_pinned_of(struct local *local)
 {
 	struct local *root = fast_local_root(local);
 
@@ -105,7 +104,7 @@ static struct pinned *pinned_of(struct local *local)
 
 static PyObject *local_pin(PyObject *self, PyObject *unused)
 {
-	struct pinned *pinned = pinned_of((struct local *)self);
+	struct pinned *pinned = fast_pinned_of((struct local *)self);
 
 	(void)unused;
 	if (!pinned)

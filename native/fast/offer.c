@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "traffic.h"
+#include "fetch.h"
 
 enum {
 	RENDEZVOUS = 1,
@@ -210,38 +210,34 @@ int fast_took_offer(struct traffic *traffic, struct block *block, uint32_t lengt
 	traffic->used++;
 	traffic->oversized++;
 	fast_release_block(block);
-	PyObject *imm = offer.has_imm ? PyLong_FromUnsignedLong((unsigned long)offer.imm) : Py_None;
+	struct incoming *incoming = fast_new_incoming();
 
-	if (!offer.has_imm)
-		Py_INCREF(imm);
-	PyObject *told = imm ? PyObject_CallMethod((PyObject *)traffic, "_offer_came", "KKKKO",
-						   (unsigned long long)offer.request_id,
-						   (unsigned long long)offer.address,
-						   (unsigned long long)offer.rkey,
-						   (unsigned long long)offer.length, imm) :
-			       NULL;
-	Py_XDECREF(imm);
-	Py_XDECREF(told);
-	return told ? 1 : -1;
+	if (!incoming)
+		return -1;
+	incoming->request_id = (unsigned int)offer.request_id;
+	incoming->address = offer.address;
+	incoming->rkey = (unsigned int)offer.rkey;
+	incoming->length = offer.length;
+	incoming->imm = (unsigned int)offer.imm;
+	incoming->has_imm = offer.has_imm;
+	int rc = fast_offered(traffic, incoming);
+
+	Py_DECREF((PyObject *)incoming);
+	return rc ? -1 : 1;
 }
 
-/* The message has been read: whether that is said; else it is for Python to say. */
-PyObject *fast_answer(PyObject *self, PyObject *number)
+int fast_answer_offer(struct traffic *traffic, unsigned int request_id)
 {
-	struct traffic *traffic = (struct traffic *)self;
 	struct queue *queue = (struct queue *)traffic->queue;
 	struct account *account = (struct account *)traffic->account;
-	unsigned long request_id = PyLong_AsUnsignedLong(number);
 	struct block *block = NULL;
 	unsigned int control, data;
 
-	if (PyErr_Occurred())
-		return NULL;
 	if (fast_receives_are_plain(traffic) && PyObject_Size(traffic->controls) == 0 &&
 	    account->control > RESERVE && queue->free && !queue->failed)
 		block = fast_take_block((struct shelf *)traffic->shelf, FRAME_HEADER + LONGEST);
 	if (!block)
-		return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+		return PyErr_Occurred() ? -1 : 0;
 	unsigned char *bytes = fast_block_bytes(block);
 	unsigned char *end = put_envelope(bytes + FRAME_HEADER, RENDEZVOUS_DONE, request_id, 1);
 
@@ -250,11 +246,22 @@ PyObject *fast_answer(PyObject *self, PyObject *number)
 
 	Py_DECREF((PyObject *)block);
 	if (!frame)
-		return NULL;
+		return -1;
 	fast_spend_control(account, &control, &data);
 	fast_put_header(bytes, FRAME_CONTROL, control, data, 0);
 	int rc = fast_post_counted(traffic, frame);
 
 	Py_DECREF((PyObject *)frame);
-	return rc ? NULL : PyBool_FromLong(1);
+	return rc ? -1 : 1;
+}
+
+PyObject *fast_answer(PyObject *self, PyObject *number)
+{
+	unsigned long request_id = PyLong_AsUnsignedLong(number);
+
+	if (PyErr_Occurred())
+		return NULL;
+	int said = fast_answer_offer((struct traffic *)self, (unsigned int)request_id);
+
+	return said < 0 ? NULL : PyBool_FromLong(said);
 }

@@ -528,6 +528,7 @@ static PyMethodDef traffic_methods[] = {
 	{"post", traffic_post, METH_VARARGS, NULL},
 	{"post_offer", fast_post_offer, METH_VARARGS, NULL},
 	{"answer", fast_answer, METH_O, NULL},
+	{"offered", fast_traffic_offered, METH_O, NULL},
 	{"take_frame", traffic_take_frame, METH_VARARGS, NULL},
 	{"deliver", (PyCFunction)(void (*)(void))traffic_deliver, METH_FASTCALL, NULL},
 	{"new_promise", traffic_new_promise, METH_NOARGS, NULL},

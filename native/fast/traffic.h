@@ -18,7 +18,7 @@ struct counts {
 /* Messages that have arrived, in order, and those who wait for them. */
 struct inbox {
 	PyObject_HEAD
-	PyObject *incoming;  /* a deque: messages, and what Python makes of offers */
+	PyObject *incoming;  /* a deque: messages, and what was offered */
 	PyObject *receivers; /* a deque of promises */
 	PyObject *table;
 	PyObject *counts;
@@ -27,6 +27,7 @@ struct inbox {
 	unsigned int offers; /* in `incoming`: no messages yet */
 	unsigned int unstarted; /* those of them that nobody reads */
 	unsigned long long ahead; /* bytes of what was offered, is read or has been, and was not taken */
+	unsigned long long most_ahead; /* as long as nobody waits for it */
 	unsigned int taken;  /* frames of which the last message has been, and nobody was told */
 	unsigned int refill; /* tell of so many */
 	char ended;
@@ -84,6 +85,8 @@ static inline int fast_call(PyObject *object, PyObject *method, PyObject *argume
 
 /* The next message, of which a reference is taken over.  -1 with an exception. */
 int fast_arrived(struct inbox *inbox, PyObject *message);
+/* What was offered is here: the message stands in its place.  -1 with an exception. */
+int fast_put_message(struct inbox *inbox, PyObject *offered, PyObject *message);
 /* A message that is here, for a task that is and comes when nobody waits; else None. */
 PyObject *fast_take_here(struct inbox *inbox);
 
@@ -118,6 +121,10 @@ int fast_took_answer(struct traffic *traffic, struct block *block, uint32_t leng
 /* Methods of the type: see _fast.pyi. */
 PyObject *fast_post_offer(PyObject *self, PyObject *args);
 PyObject *fast_answer(PyObject *self, PyObject *number);
+PyObject *fast_traffic_offered(PyObject *self, PyObject *incoming);
+
+/* A message has been read: 1 if that is said, 0 if it is for Python to say, -1 with an exception. */
+int fast_answer_offer(struct traffic *traffic, unsigned int request_id);
 
 /* Nothing has to be thought of but posting them again as they were. */
 bool fast_receives_are_plain(const struct traffic *traffic);

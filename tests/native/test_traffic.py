@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from aiordma._core import protocol
 from aiordma._core.credits import Credits
 from aiordma._core.frames import HEADER_SIZE, FrameKind, unpack_bundle, unpack_header
-from aiordma._native import Block, Counts, Frame, Inbox, Message, Queue, Shelf, Table, Traffic
+from aiordma._native import (
+    Block,
+    Counts,
+    Frame,
+    Inbox,
+    Incoming,
+    Message,
+    Queue,
+    Shelf,
+    Table,
+    Traffic,
+)
 from aiordma._transport.account import Account
 from aiordma.errors import ProtocolError
 from tests.core.test_frames import entries, packed_bundle
@@ -219,6 +230,21 @@ OFFER = frame_header(FrameKind.OFFER, 0, 0, None)
 RECEIVE, LONGEST = 200, 1 << 40
 
 
+class NotReading(Inbox):
+    """Notes what is offered."""
+
+    def __init__(self) -> None:
+        self.incoming = deque()
+        self.receivers = deque()
+        self.noted: list[protocol.Rendezvous] = []
+
+    def _fetch_ahead(self) -> None:
+        assert (self.noted, self.unstarted) == ([], 1)
+        offer: Incoming = self.incoming.pop()
+        facts = (offer.request_id, offer.address, offer.rkey, len(offer), offer.imm)
+        self.noted.append(protocol.Rendezvous(*facts))
+
+
 class Offered(Side):
     """Offers are given to it."""
 
@@ -226,12 +252,7 @@ class Offered(Side):
         super().__init__()
         self.large_size = RECEIVE
         self.longest = LONGEST
-        self.offers: list[protocol.Rendezvous] = []
-
-    def _offer_came(
-        self, request_id: int, address: int, rkey: int, length: int, imm: int | None
-    ) -> None:
-        self.offers.append(protocol.Rendezvous(request_id, address, rkey, length, imm))
+        self.inbox = self.reader = NotReading()
 
 
 def offer_in(content: bytes) -> protocol.Message | None:
@@ -259,7 +280,7 @@ def test_offers_are_what_they_are_specified_to_be(
     for some in (content, bytes(changed), content[:place], content + bytes([value])):
         side = Offered()
         side.frame(OFFER + some)
-        specified = side.offers[0] if side.offers else None
+        specified = side.reader.noted[0] if side.reader.noted else None
         assert side.refused == (specified is None)
         if specified is not None:
             assert specified == offer_in(some)
@@ -281,6 +302,7 @@ def test_offers_that_receives_would_do_for_are_for_python() -> None:
         assert side.refused
     side = Offered()
     for count in range(1, SIZES["data_receives"] + 2):
+        side.inbox = NotReading()
         side.frame(OFFER + protocol.encode(protocol.Rendezvous(1, 4096, 1, 1000, None)))
         assert side.refused == (count > SIZES["data_receives"])
 

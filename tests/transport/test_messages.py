@@ -464,3 +464,68 @@ async def test_turns_are_kept_when_the_connection_ends(place: Place) -> None:
         for task in late[1:]:
             with pytest.raises(ConnectionClosedError):
                 await task
+
+
+# ---- reading ahead -------------------------------------------------------------------------------
+
+
+@one_loop
+@by_cm
+@pytest.mark.parametrize(
+    ("config", "sizes", "plain"),
+    [
+        (Config(), [1 << 20] * 4, True),
+        (Config(), [READ_SIZE + 1], False),  # of two reads
+        (Config(fetch_ahead=3 << 20), [1 << 20] * 3, True),
+        (Config(fetch_ahead=3 << 20), [1 << 20] * 4, False),
+        (Config(fetch_ahead=0), [1 << 20], False),
+    ],
+    ids=["plain", "two reads", "all of it", "more than that", "nothing"],
+)
+async def test_what_is_plain_is_read_without_being_looked_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch, config: Config, sizes: list[int], plain: bool
+) -> None:
+    """Offers within what may be read ahead, each with one read: native/fast does it all."""
+    messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
+    async with place.pair(config) as (client, server):
+
+        async def carry() -> None:
+            sending = [client.send_nowait(message) for message in messages]
+            while client._messages.under_way:  # until then they are offered
+                await turns(1)
+            for message in messages:
+                with await server.recv() as received:
+                    assert received == message
+            await asyncio.gather(*sending)
+
+        await carry()  # now the pool has blocks for them
+        inbox = server._messages.inbox
+        look, looks = inbox._fetch_ahead, 0
+
+        def counted() -> None:
+            nonlocal looks
+            looks += 1
+            look()
+
+        monkeypatch.setattr(inbox, "_fetch_ahead", counted)
+        async with place.within(10):
+            await carry()
+        assert (looks == 0) is plain
+        assert (inbox.ahead, inbox.offers, inbox.unstarted) == (0, 0, 0)
+
+
+@one_loop
+@by_cm
+async def test_whom_somebody_waits_for_is_read_whatever_may_be_read_ahead(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.pair(Config(fetch_ahead=0)) as (client, server):
+        await exchange(client, server, pattern(1 << 20))
+        monkeypatch.setattr(server._messages.inbox, "_fetch_ahead", None)
+        receiving = asyncio.create_task(server.recv())
+        await turns(3)
+        async with place.within(10):
+            await client.send(pattern(1 << 20, 1), imm=7)
+            with await receiving as received:
+                assert received == pattern(1 << 20, 1)
+                assert received.imm == 7

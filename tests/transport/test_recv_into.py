@@ -13,7 +13,7 @@ import pytest
 
 from aiordma import Config, Message, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
-from aiordma._transport.incoming import Incoming
+from aiordma._native import Incoming
 from aiordma.errors import ConnectionBrokenError, ConnectionClosedError
 from aiordma.mr_pool import LocalMemory
 
