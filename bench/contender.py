@@ -114,10 +114,10 @@ class InC(Contender):
         super().__init__()
         self._arguments = [*moods, *map(str, cores)]
         self._core = cores[0]
-        self._asking: dict[tuple[str, int, int], subprocess.Popen[str]] = {}
+        self._asking: dict[tuple[str, int, int, int], subprocess.Popen[str]] = {}
 
     def do(self, kind: str, **numbers: int) -> float:
-        job = kind, numbers["size"], numbers.get("window", 1)
+        job = kind, numbers["size"], numbers.get("window", 1), numbers.get("under_way", 1)
         if job not in self._asking:
             command = [str(device.program("verbs")), *self._arguments, *map(str, job)]
             self._asking[job] = self._start(command, self._core)

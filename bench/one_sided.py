@@ -16,7 +16,6 @@ from .lanes import (
     at_most,
     ratio,
     seconds,
-    size_name,
     spread,
     take_turns,
 )
@@ -30,42 +29,50 @@ NOTE = (
     "the other core has written last, as the memory has been that a write goes to. How much dearer "
     "that is depends on whether the two cores have a cache in common, which those of a virtual "
     "machine may have now and then; it makes the write dearer likewise, so that "
-    "is what the write is compared with."
+    "is what the write is compared with. Where nothing else is said, each write, or batch of them, "
+    "is awaited before the next one is begun, which measures latency: the two processes wait for "
+    "each other in between. *Under way* are those that have been begun and not been awaited yet: "
+    "another one begins whenever one of them is done, as programs do that want bandwidth or rate, "
+    "which is what is measured then: the whole time by the number of writes. In aiordma as many "
+    "tasks make one after another each; in C as many stand in the send queue."
 )
 
 AWAKE, ASLEEP = "target awake", "target asleep"
-SIZES = {64: 1000, 1 << 20: 100}
+MOODS = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
 MEMCPY = {"memcpy": "copy", "memcpy across": "copy_across"}
-BATCH, BATCHED = 64, 12800
+MIB = 1 << 20
+BATCH = 64
+SMALL, LARGE, LARGE_MANY = "64 B", "1 MiB", "1 MiB, 4 under way"
+BATCHED, BATCHED_MANY = f"in batches of {BATCH}", f"in batches of {BATCH}, two under way"
 EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
+
+# The kind of job, how many operations a turn has, and what else it is told. Of a stream of writes a
+# turn is a GiB: its beginning and its end, when fewer are under way, are to be little of it.
+WORKS = {
+    SMALL: ("write", 1000, {"size": 64}),
+    LARGE: ("write", 100, {"size": MIB}),
+    LARGE_MANY: ("write_many", 1024, {"size": MIB, "window": 4}),
+    f"64 B {BATCHED}": ("write_batch", 12800, {"size": 64, "window": BATCH}),
+    f"64 B {BATCHED_MANY}": ("write_batch", 12800, {"size": 64, "window": BATCH, "under_way": 2}),
+}
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
-    ours = contenders.python("aiordma"), contenders.python("aiordma", "asyncio")
     for target in (AWAKE, ASLEEP):
+        everybody = {
+            "aiordma": contenders.python("aiordma"),
+            "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
+            "C": contenders.c("polling", MOODS[target]),
+        }
         awake = int(target == AWAKE)
-        beside = contenders.c("polling", "polling" if awake else "sleeping")
-        for size, many in SIZES.items():
-            work, count = one(size, target), options.count(many)
-            for contender, who in zip(ours, ("aiordma", "aiordma on asyncio"), strict=True):
-                yield Lane.of(contender, work, who, "write", size=size, count=count, awake=awake)
-            yield Lane.of(beside, work, "C", "write", size=size, count=count)
-            if size > BATCH:
-                for who, kind in MEMCPY.items():
-                    yield Lane.of(contenders.c(), work, who, kind, size=size, count=count)
-        work, count = batched(target), options.count(BATCHED, BATCH)
-        numbers = {"size": 64, "count": count, "window": BATCH}
-        for contender, who in zip(ours, ("aiordma", "aiordma on asyncio"), strict=True):
-            yield Lane.of(contender, work, who, "write_batch", awake=awake, **numbers)
-        yield Lane.of(beside, work, "C", "write_batch", **numbers)
-
-
-def one(size: int, target: str) -> str:
-    return f"{size_name(size)}, {target}"
-
-
-def batched(target: str) -> str:
-    return f"64 B in batches of {BATCH}, {target}"
+        for work, (kind, many, numbers) in WORKS.items():
+            unit = numbers.get("window", 1) * numbers.get("under_way", 1)
+            job = {**numbers, "count": options.count(many, unit), "awake": awake}
+            for who, contender in everybody.items():
+                yield Lane.of(contender, f"{work}, {target}", who, kind, **job)
+            if work == LARGE:
+                for who, copy in MEMCPY.items():
+                    yield Lane.of(contenders.c(), f"{work}, {target}", who, copy, **job)
 
 
 def measure(options: Options) -> Data:
@@ -74,23 +81,30 @@ def measure(options: Options) -> Data:
 
 
 def requirements(data: Data) -> Iterator[Requirement]:
-    def pair(work: str) -> tuple[list[float], list[float]]:
+    def pair(work: str, target: str) -> tuple[list[float], list[float]]:
+        work = f"{work}, {target}"
         return seconds(data, work, "aiordma"), seconds(data, work, "C")
 
-    def added(work: str) -> Spread:
+    def added(work: str, target: str) -> Spread:
         """Microseconds."""
-        return spread((ours - its) * 1e6 for ours, its in zip(*pair(work), strict=True))
+        return spread((ours - its) * 1e6 for ours, its in zip(*pair(work, target), strict=True))
 
     for target in (AWAKE, ASLEEP):
-        work = one(1 << 20, target)
-        yield at_most(
-            f"1 MiB one-sided write, {target}: times the C figure", 1.1, ratio(*pair(work))
-        )
-    work = one(1 << 20, AWAKE)
-    copied = ratio(seconds(data, work, "C"), seconds(data, work, "memcpy across"))
-    yield at_most("1 MiB one-sided write in C: times a memcpy across", 1.3, copied)
+        for work, what in (
+            (LARGE, "1 MiB one-sided write"),
+            (LARGE_MANY, "1 MiB one-sided writes, 4 under way"),
+        ):
+            times = ratio(*pair(work, target))
+            yield at_most(f"{what}, {target}: times the C figure", 1.1, times)
+    across = seconds(data, f"{LARGE}, {AWAKE}", "memcpy across")
+    for work, what in (
+        (LARGE, "1 MiB one-sided write in C"),
+        (LARGE_MANY, "1 MiB one-sided writes in C, 4 under way"),
+    ):
+        copied = ratio(seconds(data, f"{work}, {AWAKE}", "C"), across)
+        yield at_most(f"{what}: times a memcpy across", 1.3, copied)
     for target in (AWAKE, ASLEEP):
-        ours, its = pair(one(64, target))
+        ours, its = pair(SMALL, target)
         beyond = spread((a - 1.5 * b) * 1e6 for a, b in zip(ours, its, strict=True))
         yield at_most(
             f"a 64 B one-sided write, awaited, {target}: beyond 1.5 times the C figure",
@@ -99,22 +113,25 @@ def requirements(data: Data) -> Iterator[Requirement]:
             "us",
         )
     for target in (AWAKE, ASLEEP):
-        rate = spread(1e-6 / one for one in seconds(data, batched(target), "aiordma"))
-        yield at_least(f"64 B writes in batches of {BATCH}, {target}", 1, rate, "million a second")
+        for how in (BATCHED, BATCHED_MANY):
+            ours, _ = pair(f"64 B {how}", target)
+            rate = spread(1e-6 / one for one in ours)
+            yield at_least(f"64 B writes {how}, {target}", 1, rate, "million a second")
     for target in (AWAKE, ASLEEP):
         yield at_most(
             f"Python's share of a 64 B write, awaited one by one, {target}",
             EACH * 1e6,
-            added(one(64, target)),
+            added(SMALL, target),
             "us",
         )
     for target in (AWAKE, ASLEEP):
-        yield at_most(
-            f"Python's share of a 64 B write, in batches of {BATCH}, {target}",
-            ALL * 1e6,
-            added(batched(target)),
-            "us",
-        )
+        for how in (BATCHED, BATCHED_MANY):
+            yield at_most(
+                f"Python's share of a 64 B write, {how}, {target}",
+                ALL * 1e6,
+                added(f"64 B {how}", target),
+                "us",
+            )
 
 
 COMPARISON = Comparison("One-sided", NOTE, measure, requirements)

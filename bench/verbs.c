@@ -1,10 +1,11 @@
 /* The device through plain verbs: what aiordma is measured against, to see what Python adds.
  *
- *   verbs MOOD MOOD CORE CORE KIND SIZE WINDOW
+ *   verbs MOOD MOOD CORE CORE KIND SIZE WINDOW UNDER_WAY
  *
  * Two processes, one that asks and one that serves, each on its core, polling, or (any other mood)
- * asleep until there is a completion.  KIND is what they do: see `kinds`.  Each line of the input
- * says how many operations, and is answered by the seconds that one of them took.
+ * asleep until there is a completion.  KIND is what they do: see `kinds`.  WINDOW is how many
+ * operations are under way, or in a batch, of which UNDER_WAY are.  Each line of the input says how
+ * many operations, and is answered by the seconds that one of them took.
  */
 #define _GNU_SOURCE /* CPU_SET */
 #include "native.h"
@@ -36,7 +37,7 @@ enum {
 };
 
 struct job {
-	uint32_t size, window, count;
+	uint32_t size, window, under_way, count;
 };
 
 static struct {
@@ -340,20 +341,28 @@ static void answer(const struct job *job)
 	}
 }
 
-/* Messages one way, each there when it has completed. */
-static double send_many(const struct job *job)
+/* So many batches, another one whenever one has completed: seconds in all.  What is not signaled has
+ * its entries of the queue back with what is, behind it. */
+static double keep_under_way(enum ibv_wr_opcode opcode, uint32_t size, uint32_t batch,
+			     uint32_t under_way, uint32_t count)
 {
 	uint32_t posted = 0, done = 0;
 	double start = now();
 
-	while (done < job->count) {
-		for (; posted < job->count && posted - done < job->window; posted++)
-			post_send(IBV_WR_SEND, job->size, 1);
+	while (done < count) {
+		for (; posted < count && posted - done < under_way; posted++)
+			post_send(opcode, size, (int)batch);
 		progress();
 		done += sent;
 		sent = 0;
 	}
-	return (now() - start) / job->count;
+	return now() - start;
+}
+
+/* Messages one way, each there when it has completed. */
+static double send_many(const struct job *job)
+{
+	return keep_under_way(IBV_WR_SEND, job->size, 1, job->window, job->count) / job->count;
 }
 
 static void take(const struct job *job)
@@ -384,19 +393,23 @@ static double write_each(const struct job *job)
 	return typical;
 }
 
+/* The same with `window` of them under way: seconds in all, by their number. */
+static double write_many(const struct job *job)
+{
+	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, 1, job->window, job->count);
+
+	release_other();
+	return taken / job->count;
+}
+
 /* Writes in batches of `window`, of which the last one is waited for. */
 static double write_batch(const struct job *job)
 {
-	double start = now();
+	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, job->window, job->under_way,
+				      job->count / job->window);
 
-	for (uint32_t i = 0; i < job->count / job->window; i++) {
-		post_send(IBV_WR_RDMA_WRITE, job->size, (int)job->window);
-		expect(&sent, 1);
-		sent = 0;
-	}
-	start = now() - start;
 	release_other();
-	return start / (job->count / job->window * job->window);
+	return taken / job->count;
 }
 
 static void be_written_to(const struct job *job)
@@ -504,6 +517,7 @@ static const struct kind {
 	{"echo_many", echo_many, answer},
 	{"send_many", send_many, take},
 	{"write", write_each, be_written_to},
+	{"write_many", write_many, be_written_to},
 	{"write_batch", write_batch, be_written_to},
 	{"copy", copy, nothing},
 	{"copy_across", copy_across, write_before},
@@ -514,15 +528,17 @@ int main(int argc, char **argv)
 {
 	int sockets[2];
 
-	if (argc != 8)
-		errx(2, "usage: verbs MOOD MOOD CORE CORE KIND SIZE WINDOW");
+	if (argc != 9)
+		errx(2, "usage: verbs MOOD MOOD CORE CORE KIND SIZE WINDOW UNDER_WAY");
 	const struct kind *kind = kinds;
-	struct job job = {.size = (uint32_t)atoi(argv[6]), .window = (uint32_t)atoi(argv[7])};
+	struct job job = {.size = (uint32_t)atoi(argv[6]), .window = (uint32_t)atoi(argv[7]),
+			  .under_way = (uint32_t)atoi(argv[8])};
 
 	while (kind->name && strcmp(kind->name, argv[5]))
 		kind++;
-	if (!kind->name || !job.size || job.size > LONGEST || !job.window || job.window > BATCH)
-		errx(2, "what is %s %s %s?", argv[5], argv[6], argv[7]);
+	if (!kind->name || !job.size || job.size > LONGEST || !job.window || job.window > BATCH ||
+	    !job.under_way || job.under_way > SENDS / job.window)
+		errx(2, "what is %s %s %s %s?", argv[5], argv[6], argv[7], argv[8]);
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
 		err(1, "socketpair");
 	if (kind->ask == copy_across)

@@ -149,34 +149,45 @@ class Measuring:
         await client.wake(0)
         return median(times)
 
-    async def write_many(self, size: int, count: int, window: int) -> float:
+    async def write_many(self, size: int, count: int, window: int, awake: int = 0) -> float:
         """One-sided writes, `window` of them under way, each awaited by a task."""
         client, remote = await self._memory()
+        await client.wake(awake)
+        each = count // window
         with client.conn.alloc(size) as buffer:
             target = remote[:size]
 
             async def write() -> None:
-                for _ in range(count // window):
+                for _ in range(each):
                     await client.conn.write(buffer, target)
 
             start = perf_counter()
             await asyncio.gather(*(write() for _ in range(window)))
-            return (perf_counter() - start) / (count // window * window)
-
-    async def write_batch(self, size: int, count: int, window: int, awake: int = 0) -> float:
-        """One-sided writes in batches of `window`."""
-        client, remote = await self._memory()
-        await client.wake(awake)
-        with client.conn.alloc(size) as buffer:
-            target = remote[:size]
-            start = perf_counter()
-            for _ in range(count // window):
-                async with client.conn.batch() as batch:
-                    for _ in range(window):
-                        batch.write(buffer, target)
             taken = perf_counter() - start
         await client.wake(0)
-        return taken / (count // window * window)
+        return taken / (each * window)
+
+    async def write_batch(
+        self, size: int, count: int, window: int, under_way: int = 1, awake: int = 0
+    ) -> float:
+        """One-sided writes in batches of `window`, which `under_way` tasks make."""
+        client, remote = await self._memory()
+        await client.wake(awake)
+        each = count // window // under_way
+        with client.conn.alloc(size) as buffer:
+            target = remote[:size]
+
+            async def write() -> None:
+                for _ in range(each):
+                    async with client.conn.batch() as batch:
+                        for _ in range(window):
+                            batch.write(buffer, target)
+
+            start = perf_counter()
+            await asyncio.gather(*(write() for _ in range(under_way)))
+            taken = perf_counter() - start
+        await client.wake(0)
+        return taken / (each * window * under_way)
 
     async def _memory(self) -> tuple[RDMAClient, Any]:
         client = cast("RDMAClient", (await self._connected("memory"))[0])
