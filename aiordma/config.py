@@ -30,7 +30,8 @@ class Config:
     control_receives: int = 8
     """Receives kept for control messages; at least 4."""
     send_queue: int = 64
-    """Work requests that may be under way from this side."""
+    """Work requests that may be under way from this side, besides a few of its own; what is more
+    waits its turn."""
     max_message: int = GIB
     """The longest message that this side accepts."""
     fetch_ahead: int = 32 * MIB

@@ -14,6 +14,7 @@ from .. import verbs
 from .._core.handshake import Hello
 from ..config import Config
 from ..driver import Driver
+from .work_queue import CONTROL_ENTRIES
 
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
@@ -45,7 +46,7 @@ class Side:
         self.max_dest_rd_atomic = min(RD_ATOMIC, attributes.max_qp_rd_atom)
         receives = config.data_receives + config.control_receives
         self.capabilities = verbs.QPCapabilities(
-            max_send_wr=min(config.send_queue, attributes.max_qp_wr),
+            max_send_wr=min(config.send_queue + CONTROL_ENTRIES, attributes.max_qp_wr),
             max_recv_wr=receives,
             max_send_sge=min(SEND_PIECES, attributes.max_sge),
         )

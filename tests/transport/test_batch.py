@@ -19,7 +19,18 @@ from aiordma._transport.work_queue import Work
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .marks import by_cm, by_tcp, one_loop
-from .place import Place, check_alive, ends, exchange, give, leases, pattern, shared, turns
+from .place import (
+    SMALL,
+    Place,
+    check_alive,
+    ends,
+    exchange,
+    give,
+    leases,
+    pattern,
+    shared,
+    turns,
+)
 
 TRANSFER_SIZE = 8 << 20  # the longest single work request
 
@@ -66,6 +77,12 @@ async def test_a_batch_is_one_doorbell(place: Place, monkeypatch: pytest.MonkeyP
             batch.read(remote[:8], bytearray(8))
             batch.fetch_and_add(remote[:8], 1)
         assert posts == [7]
+        count = SMALL.send_queue
+        with client.alloc(8) as memory:
+            async with client.batch() as batch:
+                for _ in range(count):
+                    batch.write(memory, remote[:8])
+        assert posts == [7, count]
 
 
 async def test_more_than_the_send_queue_holds(place: Place) -> None:
