@@ -114,6 +114,8 @@ class Driver(Shared):
         if self.operations.look_us:
             look_once = self.channel.reader(BATCH, self._look_once)
             self.operations.look = partial(self.operations.look_again, *look_once)
+            keep = self.channel.reader(BATCH, self._looked)
+            self.operations.keep = partial(self.operations.keep_looking, *keep)
         self._coming_back = False  # for completions that one turn had no time for
         self._vain_waits = 0  # grows with waiting in vain after a wake-up for nothing
         self._waits_skipped = 0
@@ -261,14 +263,17 @@ class Driver(Shared):
         return found
 
     def _look_soon(self) -> None:
-        self.operations.looking = True
-        self.loop.call_soon(self._look)
-
-    def _look(self) -> None:
         """The last thing before the loop sleeps, or nearly so."""
-        self.operations.looking = False
-        if self._handle(self._looking.for_us, True):
+        self.operations.keep_us = self._looking.for_us
+        self.operations.look_soon()
+
+    def _looked(self, drained: Drain) -> None:
+        """The last of these looks; those before it found completions, and nothing else."""
+        found, self.operations.found = self.operations.found, False
+        again = self._handle(0, True, drained)
+        if found or again:
             self._looking.found()
+        if again:
             self._look_soon()
         else:
             self._looking.missed()
@@ -351,7 +356,7 @@ class Driver(Shared):
             sink.fail(error)
 
     def _close(self) -> None:
-        self.operations.look = None
+        self.operations.look = self.operations.keep = None
         self.operations.closed = True
         for fd in self.channel.watched_fds:
             stop_reading(self.loop, fd)

@@ -177,30 +177,44 @@ def test_completions_reach_their_sinks(run: Run, device: verbs.Device, polling: 
     run(main())
 
 
+@pytest.mark.parametrize("whose", ["reader", "look"])
 def test_completion_between_draining_and_the_loop(
-    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+    run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """It comes after the last poll, before the loop waits again; nothing else happens after it."""
 
     async def main() -> None:
         async with the_driver(device) as driver, two_ends(driver) as (first, second):
-            drain = driver._drain
+            drain, keep = driver._drain, driver.operations.keep
+            assert keep is not None
             left = 20
 
-            def drain_and_complete(
-                table: Table, capacity: int, spin_us: int, returns: bool
-            ) -> tuple[bool, bool, bool]:
+            def complete() -> None:
                 nonlocal left
-                some, more, bells = drain(table, capacity, spin_us, returns)
-                if left and not more:
+                if left:
                     left -= 1
                     first.send()
                     # The device announces it before we are back in the loop.
                     readable, _, _ = select.select([driver.channel.fd], [], [], 10)
                     assert readable
+
+            def drain_and_complete(
+                table: Table, capacity: int, spin_us: int, returns: bool
+            ) -> tuple[bool, bool, bool]:
+                some, more, bells = drain(table, capacity, spin_us, returns)
+                if not more:
+                    complete()
                 return some, more, bells
 
+            def look_and_complete() -> None:
+                keep()
+                complete()
+
             monkeypatch.setattr(driver, "_drain", drain_and_complete)
+            if whose == "reader":
+                driver._looking._skip = 1 << 20  # no looks
+            else:
+                driver.operations.keep = look_and_complete
             first.send()
             await asyncio.gather(first.sink.wait(21), second.sink.wait(21))
 
@@ -378,15 +392,13 @@ def test_looks_before_sleeping(
     looks = []
     most = round(polling * 1e6)
     first = min(most, FIRST_US)
-    drain = verbs.CompletionChannel.drain_to
+    look_soon = Driver._look_soon
 
-    def noted(
-        channel: verbs.CompletionChannel, table: Table, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool, bool]:
-        looks.append(spin_us)
-        return drain(channel, table, capacity, spin_us, returns)
+    def noted(driver: Driver) -> None:
+        look_soon(driver)
+        looks.append(driver.operations.keep_us)
 
-    monkeypatch.setattr(verbs.CompletionChannel, "drain_to", noted)
+    monkeypatch.setattr(Driver, "_look_soon", noted)
 
     async def main() -> None:
         config = Config(polling=polling)

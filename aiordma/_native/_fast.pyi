@@ -645,6 +645,28 @@ class Table:
         Who does it comes again if it `returns`, or is `looking`.
         """
 
+    keep: Callable[[], object] | None
+    """Called by the loop, to look before it sleeps; None: no more."""
+    keep_us: int
+    """Microseconds that it looks for."""
+    found: bool
+    """It has found something, since this was False."""
+    def look_soon(self) -> None:
+        """The loop calls `keep` in its next turn."""
+
+    def keep_looking(
+        self,
+        state: int,
+        most: int,
+        leaving: list[Any],
+        otherwise: Callable[[int], object],
+        /,
+    ) -> object:
+        """As `serve`, and again in each turn of the loop in which there was something.
+
+        `otherwise` has what `drain` would return, unless that is 1 and `leaving` is empty.
+        """
+
 class Queue:
     """The send and the receive queue of one queue pair: what is posted, and what completes.
 

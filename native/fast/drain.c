@@ -19,7 +19,8 @@ enum { BATCH = 128 };
 
 static int (*native_drain)(struct aiordma_drain *, struct aiordma_completion *, int, int *);
 
-static PyObject *str_done, *str_written, *str_went_wrong, *str_use_room, *str_broken;
+static PyObject *str_done, *str_written, *str_went_wrong, *str_use_room, *str_broken,
+	*str_call_soon;
 
 static void report(struct queue *queue, struct raised *raised)
 {
@@ -273,29 +274,48 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	return outcome == RAISED ? NULL : PyLong_FromLong(outcome);
 }
 
-/* What `drain` says is for `otherwise`, unless there is nothing to it. */
+/* What a channel's reader gives to who drains for it. */
+struct reader {
+	struct aiordma_drain *state;
+	long most;
+	PyObject *leaving;   /* a list */
+	PyObject *otherwise; /* what a drain says is for it, unless there is nothing to it */
+};
+
+static bool read_by(struct reader *reader, PyObject *const *args, Py_ssize_t count, Py_ssize_t wanted)
+{
+	if (count != wanted || !PyList_Check(args[2])) {
+		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, a list, whom to call");
+		return false;
+	}
+	*reader = (struct reader){
+		.state = PyLong_AsVoidPtr(args[0]),
+		.most = PyLong_AsLong(args[1]),
+		.leaving = args[2],
+		.otherwise = args[3],
+	};
+	return !PyErr_Occurred();
+}
+
 static PyObject *serve(struct table *table, PyObject *const *args, Py_ssize_t count, bool returns)
 {
-	if (count != 5 || !PyList_Check(args[2])) {
-		PyErr_SetString(PyExc_TypeError,
-				"a channel's state, a number, a list, whom to call, and microseconds");
+	struct reader reader;
+
+	if (!read_by(&reader, args, count, 5))
 		return NULL;
-	}
-	struct aiordma_drain *state = PyLong_AsVoidPtr(args[0]);
-	long most = PyLong_AsLong(args[1]);
 	unsigned long spin_us = PyLong_AsUnsignedLong(args[4]);
 
 	if (PyErr_Occurred())
 		return NULL;
 	if (table->closed)
 		Py_RETURN_NONE;
-	int outcome = drain(table, state, most, (uint32_t)spin_us, returns);
+	int outcome = drain(table, reader.state, reader.most, (uint32_t)spin_us, returns);
 
 	if (outcome == RAISED)
 		return NULL;
-	if ((outcome == 0 || outcome == 1) && PyList_Size(args[2]) == 0)
+	if ((outcome == 0 || outcome == 1) && PyList_Size(reader.leaving) == 0)
 		Py_RETURN_NONE;
-	return PyObject_CallFunction(args[3], "i", outcome);
+	return PyObject_CallFunction(reader.otherwise, "i", outcome);
 }
 
 PyObject *fast_serve(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -312,6 +332,45 @@ PyObject *fast_look_again(PyObject *self, PyObject *const *args, Py_ssize_t coun
 
 	table->later = 0;
 	return done;
+}
+
+PyObject *fast_look_soon(PyObject *self, PyObject *unused)
+{
+	struct table *table = (struct table *)self;
+
+	(void)unused;
+	if (!table->keep || table->keep == Py_None)
+		Py_RETURN_NONE; /* nobody is served any more */
+	PyObject *handle = PyObject_CallMethodObjArgs(table->loop, str_call_soon, table->keep, NULL);
+
+	if (!handle)
+		return NULL;
+	Py_DECREF(handle);
+	table->looking = 1;
+	Py_RETURN_NONE;
+}
+
+PyObject *fast_keep_looking(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct table *table = (struct table *)self;
+	struct reader reader;
+	char around = table->returns;
+
+	table->looking = 0;
+	if (!read_by(&reader, args, count, 4))
+		return NULL;
+	if (table->closed)
+		Py_RETURN_NONE;
+	table->returns = 1;
+	int outcome = drain(table, reader.state, reader.most, table->keep_us, true);
+
+	table->returns = around;
+	if (outcome == RAISED)
+		return NULL;
+	if (outcome != 1 || PyList_Size(reader.leaving))
+		return PyObject_CallFunction(reader.otherwise, "i", outcome);
+	table->found = 1;
+	return fast_look_soon(self, NULL);
 }
 
 static PyObject *connect_native(PyObject *module, PyObject *address)
@@ -337,7 +396,9 @@ int fast_add_drain(PyObject *module)
 	str_went_wrong = PyUnicode_InternFromString("_went_wrong");
 	str_use_room = PyUnicode_InternFromString("_use_room");
 	str_broken = PyUnicode_InternFromString("_broken");
-	if (!str_done || !str_written || !str_went_wrong || !str_use_room || !str_broken)
+	str_call_soon = PyUnicode_InternFromString("call_soon");
+	if (!str_done || !str_written || !str_went_wrong || !str_use_room || !str_broken ||
+	    !str_call_soon)
 		return -1;
 	return PyModule_AddFunctions(module, functions);
 }

@@ -65,11 +65,14 @@ struct table {
 	char returns; /* whose drain this is looks again soon */
 	char looking; /* and so does the loop, before it sleeps */
 	PyObject *look;	  /* to be called by who is about to wait; NULL: nobody looks */
+	PyObject *keep;	  /* to be called by the loop, as often as it finds something */
 	PyObject *ended;  /* wake.c: a future, or NULL */
 	uint32_t waiting; /* promises under way that somebody has asked to be told of */
 	uint16_t looks;	  /* that may still be made before the loop has its turn */
 	uint16_t misses, glances; /* grows with looks that found nothing; those that are short for it */
 	unsigned int look_us; /* of one that is not */
+	unsigned int keep_us; /* of one of the loop's */
+	char found;	      /* by the loop's, since Python has asked */
 	unsigned long long stray; /* completions that belonged to nobody */
 };
 
@@ -110,6 +113,8 @@ unsigned int fast_post_ready(struct queue *queue, struct shelf *shelf, unsigned 
 PyObject *fast_drain(PyObject *table, PyObject *const *args, Py_ssize_t count);
 PyObject *fast_serve(PyObject *table, PyObject *const *args, Py_ssize_t count);
 PyObject *fast_look_again(PyObject *table, PyObject *const *args, Py_ssize_t count);
+PyObject *fast_keep_looking(PyObject *table, PyObject *const *args, Py_ssize_t count);
+PyObject *fast_look_soon(PyObject *table, PyObject *unused);
 
 int fast_add_table(PyObject *module);
 int fast_add_queue(PyObject *module);

@@ -149,6 +149,7 @@ static int table_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(table->loop);
 	Py_VISIT(table->look);
+	Py_VISIT(table->keep);
 	Py_VISIT(table->ended);
 	for (uint32_t i = 0; i < table->woken_count; i++)
 		Py_VISIT(table->woken[i]);
@@ -168,6 +169,7 @@ static int table_clear(PyObject *self)
 			fast_drop(fast_free_slot(table, &table->slots[i]));
 	Py_CLEAR(table->loop);
 	Py_CLEAR(table->look);
+	Py_CLEAR(table->keep);
 	Py_CLEAR(table->ended);
 	return 0;
 }
@@ -190,6 +192,9 @@ static PyMemberDef table_members[] = {
 	{"loop", T_OBJECT_EX, offsetof(struct table, loop), 0, NULL},
 	{"look", T_OBJECT, offsetof(struct table, look), 0, NULL},
 	{"look_us", T_UINT, offsetof(struct table, look_us), 0, NULL},
+	{"keep", T_OBJECT, offsetof(struct table, keep), 0, NULL},
+	{"keep_us", T_UINT, offsetof(struct table, keep_us), 0, NULL},
+	{"found", T_BOOL, offsetof(struct table, found), 0, NULL},
 	{"waiting", T_UINT, offsetof(struct table, waiting), READONLY, NULL},
 	{"later", T_BOOL, offsetof(struct table, later), 0, NULL},
 	{"returns", T_BOOL, offsetof(struct table, returns), 0, NULL},
@@ -204,6 +209,8 @@ static PyMethodDef table_methods[] = {
 	{"drain", (PyCFunction)(void (*)(void))fast_drain, METH_FASTCALL, NULL},
 	{"serve", (PyCFunction)(void (*)(void))fast_serve, METH_FASTCALL, NULL},
 	{"look_again", (PyCFunction)(void (*)(void))fast_look_again, METH_FASTCALL, NULL},
+	{"keep_looking", (PyCFunction)(void (*)(void))fast_keep_looking, METH_FASTCALL, NULL},
+	{"look_soon", fast_look_soon, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 
