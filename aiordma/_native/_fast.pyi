@@ -462,6 +462,33 @@ class Inbox:
 
     def wake_first(self) -> None: ...
 
+class Offers:
+    """What one side has offered and the peer has not answered for: memory that it may read.
+
+    `domain` and the functions of the library are addresses; without `register_own` everything is
+    registered by the subclass.  It has `_not_closed(code)`, which raises what that errno value of
+    `deregister` means.  It works on nothing that was registered before a fork.
+    """
+
+    def __init__(self, most: int, domain: int, register_own: int, deregister: int, /) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def full(self) -> bool:
+        """The peer has as many to answer as it may have."""
+
+    @property
+    def futures(self) -> list[Waiter]:
+        """Of those whose end has not come."""
+
+    def hold(self, request_id: int, region: int, outgoing: Outgoing, /) -> None:
+        """It is offered under that number, in that region, by its address, and stays until its end.
+
+        It takes over the memory: `outgoing` has no `view` then.
+        """
+
+    def close(self) -> None:
+        """The queue pair is destroyed: nothing touches the memory any more."""
+
 class Traffic:
     """The two-sided traffic of a connection: what is plain of it.
 
@@ -473,6 +500,7 @@ class Traffic:
     shelf: Shelf
     account: Any
     inbox: Any
+    offers: Any
     message_type: type[Message]
     waiting: deque[Any]
     """Messages that wait for their turn."""
@@ -504,8 +532,6 @@ class Traffic:
     ended: bool
     takes: bool
     """Frames with messages may come, and are wanted."""
-    full: bool
-    """The peer has to answer for as many offers as it may have."""
     blocked: bool
     """There is no memory for a frame now."""
     counting: bool
@@ -551,6 +577,15 @@ class Traffic:
 
         It takes over the lease; ValueError, and nothing has happened, for what cannot be an offer.
         """
+
+    def offer_over(self, request_id: int, error: BaseException | None, /) -> bool:
+        """The peer has read what was offered, or will not, and who waits is told `error`.
+
+        False, and nothing happens, if nothing of that number was offered.
+        """
+
+    def request_id(self) -> int:
+        """A number for a request, not 0 and not in use for 2^32 requests."""
 
     def answer(self, request_id: int, /) -> bool:
         """Says that an offered message has been read; False, and nothing is said, unless that is

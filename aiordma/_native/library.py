@@ -32,6 +32,7 @@ class Library:
         "_cm_process",
         "_inherited",
         "_providers",
+        "addresses",
         "calls",
         "name",
         "pins",
@@ -52,6 +53,13 @@ class Library:
         self.calls = Calls(table)
         self.pins = reg_own_mr is None
         """Devices keep pages in their place, and have to be told of all that they use."""
+        self.addresses = (
+            0
+            if reg_own_mr is None
+            else _address(ffi.addressof(lib, "aiordma_embedded_reg_own_mr")),
+            _address(table.ibv_dereg_mr),
+        )
+        """Of `reg_own_mr`, 0 where that is ibv_reg_mr, and of ibv_dereg_mr: for C."""
         self.reg_own_mr: Register = (
             self.calls.ibv_reg_mr
             if reg_own_mr is None
@@ -97,6 +105,10 @@ class Library:
 
     def __repr__(self) -> str:
         return f"<Library {self.name}>"
+
+
+def _address(function: object) -> int:
+    return int(ffi.cast("uintptr_t", function))
 
 
 _libraries: dict[str, Library] = {}

@@ -12,8 +12,8 @@ Some facts, and what they mean here:
   credit.  So what is sent while a frame with messages is under way waits until the tasks of this
   turn of the loop have all had theirs, and goes in *bundles*; a message with nothing before it
   goes at once.  Who sends one message and waits for its answer thus loses no time.
-- What is plain of all this is done in C (native/fast/traffic.c): messages that fit a frame and need
-  not wait for anything, and frames with messages that are as they should be.  The methods here are
+- What is plain of all this is done in C (native/fast/traffic.c): messages that need not wait for
+  anything but others, and frames with messages that are as they should be.  The methods here are
   for everything else.
 - Memory under a posted request must stay.  An eager frame lives in its block until completion;
   an offered message stays registered (read-only for the peer) until the peer says it has read it.
@@ -54,6 +54,8 @@ from .work_queue import Work, WorkQueue
 # Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
 # not keep back the credits that the peer waits for.
 SPARE_BLOCKS = 2
+
+OK = int(protocol.ErrorCode.OK)
 
 # Bytes of a frame with an offer, at most.
 OFFER_ROOM = 128
@@ -114,9 +116,8 @@ class Messages(Traffic):
         self.waiting: deque[Outgoing] = deque()
         self.controls: deque[tuple[bytes, Waiter | None, int]] = deque()
         self._answers_waiting = 0
-        self._offers = Offers(self._pool, config.max_message, self.request_id)
+        self.offers = Offers(memory.pd, config.max_message)
         self._spares: list[Block] = []
-        self._next_request = 0
         self.inbox = Inbox(
             queue=queue,
             memory=memory,
@@ -284,16 +285,11 @@ class Messages(Traffic):
         if not self.answer(request_id):
             self.send_control(protocol.RendezvousDone(request_id, protocol.ErrorCode.OK))
 
-    def request_id(self) -> int:
-        """A number for a request, not 0 and not in use for 2^32 requests."""
-        self._next_request = self._next_request % 0xFFFFFFFF + 1
-        return self._next_request
-
     def _can_send(self) -> bool:
         return (
             self.started
             and self.account.data_credits > 0
-            and not self._offers.full
+            and not self.offers.full
             and self._queue.room > 0
             and not self._frames.waiting
         )
@@ -393,13 +389,13 @@ class Messages(Traffic):
         if block is None:
             self.waiting.appendleft(outgoing)
             return
+        request_id = self.request_id()
         try:
-            request_id, memory = self._offers.make(outgoing)
+            address, rkey = self.offers.open(request_id, outgoing)
         except BaseException:
             block.release()
             raise
-        self.full = self._offers.full
-        self.post_offer(block, request_id, memory.address, memory.rkey, memory.length, outgoing.imm)
+        self.post_offer(block, request_id, address, rkey, outgoing.length, outgoing.imm)
 
     def _pump_controls(self) -> None:
         """Sends the control messages that credits and room allow."""
@@ -532,21 +528,21 @@ class Messages(Traffic):
             self._on_control(message)
 
     def _offer_over(self, request_id: int, status: int) -> None:
-        length = self._offers.answered(request_id, status)
-        if length is not None:
-            self.counts.messages_sent += 1
-            self.counts.bytes_sent += length
-        self.full = self._offers.full
+        error = None
+        if status != OK:
+            error = RDMAError(f"the peer could not take the message (code {status})")
+        if not self.offer_over(request_id, error):
+            raise ProtocolError("the peer says it has read a message that was not offered")
 
     def _answered(self, request_id: int, status: int) -> None:
-        """The answer to an offer has arrived, and is read and counted."""
+        """The answer to an offer has arrived, not the plain one, and is read and counted."""
         try:
             self._offer_over(request_id, status)
         except ProtocolError as error:
             self._on_protocol_error(error)
 
     def _offered(self, block: Block, message: protocol.Message) -> None:
-        offer = self._offers.checked(message)
+        offer = self.offers.checked(message)
         self._receives.used(block.posted, HEADER_SIZE + offer.length)
         self.offered(Incoming(*offer))
 
@@ -603,7 +599,7 @@ class Messages(Traffic):
     @property
     def drained(self) -> bool:
         """Whether nothing is waiting to be sent or to be read by the peer."""
-        return not (self.waiting or self.controls or self._offers or self._queue.outstanding)
+        return not (self.waiting or self.controls or self.offers or self._queue.outstanding)
 
     def drain(self) -> asyncio.Future[None]:
         """A future for the moment when it is."""
@@ -630,7 +626,7 @@ class Messages(Traffic):
         self.ended = True
         self._look_whether_it_takes()
         self._receives.end()
-        if self.waiting or self.controls or self._offers:
+        if self.waiting or self.controls or self.offers:
             self._forsake(error)
         self.inbox.end(error)
         self._check_drained()
@@ -638,7 +634,7 @@ class Messages(Traffic):
     def _forsake(self, error: BaseException) -> None:
         futures: list[Waiter] = [outgoing.future for outgoing in self.waiting]
         futures += [future for _, future, _ in self.controls if future is not None]
-        futures += self._offers.futures
+        futures += self.offers.futures
         for outgoing in self.waiting:
             outgoing.drop()
         self.waiting.clear()
@@ -654,7 +650,7 @@ class Messages(Traffic):
         """
         self.inbox.close()
         self._receives.close()
-        self._offers.close()
+        self.offers.close()
         for block, _, _ in self._early:
             block.release()
         self._early.clear()

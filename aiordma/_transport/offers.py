@@ -2,79 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NoReturn
 
 from .._core import protocol
-from .._native import Outgoing, Waiter
-from ..errors import ProtocolError, RDMAError
-from ..mr_pool import MemoryPool
-from ..verbs.opening import Opening
-
-OK = int(protocol.ErrorCode.OK)
-
-
-class Offered:
-    """An outgoing message that the peer will read: the memory it reads from."""
-
-    __slots__ = ("future", "memory")
-
-    def __init__(self, memory: Opening, future: Waiter) -> None:
-        self.memory = memory
-        self.future = future
+from .._native import Offers as NativeOffers
+from .._native import Outgoing, failure, ffi
+from ..errors import ProtocolError
+from ..verbs import AccessFlags, ProtectionDomain
+from ..verbs.memory_region import is_there, reg_mr
 
 
-class Offers:
+class Offers(NativeOffers):
     """What one side has offered and the peer has not answered for, by request.
 
-    `max_message` is the longest that this side takes itself; `request_id` makes a number.
+    `max_message` is the longest that this side takes itself.  Memory of the plain kinds is opened
+    in C (native/fast/offering.c), all other here.
     """
 
-    def __init__(self, pool: MemoryPool, max_message: int, request_id: Callable[[], int]) -> None:
-        self._pool = pool
+    def __init__(self, pd: ProtectionDomain, max_message: int) -> None:
+        register_own, deregister = pd.context.library.addresses
+        domain = int(ffi.cast("uintptr_t", pd.pointer))
+        super().__init__(protocol.MAX_UNANSWERED, domain, register_own, deregister)
+        self._pd = pd
         self._max_message = max_message
-        self._request_id = request_id
-        self._offered: dict[int, Offered] = {}
 
-    def __len__(self) -> int:
-        return len(self._offered)
+    def open(self, request_id: int, outgoing: Outgoing) -> tuple[int, int]:
+        """Opens the message's memory to the peer, to read: its address, and the key.
 
-    @property
-    def full(self) -> bool:
-        """The peer has as many to answer as it may have."""
-        return len(self._offered) >= protocol.MAX_UNANSWERED
-
-    @property
-    def futures(self) -> list[Waiter]:
-        """Of those whose end has not come."""
-        return [offered.future for offered in self._offered.values()]
-
-    def make(self, outgoing: Outgoing) -> tuple[int, Opening]:
-        """Opens the message's memory to the peer, to read; and the request's number."""
-        memory = Opening(self._pool.pd, outgoing.view)
-        request_id = self._request_id()
-        self._offered[request_id] = Offered(memory, outgoing.future)
-        return request_id, memory
-
-    def answered(self, request_id: int, status: int) -> int | None:
-        """The peer has read so many bytes, or will not (None).
-
-        ProtocolError for what was not offered.
+        Registering fails as :meth:`ProtectionDomain.reg_mr` does.
         """
-        offered = self._offered.pop(request_id, None)
-        if offered is None:
-            raise ProtocolError("the peer says it has read a message that was not offered")
-        length = offered.memory.length
-        offered.memory.close()
-        taken = status == OK
-        if offered.future.done():
-            pass
-        elif taken:
-            offered.future.set_result(None)
-        else:
-            offered.future.set_exception(
-                RDMAError(f"the peer could not take the message (code {status})")
-            )
-        return length if taken else None
+        view = outgoing.view
+        # A buffer that is not writable has no address for cffi but as one of characters.
+        pointer, address = reg_mr(
+            self._pd,
+            ffi.from_buffer(view),
+            view.nbytes,
+            AccessFlags.REMOTE_READ,
+            None,
+            there=is_there(view.obj),
+        )
+        self.hold(request_id, int(ffi.cast("uintptr_t", pointer)), outgoing)
+        return address, pointer.rkey
+
+    def _not_closed(self, code: int) -> NoReturn:
+        raise failure("ibv_dereg_mr", code)
 
     def checked(self, offer: protocol.Message) -> protocol.Rendezvous:
         """What the peer offers, if it may: ProtocolError otherwise."""
@@ -88,10 +59,3 @@ class Offers:
                 f"handshake that it takes {self._max_message}"
             )
         return offer
-
-    def close(self) -> None:
-        """The queue pair is destroyed: nothing touches the memory any more."""
-        del self._request_id
-        for offered in self._offered.values():
-            offered.memory.close()
-        self._offered.clear()

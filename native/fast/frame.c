@@ -95,9 +95,7 @@ struct outgoing *fast_new_outgoing(struct parcel *parcel, PyObject *waiter)
 		fast_close_parcel(parcel);
 		return NULL;
 	}
-	outgoing->parcel = *parcel;
-	parcel->source = NULL;
-	parcel->has_buffer = 0;
+	fast_move_parcel(&outgoing->parcel, parcel);
 	Py_INCREF(waiter);
 	outgoing->waiter = waiter;
 	return outgoing;
@@ -131,6 +129,10 @@ static PyObject *outgoing_view(PyObject *self, void *unused)
 	struct parcel *parcel = &((struct outgoing *)self)->parcel;
 
 	(void)unused;
+	if (!parcel->source) {
+		PyErr_SetString(PyExc_ValueError, "the message has been offered");
+		return NULL;
+	}
 	if (PyObject_TypeCheck(parcel->source, fast_block_type)) {
 		struct block *block = (struct block *)parcel->source;
 		unsigned long long offset = (uintptr_t)parcel->bytes - block->address;
@@ -272,9 +274,7 @@ struct frame *fast_new_frame(struct block *block, uint32_t length, uint32_t coun
 
 void fast_frame_adds(struct frame *frame, struct parcel *parcel, unsigned int lkey)
 {
-	frame->parcel = *parcel;
-	parcel->source = NULL;
-	parcel->has_buffer = 0;
+	fast_move_parcel(&frame->parcel, parcel);
 	frame->work.more = (struct ibv_sge){
 		.addr = (uintptr_t)frame->parcel.bytes,
 		.length = (uint32_t)frame->parcel.length,

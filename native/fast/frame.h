@@ -88,6 +88,14 @@ int fast_open_parcel(struct parcel *parcel, PyObject *data);
 int fast_parcel_imm(struct parcel *parcel, PyObject *imm);
 void fast_close_parcel(struct parcel *parcel);
 
+/* The one takes over what the other has, which is empty then. */
+static inline void fast_move_parcel(struct parcel *to, struct parcel *from)
+{
+	*to = *from;
+	from->source = NULL;
+	from->has_buffer = 0;
+}
+
 /* Takes over the parcel: a new reference, or NULL. */
 struct outgoing *fast_new_outgoing(struct parcel *parcel, PyObject *waiter);
 

@@ -21,11 +21,6 @@ enum {
 /* An array of five, of which the first is the magic number, the second the version; the type comes. */
 static const unsigned char envelope[] = {FIXED_ARRAY | 5, UINT8 + 1, 0xa1, 0x7d, 1};
 
-struct offer {
-	uint64_t request_id, address, rkey, length, imm;
-	bool has_imm;
-};
-
 /* ---- numbers ----------------------------------------------------------------------------------- */
 
 static unsigned char *put(unsigned char *to, uint64_t number)
@@ -135,11 +130,34 @@ static bool get_offer(struct rest rest, struct offer *offer)
 
 /* ---- the sender -------------------------------------------------------------------------------- */
 
+int fast_send_offer(struct traffic *traffic, struct block *block, const struct offer *offer)
+{
+	unsigned char *bytes = fast_block_bytes(block);
+	unsigned char *end = put_envelope(bytes + FRAME_HEADER, RENDEZVOUS, offer->request_id, 4);
+	unsigned int control, data;
+
+	end = put(put(put(end, offer->address), offer->rkey), offer->length);
+	if (offer->has_imm)
+		end = put(end, offer->imm);
+	else
+		*end++ = NIL;
+	struct frame *frame = fast_new_frame(block, (uint32_t)(end - bytes), 0);
+
+	if (!frame)
+		return -1;
+	fast_spend_data((struct account *)traffic->account, &control, &data);
+	fast_put_header(bytes, FRAME_OFFER, control, data, 0);
+	int rc = fast_post_messages(traffic, frame);
+
+	Py_DECREF((PyObject *)frame);
+	return rc;
+}
+
 PyObject *fast_post_offer(PyObject *self, PyObject *args)
 {
 	struct traffic *traffic = (struct traffic *)self;
 	unsigned long long address, length;
-	unsigned int request_id, rkey, imm = 0, control, data;
+	unsigned int request_id, rkey, imm = 0;
 	PyObject *block, *imm_or_none;
 
 	if (!PyArg_ParseTuple(args, "O!IKIKO", fast_block_type, &block, &request_id, &address,
@@ -149,29 +167,21 @@ PyObject *fast_post_offer(PyObject *self, PyObject *args)
 		imm = (unsigned int)PyLong_AsUnsignedLong(imm_or_none);
 	if (PyErr_Occurred())
 		return NULL;
-	if (((struct block *)block)->size < FRAME_HEADER + LONGEST ||
+	if (((struct block *)block)->size < OFFER_ROOM ||
 	    !((struct account *)traffic->account)->data) {
 		PyErr_SetString(PyExc_ValueError, "an offer needs a block and a credit");
 		return NULL;
 	}
-	unsigned char *bytes = fast_block_bytes((struct block *)block);
-	unsigned char *end = put_envelope(bytes + FRAME_HEADER, RENDEZVOUS, request_id, 4);
+	const struct offer offer = {
+		.request_id = request_id,
+		.address = address,
+		.rkey = rkey,
+		.length = length,
+		.imm = imm,
+		.has_imm = imm_or_none != Py_None,
+	};
 
-	end = put(put(put(end, address), rkey), length);
-	if (imm_or_none == Py_None)
-		*end++ = NIL;
-	else
-		end = put(end, imm);
-	struct frame *frame = fast_new_frame((struct block *)block, (uint32_t)(end - bytes), 0);
-
-	if (!frame)
-		return NULL;
-	fast_spend_data((struct account *)traffic->account, &control, &data);
-	fast_put_header(bytes, FRAME_OFFER, control, data, 0);
-	int rc = fast_post_messages(traffic, frame);
-
-	Py_DECREF((PyObject *)frame);
-	if (rc)
+	if (fast_send_offer(traffic, (struct block *)block, &offer))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -188,6 +198,9 @@ int fast_took_answer(struct traffic *traffic, struct block *block, uint32_t leng
 	int rc = fast_took_control(traffic, block, length, control, data);
 
 	if (rc <= 0)
+		return rc;
+	rc = status ? 0 : fast_offer_over(traffic, (uint32_t)request_id, NULL);
+	if (rc)
 		return rc;
 	PyObject *told = PyObject_CallMethod((PyObject *)traffic, "_answered", "KK",
 					     (unsigned long long)request_id,

@@ -1,9 +1,9 @@
 /* The two-sided traffic of a connection: what is plain of it.
  *
- * The base of aiordma/_transport/messages.py, where the rules stand.  Plain is a message that fits a
- * frame, while there is a credit, room in the send queue, a block that is ready, and no other work to
- * be posted first.  Everything else goes to Python, which does it, or says what is wrong with it.
- * What comes in is arrival.c's; credits that go back, and the receives that they stand for, refill.c's.
+ * The base of aiordma/_transport/messages.py, where the rules stand.  Plain is a message, while there is
+ * a credit, room in the send queue, a block that is ready, and no other work to be posted first; what
+ * fits no frame is offered (offering.c).  Everything else goes to Python, which does it, or says what is
+ * wrong with it.  What comes in is arrival.c's; credits that go back, and the receives that they stand for, refill.c's.
  */
 #include <string.h>
 
@@ -13,7 +13,7 @@
 enum { COPIED_BELOW = 4096 };
 
 /* What would not gain by sharing a frame with others: waiting for them, until the task has gone on and the
- * loop comes round, would only keep it back. */
+ * loop comes round, would only keep it back.  An offer cannot share one at all. */
 enum { SENT_AT_ONCE = 16 * 1024 };
 
 /* Frames that are sent before Python is told, lest their number grow for ever. */
@@ -29,8 +29,9 @@ static bool can_send(const struct traffic *traffic)
 	const struct account *account = (struct account *)traffic->account;
 	const struct queue *queue = (struct queue *)traffic->queue;
 
-	return traffic->started && !traffic->ended && account->data && !traffic->full &&
-	       !traffic->blocked && queue->free > queue->reserved && !queue->failed;
+	return traffic->started && !traffic->ended && account->data &&
+	       !fast_offers_full((struct offers *)traffic->offers) && !traffic->blocked &&
+	       queue->free > queue->reserved && !queue->failed;
 }
 
 static bool is_plain(const struct traffic *traffic)
@@ -64,8 +65,7 @@ int fast_post_messages(struct traffic *traffic, struct frame *frame)
 	return fast_post_counted(traffic, frame);
 }
 
-/* A reference to a leased block; NULL, perhaps without an exception. */
-static struct block *take_block(struct traffic *traffic, unsigned long long size)
+struct block *fast_frame_block(struct traffic *traffic, unsigned long long size)
 {
 	struct block *block = fast_take_block((struct shelf *)traffic->shelf, size);
 
@@ -84,7 +84,7 @@ static int send_one(struct traffic *traffic, struct parcel *parcel, PyObject *wa
 	unsigned int everything = ((struct shelf *)traffic->shelf)->everything;
 	bool in_place = everything && parcel->length >= COPIED_BELOW;
 	unsigned long long length = FRAME_HEADER + (in_place ? 0 : parcel->length);
-	struct block *block = take_block(traffic, length);
+	struct block *block = fast_frame_block(traffic, length);
 
 	if (!block)
 		return PyErr_Occurred() ? -1 : 0;
@@ -112,6 +112,18 @@ static int send_one(struct traffic *traffic, struct parcel *parcel, PyObject *wa
 	return rc ? -1 : 1;
 }
 
+static bool fits(const struct traffic *traffic, const struct parcel *parcel)
+{
+	return parcel->length + FRAME_HEADER <= traffic->peer_size;
+}
+
+/* As send_one, or 0 for an offer that is for Python. */
+static int send_alone(struct traffic *traffic, struct parcel *parcel, PyObject *waiter)
+{
+	return fits(traffic, parcel) ? send_one(traffic, parcel, waiter) :
+				       fast_offer(traffic, parcel, waiter);
+}
+
 static unsigned long long bundled(const struct outgoing *outgoing)
 {
 	return 8 + ((outgoing->parcel.length + 7) & ~7ULL);
@@ -120,7 +132,7 @@ static unsigned long long bundled(const struct outgoing *outgoing)
 static int send_bundle(struct traffic *traffic, struct outgoing **all, uint32_t count,
 		       unsigned long long size)
 {
-	struct block *block = take_block(traffic, size);
+	struct block *block = fast_frame_block(traffic, size);
 
 	if (!block)
 		return PyErr_Occurred() ? -1 : 0;
@@ -161,19 +173,17 @@ static struct outgoing *pop(struct traffic *traffic)
 	return (struct outgoing *)PyObject_CallMethodObjArgs(traffic->waiting, str_popleft, NULL);
 }
 
-/* A new reference to the first that waits, if it could go into a frame. */
+/* A new reference to the first that waits, if it is a message. */
 static struct outgoing *first_plain(struct traffic *traffic)
 {
 	PyObject *first = PySequence_GetItem(traffic->waiting, 0);
 
-	if (first && (Py_TYPE(first) != fast_outgoing_type ||
-		      ((struct outgoing *)first)->parcel.length + FRAME_HEADER >
-			      traffic->peer_size))
+	if (first && Py_TYPE(first) != fast_outgoing_type)
 		Py_CLEAR(first);
 	return (struct outgoing *)first;
 }
 
-/* Takes from those that wait as many as go into one frame: their number, or -1. */
+/* Takes from those that wait as many as go into one frame, or one that fits none: their number, or -1. */
 static int gather(struct traffic *traffic, struct outgoing **all, unsigned long long *size)
 {
 	int count = 0;
@@ -186,12 +196,12 @@ static int gather(struct traffic *traffic, struct outgoing **all, unsigned long 
 			return PyErr_Occurred() ? -1 : count;
 		unsigned long long longer = *size + bundled(next);
 		int over = fast_is_over(next->waiter);
-		bool fits = !count || longer <= traffic->peer_size;
+		bool enough = count && longer > traffic->peer_size;
 
 		Py_DECREF((PyObject *)next); /* the deque has it */
 		if (over < 0)
 			return -1;
-		if (!over && !fits)
+		if (!over && enough)
 			return count;
 		next = pop(traffic);
 		if (!next)
@@ -217,7 +227,7 @@ static int send_some(struct traffic *traffic)
 	if (count > 1)
 		rc = send_bundle(traffic, all, (uint32_t)count, size);
 	else if (count == 1)
-		rc = send_one(traffic, &all[0]->parcel, all[0]->waiter);
+		rc = send_alone(traffic, &all[0]->parcel, all[0]->waiter);
 	for (int i = count; i-- > 0;) {
 		if (!rc && fast_call(traffic->waiting, str_appendleft, (PyObject *)all[i]))
 			rc = -1;
@@ -323,12 +333,14 @@ static PyObject *traffic_collect(PyObject *self, PyObject *unused)
 /* 1: it is on its way, or waits.  0: it is for Python.  -1: an exception. */
 static int send_parcel(struct traffic *traffic, struct parcel *parcel, PyObject *waiter)
 {
-	if (!is_plain(traffic) || parcel->length + FRAME_HEADER > traffic->peer_size)
+	if (!is_plain(traffic))
 		return 0;
 	bool others = PyObject_Size(traffic->waiting) > 0;
 
-	if (!others && (!traffic->under_way || parcel->length >= SENT_AT_ONCE))
-		return send_one(traffic, parcel, waiter);
+	bool shares = parcel->length < SENT_AT_ONCE && fits(traffic, parcel);
+
+	if (!others && (!traffic->under_way || !shares))
+		return send_alone(traffic, parcel, waiter);
 	struct outgoing *outgoing = fast_new_outgoing(parcel, waiter);
 	int rc = outgoing ? fast_call(traffic->waiting, str_append, (PyObject *)outgoing) : -1;
 
@@ -431,8 +443,8 @@ static PyObject *traffic_take_frame(PyObject *self, PyObject *args)
 static PyObject **members_of(struct traffic *traffic, int which)
 {
 	PyObject **all[] = {&traffic->counts,  &traffic->queue,   &traffic->shelf,	   &traffic->account,
-			    &traffic->inbox,   &traffic->message_type, &traffic->waiting,
-			    &traffic->controls, &traffic->collected};
+			    &traffic->inbox,   &traffic->offers,  &traffic->message_type,
+			    &traffic->waiting, &traffic->controls, &traffic->collected};
 
 	return which < (int)(sizeof(all) / sizeof(all[0])) ? all[which] : NULL;
 }
@@ -474,6 +486,7 @@ static PyObject *traffic_begin(PyObject *self, PyObject *unused)
 	    !traffic->shelf || !PyObject_TypeCheck(traffic->shelf, fast_shelf_type) ||
 	    !traffic->account || !PyObject_TypeCheck(traffic->account, fast_account_type) ||
 	    !traffic->inbox || !PyObject_TypeCheck(traffic->inbox, fast_inbox_type) ||
+	    !traffic->offers || !PyObject_TypeCheck(traffic->offers, fast_offers_type) ||
 	    !traffic->message_type || !PyType_Check(traffic->message_type) ||
 	    !PyType_IsSubtype((PyTypeObject *)traffic->message_type, fast_message_type) ||
 	    !traffic->counts || !PyObject_TypeCheck(traffic->counts, fast_counts_type) ||
@@ -491,6 +504,7 @@ static PyMemberDef traffic_members[] = {
 	{"shelf", T_OBJECT_EX, offsetof(struct traffic, shelf), 0, NULL},
 	{"account", T_OBJECT_EX, offsetof(struct traffic, account), 0, NULL},
 	{"inbox", T_OBJECT_EX, offsetof(struct traffic, inbox), 0, NULL},
+	{"offers", T_OBJECT_EX, offsetof(struct traffic, offers), 0, NULL},
 	{"message_type", T_OBJECT_EX, offsetof(struct traffic, message_type), 0, NULL},
 	{"waiting", T_OBJECT_EX, offsetof(struct traffic, waiting), 0, NULL},
 	{"controls", T_OBJECT_EX, offsetof(struct traffic, controls), 0, NULL},
@@ -511,7 +525,6 @@ static PyMemberDef traffic_members[] = {
 	{"closing", T_BOOL, offsetof(struct traffic, closing), 0, NULL},
 	{"ended", T_BOOL, offsetof(struct traffic, ended), 0, NULL},
 	{"takes", T_BOOL, offsetof(struct traffic, takes), 0, NULL},
-	{"full", T_BOOL, offsetof(struct traffic, full), 0, NULL},
 	{"blocked", T_BOOL, offsetof(struct traffic, blocked), 0, NULL},
 	{"counting", T_BOOL, offsetof(struct traffic, counting), 0, NULL},
 	{"grown", T_BOOL, offsetof(struct traffic, grown), 0, NULL},
@@ -527,6 +540,8 @@ static PyMethodDef traffic_methods[] = {
 	{"collect_soon", traffic_collect_soon, METH_NOARGS, NULL},
 	{"post", traffic_post, METH_VARARGS, NULL},
 	{"post_offer", fast_post_offer, METH_VARARGS, NULL},
+	{"offer_over", fast_traffic_offer_over, METH_VARARGS, NULL},
+	{"request_id", fast_request_id, METH_NOARGS, NULL},
 	{"answer", fast_answer, METH_O, NULL},
 	{"offered", fast_traffic_offered, METH_O, NULL},
 	{"take_frame", traffic_take_frame, METH_VARARGS, NULL},

@@ -33,6 +33,26 @@ struct inbox {
 	char ended;
 };
 
+/* What has been offered, and not answered for; see offering.c. */
+struct offers {
+	PyObject_HEAD
+	struct offered *first, **end; /* in order; where the next one goes, NULL: it has not begun */
+	unsigned int count, most;
+	unsigned int forks;	 /* of which process it is */
+	struct ibv_pd *domain;
+	/* Of memory without holes; NULL: that is for Python. */
+	struct ibv_mr *(*register_own)(struct ibv_pd *, void *, size_t, int);
+	int (*deregister)(struct ibv_mr *);
+};
+
+/* What an offer says. */
+struct offer {
+	uint64_t request_id, address, rkey, length, imm;
+	bool has_imm;
+};
+
+enum { OFFER_ROOM = 128 }; /* for the frame of one */
+
 struct traffic {
 	PyObject_HEAD
 	PyObject *counts;
@@ -40,6 +60,7 @@ struct traffic {
 	PyObject *shelf;
 	PyObject *account;
 	PyObject *inbox;
+	PyObject *offers;
 	PyObject *message_type;
 	PyObject *waiting;  /* a deque of outgoing messages */
 	PyObject *controls; /* control messages that wait, sized */
@@ -47,6 +68,7 @@ struct traffic {
 	unsigned int under_way; /* frames with messages that are posted and not completed */
 	unsigned int peer_size; /* bytes of the receive that the next frame comes into */
 	unsigned long long max_message;
+	unsigned int latest_request; /* its number */
 	unsigned int sent;	/* frames that nobody has been told of */
 	unsigned int used;	/* receives, the same */
 	unsigned int fitted;	/* of these the latest ones in a row that small receives would do for */
@@ -61,7 +83,6 @@ struct traffic {
 	char ended;
 	char closing;	 /* nothing is to be sent any more */
 	char takes;	 /* frames with messages: the peer may send some, and somebody is there */
-	char full;	 /* of offers */
 	char blocked;	 /* no memory now */
 	char collecting; /* what is sent in this turn of the loop */
 	char counting;	 /* Python wants to know of each frame that is sent */
@@ -72,6 +93,7 @@ struct traffic {
 
 extern PyTypeObject *fast_counts_type;
 extern PyTypeObject *fast_inbox_type;
+extern PyTypeObject *fast_offers_type;
 extern PyTypeObject *fast_traffic_type;
 
 /* object.method(argument), without an argument if that is NULL: 0, or -1 with an exception. */
@@ -96,6 +118,9 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 /* Sends what credits and room allow. */
 int fast_pump(struct traffic *traffic);
 
+/* A leased block for a frame: a reference; NULL, perhaps without an exception. */
+struct block *fast_frame_block(struct traffic *traffic, unsigned long long size);
+
 /* Posts a frame whose header is written.  -1 with an exception. */
 int fast_post_counted(struct traffic *traffic, struct frame *frame);
 /* The same of one with messages, or what stands for one. */
@@ -118,7 +143,23 @@ int fast_took_offer(struct traffic *traffic, struct block *block, uint32_t lengt
 int fast_took_answer(struct traffic *traffic, struct block *block, uint32_t length,
 		     unsigned int control, unsigned int data);
 
+/* The peer has as many to answer as it may have. */
+bool fast_offers_full(const struct offers *offers);
+
+/* Offers a message that may be sent now.  1: it is on its way, and the parcel taken over.  0: nothing has
+ * happened, and it is for Python.  -1: an exception. */
+int fast_offer(struct traffic *traffic, struct parcel *parcel, PyObject *waiter);
+
+/* Posts the frame of an offer, in a leased block, whose lease it takes over.  -1 with an exception. */
+int fast_send_offer(struct traffic *traffic, struct block *block, const struct offer *offer);
+
+/* The peer has read it, or will not (the error is for who waits).  1; 0: nothing of that number was
+ * offered.  -1: an exception. */
+int fast_offer_over(struct traffic *traffic, uint32_t request_id, PyObject *error);
+
 /* Methods of the type: see _fast.pyi. */
+PyObject *fast_request_id(PyObject *self, PyObject *unused);
+PyObject *fast_traffic_offer_over(PyObject *self, PyObject *args);
 PyObject *fast_post_offer(PyObject *self, PyObject *args);
 PyObject *fast_answer(PyObject *self, PyObject *number);
 PyObject *fast_traffic_offered(PyObject *self, PyObject *incoming);
@@ -140,6 +181,7 @@ int fast_add_arrival(void);
 int fast_add_refill(void);
 int fast_add_inbox(PyObject *module);
 int fast_add_arrivals(PyObject *module);
+int fast_add_offers(PyObject *module);
 int fast_add_traffic(PyObject *module);
 
 #endif

@@ -67,6 +67,7 @@ STRUCTURES = {
     "CQModerationCaps": "struct ibv_cq_moderation_caps",
     "PciAtomicCaps": "struct ibv_pci_atomic_caps",
     "TimeSpec": "struct timespec",
+    "Calls": "struct aiordma_calls",
     "DeviceMemory": "struct ibv_dm",
     "MemoryWindow": "struct ibv_mw",
     "MWBindInfo": "struct ibv_mw_bind_info",

@@ -19,6 +19,7 @@ from aiordma._native import (
     Inbox,
     Incoming,
     Message,
+    Offers,
     Queue,
     Shelf,
     Table,
@@ -58,6 +59,7 @@ class Side(Traffic):
         self.inbox.receivers = deque()
         self.inbox.counts = self.counts
         self.inbox.refill = 1 << 30
+        self.offers = Offers(1, 0, 0, 0)
         self.account = Account(**SIZES, **PEER)
         self.small_size = 1 << 16
         self.refused = False
@@ -74,7 +76,7 @@ class Side(Traffic):
         block.pool = self.pool
         block.address = ctypes.addressof(memory)
         block.size = len(content)
-        block.lease()
+        self.pool.lease_block(block)
         self.take_frame(block, len(content))
         self.messages = [(bytes(message), message.imm) for message in self.inbox.incoming]
         self.last = [message.last for message in self.inbox.incoming]
@@ -324,7 +326,7 @@ def leased(pool: Pool, size: int) -> tuple[Block, object]:
     block.pool = pool
     block.address = ctypes.addressof(memory)
     block.size = size
-    block.lease()
+    pool.lease_block(block)
     return block, memory
 
 

@@ -116,7 +116,7 @@ async def test_who_keeps_to_the_limits_never_meets_them(place: Place) -> None:
                 with await server.recv() as message:
                     assert message == data
             most_asked = max(most_asked, len(client._sharing._requests))
-            most_offered = max(most_offered, len(client._messages._offers))
+            most_offered = max(most_offered, len(client._messages.offers))
         async with place.within(5):
             await asyncio.gather(*asking, *sending)
         assert most_asked <= FEW

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
-from aiordma import BufferStateError, Config, Connection, verbs
+from aiordma import BufferStateError, Config, Connection, RDMAError, verbs
+from aiordma._core.frames import FrameKind
+from aiordma._native import embedded
 from aiordma._transport import offers
-from aiordma.verbs.opening import Opening
+from aiordma.verbs.memory_region import reg_mr
 
 from .marks import one_loop
 from .place import SMALL, Place, exchange, pattern, shared, turns
+from .raw_peer import frame
+from .test_hostile import victim
 
 LONG = 200_000  # neither staged nor eager
 CONFIG = Config(max_eager_size=8 << 10)
 
 
-Registered: TypeAlias = verbs.MemoryRegion | Opening
+@dataclass
+class Opened:
+    """For the peer to read."""
+
+    access: verbs.AccessFlags
+
+
+Registered: TypeAlias = verbs.MemoryRegion | Opened
 
 
 @pytest.fixture
 def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
-    """Every registration of memory that was not the library's own, as it is made."""
+    """Every registration of memory that was not the library's own, as it is made.
+
+    C makes none: it is as where pages are pinned.
+    """
     made: list[Registered] = []
 
     def counted(call: Callable[..., verbs.MemoryRegion]) -> Callable[..., verbs.MemoryRegion]:
@@ -43,13 +57,15 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
             verbs.ProtectionDomain, name, counted(getattr(verbs.ProtectionDomain, name))
         )
 
-    class Counted(Opening):
-        def __init__(self, pd: verbs.ProtectionDomain, view: memoryview) -> None:
-            super().__init__(pd, view)
-            if self.length in (LONG, LONG // 2):
-                made.append(self)
+    def opened(*args: Any, **keywords: Any) -> Any:
+        found = reg_mr(*args, **keywords)
+        _, _, length, access, _ = args
+        if length in (LONG, LONG // 2):
+            made.append(Opened(access))
+        return found
 
-    monkeypatch.setattr(offers, "Opening", Counted)
+    monkeypatch.setattr(offers, "reg_mr", opened)
+    monkeypatch.setattr(embedded(), "addresses", (0, embedded().addresses[1]))
     return made
 
 
@@ -169,7 +185,7 @@ async def test_what_is_sent_is_never_kept(place: Place, registrations: list[Regi
             (await receiving).release()
         assert rights(registrations).count(verbs.AccessFlags.REMOTE_READ) == 3
         assert client.registration_statistics().made == 0
-        assert all(mr.closed for mr in registrations)
+        assert not len(client._messages.offers)
         view.release()
         memory.append(1)
 
@@ -217,3 +233,34 @@ async def test_nothing_is_kept_if_told_so(place: Place) -> None:
         for _ in range(2):
             await receive_into(client, server, pattern(LONG), view)
         assert client.registration_statistics().made == 0
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+@one_loop
+async def test_the_end_lets_go_of_what_is_offered(place: Place, aborted: bool) -> None:
+    """Whether C has registered it or Python, and whether somebody still waits."""
+    async with victim(place) as (conn, peer):
+        several = [bytearray(5000) for _ in range(3)]
+        numbers = np.frombuffer(several[2], np.uint8)
+        sending = [conn.send_nowait(data) for data in (several[0], several[1], numbers)]
+        sending[0].cancel()
+        for _ in several:
+            async with place.within(1):
+                kind, _ = await peer.frames.get()
+            assert kind is FrameKind.OFFER
+        assert len(conn._messages.offers) == 3
+        del numbers
+        for memory in several:
+            with pytest.raises(BufferError):
+                memory.append(0)
+        if aborted:
+            conn.abort()
+        else:
+            peer.send(frame(0x55))
+        async with place.within(5):
+            await conn.wait_closed()
+        assert sending[0].cancelled()
+        for future in sending[1:]:
+            assert isinstance(future.exception(), RDMAError)
+        for memory in several:
+            memory.append(0)
