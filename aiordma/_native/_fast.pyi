@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from contextvars import Context
 from typing import Any, Self
 
+from .._transport.sharing import RemoteRegion, RemoteSlice
+from ..mr_pool import LocalMemory
+from ..verbs.buffers import AnyMemory
 from .waiter import Waiter
 
 TRANSFER_SIZE: int
@@ -240,6 +243,20 @@ class Run:
 
     def release(self) -> None:
         """The device has let go of all the memory.  Again does nothing."""
+
+class Batch:
+    """One-sided requests that are being collected.
+
+    The subclass has `_write` and `_read`, which are called for what is not plain.
+    """
+
+    _transfer: Run | None
+    """Inside the scope."""
+    def write(self, source: LocalMemory | AnyMemory, target: RemoteRegion | RemoteSlice) -> None:
+        """As `Connection.write`, done when the scope has ended."""
+
+    def read(self, source: RemoteRegion | RemoteSlice, target: LocalMemory | AnyMemory) -> None:
+        """As `Connection.read`; the bytes are there when the scope has ended."""
 
 class Work:
     """One work request of one piece of memory.

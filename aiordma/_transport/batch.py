@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from .._core.operations import OperationKind
+from .._native import Batch as NativeBatch
 from .._native import Promise, Run
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
@@ -17,8 +18,12 @@ from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched
 from .work_queue import WorkQueue
 
+T = TypeVar("T")
 
-class Batch:
+NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+class Batch(NativeBatch):
     """Reads, writes and atomics, collected in an `async with` and posted at its end.
 
     They go to the device in the order of the calls, with one doorbell as long as the send queue
@@ -35,8 +40,7 @@ class Batch:
         self._one_sided = one_sided
         self._queue = queue
         self._check = check
-        self._transfer: Run | None = None  # inside the scope
-        self._memory = ExitStack()
+        self._memory: ExitStack | None = None
         self._atomics: list[Atomic] = []
         self._landed: list[Callable[[], None]] = []
 
@@ -49,23 +53,26 @@ class Batch:
         self._check()
         return self._transfer
 
-    def write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
-        """As `Connection.write`, done when the scope has ended."""
-        # The plain ones first: the end of the scope checks the connection in any case.
-        transfer = self._transfer
-        if transfer is None or not transfer.write(source, target):
-            transfer = self._collecting()
-            local = self._memory.enter_context(self._one_sided.source(source))
-            self._one_sided.add_write(transfer, local, target)
+    def _held(self, memory: AbstractContextManager[T]) -> T:
+        """Until the end of the scope."""
+        if self._memory is None:
+            self._memory = ExitStack()
+        return self._memory.enter_context(memory)
 
-    def read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
+    # What is plain is done in C, and the end of the scope checks the connection in any case.
+
+    def _write(self, source: LocalMemory | AnyMemory, target: Remote) -> None:
+        """As `Connection.write`, done when the scope has ended."""
+        transfer = self._collecting()
+        local = self._held(self._one_sided.source(source))
+        self._one_sided.add_write(transfer, local, target)
+
+    def _read(self, source: Remote, target: LocalMemory | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
-        transfer = self._transfer
-        if transfer is None or not transfer.read(target, source):
-            transfer = self._collecting()
-            local, landed = self._memory.enter_context(self._one_sided.target(target))
-            self._one_sided.add_read(transfer, local, source)
-            self._landed.append(landed)
+        transfer = self._collecting()
+        local, landed = self._held(self._one_sided.target(target))
+        self._one_sided.add_read(transfer, local, source)
+        self._landed.append(landed)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """As `Connection.compare_and_swap`; the future has the old value after the scope."""
@@ -96,7 +103,8 @@ class Batch:
         transfer, self._transfer = self._transfer, None
         atomics, self._atomics = self._atomics, []
         landed, self._landed = self._landed, []
-        with self._memory.pop_all():
+        memory, self._memory = self._memory or NOTHING, None
+        with memory:
             if exc is not None:
                 drop(transfer, atomics)
                 return

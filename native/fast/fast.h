@@ -71,6 +71,7 @@ extern PyTypeObject *fast_remote_type;
 /* Each makes its types and adds them to the module: 0, or -1 with an exception. */
 int fast_add_memory(PyObject *module);
 int fast_add_run(PyObject *module);
+int fast_add_batch(PyObject *module);
 int fast_add_work(PyObject *module);
 
 /* A type from its spec, as a member of the module: a borrowed reference, or NULL. */

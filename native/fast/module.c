@@ -43,7 +43,7 @@ PyMODINIT_FUNC PyInit__fast(void)
 	if (!module)
 		return NULL;
 	if (fast_add_memory(module) || fast_add_block(module) || fast_add_message(module) ||
-	    fast_add_run(module) || fast_add_work(module) ||
+	    fast_add_run(module) || fast_add_batch(module) || fast_add_work(module) ||
 	    fast_add_table(module) || fast_add_queue(module) || fast_add_drain(module) ||
 	    fast_add_promise(module) || fast_add_account(module) || fast_add_frame(module) ||
 	    fast_add_counts(module) || fast_add_inbox(module) || fast_add_fetch(module) ||

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MethodDescriptorType, ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
@@ -185,6 +185,8 @@ def members(cls: type, offered: set[type]) -> Iterator[Member]:
         if not owner.__module__.startswith("aiordma") or (owner is not cls and owner in offered):
             continue
         for name, value in vars(owner).items():
+            if isinstance(getattr(cls, name.removeprefix("_"), None), MethodDescriptorType):
+                name = name.removeprefix("_")  # noqa: PLW2901 - what of it is plain is C's
             if name in seen or name in values:
                 continue
             seen.add(name)

@@ -225,7 +225,8 @@ def _class_line(cls: type) -> str:
 
 
 def _worth_naming(base: type) -> bool:
-    return base is not object and not base.__name__.startswith("_") and base.__name__ != "Generic"
+    internal = base.__name__.startswith("_") or base.__module__.startswith("aiordma._native")
+    return base is not object and not internal and base.__name__ != "Generic"
 
 
 def _member_line(member: Member) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -83,6 +84,35 @@ async def test_a_batch_is_one_doorbell(place: Place, monkeypatch: pytest.MonkeyP
                 for _ in range(count):
                     batch.write(memory, remote[:8])
         assert posts == [7, count]
+
+
+@one_loop
+@by_cm
+async def test_what_is_collected_is_counted_by_its_references(place: Place) -> None:
+    """By name and by place, registered and not: held until the end of the scope, and no longer."""
+    async with place.pair() as (client, server), shared(server, client, 64) as (there, remote):
+        with client.alloc(8) as pooled:
+            pooled.view[:] = b"12345678"
+            here, before = remote[:8], sys.getrefcount(pooled)
+            async with client.batch() as batch:
+                batch.write(pooled, here)
+                batch.write(source=pooled, target=remote[8:16])
+                batch.write(pooled, target=remote[16:24])
+                batch.write(b"abcdefgh", remote[24:32])
+                batch.write(source=b"ABCDEFGH", target=remote[32:40])
+                assert len(batch) == 5
+                with pytest.raises(TypeError, match="argument"):
+                    batch.write(pooled)  # type: ignore[call-arg]
+                with pytest.raises(TypeError, match="argument"):
+                    batch.read(here, pooled, pooled)  # type: ignore[call-arg]
+                assert len(batch) == 5
+            assert there.view[:40] == 3 * b"12345678" + b"abcdefghABCDEFGH"
+            into = bytearray(8)
+            async with client.batch() as batch:
+                batch.read(remote[32:40], pooled)
+                batch.read(source=remote[24:32], target=into)
+            assert (bytes(pooled.view), bytes(into)) == (b"ABCDEFGH", b"abcdefgh")
+            assert sys.getrefcount(pooled) == before
 
 
 async def test_more_than_the_send_queue_holds(place: Place) -> None:
