@@ -246,11 +246,17 @@ class Driver(Shared):
         if self.operations.looking:
             return  # that comes when the tasks have had their turn; now it would delay them
         look = self._looking.is_due()
+        awake, woken = self.channel.met()
         if self._handle(0, look) or self._wait(look):
-            if look:
+            if look or self._met_awake(awake, woken):
                 self._look_soon()
             else:
                 self._looking.skipped()
+
+    def _met_awake(self, awake: int, woken: int) -> bool:
+        """Whether others have been written to since then, and none of them had to be woken."""
+        now, rung = self.channel.met()
+        return now != awake and rung == woken
 
     def _wait(self, returns: bool) -> bool:
         """Woken for nothing yet: wait a little for the rest of it, as long as that has paid."""

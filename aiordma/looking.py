@@ -5,6 +5,8 @@ sleep at once, or not at all.  What one costs differs by machine and hour (from 
 100 on one virtual machine), so who is woken soon after a look in vain has stopped too early: it
 looks again now, and for twice as long, up to the most that is allowed.  Looks that find nothing
 make the following ones rarer: a peer that is slow, or shares this core, costs next to nothing.
+Their length grows all the same: where both sides sleep before each answer, the one that looks for
+long enough to see the other one wake up ends that.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from time import monotonic, thread_time
 FIRST_US = 50
 # Wake-ups that go by without a look, at most.
 MOST_SKIPPED = 255
+# Seconds asleep after which whatever was going on is over.
+IDLE = 10e-3
 
 
 class Looking:
@@ -41,12 +45,13 @@ class Looking:
     def _judge(self, stopped: float, used: float) -> None:
         """Was the last look, which found nothing, too short?"""
         since = monotonic() - stopped
-        if since * 1e6 >= self.most_us:
+        if since >= IDLE:
             self.for_us = max(self.for_us // 2, self._first_us)
         # A loop that had other things to do instead of sleeping would not have had it any sooner.
         elif self.for_us < self.most_us and thread_time() - used < 0.75 * since:
             self.for_us = min(2 * self.for_us, self.most_us)
-            self._skip = 0
+            if since * 1e6 < self.most_us:
+                self._skip = 0
 
     def skipped(self) -> None:
         """Woken for something, it sleeps again without a look."""

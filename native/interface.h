@@ -167,6 +167,11 @@ unsigned aiordma_embedded_steps(void);
  * to follow. */
 unsigned aiordma_embedded_parts(void);
 
+/* Grow with every time that something has been written to another process: whenever that had to be
+ * woken, and whenever it was awake. */
+unsigned aiordma_embedded_woke(void);
+unsigned aiordma_embedded_met_awake(void);
+
 /* A thread begins to look for work of the embedded device again and again, or stops that: meanwhile
  * other processes need not wake it.  In pairs. */
 void aiordma_embedded_spin(int begins);

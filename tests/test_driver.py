@@ -419,6 +419,40 @@ def test_looks_before_sleeping(
     assert first <= max(looks, default=0) <= most
 
 
+@pytest.mark.parametrize(
+    ("awake", "woken", "looks"), [(1, 0, True), (3, 0, True), (0, 0, False), (1, 1, False)]
+)
+def test_who_meets_others_awake_looks_at_once(
+    run: Run,
+    device: verbs.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    awake: int,
+    woken: int,
+    looks: bool,
+) -> None:
+    """However long ago a look found something; whom it had to wake needs longer than a look."""
+
+    async def main() -> None:
+        async with the_driver(device) as driver:
+            met = [7, 5]
+            looked: list[bool] = []
+
+            def drain(*_: object) -> tuple[bool, bool, bool]:
+                met[0] += awake  # by whom that wakes
+                met[1] += woken
+                return True, False, False
+
+            monkeypatch.setattr(driver, "_drain", drain)
+            monkeypatch.setattr(driver.channel, "met", lambda: tuple(met))
+            monkeypatch.setattr(driver, "_look_soon", lambda: looked.append(True))
+            driver._looking._skip = 1 << 20
+            driver._on_completions()
+            assert looked == [True] * looks
+            assert driver._looking._skip == (1 << 20) - (not looks)
+
+    run(main())
+
+
 def test_waiting_after_a_wake_up_for_nothing(
     run: Run, device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

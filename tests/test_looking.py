@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiordma import looking
-from aiordma.looking import FIRST_US, MOST_SKIPPED, Looking
+from aiordma.looking import FIRST_US, IDLE, MOST_SKIPPED, Looking
 
 MOST_US = 4 * FIRST_US
+IDLE_US = round(IDLE * 1e6) + 1
 
 
 class Clock:
@@ -69,14 +70,14 @@ def test_in_vain_they_become_rare(clock: Clock) -> None:
     skipped = []
     for _ in range(12):
         looks.missed()
-        clock.sleep(10 * MOST_US)
+        clock.sleep(IDLE_US)
         skipped.append(wakes_without_a_look(looks))
     assert skipped[:4] == [1, 3, 7, 15]
     assert skipped[-1] == MOST_SKIPPED
     assert looks.for_us == FIRST_US
     looks.found()
     looks.missed()
-    clock.sleep(10 * MOST_US)
+    clock.sleep(IDLE_US)
     assert wakes_without_a_look(looks) == 1
 
 
@@ -94,12 +95,21 @@ def test_woken_soon_it_looks_for_longer(clock: Clock) -> None:
     assert looks.for_us == MOST_US
 
 
-def test_woken_late_it_looks_for_less(clock: Clock) -> None:
+def test_woken_late_it_looks_for_longer_but_seldom(clock: Clock) -> None:
+    looks = Looking(MOST_US)
+    for wanted, skipped in ((2 * FIRST_US, 1), (MOST_US, 3), (MOST_US, 7)):
+        looks.missed()
+        clock.sleep(2 * MOST_US)
+        assert wakes_without_a_look(looks) == skipped
+        assert looks.for_us == wanted
+
+
+def test_idle_it_looks_for_less(clock: Clock) -> None:
     looks = Looking(MOST_US)
     looks.for_us = MOST_US
     for wanted in (MOST_US // 2, FIRST_US, FIRST_US):
         looks.missed()
-        clock.sleep(2 * MOST_US)
+        clock.sleep(IDLE_US)
         looks.is_due()
         assert looks.for_us == wanted
 

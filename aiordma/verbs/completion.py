@@ -89,6 +89,12 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         fds = ffi.new("int[8]")
         return [fds[i] for i in range(lib.aiordma_drain_bells(self.drain_state, fds))]
 
+    def met(self) -> tuple[int, int]:
+        """How often the embedded device has written to another process that was awake, and to one
+        that it had to wake. Internal to the library.
+        """
+        return lib.aiordma_embedded_met_awake(), lib.aiordma_embedded_woke()
+
     @property
     def events(self) -> int:
         """Completion events taken so far."""

@@ -3,7 +3,8 @@
  * The base of aiordma/_transport/messages.py, where the rules stand.  Plain is a message, while there is
  * a credit, room in the send queue, a block that is ready, and no other work to be posted first; what
  * fits no frame is offered (offering.c).  Everything else goes to Python, which does it, or says what is
- * wrong with it.  What comes in is arrival.c's; credits that go back, and the receives that they stand for, refill.c's.
+ * wrong with it.  What comes in is arrival.c's; credits that go back, and the receives that they stand
+ * for, refill.c's.
  */
 #include <string.h>
 

@@ -262,6 +262,21 @@ unsigned aiordma_embedded_parts(void)
 	return __atomic_load_n(&engine.parts, __ATOMIC_RELAXED);
 }
 
+unsigned aiordma_embedded_woke(void)
+{
+	return __atomic_load_n(&engine.met[true], __ATOMIC_RELAXED);
+}
+
+unsigned aiordma_embedded_met_awake(void)
+{
+	return __atomic_load_n(&engine.met[false], __ATOMIC_RELAXED);
+}
+
+void soft_engine_met(bool asleep)
+{
+	__atomic_store_n(&engine.met[asleep], engine.met[asleep] + 1, __ATOMIC_RELAXED);
+}
+
 void soft_engine_part(void)
 {
 	__atomic_store_n(&engine.parts, engine.parts + 1, __ATOMIC_RELAXED);

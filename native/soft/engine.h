@@ -81,6 +81,8 @@ void soft_engine_nudge(void);
 
 /* Part of a message has been moved, and more of it is to follow.  Under the lock. */
 void soft_engine_part(void);
+/* Another process has been written to, and was asleep, or not. */
+void soft_engine_met(bool asleep);
 
 /* Is the engine's thread looking around every half millisecond? */
 bool soft_engine_ticks(void);

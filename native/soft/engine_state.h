@@ -13,6 +13,7 @@ struct soft_engine {
 	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served;      /* atomic: steps of application threads that found something to do */
 	unsigned parts;       /* atomic: see interface.h */
+	unsigned met[2];      /* atomic: the same, awake and asleep */
 	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
 	unsigned spinning;    /* atomic: threads that look again and again for a moment */
 	unsigned staying;     /* those that have something else to do, and come back */

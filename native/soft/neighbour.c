@@ -514,8 +514,11 @@ static void flush(struct soft_deferred *deferred)
 	} else if (neighbour == self) {
 		soft_attention_visit(neighbour);
 	} else {
-		if (soft_ring_flush(&neighbour->out))
+		bool asleep = soft_ring_flush(&neighbour->out);
+
+		if (asleep)
 			soft_meeting_ring(neighbour);
+		soft_engine_met(asleep);
 		if (soft_neighbour_starves(neighbour))
 			soft_attention_see(neighbour);
 	}

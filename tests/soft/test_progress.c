@@ -473,6 +473,59 @@ static void serving(void)
 	join(&process);
 }
 
+/* Who writes to another process hears whether that was awake; over TCP nobody knows. */
+static void meeting(void)
+{
+	enum { TIMES = 1000, DONE = 1 };
+	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
+	bool knows = !links || strcmp(links, "tcp");
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(60);
+	open_side(&side, (struct options){0});
+	uint64_t *words = (uint64_t *)(void *)side.memory;
+	struct address peer = exchange(&process, &side);
+	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
+				  .offset = 64, .remote = peer.memory, .rkey = peer.rkey,
+				  .compare_add = 1};
+
+	bring_up(&side, &peer);
+	if (process.child) {
+		for (int i = 0; i <= TIMES; i++) {
+			unsigned awake = aiordma_embedded_met_awake();
+
+			if (i == TIMES)
+				request.remote += 8 * DONE;
+			CHECK_EQUAL(post(&side, request), 0);
+			expect_wc(&side, 1, IBV_WC_SUCCESS);
+			if (i == TIMES / 2) /* it has been looking for a while */
+				CHECK_EQUAL(aiordma_embedded_met_awake() > awake, knows);
+		}
+		meet(&process);
+		meet(&process);
+		unsigned woke = aiordma_embedded_woke();
+
+		CHECK_EQUAL(post(&side, request), 0);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		CHECK_EQUAL(aiordma_embedded_woke() > woke, knows);
+	} else {
+		struct ibv_wc wc;
+
+		aiordma_embedded_spin(1);
+		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
+			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+		aiordma_embedded_spin(0);
+		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+		meet(&process);
+		falls_asleep();
+		meet(&process);
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
 int main(void)
 {
 	limit_seconds(100);
@@ -485,6 +538,7 @@ int main(void)
 	STEP(parts());
 	STEP(in_the_middle());
 	STEP(serving());
+	STEP(meeting());
 	STEP(threads());
 	STEP(forking());
 	return 0;
