@@ -369,8 +369,7 @@ struct soft_destination {
 /* Indices count up for ever; a slot is index & mask. */
 struct soft_send_queue {
 	struct soft_send *slots;
-	struct ibv_sge *sges;  /* max_sge for each slot */
-	uint8_t *inline_data;  /* max_inline for each slot */
+	uint8_t *lists; /* for each slot: its SGEs, or its inline data in their place */
 	struct soft_destination *destinations; /* UD: one for each slot */
 	uint32_t mask;
 	uint32_t oldest;       /* not completed */
@@ -506,14 +505,23 @@ static inline struct soft_send *soft_send_at(const struct soft_qp *qp, uint32_t 
 	return &qp->sq.slots[index & qp->sq.mask];
 }
 
-static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t index)
+/* Bytes of what each slot has in `lists`, whose SGEs have to be aligned: as inline_room has it, there is
+ * always room for all of them. */
+static inline size_t soft_send_list_size(const struct soft_qp *qp)
 {
-	return &qp->sq.sges[(size_t)(index & qp->sq.mask) * qp->cap.max_send_sge];
+	enum { ALIGNED = sizeof(uint64_t) };
+
+	return ((size_t)qp->cap.max_inline_data + ALIGNED - 1) / ALIGNED * ALIGNED;
 }
 
 static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index)
 {
-	return &qp->sq.inline_data[(size_t)(index & qp->sq.mask) * qp->cap.max_inline_data];
+	return &qp->sq.lists[(index & qp->sq.mask) * soft_send_list_size(qp)];
+}
+
+static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t index)
+{
+	return (struct ibv_sge *)(void *)soft_send_inline(qp, index);
 }
 
 static inline struct soft_destination *soft_send_destination(const struct soft_qp *qp,

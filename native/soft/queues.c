@@ -86,12 +86,10 @@ int soft_queues_create(struct soft_qp *qp)
 		return rc;
 	qp->sq.mask = sends - 1;
 	qp->sq.slots = calloc(sends, sizeof(*qp->sq.slots));
-	qp->sq.sges = calloc((size_t)sends * qp->cap.max_send_sge + 1, sizeof(*qp->sq.sges));
-	qp->sq.inline_data = malloc((size_t)sends * qp->cap.max_inline_data + 1);
+	qp->sq.lists = malloc(sends * soft_send_list_size(qp) + 1);
 	if (soft_qp_is_ud(qp))
 		qp->sq.destinations = calloc(sends, sizeof(*qp->sq.destinations));
-	if (qp->sq.slots && qp->sq.sges && qp->sq.inline_data &&
-	    (qp->sq.destinations || !soft_qp_is_ud(qp)))
+	if (qp->sq.slots && qp->sq.lists && (qp->sq.destinations || !soft_qp_is_ud(qp)))
 		return 0;
 	soft_queues_destroy(qp);
 	return ENOMEM;
@@ -100,8 +98,7 @@ int soft_queues_create(struct soft_qp *qp)
 void soft_queues_destroy(struct soft_qp *qp)
 {
 	free(qp->sq.slots);
-	free(qp->sq.sges);
-	free(qp->sq.inline_data);
+	free(qp->sq.lists);
 	free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
 	soft_responder_forget(qp);
