@@ -32,7 +32,7 @@ NOTE = (
 # As tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "
-SHARE = 0.2  # of the work on the embedded device: all takes far longer
+SHARE = 0.4  # of the work on the embedded device: all takes far longer
 
 
 def inside(options: Options) -> Data:
