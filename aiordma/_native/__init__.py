@@ -7,6 +7,7 @@ above is `ffi` for memory and `lib` for the data path.
 
 from ._fast import (
     EARLIER,
+    OFFER_ROOM,
     TRANSFER_SIZE,
     Account,
     Arrivals,
@@ -60,6 +61,7 @@ __all__ = [
     "EARLIER",
     "EXTENDED",
     "MORE",
+    "OFFER_ROOM",
     "PROVIDER_CONVENTIONS",
     "RECV",
     "SEND",

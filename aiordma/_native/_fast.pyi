@@ -18,6 +18,9 @@ from .waiter import Waiter
 TRANSFER_SIZE: int
 """The longest single request."""
 
+OFFER_ROOM: int
+"""Bytes of the block for the frame of an offer."""
+
 EARLIER: int
 """In a wr_id: not the last request of its run, so it completes only if it fails."""
 
@@ -590,7 +593,7 @@ class Traffic:
         imm: int | None,
         /,
     ) -> None:
-        """Posts an offer of that memory, in a block of 128 bytes or more.
+        """Posts an offer of that memory, in a block of OFFER_ROOM bytes or more.
 
         It takes over the lease; ValueError, and nothing has happened, for what cannot be an offer.
         """

@@ -38,7 +38,7 @@ from .._core.frames import (
 )
 from .._core.handshake import Hello
 from .._core.receive_sizes import PeerReceives
-from .._native import Counts, Frame, Incoming, Outgoing, Run, Traffic, Waiter
+from .._native import OFFER_ROOM, Counts, Frame, Incoming, Outgoing, Run, Traffic, Waiter
 from ..config import Config
 from ..errors import ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block
@@ -56,9 +56,6 @@ from .work_queue import Work, WorkQueue
 SPARE_BLOCKS = 2
 
 OK = int(protocol.ErrorCode.OK)
-
-# Bytes of a frame with an offer, at most.
-OFFER_ROOM = 128
 
 # Control messages that may wait for a credit without anybody here who awaits them: answers to what
 # the peer asked and offered, and what follows from its answers.  Fewer for who keeps to

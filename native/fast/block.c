@@ -359,14 +359,7 @@ static PyType_Spec block_spec = {
 
 int fast_add_block(PyObject *module)
 {
-	PyObject *base = (PyObject *)fast_pinned_type;
-	PyObject *type = PyType_FromModuleAndSpec(module, &block_spec, base);
-
-	if (!type)
-		return -1;
-	int rc = PyModule_AddType(module, (PyTypeObject *)type);
-	Py_DECREF(type);
-	fast_block_type = (PyTypeObject *)type;
-	fast_shelf_type = rc ? NULL : fast_add_type(module, &shelf_spec);
+	fast_block_type = fast_add_subtype(module, &block_spec, fast_pinned_type);
+	fast_shelf_type = fast_block_type ? fast_add_type(module, &shelf_spec) : NULL;
 	return fast_shelf_type ? 0 : -1;
 }

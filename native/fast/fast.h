@@ -76,6 +76,8 @@ int fast_add_work(PyObject *module);
 
 /* A type from its spec, as a member of the module: a borrowed reference, or NULL. */
 PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec);
+/* The same of one that has a base. */
+PyTypeObject *fast_add_subtype(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 
 /* For tp_new: 0, or -1 with an exception if there are any. */
 int fast_no_keywords(PyObject *keywords);

@@ -1,4 +1,4 @@
-/* Messages that were offered, and how they are read.
+/* How messages are read that were offered.
  *
  * Plain is an offer before which no other waits, within what may be read ahead, or which somebody waits
  * for without memory of his own; that a single READ fetches, into a block that is ready.  It is read, put
@@ -7,135 +7,9 @@
  */
 #include "fetch.h"
 
-PyTypeObject *fast_incoming_type, *fast_fetch_type;
+PyTypeObject *fast_fetch_type;
 
 static PyObject *str_append, *str_ahead, *str_answer_for, *str_fetched;
-
-/* ---- what was offered -------------------------------------------------------------------------- */
-
-static struct incoming *new_incoming(PyTypeObject *type)
-{
-	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-
-	return (struct incoming *)alloc(type, 0);
-}
-
-struct incoming *fast_new_incoming(void)
-{
-	return new_incoming(fast_incoming_type);
-}
-
-static PyObject *incoming_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
-{
-	static char *names[] = {"request_id", "address", "rkey", "length", "imm", NULL};
-	unsigned long long address, length;
-	unsigned int request_id, rkey;
-	PyObject *imm;
-
-	if (!PyArg_ParseTupleAndKeywords(args, keywords, "IKIKO", names, &request_id, &address,
-					 &rkey, &length, &imm))
-		return NULL;
-	struct incoming *incoming = new_incoming(type);
-
-	if (!incoming)
-		return NULL;
-	incoming->request_id = request_id;
-	incoming->address = address;
-	incoming->rkey = rkey;
-	incoming->length = length;
-	incoming->has_imm = imm != Py_None;
-	if (incoming->has_imm)
-		incoming->imm = (unsigned int)PyLong_AsUnsignedLong(imm);
-	if (PyErr_Occurred()) {
-		Py_DECREF((PyObject *)incoming);
-		return NULL;
-	}
-	return (PyObject *)incoming;
-}
-
-static PyObject *incoming_get_imm(PyObject *self, void *unused)
-{
-	struct incoming *incoming = (struct incoming *)self;
-
-	(void)unused;
-	if (!incoming->has_imm)
-		Py_RETURN_NONE;
-	return PyLong_FromUnsignedLong(incoming->imm);
-}
-
-static PyObject *incoming_get_ready(PyObject *self, void *unused)
-{
-	struct incoming *incoming = (struct incoming *)self;
-	bool somewhere = (incoming->message && incoming->message != Py_None) ||
-			 (incoming->landing && incoming->landing != Py_None);
-
-	(void)unused;
-	return PyBool_FromLong(somewhere && !incoming->reads_left);
-}
-
-static Py_ssize_t incoming_length(PyObject *self)
-{
-	return (Py_ssize_t)((struct incoming *)self)->length;
-}
-
-static int incoming_traverse(PyObject *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE(self));
-	Py_VISIT(((struct incoming *)self)->message);
-	Py_VISIT(((struct incoming *)self)->landing);
-	return 0;
-}
-
-static int incoming_clear(PyObject *self)
-{
-	Py_CLEAR(((struct incoming *)self)->message);
-	Py_CLEAR(((struct incoming *)self)->landing);
-	return 0;
-}
-
-static void incoming_dealloc(PyObject *self)
-{
-	PyObject_GC_UnTrack(self);
-	incoming_clear(self);
-	fast_free(self);
-}
-
-static PyMemberDef incoming_members[] = {
-	{"request_id", T_UINT, offsetof(struct incoming, request_id), READONLY, NULL},
-	{"address", T_ULONGLONG, offsetof(struct incoming, address), READONLY, NULL},
-	{"rkey", T_UINT, offsetof(struct incoming, rkey), READONLY, NULL},
-	{"message", T_OBJECT, offsetof(struct incoming, message), 0, NULL},
-	{"landing", T_OBJECT, offsetof(struct incoming, landing), 0, NULL},
-	{"reads_left", T_UINT, offsetof(struct incoming, reads_left), 0, NULL},
-	{"started", T_BOOL, offsetof(struct incoming, started), 0, NULL},
-	{NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef incoming_getset[] = {
-	{"imm", incoming_get_imm, NULL, NULL, NULL},
-	{"ready", incoming_get_ready, NULL, NULL, NULL},
-	{NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot incoming_slots[] = {
-	{Py_tp_doc, "A message that was offered."},
-	{Py_tp_new, incoming_new},
-	{Py_tp_members, incoming_members},
-	{Py_tp_getset, incoming_getset},
-	{Py_mp_length, incoming_length},
-	{Py_sq_length, incoming_length},
-	{Py_tp_traverse, incoming_traverse},
-	{Py_tp_clear, incoming_clear},
-	{Py_tp_dealloc, incoming_dealloc},
-	{0, NULL},
-};
-
-static PyType_Spec incoming_spec = {
-	.name = "aiordma._native._fast.Incoming",
-	.basicsize = sizeof(struct incoming),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = incoming_slots,
-};
 
 /* ---- a READ ------------------------------------------------------------------------------------ */
 
@@ -161,8 +35,8 @@ static struct fetch *new_fetch(PyTypeObject *type, struct inbox *inbox, struct i
 	fetch->work.address = (is_block ? block->address : local->address) + offset;
 	fetch->work.lkey = is_block ? block->lkey : local->lkey;
 	fetch->work.length = length;
-	fetch->work.remote_address = incoming->address + offset;
-	fetch->work.rkey = incoming->rkey;
+	fetch->work.remote_address = incoming->offer.address + offset;
+	fetch->work.rkey = (unsigned int)incoming->offer.rkey;
 	fetch->inbox = Py_NewRef((PyObject *)inbox);
 	fetch->incoming = Py_NewRef((PyObject *)incoming);
 	fetch->pinned = Py_NewRef((PyObject *)pinned);
@@ -297,7 +171,7 @@ static PyType_Spec fetch_spec = {
  * for it.  -1: an exception. */
 static int may_be_read(struct inbox *inbox, const struct incoming *incoming)
 {
-	if (inbox->unstarted != 1 || incoming->length > AIORDMA_TRANSFER_SIZE)
+	if (inbox->unstarted != 1 || incoming->offer.length > AIORDMA_TRANSFER_SIZE)
 		return 0;
 	if (PyObject_Size(inbox->incoming) == 1 && PyObject_Size(inbox->receivers) > 0) {
 		PyObject *first = PySequence_GetItem(inbox->receivers, 0);
@@ -310,8 +184,8 @@ static int may_be_read(struct inbox *inbox, const struct incoming *incoming)
 		Py_DECREF(first); /* the deque has it */
 		return !target || target == Py_None;
 	}
-	return incoming->length <= inbox->most_ahead &&
-	       inbox->ahead <= inbox->most_ahead - incoming->length;
+	return incoming->offer.length <= inbox->most_ahead &&
+	       inbox->ahead <= inbox->most_ahead - incoming->offer.length;
 }
 
 static bool may_be_posted(const struct queue *queue)
@@ -325,26 +199,26 @@ static int fetch_into(struct traffic *traffic, struct incoming *incoming, struct
 {
 	struct inbox *inbox = (struct inbox *)traffic->inbox;
 	PyObject *made = fast_new_message((PyTypeObject *)traffic->message_type, block, 0,
-					  incoming->length);
+					  incoming->offer.length);
 
 	if (!made)
 		return -1;
 	struct message *message = (struct message *)made;
 	struct fetch *fetch = new_fetch(fast_fetch_type, inbox, incoming, (PyObject *)block, 0,
-					(unsigned int)incoming->length);
+					(unsigned int)incoming->offer.length);
 
 	if (!fetch) {
 		Py_DECREF(made);
 		return -1;
 	}
-	message->has_imm = incoming->has_imm;
-	message->imm = incoming->imm;
+	message->has_imm = incoming->offer.has_imm;
+	message->imm = (unsigned int)incoming->offer.imm;
 	message->last = 1;
 	incoming->message = made;
 	incoming->reads_left = 1;
 	incoming->started = 1;
 	inbox->unstarted--;
-	inbox->ahead += incoming->length;
+	inbox->ahead += incoming->offer.length;
 	int rc = fast_post_frame((struct queue *)traffic->queue, (PyObject *)fetch);
 
 	Py_DECREF((PyObject *)fetch);
@@ -365,7 +239,7 @@ int fast_offered(struct traffic *traffic, struct incoming *incoming)
 		return -1;
 	struct block *block = plain && may_be_posted((struct queue *)traffic->queue) ?
 				      fast_take_block((struct shelf *)traffic->shelf,
-						      incoming->length) :
+						      incoming->offer.length) :
 				      NULL;
 
 	if (!block)
@@ -395,7 +269,7 @@ static int answer_for(struct inbox *inbox, struct incoming *incoming)
 
 	if (traffic && PyObject_TypeCheck(traffic, fast_traffic_type)) {
 		Py_INCREF(traffic); /* what it calls may let it go */
-		said = fast_answer_offer((struct traffic *)traffic, incoming->request_id);
+		said = fast_answer_offer((struct traffic *)traffic, (unsigned int)incoming->offer.request_id);
 		Py_DECREF(traffic);
 	}
 	if (said)
@@ -419,7 +293,7 @@ int fast_fetch_done(struct fetch *fetch)
 	return fast_put_message(inbox, (PyObject *)incoming, incoming->message);
 }
 
-/* ---- the types --------------------------------------------------------------------------------- */
+/* ---- the type ---------------------------------------------------------------------------------- */
 
 int fast_add_fetch(PyObject *module)
 {
@@ -429,15 +303,6 @@ int fast_add_fetch(PyObject *module)
 	str_fetched = PyUnicode_InternFromString("fetched");
 	if (!str_append || !str_ahead || !str_answer_for || !str_fetched)
 		return -1;
-	fast_incoming_type = fast_add_type(module, &incoming_spec);
-	if (!fast_incoming_type)
-		return -1;
-	PyObject *type = PyType_FromModuleAndSpec(module, &fetch_spec, (PyObject *)fast_work_type);
-
-	if (!type)
-		return -1;
-	int rc = PyModule_AddType(module, (PyTypeObject *)type);
-	Py_DECREF(type);
-	fast_fetch_type = (PyTypeObject *)type;
-	return rc;
+	fast_fetch_type = fast_add_subtype(module, &fetch_spec, fast_work_type);
+	return fast_fetch_type ? 0 : -1;
 }

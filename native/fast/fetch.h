@@ -1,4 +1,4 @@
-/* Messages that were offered, and how they are read; see fetch.c. */
+/* Messages that were offered, and how they are read; see incoming.c and fetch.c. */
 #ifndef AIORDMA_FAST_FETCH_H
 #define AIORDMA_FAST_FETCH_H
 
@@ -9,13 +9,8 @@ struct incoming {
 	PyObject_HEAD
 	PyObject *message; /* it is read into: or NULL */
 	PyObject *landing; /* the target that it is read into instead; or NULL */
-	unsigned long long address;
-	unsigned long long length;
-	unsigned int request_id;
-	unsigned int rkey;
-	unsigned int imm;
+	struct offer offer;
 	unsigned int reads_left;
-	char has_imm;
 	char started;
 };
 
@@ -31,7 +26,7 @@ extern PyTypeObject *fast_incoming_type;
 extern PyTypeObject *fast_fetch_type;
 
 /* A new reference, or NULL. */
-struct incoming *fast_new_incoming(void);
+struct incoming *fast_new_incoming(const struct offer *offer);
 
 /* The offer of the next message: it is read at once, if that is plain.  -1 with an exception. */
 int fast_offered(struct traffic *traffic, struct incoming *incoming);
@@ -39,6 +34,7 @@ int fast_offered(struct traffic *traffic, struct incoming *incoming);
 /* The read has completed.  -1 with an exception. */
 int fast_fetch_done(struct fetch *fetch);
 
+int fast_add_incoming(PyObject *module);
 int fast_add_fetch(PyObject *module);
 
 #endif

@@ -432,14 +432,7 @@ static PyType_Spec frame_spec = {
 
 int fast_add_frame(PyObject *module)
 {
-	PyObject *type =
-		PyType_FromModuleAndSpec(module, &frame_spec, (PyObject *)fast_work_type);
-
-	if (!type)
-		return -1;
-	int rc = PyModule_AddType(module, (PyTypeObject *)type);
-	Py_DECREF(type);
-	fast_frame_type = (PyTypeObject *)type;
-	fast_outgoing_type = rc ? NULL : fast_add_type(module, &outgoing_spec);
+	fast_frame_type = fast_add_subtype(module, &frame_spec, fast_work_type);
+	fast_outgoing_type = fast_frame_type ? fast_add_type(module, &outgoing_spec) : NULL;
 	return fast_outgoing_type ? 0 : -1;
 }

@@ -1,15 +1,20 @@
 /* The module aiordma._native._fast. */
 #include "fetch.h"
 
-PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
+PyTypeObject *fast_add_subtype(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
 {
-	PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+	PyObject *type = PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
 
 	if (!type)
 		return NULL;
 	int rc = PyModule_AddType(module, (PyTypeObject *)type);
 	Py_DECREF(type); /* the module has it, and the module stays */
 	return rc ? NULL : (PyTypeObject *)type;
+}
+
+PyTypeObject *fast_add_type(PyObject *module, PyType_Spec *spec)
+{
+	return fast_add_subtype(module, spec, NULL);
 }
 
 int fast_no_keywords(PyObject *keywords)
@@ -46,10 +51,11 @@ PyMODINIT_FUNC PyInit__fast(void)
 	    fast_add_run(module) || fast_add_batch(module) || fast_add_work(module) ||
 	    fast_add_table(module) || fast_add_queue(module) || fast_add_drain(module) ||
 	    fast_add_promise(module) || fast_add_account(module) || fast_add_frame(module) ||
-	    fast_add_counts(module) || fast_add_inbox(module) || fast_add_fetch(module) ||
-	    fast_add_offers(module) || fast_add_traffic(module) ||
+	    fast_add_counts(module) || fast_add_inbox(module) ||
+	    fast_add_incoming(module) || fast_add_fetch(module) || fast_add_offers(module) || fast_add_traffic(module) ||
 	    fast_add_arrivals(module) || fast_add_arrival() || fast_add_refill() ||
 	    PyModule_AddIntConstant(module, "TRANSFER_SIZE", (long)AIORDMA_TRANSFER_SIZE) ||
+	    PyModule_AddIntConstant(module, "OFFER_ROOM", OFFER_ROOM) ||
 	    PyModule_AddIntConstant(module, "EARLIER", (long)AIORDMA_EARLIER)) {
 		Py_DECREF(module);
 		return NULL;

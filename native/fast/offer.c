@@ -223,16 +223,10 @@ int fast_took_offer(struct traffic *traffic, struct block *block, uint32_t lengt
 	traffic->used++;
 	traffic->oversized++;
 	fast_release_block(block);
-	struct incoming *incoming = fast_new_incoming();
+	struct incoming *incoming = fast_new_incoming(&offer);
 
 	if (!incoming)
 		return -1;
-	incoming->request_id = (unsigned int)offer.request_id;
-	incoming->address = offer.address;
-	incoming->rkey = (unsigned int)offer.rkey;
-	incoming->length = offer.length;
-	incoming->imm = (unsigned int)offer.imm;
-	incoming->has_imm = offer.has_imm;
 	int rc = fast_offered(traffic, incoming);
 
 	Py_DECREF((PyObject *)incoming);
