@@ -90,17 +90,25 @@ static void idle(void)
 	close_pair(&a, &b);
 }
 
+/* Two processes that have a minute, and a side each, which are connected: the address of the other one's. */
+static struct address open_neighbours(struct process *process, struct side *side)
+{
+	*process = split();
+	limit_seconds(60);
+	open_side(side, (struct options){0});
+	struct address peer = exchange(process, side);
+
+	bring_up(side, &peer);
+	return peer;
+}
+
 /* The same between processes, both of which have polled and then waited. */
 static void idle_neighbours(void)
 {
-	struct process process = split();
+	struct process process;
 	struct side side;
 
-	limit_seconds(60);
-	open_side(&side, (struct options){0});
-	struct address peer = exchange(&process, &side);
-
-	bring_up(&side, &peer);
+	open_neighbours(&process, &side);
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		meet(&process);
@@ -122,15 +130,11 @@ static void idle_neighbours(void)
 static void busy_application(bool stays)
 {
 	enum { WRITES = 200, POLLED = 50, DONE = 1 };
-	struct process process = split();
+	struct process process;
 	struct side side;
-
-	limit_seconds(60);
-	open_side(&side, (struct options){0});
+	struct address peer = open_neighbours(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct address peer = exchange(&process, &side);
 
-	bring_up(&side, &peer);
 	if (process.child) {
 		double times[WRITES];
 
@@ -432,15 +436,11 @@ static void in_the_middle(void)
 static void serving(void)
 {
 	enum { TIMES = 1000, DONE = 1 };
-	struct process process = split();
+	struct process process;
 	struct side side;
-
-	limit_seconds(60);
-	open_side(&side, (struct options){0});
+	struct address peer = open_neighbours(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct address peer = exchange(&process, &side);
 
-	bring_up(&side, &peer);
 	if (process.child) {
 		for (int i = 0; i <= TIMES; i++) {
 			uint64_t word = peer.memory + (i == TIMES ? 8 * DONE : 0);
@@ -479,18 +479,14 @@ static void meeting(void)
 	enum { TIMES = 1000, DONE = 1 };
 	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
 	bool knows = !links || strcmp(links, "tcp");
-	struct process process = split();
+	struct process process;
 	struct side side;
-
-	limit_seconds(60);
-	open_side(&side, (struct options){0});
+	struct address peer = open_neighbours(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct address peer = exchange(&process, &side);
 	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
 				  .offset = 64, .remote = peer.memory, .rkey = peer.rkey,
 				  .compare_add = 1};
 
-	bring_up(&side, &peer);
 	if (process.child) {
 		for (int i = 0; i <= TIMES; i++) {
 			unsigned awake = aiordma_embedded_met_awake();

@@ -516,6 +516,26 @@ async def test_what_is_plain_is_read_without_being_looked_for(
 
 @one_loop
 @by_cm
+async def test_none_is_read_before_those_that_wait(place: Place) -> None:
+    """Nor one that is short enough to be read ahead: else the long one might wait for ever."""
+    sizes = [2 << 20, 2 << 20, 1 << 20]
+    async with place.pair(Config(fetch_ahead=3 << 20)) as (client, server):
+        await exchange(client, server, pattern(1 << 20))  # now the pool has a block for it
+        messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
+        sending = [client.send_nowait(message) for message in messages]
+        inbox = server._messages.inbox
+        async with place.within(10):
+            while len(inbox.incoming) < len(sizes):
+                await turns(1)
+            assert (inbox.unstarted, inbox.ahead) == (2, 2 << 20)
+            for message in messages:
+                with await server.recv() as received:
+                    assert received == message
+            await asyncio.gather(*sending)
+
+
+@one_loop
+@by_cm
 async def test_whom_somebody_waits_for_is_read_whatever_may_be_read_ahead(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
