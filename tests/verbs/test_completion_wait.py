@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -106,21 +107,25 @@ class Alarm(Exception):
     """Raised by the handler of a signal."""
 
 
-@pytest.fixture
-def alarm() -> Iterator[None]:
+@contextmanager
+def alarm_soon() -> Iterator[None]:
+    """Raises Alarm in what it surrounds, or before that: nothing says how soon soon is."""
+
     def handler(number: int, frame: FrameType | None) -> None:
         raise Alarm
 
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("spin", [0.0, math.inf], ids=["events", "busy"])
 def test_signals_are_seen(
-    context: verbs.Context, channel: verbs.CompletionChannel, spin: float, alarm: None
+    context: verbs.Context, channel: verbs.CompletionChannel, spin: float
 ) -> None:
-    with context.create_cq(16, channel) as cq, pytest.raises(Alarm):
+    with context.create_cq(16, channel) as cq, pytest.raises(Alarm), alarm_soon():
         cq.wait(spin=spin)
