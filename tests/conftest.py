@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asking = [item for item in items if "device_name" in getattr(item, "fixturenames", ())]
     config.stash[NOT_REPEATED] = len(items) - len(asking)
     items[:] = asking
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: who looks for garbage need not go through it after each test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(
@@ -339,12 +346,15 @@ class Run(Protocol):
 
 
 @pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Each test that asks for it runs twice, on asyncio's loop and on uvloop's, in debug mode.
 
     An exception that only reaches the loop's exception handler fails the test.
     """
     factory = LOOPS[request.param]
+    # In debug mode each future notes the stack it was made on, of which most is pytest's: all of it
+    # would take a third of the time that a test takes in the virtual machine.
+    monkeypatch.setattr(sys, "tracebacklimit", 4, raising=False)
 
     def run(main: Coroutine[Any, Any, T]) -> T:
         reported: list[dict[str, Any]] = []

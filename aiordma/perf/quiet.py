@@ -9,17 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Collects once before; inside nothing is collected, and what was there before never looked at.
-
-    What is left in cycles inside stays in memory until the end.
-    """
+    """Collects once before, and nothing inside: cycles that are left there stay until the end."""
     enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if enabled:
             gc.enable()
