@@ -177,6 +177,12 @@ def public() -> list[Name]:
     return list(found.values())
 
 
+def is_written(member: Member) -> bool:
+    """Whether it stands in the package: what Python adds to a class depends on its version."""
+    code = getattr(member.function, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(PACKAGE)
+
+
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
     """What a class offers, in the order of writing, inherited things after its own."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
@@ -192,7 +198,7 @@ def members(cls: type, offered: set[type]) -> Iterator[Member]:
             seen.add(name)
             member = Member(name, value, owner)
             special = name.startswith("__") and name.endswith("__")
-            if special and (name == "__init__" or not own_doc(value)):
+            if special and (name == "__init__" or not own_doc(value) or not is_written(member)):
                 continue
             if member.function is None or (name.startswith("_") and not special):
                 continue

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import GenericAlias
-from typing import Any
+from typing import Any, ForwardRef
 
 from .markdown import from_docstring
 from .names import Member, Name, is_described, member_doc, members, own_doc, public, value_doc
@@ -174,7 +174,7 @@ def _fields(cls: type) -> list[tuple[str, Any, bool, Any]]:
             for field in dataclasses.fields(cls)
             if not field.name.startswith("_")
         ]
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+    if _is_named_tuple(cls):
         defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})
         return [
             (name, kind, name in defaults, defaults.get(name))
@@ -211,17 +211,24 @@ class _Written:
 
 
 def _annotation(annotation: Any) -> str:
+    if isinstance(annotation, ForwardRef):  # of a named tuple's field
+        return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _class_line(cls: type) -> str:
     public_bases = [base.__name__ for base in cls.__bases__ if _worth_naming(base)]
     head = f"class {cls.__name__}" + (f"({', '.join(public_bases)})" if public_bases else "")
-    if issubclass(cls, (enum.Enum, BaseException)) or "__init__" not in vars(cls):
+    maker = vars(cls).get("__new__" if _is_named_tuple(cls) else "__init__")
+    if issubclass(cls, (enum.Enum, BaseException)) or maker is None:
         return head
-    made = _signature(cls.__name__, vars(cls)["__init__"], bound=True, returns=False)
+    made = _signature(cls.__name__, maker, bound=True, returns=False)
     internal = _INTERNAL.search(made) or "Made by" in own_doc(cls)
     return head if internal else f"{head}\n{made}"
+
+
+def _is_named_tuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _worth_naming(base: type) -> bool:

@@ -14,7 +14,7 @@ from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.receive_sizes import GROW_AFTER, NEVER_LONGER, SHRINK_AFTER
 
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, barrier, exchange, pattern, pool_statistics
+from .place import SMALL, Place, barrier, exchange, pattern, pool_statistics, turns
 from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
 
@@ -127,6 +127,7 @@ async def test_the_long_do_not_wait_for_each_other(place: Place) -> None:
     async with place.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
         for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
+            await turns(2)  # so that these are the first ones of theirs
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
             assert client._messages.under_way == posted
             for n in range(3):
