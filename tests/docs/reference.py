@@ -144,6 +144,11 @@ def _source(value: Any) -> str:
 # ---- values -----------------------------------------------------------------------------------
 
 
+def _cell(code: str) -> str:
+    """In a table: there a bar ends a cell, in code as well."""
+    return "`{}`".format(code.replace("|", r"\|"))
+
+
 def _values(cls: type) -> Iterator[str]:
     """The members of an enumeration, the fields of a record."""
     if issubclass(cls, enum.Enum):
@@ -155,7 +160,7 @@ def _values(cls: type) -> Iterator[str]:
         yield "| member | value |\n|---|---|\n" + "\n".join(rows)
     elif fields := _fields(cls):
         rows = [
-            f"| `{name}` | `{_annotation(kind)}` | {f'`{_value(default)}`' if given else ''} |"
+            f"| `{name}` | {_cell(_annotation(kind))} | {_cell(_value(default)) if given else ''} |"
             for name, kind, given, default in fields
         ]
         yield "| field | type | default |\n|---|---|---|\n" + "\n".join(rows)
