@@ -1,8 +1,7 @@
 # Every target does its own set-up, in .venv and build/; a second call is quick.
 #
 #   PYTHON=...   the interpreter for .venv (default: the first of those below that will do)
-#   ARGS=...     more arguments for the program or for pytest, e.g. make test ARGS='-k cancel',
-#                or make test ARGS='-n0 --pdb' in one process
+#   ARGS=...     more arguments for the program or for pytest, e.g. make check-py ARGS='-k cancel'
 
 # With pipefail, because `| tee` would hide a failure otherwise.
 SHELL := bash
@@ -21,57 +20,88 @@ NO_PYTHON := no Python >= 3.11 with the venv module and the C headers was found;
 	on Debian and Ubuntu: apt-get install python3-venv python3-dev
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start Python hundreds of times, which takes half as long with compiled Python files.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
+comma := ,
 LOGS := build/logs
+# One folder for each kind of build.
+PLAIN := build/plain
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 # A file of tests is one process's, so that its tests keep their order and what they share.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
-MODULE := aiordma/_native/_lib.abi3.so
-# The folders too, so that a file that is gone counts as a change.
-NATIVE := $(shell find native -type d -o -name '*.[ch]') aiordma/_native/build.py setup.py
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 # ---- set-up ---------------------------------------------------------------------------------
+
+# What a build needs, as pyproject.toml says; ninja, because a system's may be missing.
+BUILD_REQUIRES := import tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], 'ninja', sep='\n')
 
 $(BIN)/python:
 	@$(if $(PYTHON),,echo "$(NO_PYTHON)" >&2; exit 1)
 	$(PYTHON) -m venv .venv
 
-# One stamp per extra of pyproject.toml; installing compiles the module too.
-.venv/.%: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/pip install --quiet --editable '.[$*]'
-	@touch $@ $(MODULE)
-
-$(MODULE): $(NATIVE) | $(BIN)/python
-	$(BIN)/pip install --quiet --no-deps --editable .
+.venv/.build: pyproject.toml | $(BIN)/python
+	$(BIN)/python -c "$(BUILD_REQUIRES)" >.venv/build-requires
+	$(BIN)/pip install --quiet --requirement .venv/build-requires
 	@touch $@
+
+# An editable install: importing aiordma compiles what has changed.
+# editable(more arguments for pip, folder of the build, options for meson, what to install)
+editable = $(BIN)/pip $1 install --quiet --no-build-isolation --config-settings=build-dir=$2 \
+	$(addprefix --config-settings=setup-args=,-Dwerror=true $3) --editable $4
+
+# One stamp per extra of pyproject.toml.
+.venv/.%: pyproject.toml .venv/.build
+	$(call editable,,$(PLAIN),,'.[$*]')
+	@touch $@
+
+# Compiled before the first import, so that a compiler's message is seen at once.
+.PHONY: build
+build:
+	@ninja -C $(PLAIN) --quiet
+	@$(BIN)/python -m compileall -q aiordma tests bench
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test programs software network examples bench instructions many cost soak softroce counts
-echo: .venv/.cli $(MODULE) ## both ends of an echo on the embedded device: sizes, latency, throughput
+.PHONY: echo test test-full check-py check-c flaky programs software network examples bench instructions many cost soak softroce
+echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
-test: .venv/.test $(MODULE) ## all tests that need no hardware: C, then Python
-	$(MAKE) --no-print-directory -C tests/soft check
-	@mkdir -p $(LOGS)
-	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/programs --ignore tests/software \
-		--ignore tests/network $(ARGS) | tee $(LOGS)/embedded0
-	@echo 'Not run here, as they need packages: the tests of unmodified verbs programs (make programs),' \
-		'and of software carried over RDMA (make software);' \
-		'and as they need root: those between network namespaces (make network).'
+# What `make test` does not run needs packages or root: make programs, make software, make network.
+EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/software --ignore tests/network
+PYTEST := $(BIN)/python -m pytest $(EMBEDDED_TESTS)
 
-programs: .venv/.test $(MODULE) ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
+test: .venv/.test build ## C tests, and each Python test in one of its combinations, on the embedded device
+	@$(MAKE) --no-print-directory check-c
+	$(PYTEST)
+
+test-full: .venv/.test build ## the Python tests in every combination of loop, method, polling and link
+	AIORDMA_EMBEDDED_LINKS=shared $(PYTEST) --every-combination
+	AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) --every-combination tests/transport
+
+check-py: .venv/.test build ## some Python tests: ARGS='-k cancel', ARGS='-n0 --pdb tests/verbs'
+	$(PYTEST) $(ARGS)
+
+check-c: .venv/.test ## one C test: T=test_ring; all without T
+	@meson test -C $(PLAIN) --print-errorlogs $(T)
+
+flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every core: which tests ever fail
+	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),25) -- make test
+
+programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest tests/programs $(ARGS)
 
-software: .venv/.software $(MODULE) ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
+software: .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
 
 # What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
 # cannot.
-network: .venv/.test $(MODULE) ## the device between network namespaces: root, iproute2
+network: .venv/.test build ## the device between network namespaces: root, iproute2
 	$(BIN)/python -m pytest tests/network --ignore tests/network/test_netem.py $(ARGS)
 	@if tests/network/has-netem; then \
 		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
@@ -81,28 +111,28 @@ network: .venv/.test $(MODULE) ## the device between network namespaces: root, i
 			tests/network/test_netem.py $(ARGS); \
 	fi
 
-examples: .venv/.test $(MODULE) ## run every example
+examples: .venv/.test build ## run every example
 	$(BIN)/python -m pytest tests/examples
 
-bench: .venv/.dev $(MODULE) ## what aiordma reaches beside other ways, into bench/RESULTS.md
+bench: .venv/.dev build ## what aiordma reaches beside other ways, into bench/RESULTS.md
 	$(BIN)/python -m bench $(or $(ARGS),all)
 
-instructions: .venv/.test $(MODULE) ## how many instructions an operation takes, beside those recorded (valgrind)
+instructions: .venv/.test build ## how many instructions an operation takes, beside those recorded (valgrind)
 	$(BIN)/python -m bench instructions $(ARGS)
 
-many: .venv/.test $(MODULE) ## what 10,000 queue pairs and 1,000 connections cost that do nothing
-	$(MAKE) --no-print-directory -C tests/soft check ONLY=test_many
+many: .venv/.test build ## what 10,000 queue pairs and 1,000 connections cost that do nothing
+	meson test -C $(PLAIN) --verbose test_many
 	$(BIN)/python -m bench many $(ARGS)
 
-cost: .venv/.test $(MODULE) ## memory and CPU of idle connections, memory of a large transfer
+cost: .venv/.test build ## memory and CPU of idle connections, memory of a large transfer
 	$(BIN)/python -m bench cost $(ARGS)
 
-soak: .venv/.test $(MODULE) ## random traffic between processes, some killed, every byte verified: SECONDS=600, SEED=
+soak: .venv/.test build ## random traffic between processes, some killed, every byte verified: SECONDS=600, SEED=
 	$(BIN)/python -m tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.
-softroce: .venv/.test .venv/.software $(MODULE) ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
+softroce: .venv/.test .venv/.software build ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 $(PARALLEL) \
@@ -110,16 +140,17 @@ softroce: .venv/.test .venv/.software $(MODULE) ## the same tests and the echo o
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
-counts: test softroce ## write the numbers of passed tests on each device into README.md
-	$(BIN)/python tests/counts.py embedded0=$(LOGS)/embedded0 rxe0=$(LOGS)/rxe0
-
 .PHONY: docs
-docs: .venv/.test $(MODULE) ## write the generated parts of docs/: states, reference
+docs: .venv/.test build ## write the generated parts of docs/: states, reference
 	$(BIN)/python -m tests.docs
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: lint types abi
+.PHONY: check lint types abi
+check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
+	@$(MAKE) --no-print-directory lint types
+	$(PYTEST) --quiet tests/core tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
+
 lint: .venv/.dev ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -131,54 +162,60 @@ abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, l
 	$(BIN)/python -m tests.abi.abi_check
 	$(BIN)/python -m pytest --quiet tests/abi
 
-# ---- coverage -------------------------------------------------------------------------------
+# ---- other builds ---------------------------------------------------------------------------
 
-.PHONY: coverage
-# Counts of a branch are differences of others, and those of a process that was killed or forked in the
-# middle may not fit together; what is judged is lines.
-coverage: .venv/.dev ## which lines of the embedded device the C tests run; fails below 95 %
-	rm -rf build/soft/coverage
-	$(MAKE) --no-print-directory -C tests/soft check COVERAGE=yes
-	$(BIN)/gcovr --root . --filter native/soft/ --sort uncovered-number --fail-under-line 95 \
-		--gcov-ignore-parse-errors negative_hits.warn_once_per_file build/soft/coverage/native
+# A folder of its own for each, and where Python tests run on it, a virtual environment with the
+# packages of .venv and an editable install of that build.
+# instrumented(name, options for meson)
+define instrumented
+	$(BIN)/python -m venv --without-pip build/venv/$1
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>$$(echo build/venv/$1/lib/python*/site-packages)/packages.pth
+	$(call editable,--python build/venv/$1/bin/python,build/$1,$2,.) --no-deps
+endef
 
-# ---- sanitizers -----------------------------------------------------------------------------
-
-# A copy of the tree, so that the instrumented module never takes the place of the plain one.
-ASAN := build/asan
-ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
 # libstdc++ as well: loaded later (by numpy), its exceptions would pass the sanitizer by.
 ASAN_PRELOAD = $(shell for name in libasan.so libstdc++.so.6; do \
 	realpath -e "$$($(CC) -print-file-name=$$name)" 2>/dev/null; done)
 # Python itself does not give all its memory back, hence no leak detection, and the tests compare
 # resident memory, hence a small quarantine: the C tests have both in full.
-ASAN_ENVIRONMENT = PYTHONPATH=$(CURDIR)/$(ASAN) PYTHONMALLOC=malloc LD_PRELOAD="$(ASAN_PRELOAD)" \
-	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1 UBSAN_OPTIONS=print_stacktrace=1
+ASAN_ENVIRONMENT = PYTHONMALLOC=malloc LD_PRELOAD="$(ASAN_PRELOAD)" \
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 
 .PHONY: asan tsan
 asan: .venv/.test ## C tests and Python tests under the address and undefined-behaviour sanitizers
-	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=address,undefined
-	rm -rf $(ASAN)
-	mkdir -p $(ASAN)
-	cp -R $(wildcard aiordma native tests examples bench docs .ci *.py *.toml *.md Makefile MANIFEST.in \
-		LICENSE) $(ASAN)
-	cd $(ASAN) && AIORDMA_CFLAGS='$(ASAN_FLAGS)' AIORDMA_LDFLAGS='$(ASAN_FLAGS)' \
-		../../$(BIN)/pip install --quiet --no-deps --target installed .
-	cp $(ASAN)/installed/aiordma/_native/*.so $(ASAN)/aiordma/_native/
-	cd $(ASAN) && $(ASAN_ENVIRONMENT) ../../$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
-		$(PARALLEL) --one-way --ignore tests/programs --ignore tests/software --ignore tests/network $(ARGS)
+	$(call instrumented,asan,-Db_sanitize=address$(comma)undefined -Ddebug=true -Doptimization=1)
+	meson test -C build/asan --print-errorlogs
+	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider --timeout 600 \
+		$(EMBEDDED_TESTS) $(ARGS)
 
-tsan: ## C tests under the thread sanitizer
-	$(MAKE) --no-print-directory -C tests/soft check SANITIZE=thread
+# The thread sanitizer wants the address space where it expects it, so no randomisation.
+tsan: .venv/.build ## C tests under the thread sanitizer
+	meson setup --reconfigure build/tsan -Dwerror=true -Db_sanitize=thread -Ddebug=true -Doptimization=1
+	meson test -C build/tsan --print-errorlogs --wrapper 'setarch -R'
+
+.PHONY: coverage
+# Counts of a branch are differences of others, and those of a process that was killed or forked in the
+# middle may not fit together; what is judged is lines.
+coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
+	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
+	find build/coverage -name '*.gcda' -delete
+	meson test -C build/coverage --print-errorlogs
+	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS)
+	$(BIN)/coverage json --quiet -o build/coverage/python.json
+	$(BIN)/gcovr --root . --filter native/ -j 2 --gcov-ignore-parse-errors negative_hits.warn_once_per_file \
+		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
+	$(BIN)/python -m tests.coverage_table build/coverage/python.json build/coverage/c.json
 
 .PHONY: fuzz
-fuzz: ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
-	$(MAKE) --no-print-directory -C tests/fuzz run
+fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
+	CC=clang meson setup --reconfigure build/fuzz -Dwerror=true -Dfuzzing=true \
+		-Db_sanitize=address,undefined -Doptimization=1 -Ddebug=true
+	tests/fuzz/run $(or $(SECONDS),60) $(T)
 
 # ---- the rest -------------------------------------------------------------------------------
 
 .PHONY: clean
 clean: ## remove everything that was built or fetched
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f aiordma/_native/_lib.c aiordma/_native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

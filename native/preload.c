@@ -1,8 +1,8 @@
 /* The embedded device under the system libraries' names, for LD_PRELOAD: `aiordma run`.
  *
- * A shared library of its own is made of native/soft and this file, with AIORDMA_PRELOAD defined:
- * soft.h then gives every function of calls.h the public name of the call, so that the dynamic
- * linker finds it before libibverbs and librdmacm.  Without version information a symbol satisfies
+ * A shared library of its own is made of native/soft and this file.  The linker gives every function
+ * of calls.h the public name of the call (preload_exports.py), so that the dynamic linker finds it
+ * before libibverbs and librdmacm.  Without version information a symbol satisfies
  * every version.  Here is what those libraries offer to programs besides, and to nobody else.
  */
 #include <errno.h>

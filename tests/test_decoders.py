@@ -30,7 +30,7 @@ FUZZ = settings(
 
 def taking_input() -> Iterator[str]:
     """Functions of the pure core that take bytes, or are named as those that read input."""
-    for path in sorted(Path(aiordma._core.__path__[0]).glob("*.py")):
+    for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
             arguments = (*node.args.args, *node.args.kwonlyargs)
             types = {ast.unparse(each.annotation) for each in arguments if each.annotation}

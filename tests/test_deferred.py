@@ -62,8 +62,8 @@ def test_every_name_is_that_of_its_module(package: ModuleType) -> None:
 
 def test_no_name_is_hidden_by_a_module(package: ModuleType) -> None:
     """Importing ``package.name`` by itself would put the module in the place of the name."""
-    (path,) = package.__path__
-    modules = {entry.name.removesuffix(".py") for entry in Path(path).iterdir()}
+    folder = Path(str(package.__file__)).parent
+    modules = {entry.name.removesuffix(".py") for entry in folder.iterdir()}
     assert not modules & set(package.__all__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import struct
@@ -55,11 +56,11 @@ def run(program: str, arguments: tuple[str, ...]) -> NoReturn:
 
 def library() -> Path:
     """The embedded device as a shared library with the names of libibverbs and librdmacm."""
-    folder = Path(aiordma.__file__).parent / "_native"
-    found = sorted(folder.glob("_preload.*so"))
-    if not found:
+    found = importlib.util.find_spec("aiordma._native._preload")
+    if found is None or found.origin is None:
+        folder = Path(aiordma.__file__).parent
         raise CannotRunError(f"{folder} has no _preload library: install aiordma again")
-    return found[0]
+    return Path(found.origin)
 
 
 def preloaded(present: str) -> str:

@@ -16,14 +16,10 @@
 
 #include "native.h"
 
-/* Every call of the table is a function soft_<name>; the table is put together in calls.c.  In the
- * library of preload.c the linker knows these functions under the public name of the call. */
-#ifdef AIORDMA_PRELOAD
-#define SOFT_SYMBOL(name) __asm__(#name) __attribute__((visibility("default")))
-#else
-#define SOFT_SYMBOL(name)
-#endif
-#define CALL(library, result, name, arguments) result soft_##name arguments SOFT_SYMBOL(name);
+/* Every call of the table is a function soft_<name>; the table is put together in calls.c.  They alone
+ * are visible outside: the library of preload.c gives each of them the public name of the call. */
+#define CALL(library, result, name, arguments)                                                     \
+	__attribute__((visibility("default"))) result soft_##name arguments;
 #include "calls.h"
 #undef CALL
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -230,7 +231,7 @@ def test_the_library_has_the_public_names_and_nothing_else() -> None:
     )
 
 
-def test_a_broken_installation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiordma, "__file__", str(tmp_path / "aiordma" / "__init__.py"))
+def test_a_broken_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(click.ClickException, match="has no _preload library"):
         command.library()

@@ -1,8 +1,7 @@
 /* What every fuzz target stands on: a device without a thread of its own, with a clock and random
  * numbers that belong to the input, so that the same input does the same things every time.
  *
- * The device's objects are linked with three of its calls renamed to those below (Makefile here,
- * and that of tests/soft for the replay).
+ * The device's objects are linked with some of its calls renamed to those below (meson.build).
  *
  * An input is a list of records of sixteen bytes, each of which is one thing that happens: a frame
  * that comes in, a work request, time that passes.  Numbers that only a run can know (keys,

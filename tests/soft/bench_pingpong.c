@@ -1,7 +1,7 @@
 /* How long a message takes there and back, and how much goes through, between two processes: the
  * embedded device beside plain TCP of the same sizes, in turns, so that both see the same machine.
  *
- *   make -C tests/soft bench [ARGS=sleeping]
+ *   meson test -C build/plain --benchmark --verbose bench_pingpong [--test-args sleeping]
  *
  * Prints for each: microseconds for 64 B there and back, GB/s of RDMA writes of 64 KiB and of 1 MiB,
  * four under way (medians of rounds), and how many times better the device is.  The two processes

@@ -3,7 +3,7 @@
  * completion, one at a time, carried and referred to, in turns; beside them a memcpy of the same
  * length between two shared mappings, and TCP until the other side has answered with one byte.
  *
- *   make -C tests/soft bench BENCH=bench_reach
+ *   meson test -C build/plain --benchmark --verbose bench_reach
  */
 #define _GNU_SOURCE /* CPU_SET */
 #include "bench_side.h"

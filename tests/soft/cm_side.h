@@ -3,7 +3,8 @@
  * The calls go through the table, so that a test can also be run on the real thing, to learn
  * whether what it asks for is what librdmacm does (test_cm_connect and test_cm_address do pass; the
  * others go where the kernel takes its timeouts of minutes, or says nothing):
- *     tests/softroce/vm env CM_TEST_SYSTEM=1 CM_TEST_HOST=10.9.9.1 build/soft/plain/test_cm_connect
+ *     tests/softroce/vm env CM_TEST_SYSTEM=1 CM_TEST_HOST=10.9.9.1 \
+ *         build/plain/tests/soft/test_cm_connect
  */
 #ifndef AIORDMA_TESTS_CM_SIDE_H
 #define AIORDMA_TESTS_CM_SIDE_H

@@ -1,4 +1,4 @@
-/* With coverage, in the place of _exit (Makefile): children of a fork leave by it, and what they have
+/* With coverage, in the place of _exit (meson.build): children of a fork leave by it, and what they have
  * run shall count too. */
 #include <stdnoreturn.h>
 

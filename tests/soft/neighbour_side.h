@@ -1,5 +1,5 @@
 /* Ways between neighbours, without links above them: this stands in for greeting.c (the linker is told
- * so: see the Makefile), which accepts or refuses what is asked for. */
+ * so: see meson.build), which accepts or refuses what is asked for. */
 #ifndef AIORDMA_TESTS_NEIGHBOUR_SIDE_H
 #define AIORDMA_TESTS_NEIGHBOUR_SIDE_H
 

@@ -1,18 +1,17 @@
-"""Builds the compiled module `aiordma._native._lib` with cffi in API mode.
+"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode.
 
-Run by setuptools (see setup.py), never imported by the package.  The headers in native/ are the
-only source of declarations: cffi reads the same files as the compiler, so a layout that differs
-fails the build, not the program.
+Run by meson (meson.build), never imported by the package.  The headers in native/ are the only source
+of declarations: cffi reads the same files as the compiler, so a layout that differs fails the build,
+not the program.
 """
 
-import os
 import re
-import shlex
+import sys
 from pathlib import Path
 
 from cffi import FFI
 
-NATIVE = Path("native")  # relative: setuptools wants the paths of sources relative to setup.py
+NATIVE = Path(__file__).parent
 
 # Types of the system headers, of which cffi learns the layout from the compiler.
 PRELUDE = """
@@ -49,32 +48,8 @@ def declarations() -> str:
 
 
 ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
-PARTS = (
-    "alarm.c",
-    "batch.c",
-    "bring_up.c",
-    "completion.c",
-    "extended.c",
-    "post_send.c",
-    "providers.c",
-    "system.c",
-)
-SOURCES = [*(NATIVE / part for part in PARTS), *sorted((NATIVE / "soft").glob("*.c"))]
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())
-ffibuilder.set_source(
-    "aiordma._native._lib",
-    '#include "native.h"',
-    sources=[str(path) for path in SOURCES],
-    depends=[str(path) for path in sorted(NATIVE.rglob("*.h"))],
-    include_dirs=[str(NATIVE)],
-    libraries=["dl", "pthread"],
-    extra_compile_args=[
-        "-std=gnu11",
-        "-O2",
-        "-fvisibility=hidden",
-        *shlex.split(os.environ.get("AIORDMA_CFLAGS", "")),
-    ],
-    extra_link_args=shlex.split(os.environ.get("AIORDMA_LDFLAGS", "")),
-)
+ffibuilder.set_source("aiordma._native._lib", '#include "native.h"')
+ffibuilder.emit_c_code(sys.argv[1])
