@@ -23,7 +23,7 @@ from aiordma.errors import (
 )
 from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
 
-from .conftest import ConnectedPair, End, Run
+from .conftest import ConnectedPair, End
 
 Via = Literal["cm", "tcp"]
 
@@ -47,26 +47,21 @@ def receive(end: End, number: int = 1) -> None:
 @needs_faults
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_connection_survives_what_gets_lost(
-    run: Run, device_name: str, via: Via, seed: int
-) -> None:
-    async def main() -> testing.Faults:
-        with testing.faults(
-            seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
-        ) as faults:
-            async with testing.connected_pair(device=device_name, via=via) as (a, b):
-                for size in (1, 3000, 200_000):
-                    data = os.urandom(size)
-                    for _ in range(10):
-                        await a.send(data)
-                        with await b.recv() as message:
-                            assert bytes(message) == data
-                            await b.send(message)
-                        with await a.recv() as message:
-                            assert bytes(message) == data
-        return faults
-
-    counts = run(main()).counts()
+async def test_a_connection_survives_what_gets_lost(device_name: str, via: Via, seed: int) -> None:
+    with testing.faults(
+        seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
+    ) as faults:
+        async with testing.connected_pair(device=device_name, via=via) as (a, b):
+            for size in (1, 3000, 200_000):
+                data = os.urandom(size)
+                for _ in range(10):
+                    await a.send(data)
+                    with await b.recv() as message:
+                        assert bytes(message) == data
+                        await b.send(message)
+                    with await a.recv() as message:
+                        assert bytes(message) == data
+    counts = faults.counts()
     assert counts.lost
     assert counts.duplicated
     assert counts.delayed
@@ -138,38 +133,32 @@ def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
 
 
 @needs_faults
-def test_a_cut(run: Run, device_name: str) -> None:
-    async def main() -> None:
-        async with testing.connected_pair(device=device_name) as (a, b):
-            await a.send(b"before")
-            with await b.recv() as message:
-                assert message == b"before"
-            with testing.faults(cut="@1", device=device_name) as faults:
-                with pytest.raises(ConnectionBrokenError):
-                    await a.recv()
-                with pytest.raises(ConnectionBrokenError):
-                    await b.recv()
-                # Of those that there were the first one; new ones are others.
-                async with testing.connected_pair(device=device_name) as (c, d):
-                    await c.send(b"after")
-                    with await d.recv() as message:
-                        assert message == b"after"
-            assert faults.counts().cut == 1
-
-    run(main())
+async def test_a_cut(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (a, b):
+        await a.send(b"before")
+        with await b.recv() as message:
+            assert message == b"before"
+        with testing.faults(cut="@1", device=device_name) as faults:
+            with pytest.raises(ConnectionBrokenError):
+                await a.recv()
+            with pytest.raises(ConnectionBrokenError):
+                await b.recv()
+            # Of those that there were the first one; new ones are others.
+            async with testing.connected_pair(device=device_name) as (c, d):
+                await c.send(b"after")
+                with await d.recv() as message:
+                    assert message == b"after"
+        assert faults.counts().cut == 1
 
 
 @needs_faults
-def test_a_lost_handshake(run: Run, device_name: str) -> None:
-    async def main() -> None:
-        config = aiordma.Config(connect_timeout=0.3)
-        with testing.faults(handshake="@1", device=device_name) as faults:
-            with pytest.raises(UnreachableError):
-                async with testing.connected_pair(device=device_name, config=config):
-                    pytest.fail("it has not been lost")
-            assert faults.counts() == testing.FaultCounts(handshakes=1)
-
-    run(main())
+async def test_a_lost_handshake(device_name: str) -> None:
+    config = aiordma.Config(connect_timeout=0.3)
+    with testing.faults(handshake="@1", device=device_name) as faults:
+        with pytest.raises(UnreachableError):
+            async with testing.connected_pair(device=device_name, config=config):
+                pytest.fail("it has not been lost")
+        assert faults.counts() == testing.FaultCounts(handshakes=1)
 
 
 # --- other kinds ---------------------------------------------------------------------------------
@@ -337,17 +326,14 @@ def test_the_environment() -> None:
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-def test_a_connected_pair(run: Run, device_name: str, via: Via) -> None:
-    async def main() -> tuple[aiordma.Connection, aiordma.Connection]:
-        config = aiordma.Config(max_message=100_000)
-        async with testing.connected_pair(device=device_name, via=via, config=config) as pair:
-            for one, other in (pair, pair[::-1]):
-                await one.send(b"hello")
-                with await other.recv() as message:
-                    assert message == b"hello"
-        return pair
-
-    for connection in run(main()):
+async def test_a_connected_pair(device_name: str, via: Via) -> None:
+    config = aiordma.Config(max_message=100_000)
+    async with testing.connected_pair(device=device_name, via=via, config=config) as pair:
+        for one, other in (pair, pair[::-1]):
+            await one.send(b"hello")
+            with await other.recv() as message:
+                assert message == b"hello"
+    for connection in pair:
         assert "closed" in repr(connection)
 
 

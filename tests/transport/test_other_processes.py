@@ -26,7 +26,7 @@ from aiordma import (
 )
 from tests.conftest import EMBEDDED
 
-from .marks import by_tcp, one_loop
+from .marks import by_tcp, one_loop, sets_polling
 from .place import SMALL, Place, ends, pattern, turns
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,7 @@ async def test_echo(place: Place) -> None:
 
 
 @by_tcp
+@sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
 async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, polling: float) -> None:
     """What the other process writes to is in the loop's own epoll set; a card has no bells."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
+import uvloop
 
 from aiordma import Config, Connection, streams
 
@@ -162,7 +163,6 @@ async def test_start_tls(
     place: Place,
     serving: ssl.SSLContext,
     trusting: ssl.SSLContext,
-    request: pytest.FixtureRequest,
 ) -> None:
     """In the middle of a stream, by the loop's own function; uvloop's takes only its own."""
 
@@ -178,7 +178,7 @@ async def test_start_tls(
     async with made:
         reader, writer = await dialled(place, made.address[1])
         try:
-            if request.node.callspec.params["run"] == "uvloop":
+            if isinstance(asyncio.get_running_loop(), uvloop.Loop):
                 with pytest.raises(TypeError):
                     await writer.start_tls(trusting, server_hostname=place.host)
                 return
