@@ -1,4 +1,4 @@
-"""The tests' own tools: a missing device fails, leaks are seen, both loops run."""
+"""The tests' own tools: a missing device fails, leaks are seen, coroutines and combinations."""
 
 from __future__ import annotations
 

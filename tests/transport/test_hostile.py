@@ -164,7 +164,7 @@ async def test_lie(place: Place, lie: str) -> None:
 
 
 async def test_lie_while_much_is_under_way(place: Place) -> None:
-    """Every kind of waiter gets the same answer, at once, on both loops."""
+    """Every kind of waiter gets the same answer, at once."""
     async with victim(place) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
