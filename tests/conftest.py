@@ -82,6 +82,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     every = every_combination(config)
     return [
         f"RDMA device: {config.getoption('--device')}",
+        f"links of the embedded device: {os.environ.get('AIORDMA_EMBEDDED_LINKS') or 'shared'}",
         f"combinations of event loop, connection method and polling: {'all' if every else 'one'}",
     ]
 
@@ -420,6 +421,6 @@ def within(
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test that fails says in which combination, which its name does not."""
-    if chooser := item.config.stash.get(combinations.COMBINATIONS, None):
-        chosen = chooser.chosen.get(item.nodeid.partition("[")[0], {})
+    chooser = item.config.stash.get(combinations.COMBINATIONS, None)
+    if chooser and (chosen := chooser.chosen.get(item.nodeid.partition("[")[0])):
         item.add_report_section("setup", "combination", ", ".join(chosen.values()))
