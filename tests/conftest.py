@@ -66,11 +66,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 # --- leaks -------------------------------------------------------------------------------------
 
+# Seconds for what ends on its own; a test that leaves nothing behind spends none of them.
+PATIENCE = 30.0
+
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fails a test that leaves open files, threads or device objects behind."""
-    with testing.check_leaks():
+    with testing.check_leaks(timeout=PATIENCE):
         yield
 
 

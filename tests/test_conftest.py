@@ -36,7 +36,9 @@ def broken(tmp_path: Path) -> Path:
     path.write_text(
         "import os, pytest\n"
         "from aiordma import verbs\n"
+        "from tests import conftest\n"
         "from tests.conftest import *\n"
+        "conftest.PATIENCE = 0.1\n"
         "def test_leak(device_name):\n"
         "    globals()['kept'] = open(os.devnull)\n"
         "def test_object(device):\n"
@@ -68,14 +70,21 @@ def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_growth() -> None:
-    before = Held({"1": "tty"}, 1, {"Context": 1})
-    after = Held({"1": "tty", "7": "socket"}, 2, {"Context": 1, "QueuePair": 2})
+    tty, thread = {(1, 0, 0): "tty"}, {(17, 100): "main"}
+    before = Held(tty, thread, {"Context": 1})
+    after = Held(
+        {**tty, (7, 0, 5): "socket"},
+        {**thread, (18, 200): "late"},
+        {"Context": 1, "QueuePair": 2},
+    )
     assert before.growth(before) == after.growth(before) == ""
     assert before.growth(after).splitlines() == [
         "file 7: socket",
-        "threads: 1 before, 2 after",
+        "thread 18: late",
         "QueuePair: 0 before, 2 after",
     ]
+    others = Held({(1, 0, 9): "pipe"}, {(17, 300): "again"}, {})  # of the same numbers
+    assert before.growth(others).splitlines() == ["file 1: pipe", "thread 17: again"]
 
 
 kinds: set[type] = set()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -359,13 +361,117 @@ def left() -> Iterator[list[object]]:
         it.close()  # type: ignore[attr-defined]
 
 
-def test_leaks(device: verbs.Device, left: list[object]) -> None:
-    with testing.check_leaks(), device.open() as context, context.alloc_pd():
+def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check does not wait then."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
+    with testing.check_leaks(), open(os.devnull), context.alloc_pd():
         pass
-    with pytest.raises(AssertionError, match="Context: 0 before, 1 after"), testing.check_leaks():
-        left.append(device.open())
-    with pytest.raises(AssertionError, match=r"file \d+: /dev/null"), testing.check_leaks():
+
+
+def test_a_file_is_left(left: list[object]) -> None:
+    with (
+        pytest.raises(AssertionError, match=r"file \d+: /dev/null"),
+        testing.check_leaks(timeout=0.01),
+    ):
         left.append(open(os.devnull))  # noqa: SIM115
+
+
+def test_a_file_is_left_under_the_number_of_another(left: list[object]) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+
+    def put_in_its_place() -> None:
+        os.close(reader)
+        left.append(open(os.devnull))  # noqa: SIM115
+
+    with (
+        pytest.raises(AssertionError, match=f"file {reader}: /dev/null"),
+        testing.check_leaks(timeout=0),
+    ):
+        put_in_its_place()
+
+
+def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
+    with open(tmp_path / "before", "w"), testing.check_leaks(timeout=0):
+        (tmp_path / "before").rename(tmp_path / "after")
+        (tmp_path / "after").unlink()
+
+
+def test_an_object_is_left(
+    device: verbs.Device,
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    left: list[object],
+) -> None:
+    with (
+        pytest.raises(AssertionError, match="Context: 1 before, 2 after"),
+        testing.check_leaks(timeout=0),
+    ):
+        left.append(device.open())
+    with (
+        pytest.raises(AssertionError, match="QueuePair: 0 before, 1 after"),
+        testing.check_leaks(timeout=0),
+    ):
+        left.append(pd.create_qp(cq))
+
+
+def test_a_thread_is_left() -> None:
+    """It is seen also where another one, that there was before, has ended."""
+    ends = [threading.Event() for _ in range(2)]
+    first, second = (
+        threading.Thread(target=end.wait, name=name)
+        for end, name in zip(ends, ("first", "second"), strict=True)
+    )
+
+    def take_over() -> None:
+        second.start()
+        ends[0].set()
+        first.join()
+
+    first.start()
+    try:
+        with (
+            pytest.raises(AssertionError, match=r"^left behind:\nthread \d+: second$"),
+            testing.check_leaks(timeout=0),
+        ):
+            take_over()
+    finally:
+        for end in ends:
+            end.set()
+        second.join()
+
+
+def test_what_ends_on_its_own_is_not_left(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file, a queue pair and a thread, one after another while the check waits for them."""
+    end = threading.Event()
+    endings: list[Callable[[], object]] = []
+
+    def wait(seconds: float) -> None:
+        if endings:
+            endings.pop()()
+        else:
+            os.sched_yield()
+
+    with testing.check_leaks(timeout=60):
+        threading.Thread(target=end.wait).start()
+        endings += [end.set, open(os.devnull).close, pd.create_qp(cq).close]  # noqa: SIM115
+        monkeypatch.setattr(time, "sleep", wait)
+    assert not endings
+
+
+def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
+    """The kernel lists one for some time after the join: the embedded device's, for instance."""
+    for _ in range(200):
+        with testing.check_leaks(timeout=60), device.open():
+            pass
+        with testing.check_leaks(timeout=60):
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
 
 
 def test_the_blocks_own_exception_goes_before(left: list[object]) -> None:
