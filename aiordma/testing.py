@@ -209,7 +209,7 @@ class Held:
     one is told apart; a thread is one with its start.
     """
 
-    files: dict[tuple[int | str, ...], str]
+    files: dict[tuple[int, int, int, str], str]
     threads: dict[tuple[int, int], str]
     objects: dict[str, int]
 
@@ -237,15 +237,16 @@ class Held:
         return "\n".join(lines)
 
 
-def _open_files() -> dict[tuple[int | str, ...], str]:
-    files: dict[tuple[int | str, ...], str] = {}
+def _open_files() -> dict[tuple[int, int, int, str], str]:
+    """Numbers, devices, inodes and, of what has no inode of its own, kinds; the targets."""
+    files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             target, status = os.readlink(f"/proc/self/fd/{name}"), os.fstat(int(name))
         except OSError:  # the directory's own descriptor, or one that another thread has closed
             continue
-        # The target's text changes when a file is renamed, and all that has no file (eventfds,
-        # epolls) is one inode.
+        # The text of a target changes when the file is renamed; eventfds, epolls and the like
+        # share one inode.
         kind = target if target.startswith("anon_inode:") else ""
         files[int(name), status.st_dev, status.st_ino, kind] = target
     return files

@@ -70,10 +70,10 @@ def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_growth() -> None:
-    tty, thread = {(1, 0, 0): "tty"}, {(17, 100): "main"}
+    tty, thread = {(1, 0, 0, ""): "tty"}, {(17, 100): "main"}
     before = Held(tty, thread, {"Context": 1})
     after = Held(
-        {**tty, (7, 0, 5): "socket"},
+        {**tty, (7, 0, 5, ""): "socket"},
         {**thread, (18, 200): "late"},
         {"Context": 1, "QueuePair": 2},
     )
@@ -83,7 +83,7 @@ def test_growth() -> None:
         "thread 18: late",
         "QueuePair: 0 before, 2 after",
     ]
-    others = Held({(1, 0, 9): "pipe"}, {(17, 300): "again"}, {})  # of the same numbers
+    others = Held({(1, 0, 9, ""): "pipe"}, {(17, 300): "again"}, {})  # of the same numbers
     assert before.growth(others).splitlines() == ["file 1: pipe", "thread 17: again"]
 
 
