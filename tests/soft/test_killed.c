@@ -73,7 +73,7 @@ static void open_end(struct end *end, uint32_t longest)
 	memset(end, 0, sizeof(*end));
 	end->longest = longest;
 	/* 1 s four times, so that a machine which is busy is not taken for one that is dead. */
-	open_side(&end->side, (struct options){.memory = MEMORY, .timeout = 18, .retry_cnt = 3});
+	open_side(&end->side, (struct options){.memory = MEMORY, .timeout = 255});
 	end->words = expose(end, WORDS, IBV_ACCESS_REMOTE_READ);
 	end->exposed = expose(end, EXPOSED, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 						    IBV_ACCESS_REMOTE_ATOMIC);
@@ -377,7 +377,7 @@ static bool all_told(struct round *round)
 	struct end *end = &round->end;
 	uint64_t since = watched_ns() - round->gone_ns;
 
-	CHECK(since < 10 * SECOND);
+	CHECK(since < PATIENCE);
 	if (!end->failed || end->outstanding || end->receives)
 		return false;
 	CHECK_EQUAL(state_of(&end->side), IBV_QPS_ERR);
@@ -460,7 +460,7 @@ static void server_of_many(void)
 			told += ends[i].failed && !ends[i].outstanding && !ends[i].receives;
 		}
 		see_witness();
-		CHECK(watched_ns() - killed_at < 10 * SECOND);
+		CHECK(watched_ns() - killed_at < PATIENCE);
 	}
 	noticed_after(watched_ns() - killed_at);
 	for (int i = 0; i < MANY; i++)

@@ -721,16 +721,15 @@ async def test_who_opens_is_cancelled(place: Place) -> None:
 @one_loop
 async def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the time is left for another way, and the pair is not tried again."""
-    patient = replace(SMALL, connect_timeout=4 * place.slow)
-    monkeypatch.setattr(kin, "PATIENCE", 0.02)
     async with house(place) as at:
-        pair = await at.both(patient)
+        pair = await at.both()
         await pair[0].close()
         await at.settled(1)
         with monkeypatch.context() as patched:
+            patched.setattr(kin, "PATIENCE", 1e-4)  # a tenth of a second
             patched.setattr(rest.ListenersRest, "control", lambda self, message: None)
             async with place.within(5):
-                other = await at.both(patient)
+                other = await at.both()
         assert queue_pairs(other) != queue_pairs(pair)
         await check_alive(*other)
         async with place.within(5):
