@@ -247,7 +247,7 @@ class End:
     cq: verbs.CompletionQueue
     mr: verbs.MemoryRegion
 
-    def completions(self, count: int, timeout: float = 30) -> list[verbs.WorkCompletion]:
+    def completions(self, count: int, timeout: float = 100) -> list[verbs.WorkCompletion]:
         """The next ``count`` completions; a failure when they do not come in time."""
         deadline = time.monotonic() + timeout
         found: list[verbs.WorkCompletion] = []

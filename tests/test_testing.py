@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -31,8 +32,9 @@ Via = Literal["cm", "tcp"]
 
 needs_faults = pytest.mark.needs("faults")
 
-# Of a lost request until it is sent again: 4.096 us * 2^timeout.
-QUICKLY = 4.096e-6 * (1 << 10)
+# Of a lost request until it is sent again: 4.096 us * 2^timeout. Eight times that is half a second:
+# an answer takes that long on no machine that is only busy.
+QUICKLY = 4.096e-6 * (1 << 14)
 
 
 def send(end: End, number: int = 1) -> None:
@@ -84,7 +86,9 @@ def test_the_nth_request_of_a_queue_pair(connected_pair: ConnectedPair, device_n
             send(a, number)
             assert a.completion().status is WCStatus.SUCCESS
             assert b.completion().wr_id == number
-    assert faults.counts() == testing.FaultCounts(lost=2, retried=2)
+    counts = faults.counts()
+    assert counts.retried >= 2  # and where an answer was late
+    assert counts == testing.FaultCounts(lost=2, retried=counts.retried)
 
 
 @needs_faults
@@ -163,13 +167,22 @@ def test_a_cut(run: Run, device_name: str) -> None:
 
 @needs_faults
 def test_a_lost_handshake(run: Run, device_name: str) -> None:
+    async def connected(seconds: float) -> None:
+        config = aiordma.Config(connect_timeout=seconds)
+        async with testing.connected_pair(device=device_name, config=config):
+            pytest.fail("it has not been lost")
+
     async def main() -> None:
-        config = aiordma.Config(connect_timeout=0.3)
         with testing.faults(handshake="@1", device=device_name) as faults:
-            with pytest.raises(UnreachableError):
-                async with testing.connected_pair(device=device_name, config=config):
-                    pytest.fail("it has not been lost")
+            connecting = asyncio.create_task(connected(1000))
+            while not faults.counts().handshakes:  # noqa: ASYNC110 - nothing tells of that
+                await asyncio.sleep(0)
             assert faults.counts() == testing.FaultCounts(handshakes=1)
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            assert connecting.cancelled()
+        with testing.faults(handshake=1, device=device_name), pytest.raises(UnreachableError):
+            await connected(0.3)
 
     run(main())
 

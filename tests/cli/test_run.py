@@ -42,7 +42,7 @@ def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 

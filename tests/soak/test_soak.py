@@ -79,7 +79,7 @@ def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
 
     async def main() -> None:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(100),
             testing.connected_pair(device=EMBEDDED) as ends,
             asyncio.TaskGroup() as tasks,
         ):

@@ -68,7 +68,7 @@ class Child:
     async def connected(cls, place: Place, role: str, **other: float) -> AsyncIterator[Child]:
         """`other` are values of its configuration."""
         child = cls(place, role)
-        config = replace(SMALL, close_timeout=0.5, **other)  # type: ignore[arg-type]
+        config = replace(SMALL, **other)  # type: ignore[arg-type]
         try:
             port = await child.line()
             async with await place.connect(int(port), config) as conn:
