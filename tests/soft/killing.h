@@ -28,8 +28,7 @@
 #define SECOND 1000000000ull
 #define MILLISECOND 1000000ull
 
-/* What has not come by then never does.  No retransmission ends an operation of these tests, so what
- * comes is a notice. */
+/* What has not come by then never does. */
 #define PATIENCE (60 * SECOND)
 
 /* ---- time ---------------------------------------------------------------------------------- */
