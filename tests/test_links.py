@@ -59,6 +59,7 @@ def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(700)
 def test_slice_over_tcp() -> None:
     done = run("tcp", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SLICE)
     assert done.returncode == 0, done.stdout[-4000:]

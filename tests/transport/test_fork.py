@@ -59,7 +59,7 @@ def report(place: Place, role: str, loop: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60 * place.slow,
+        timeout=100 * place.slow,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

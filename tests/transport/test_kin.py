@@ -29,6 +29,7 @@ from aiordma.errors import RejectedError
 
 from .marks import by_tcp, one_loop
 from .place import (
+    NEVER,
     SMALL,
     Place,
     cancelled_after,
@@ -324,7 +325,7 @@ async def test_a_listener_that_does_not_answer(
     """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
     asked: list[tuple[kin.Answering, protocol.Ask]] = []
     answer = kin.Answering._asked
-    monkeypatch.setattr(kin, "PATIENCE", 1e-4)  # a tenth of a second
+    monkeypatch.setattr(kin, "PATIENCE", 0.1 / NEVER)
     monkeypatch.setattr(kin.Answering, "_asked", lambda self, ask: asked.append((self, ask)))
     async with first(place) as (listener, client, server):
         for _ in range(2):

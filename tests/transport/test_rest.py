@@ -39,6 +39,7 @@ from aiordma.errors import QuotaError, RejectedError, RemoteAccessError
 
 from .marks import by_cm, by_tcp, one_loop
 from .place import (
+    NEVER,
     SMALL,
     Place,
     cancelled_after,
@@ -726,7 +727,7 @@ async def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
         await pair[0].close()
         await at.settled(1)
         with monkeypatch.context() as patched:
-            patched.setattr(kin, "PATIENCE", 1e-4)  # a tenth of a second
+            patched.setattr(kin, "PATIENCE", 0.1 / NEVER)
             patched.setattr(rest.ListenersRest, "control", lambda self, message: None)
             async with place.within(5):
                 other = await at.both()
