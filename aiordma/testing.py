@@ -16,10 +16,11 @@ import asyncio
 import gc
 import os
 import secrets
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from . import verbs
@@ -202,52 +203,91 @@ async def connected_pair(
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: open files by number, threads, objects of the device by class."""
+    """What this process holds: open files, threads, objects of the device by class.
 
-    files: dict[str, str]
-    threads: int
+    A file is one object under one number, so that another one that has got the number of a closed
+    one is told apart; a thread is one with its start.
+    """
+
+    files: dict[tuple[int, int, int, str], str]
+    threads: dict[tuple[int, int], str]
     objects: dict[str, int]
 
     @classmethod
     def now(cls) -> Held:
         """At this moment."""
-        files = {}
-        for entry in Path("/proc/self/fd").iterdir():
-            try:
-                files[entry.name] = os.readlink(entry)
-            except OSError:  # the directory's own fd, closed by now
-                continue
-        return cls(files, len(list(Path("/proc/self/task").iterdir())), verbs.live())
+        return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
         """What there is after, and was not before; empty when nothing."""
         lines = [
-            f"file {number}: {target}"
-            for number, target in after.files.items()
-            if number not in self.files
+            f"file {key[0]}: {target}"
+            for key, target in sorted(after.files.items(), key=lambda item: item[0][0])
+            if key not in self.files
         ]
-        if after.threads > self.threads:
-            lines.append(f"threads: {self.threads} before, {after.threads} after")
-        for kind in {*self.objects, *after.objects}:
+        lines += [
+            f"thread {key[0]}: {name}"
+            for key, name in sorted(after.threads.items())
+            if key not in self.threads
+        ]
+        for kind in sorted({*self.objects, *after.objects}):
             before, count = self.objects.get(kind, 0), after.objects.get(kind, 0)
             if count > before:
                 lines.append(f"{kind}: {before} before, {count} after")
         return "\n".join(lines)
 
 
+def _open_files() -> dict[tuple[int, int, int, str], str]:
+    """Numbers, devices, inodes and, of what has no inode of its own, kinds; the targets."""
+    files = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target, status = os.readlink(f"/proc/self/fd/{name}"), os.fstat(int(name))
+        except OSError:  # the directory's own descriptor, or one that another thread has closed
+            continue
+        # The text of a target changes when the file is renamed; eventfds, epolls and the like
+        # share one inode.
+        kind = target if target.startswith("anon_inode:") else ""
+        files[int(name), status.st_dev, status.st_ino, kind] = target
+    return files
+
+
+def _threads() -> dict[tuple[int, int], str]:
+    """The ids and the starts of this process's threads, in ticks since the boot, and their names.
+
+    A thread that has been joined is listed until the kernel has taken it away.
+    """
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    threads = {}
+    for name in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{name}/stat") as file:
+                before, _, fields = file.read().rpartition(")")  # proc(5): the name is in brackets
+        except OSError:  # it has ended
+            continue
+        threads[int(name), int(fields.split()[19])] = (
+            python.get(int(name)) or before.partition("(")[2]
+        )
+    return threads
+
+
 @contextmanager
-def check_leaks() -> Iterator[None]:
+def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     """Raises AssertionError when the block leaves something behind that was not there before.
 
     That is open files, threads, and objects of the device (queue pairs, regions ...), which it
-    lists. An exception of the block itself goes before. Put it around all of a test, the event loop
-    included: what a loop or a library keeps from its first use on counts as left behind.
+    lists. What ends on its own, such as a thread that has been joined and that the kernel still
+    lists, has up to ``timeout`` seconds for that; when nothing is left behind, the check does not
+    wait. An exception of the block itself goes before. Put it around all of a test, the event loop
+    included: the check blocks its thread, and what a loop or a library keeps from its first use on
+    counts as left behind.
     """
     before = Held.now()
     yield
-    growth = before.growth(Held.now())
-    if growth:  # cycles may hold what refers to closed things
-        gc.collect()
-        growth = before.growth(Held.now())
-    if growth:
-        raise AssertionError(f"left behind:\n{growth}")
+    deadline, pause = time.monotonic() + timeout, 0.001
+    while growth := before.growth(Held.now()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"left behind:\n{growth}")
+        gc.collect()  # cycles may hold what refers to closed things
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)

@@ -1,8 +1,8 @@
 """Writes the C source of the module `aiordma._native._lib`, with cffi in API mode.
 
-Run by meson (meson.build), never imported by the package.  The headers in native/ are the only source
-of declarations: cffi reads the same files as the compiler, so a layout that differs fails the build,
-not the program.
+Run by meson (meson.build), never imported by the package.  The headers in native/ are the only
+source of declarations: cffi reads the same files as the compiler, so a layout that differs fails
+the build, not the program.
 """
 
 import re

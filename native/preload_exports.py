@@ -1,4 +1,4 @@
-"""Writes what the linker needs to give the embedded device the public names of libibverbs and librdmacm.
+"""Writes what gives the embedded device the public names of libibverbs and librdmacm.
 
 Run by meson (meson.build): calls.h in, a linker script and a version script out. The linker script
 makes the public name of each call of calls.h another name for the device's function soft_NAME. The

@@ -1,21 +1,26 @@
-"""What all tests share: the device they run on, both event loops, and the leak check.
+"""What all tests share: the device they run on, the event loops, and the leak check.
 
 The device is a parameter: ``pytest --device rxe0``. A device that was asked for and is not there
 fails every test that needs it; nothing is skipped. The leak check stands around every test: open
 files, threads and device objects must be back where they were.
+
+pytest-asyncio runs the coroutines, each on a loop of its own in debug mode; tests/combinations.py
+chooses between asyncio's loop and uvloop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import hypothesis
 import pytest
@@ -25,9 +30,9 @@ from aiordma import cm, testing, verbs
 from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
+from . import combinations
+from .combinations import LOOPS
 from .docs import provoking
-
-T = TypeVar("T")
 
 EMBEDDED = "embedded0"
 NOT_REPEATED = pytest.StashKey[int]()
@@ -36,9 +41,18 @@ NOT_REPEATED = pytest.StashKey[int]()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Seconds that a coroutine may take on the embedded device, unless marked `time_limit`; a busy
+# machine is many times slower than one that is not.
+TIME_LIMIT = 100.0
+
+# The virtual machine emulates its processors; measured: about this many times slower.
+SLOW = 8.0
+
 # How long one example takes says nothing on a machine that is emulated or busy.
-hypothesis.settings.register_profile("aiordma", deadline=None)
-hypothesis.settings.load_profile("aiordma")
+hypothesis.settings.register_profile("aiordma", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "slow device", hypothesis.settings.get_profile("aiordma"), max_examples=2
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,31 +60,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", default=EMBEDDED, help="RDMA device to test on (default: embedded0)"
     )
     parser.addoption(
-        "--one-way",
+        "--every-combination",
         action="store_true",
-        help="each test of the transport on one event loop and one way to connect, not on all",
+        help="each test in every combination of event loop, connection method and polling that it"
+        " has, not in one of them; on the embedded device",
     )
     provoking.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
+    for line in (
         "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
-    )
+        "time_limit(seconds): of a coroutine, instead of the usual limit, on the embedded device",
+        *combinations.DESCRIPTIONS,
+    ):
+        config.addinivalue_line("markers", line)
+    embedded = config.getoption("--device") == EMBEDDED
+    hypothesis.settings.load_profile("aiordma" if embedded else "slow device")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"RDMA device: {config.getoption('--device')}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    every = every_combination(config)
+    return [
+        f"RDMA device: {config.getoption('--device')}",
+        f"links of the embedded device: {os.environ.get('AIORDMA_EMBEDDED_LINKS') or 'shared'}",
+        f"combinations of event loop, connection method and polling: {'all' if every else 'one'}",
+    ]
 
 
 # --- leaks -------------------------------------------------------------------------------------
+
+# Seconds for what ends on its own; a test that leaves nothing behind spends none of them.
+PATIENCE = 30.0
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fails a test that leaves open files, threads or device objects behind."""
-    with testing.check_leaks():
+    with testing.check_leaks(timeout=PATIENCE):
         yield
 
 
@@ -244,7 +271,7 @@ class End:
     cq: verbs.CompletionQueue
     mr: verbs.MemoryRegion
 
-    def completions(self, count: int, timeout: float = 30) -> list[verbs.WorkCompletion]:
+    def completions(self, count: int, timeout: float = 100) -> list[verbs.WorkCompletion]:
         """The next ``count`` completions; a failure when they do not come in time."""
         deadline = time.monotonic() + timeout
         found: list[verbs.WorkCompletion] = []
@@ -323,11 +350,6 @@ def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
 
 # --- the event loops ---------------------------------------------------------------------------
 
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
-
 
 def _start_libuv() -> None:
     """libuv keeps a pipe and four threads from their first use on: no leak of any one test."""
@@ -339,30 +361,70 @@ def _start_libuv() -> None:
 _start_libuv()
 
 
-class Run(Protocol):
-    """Runs a coroutine to its end on a new event loop and returns its result."""
+def every_combination(config: pytest.Config) -> bool:
+    """Whether a test runs in all its combinations: never where each takes long."""
+    return config.getoption("--device") == EMBEDDED and bool(
+        config.getoption("--every-combination")
+    )
 
-    def __call__(self, main: Coroutine[Any, Any, T]) -> T: ...
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Function
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loops that pytest-asyncio runs a coroutine on."""
+    values = combinations.values(config, item, every_combination(config))
+    return {name: LOOPS[name] for name in values["loop_name"]}
 
 
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Each test that asks for it runs twice, on asyncio's loop and on uvloop's, in debug mode.
+@pytest.fixture(autouse=True)
+def loops(no_leaks: None) -> Iterator[None]:
+    """Around the loops of a test: an exception that only their handler is told of fails it.
 
-    An exception that only reaches the loop's exception handler fails the test.
+    The test's own loop is made inside and closed there.
     """
-    factory = LOOPS[request.param]
+    before = combinations.loops_made()
+    limit = getattr(sys, "tracebacklimit", None)
     # In debug mode each future notes the stack it was made on, of which most is pytest's: all of it
     # would take a third of the time that a test takes in the virtual machine.
-    monkeypatch.setattr(sys, "tracebacklimit", 4, raising=False)
-
-    def run(main: Coroutine[Any, Any, T]) -> T:
-        reported: list[dict[str, Any]] = []
-        with asyncio.Runner(debug=True, loop_factory=factory) as runner:
-            runner.get_loop().set_exception_handler(lambda _, context: reported.append(context))
-            result = runner.run(main)
+    sys.tracebacklimit = 4
+    yield
+    if limit is None:
+        del sys.tracebacklimit
+    else:
+        sys.tracebacklimit = limit
+    if combinations.loops_made() != before:
         gc.collect()  # so that forgotten tasks and futures complain now
-        assert not reported, f"reported to the event loop: {reported}"
-        return result
+    told = combinations.reported.copy()
+    combinations.reported.clear()
+    assert not told, f"reported to the event loop: {told}"
 
-    return run
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A coroutine has a time limit."""
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        marker = item.get_closest_marker("time_limit")
+        limit = marker.args[0] if marker else TIME_LIMIT
+        if item.config.getoption("--device") != EMBEDDED:
+            limit *= SLOW
+        item.obj = within(limit, item.obj)
+
+
+def within(
+    limit: float, test: Callable[..., Coroutine[Any, Any, None]]
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """The test, with a time limit."""
+
+    @functools.wraps(test)
+    async def limited(*arguments: Any, **keywords: Any) -> None:
+        __tracebackhide__ = True
+        async with asyncio.timeout(limit):
+            await test(*arguments, **keywords)
+
+    return limited
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that fails says in which combination, which its name does not."""
+    chooser = item.config.stash.get(combinations.COMBINATIONS, None)
+    if chooser and (chosen := chooser.chosen.get(item.nodeid.partition("[")[0])):
+        item.add_report_section("setup", "combination", ", ".join(chosen.values()))

@@ -2,8 +2,8 @@
 
     python -m tests.coverage_table PYTHON.json C.json
 
-PYTHON.json is from ``coverage json``, C.json from ``gcovr --json-summary`` (`make coverage`). The exit
-status is 1 where a folder is below the percentage that it must reach.
+PYTHON.json is from ``coverage json``, C.json from ``gcovr --json-summary`` (`make coverage`). The
+exit status is 1 where a folder is below the percentage that it must reach.
 """
 
 from __future__ import annotations

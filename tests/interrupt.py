@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 
-def interrupt(process: subprocess.Popen[str], patience: float = 20) -> int:
+def interrupt(process: subprocess.Popen[str], patience: float = 35) -> int:
     """Sends SIGINT and waits for the end, `patience` seconds at a time; returns the exit status.
 
     A signal that comes after the interpreter last looked for one, and before the loop sleeps in

@@ -6,129 +6,109 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from aiordma.alarm_clock import MOST_CANCELLED, AlarmClock
+from aiordma.alarm_clock import MOST_CANCELLED, Alarm, AlarmClock
 from aiordma.errors import VerbsError
 
-Work = Callable[[AlarmClock], Awaitable[None]]
+
+@pytest.fixture
+async def clock() -> AsyncIterator[AlarmClock]:
+    loop = asyncio.get_running_loop()
+    clock = AlarmClock(loop)
+    loop.add_reader(clock.fd, clock.ring)
+    yield clock
+    loop.remove_reader(clock.fd)
+    clock.close()
 
 
-def with_clock(work: Work) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        clock = AlarmClock(loop)
-        loop.add_reader(clock.fd, clock.ring)
-        try:
-            await work(clock)
-        finally:
-            loop.remove_reader(clock.fd)
-            clock.close()
-
-    asyncio.run(main())
-
-
-def test_in_the_order_in_which_they_are_due() -> None:
-    async def main(clock: AlarmClock) -> None:
-        came: list[tuple[float, float]] = []
-        last = asyncio.Event()
-        for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
-            due = time.monotonic() + seconds
-            clock.call_later(seconds, lambda due=due: came.append((due, time.monotonic())))  # type: ignore[misc]
-        clock.call_later(0.04, last.set)
-        await last.wait()
-        assert len(came) == 5
-        assert came == sorted(came)
-        assert all(at >= due for due, at in came)
-
-    with_clock(main)
+async def test_in_the_order_in_which_they_are_due(clock: AlarmClock) -> None:
+    came: list[tuple[Alarm, float]] = []
+    last = asyncio.Event()
+    for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
+        made: list[Alarm] = []
+        ring = partial(lambda made: came.append((made[0], time.monotonic())), made)
+        made.append(clock.call_later(seconds, ring))
+    clock.call_later(0.04, last.set)
+    # When they are due is what the clock has noted: between two calls any time may go by.
+    due = {alarm: when for when, _, alarm in clock._alarms}
+    await last.wait()
+    assert len(came) == 5
+    assert [due[alarm] for alarm, _ in came] == sorted(due[alarm] for alarm, _ in came)
+    assert all(at >= due[alarm] for alarm, at in came)
 
 
-def test_later_ones_come_after_an_earlier_one_has_been_cancelled() -> None:
-    async def main(clock: AlarmClock) -> None:
-        came = asyncio.Event()
-        early = clock.call_later(0.01, lambda: pytest.fail("it was cancelled"))
-        clock.call_later(0.02, came.set)
-        early.cancel()
-        early.cancel()
-        await came.wait()
-        early.cancel()
-
-    with_clock(main)
+async def test_later_ones_come_after_an_earlier_one_has_been_cancelled(clock: AlarmClock) -> None:
+    came = asyncio.Event()
+    early = clock.call_later(0.01, lambda: pytest.fail("it was cancelled"))
+    clock.call_later(0.02, came.set)
+    early.cancel()
+    early.cancel()
+    await came.wait()
+    early.cancel()
 
 
-def test_cancelled_by_one_that_comes_at_the_same_time() -> None:
-    async def main(clock: AlarmClock) -> None:
-        came = asyncio.Event()
-        clock.call_later(-3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
-        second = clock.call_later(-2, lambda: pytest.fail("it was cancelled"))
-        clock.call_later(-1, came.set)
-        await came.wait()
-
-    with_clock(main)
+async def test_cancelled_by_one_that_comes_at_the_same_time(clock: AlarmClock) -> None:
+    came = asyncio.Event()
+    clock.call_later(-3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
+    second = clock.call_later(-2, lambda: pytest.fail("it was cancelled"))
+    clock.call_later(-1, came.set)
+    await came.wait()
 
 
-def test_one_that_fails_costs_the_others_nothing() -> None:
-    async def main(clock: AlarmClock) -> None:
-        told: list[dict[str, Any]] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(context))
-        came = asyncio.Event()
+async def test_one_that_fails_costs_the_others_nothing(clock: AlarmClock) -> None:
+    told: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    came = asyncio.Event()
 
-        def fail() -> None:
-            raise ValueError("of an alarm")
+    def fail() -> None:
+        raise ValueError("of an alarm")
 
-        clock.call_later(0.0, fail)
-        clock.call_later(0.001, came.set)
-        await came.wait()
-        assert str(told[0]["exception"]) == "of an alarm"
-        assert len(told) == 1
-
-    with_clock(main)
+    clock.call_later(0.0, fail)
+    clock.call_later(0.001, came.set)
+    await came.wait()
+    assert str(told[0]["exception"]) == "of an alarm"
+    assert len(told) == 1
 
 
-def test_one_is_set_while_others_ring() -> None:
-    async def main(clock: AlarmClock) -> None:
-        left = 20
-        over = asyncio.Event()
+async def test_one_is_set_while_others_ring(clock: AlarmClock) -> None:
+    left = 20
+    over = asyncio.Event()
 
-        def again() -> None:
-            nonlocal left
-            left -= 1
-            if left:
-                clock.call_later(0.0005 * (left % 3), again)
-            else:
-                over.set()
+    def again() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            clock.call_later(0.0005 * (left % 3), again)
+        else:
+            over.set()
 
-        far = clock.call_later(1e300, lambda: pytest.fail("a century has gone by"))
-        again()
-        await over.wait()
-        far.cancel()
-
-    with_clock(main)
+    far = clock.call_later(1e300, lambda: pytest.fail("a century has gone by"))
+    again()
+    await over.wait()
+    far.cancel()
 
 
-def test_those_that_were_cancelled_are_forgotten() -> None:
-    async def main(clock: AlarmClock) -> None:
-        came = asyncio.Event()
-        clock.call_later(0.01, came.set)
-        for _ in range(10 * MOST_CANCELLED):
-            clock.call_later(60, lambda: None).cancel()
-        assert len(clock._alarms) <= MOST_CANCELLED + 2
-        await came.wait()
-
-    with_clock(main)
+async def test_those_that_were_cancelled_are_forgotten(clock: AlarmClock) -> None:
+    came = asyncio.Event()
+    clock.call_later(0.01, came.set)
+    for _ in range(10 * MOST_CANCELLED):
+        clock.call_later(60, lambda: None).cancel()
+    assert len(clock._alarms) <= MOST_CANCELLED + 2
+    await came.wait()
 
 
-def test_nothing_is_scheduled_in_the_loop() -> None:
-    async def main(clock: AlarmClock) -> None:
-        clock.call_later(60, lambda: None)
-        assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-
-    with_clock(main)
+@pytest.mark.one_loop
+async def test_nothing_is_scheduled_in_the_loop(clock: AlarmClock) -> None:
+    timers: list[object] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    before = timers.copy()
+    clock.call_later(60, lambda: None)
+    assert timers == before
 
 
 def test_no_descriptor_left() -> None:

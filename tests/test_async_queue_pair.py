@@ -30,7 +30,7 @@ from aiordma.verbs import (
     WCOpcode,
     WROpcode,
 )
-from tests.conftest import ALL_REMOTE, Run
+from tests.conftest import ALL_REMOTE
 
 
 @dataclass
@@ -66,314 +66,265 @@ async def connected(
 
 
 @pytest.mark.parametrize("built", [False, True], ids=["classic", "builders"])
-def test_every_operation(run: Run, pd: verbs.ProtectionDomain, built: bool) -> None:
-    async def main() -> None:
-        ops = verbs.send_ops_of(QPType.RC) if built else verbs.SendOps.NONE
-        async with connected(pd, send_ops=ops) as (one, two):
-            there, rkey = two.mr.addr, two.mr.rkey
-            one.mr.buf[:8] = b"12345678"
-            received = two.queue.recv_nowait([two.piece(64)])
-            sent = await one.queue.send([one.piece()], imm=7)
-            assert sent.opcode is WCOpcode.SEND
-            assert ((await received).imm_data, (await received).byte_len) == (7, 8)
-            assert bytes(two.mr.buf[64:72]) == b"12345678"
-            await one.queue.write([one.piece()], there, rkey)
-            assert bytes(two.mr.buf[:8]) == b"12345678"
-            await one.queue.read([one.piece(16)], there, rkey)
-            assert bytes(one.mr.buf[16:24]) == b"12345678"
-            two.mr.buf[8:16] = (41).to_bytes(8, "little")
-            await one.queue.fetch_and_add(one.piece(24), there + 8, rkey, 1)
-            assert int.from_bytes(one.mr.buf[24:32], "little") == 41
-            await one.queue.compare_and_swap(one.piece(24), there + 8, rkey, 42, 5)
-            assert int.from_bytes(two.mr.buf[8:16], "little") == 5
-
-    run(main())
+async def test_every_operation(pd: verbs.ProtectionDomain, built: bool) -> None:
+    ops = verbs.send_ops_of(QPType.RC) if built else verbs.SendOps.NONE
+    async with connected(pd, send_ops=ops) as (one, two):
+        there, rkey = two.mr.addr, two.mr.rkey
+        one.mr.buf[:8] = b"12345678"
+        received = two.queue.recv_nowait([two.piece(64)])
+        sent = await one.queue.send([one.piece()], imm=7)
+        assert sent.opcode is WCOpcode.SEND
+        assert ((await received).imm_data, (await received).byte_len) == (7, 8)
+        assert bytes(two.mr.buf[64:72]) == b"12345678"
+        await one.queue.write([one.piece()], there, rkey)
+        assert bytes(two.mr.buf[:8]) == b"12345678"
+        await one.queue.read([one.piece(16)], there, rkey)
+        assert bytes(one.mr.buf[16:24]) == b"12345678"
+        two.mr.buf[8:16] = (41).to_bytes(8, "little")
+        await one.queue.fetch_and_add(one.piece(24), there + 8, rkey, 1)
+        assert int.from_bytes(one.mr.buf[24:32], "little") == 41
+        await one.queue.compare_and_swap(one.piece(24), there + 8, rkey, 42, 5)
+        assert int.from_bytes(two.mr.buf[8:16], "little") == 5
 
 
-def test_a_batch_is_one_await(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd) as (one, two):
-            one.mr.buf[:8] = b"12345678"
+async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, two):
+        one.mr.buf[:8] = b"12345678"
+        async with one.queue.batch() as batch:
+            batch.write([one.piece()], two.mr.addr, two.mr.rkey)
+            batch.read([one.piece(8)], two.mr.addr, two.mr.rkey, fence=True)
+            assert len(batch) == 2
+        assert [wc.opcode for wc in batch.completions] == [
+            WCOpcode.RDMA_WRITE,
+            WCOpcode.RDMA_READ,
+        ]
+        assert bytes(one.mr.buf[8:16]) == b"12345678"
+
+        async def fail() -> None:
             async with one.queue.batch() as batch:
-                batch.write([one.piece()], two.mr.addr, two.mr.rkey)
-                batch.read([one.piece(8)], two.mr.addr, two.mr.rkey, fence=True)
-                assert len(batch) == 2
-            assert [wc.opcode for wc in batch.completions] == [
-                WCOpcode.RDMA_WRITE,
-                WCOpcode.RDMA_READ,
-            ]
-            assert bytes(one.mr.buf[8:16]) == b"12345678"
+                batch.write([one.piece()], two.mr.addr + 100, two.mr.rkey)
+                raise ZeroDivisionError
 
-            async def fail() -> None:
-                async with one.queue.batch() as batch:
-                    batch.write([one.piece()], two.mr.addr + 100, two.mr.rkey)
-                    raise ZeroDivisionError
-
-            with pytest.raises(ZeroDivisionError):
-                await fail()
-            await one.queue.read([one.piece(8)], two.mr.addr + 100, two.mr.rkey)
-            assert not any(one.mr.buf[8:16])  # it was dropped
-
-    run(main())
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        await one.queue.read([one.piece(8)], two.mr.addr + 100, two.mr.rkey)
+        assert not any(one.mr.buf[8:16])  # it was dropped
 
 
-def test_a_full_queue_is_waited_for_in_order(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd, QPCapabilities(max_send_wr=2)) as (one, two):
-            size = one.queue.qp.capabilities.max_send_wr
-            done: list[int] = []
+async def test_a_full_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd, QPCapabilities(max_send_wr=2)) as (one, two):
+        size = one.queue.qp.capabilities.max_send_wr
+        done: list[int] = []
 
-            async def add(number: int) -> None:
-                await one.queue.fetch_and_add(one.piece(), two.mr.addr, two.mr.rkey, 1)
-                done.append(number)
+        async def add(number: int) -> None:
+            await one.queue.fetch_and_add(one.piece(), two.mr.addr, two.mr.rkey, 1)
+            done.append(number)
 
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(20 * size):
-                    tasks.create_task(add(number))
-            assert done == list(range(20 * size))
-            assert int.from_bytes(two.mr.buf[:8], "little") == 20 * size
-            assert one.queue.qp.free_send_slots == size
-
-    run(main())
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(20 * size):
+                tasks.create_task(add(number))
+        assert done == list(range(20 * size))
+        assert int.from_bytes(two.mr.buf[:8], "little") == 20 * size
+        assert one.queue.qp.free_send_slots == size
 
 
-def test_nobody_overtakes_who_needs_more_room(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd, QPCapabilities(max_send_wr=4)) as (one, two):
-            size = one.queue.qp.capabilities.max_send_wr
-            order: list[str] = []
+async def test_nobody_overtakes_who_needs_more_room(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd, QPCapabilities(max_send_wr=4)) as (one, two):
+        size = one.queue.qp.capabilities.max_send_wr
+        order: list[str] = []
 
-            async def write(name: str, count: int) -> None:
-                async with one.queue.batch() as batch:
-                    for _ in range(count):
-                        batch.write([one.piece()], two.mr.addr, two.mr.rkey)
-                order.append(name)
+        async def write(name: str, count: int) -> None:
+            async with one.queue.batch() as batch:
+                for _ in range(count):
+                    batch.write([one.piece()], two.mr.addr, two.mr.rkey)
+            order.append(name)
 
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(write("half", size // 2))
-                tasks.create_task(write("all", size))
-                tasks.create_task(write("one", 1))
-            assert order == ["half", "all", "one"]
-            with pytest.raises(ValueError, match=f"has {size}"):
-                await write("too many", size + 1)
-
-    run(main())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(write("half", size // 2))
+            tasks.create_task(write("all", size))
+            tasks.create_task(write("one", 1))
+        assert order == ["half", "all", "one"]
+        with pytest.raises(ValueError, match=f"has {size}"):
+            await write("too many", size + 1)
 
 
-def test_a_full_receive_queue(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd) as (one, _):
-            posted: list[object] = []
+async def test_a_full_receive_queue(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, _):
+        posted: list[object] = []
 
-            def fill() -> None:
-                while len(posted) < 4096:  # a device may have more room than it says
-                    posted.append(one.queue.recv_nowait())
+        def fill() -> None:
+            while len(posted) < 4096:  # a device may have more room than it says
+                posted.append(one.queue.recv_nowait())
 
-            with pytest.raises(QueueFullError):
-                fill()
-            assert len(posted) >= one.queue.qp.capabilities.max_recv_wr
-
-    run(main())
+        with pytest.raises(QueueFullError):
+            fill()
+        assert len(posted) >= one.queue.qp.capabilities.max_recv_wr
 
 
-def test_nowait_says_that_it_is_full(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, _):
-            size = one.queue.qp.capabilities.max_send_wr
-            requests = [SendWorkRequest(0, WROpcode.SEND) for _ in range(size)]
-            one.queue.submit_nowait(requests)  # no receives: nothing completes
-            with pytest.raises(QueueFullError, match="1 wanted, 0 slots"):
-                one.queue.submit_nowait(requests[:1])
-            waiting = asyncio.create_task(one.queue.send())
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="1 others wait"):
-                one.queue.submit_nowait([])
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    run(main())
+async def test_nowait_says_that_it_is_full(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, _):
+        size = one.queue.qp.capabilities.max_send_wr
+        requests = [SendWorkRequest(0, WROpcode.SEND) for _ in range(size)]
+        one.queue.submit_nowait(requests)  # no receives: nothing completes
+        with pytest.raises(QueueFullError, match="1 wanted, 0 slots"):
+            one.queue.submit_nowait(requests[:1])
+        waiting = asyncio.create_task(one.queue.send())
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="1 others wait"):
+            one.queue.submit_nowait([])
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
 
-def test_cancelled_while_it_waits_for_room(run: Run, pd: verbs.ProtectionDomain) -> None:
+async def test_cancelled_while_it_waits_for_room(pd: verbs.ProtectionDomain) -> None:
     """Nothing is posted for it, and the next one gets its turn."""
+    async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
+        size = one.queue.qp.capabilities.max_send_wr
 
-    async def main() -> None:
-        async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
-            size = one.queue.qp.capabilities.max_send_wr
-
-            def add() -> asyncio.Task[verbs.WorkCompletion]:
-                return asyncio.create_task(
-                    one.queue.fetch_and_add(one.piece(), two.mr.addr, two.mr.rkey, 1)
-                )
-
-            tasks = [add() for _ in range(size + 3)]
-            await asyncio.sleep(0)
-            given_up = tasks[size : size + 2]
-            for task in given_up:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [isinstance(r, asyncio.CancelledError) for r in results] == [
-                task in given_up for task in tasks
-            ]
-            assert int.from_bytes(two.mr.buf[:8], "little") == size + 1
-            assert one.queue.qp.free_send_slots == size
-
-    run(main())
-
-
-def test_cancelled_after_posting_changes_nothing(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd) as (one, two):
-            one.mr.buf[:8] = b"12345678"
-            task = asyncio.create_task(one.queue.write([one.piece()], two.mr.addr, two.mr.rkey))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await one.queue.read([one.piece(8)], two.mr.addr, two.mr.rkey)
-            assert bytes(one.mr.buf[8:16]) == b"12345678"
-            assert one.queue.qp.free_send_slots == one.queue.qp.capabilities.max_send_wr
-
-    run(main())
-
-
-def test_a_refused_request_keeps_nobody_waiting(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
-            size = one.queue.qp.capabilities.max_send_wr
-            wrong = SendWorkRequest(0, WROpcode.TSO)
-            right = SendWorkRequest(
-                0, WROpcode.RDMA_WRITE, [one.piece()],
-                remote_addr=two.mr.addr, rkey=two.mr.rkey,
-            )  # fmt: skip
-            results = await asyncio.gather(
-                one.queue.submit([right] * size),
-                one.queue.submit([wrong] * size),
-                one.queue.submit([right]),
-                return_exceptions=True,
+        def add() -> asyncio.Task[verbs.WorkCompletion]:
+            return asyncio.create_task(
+                one.queue.fetch_and_add(one.piece(), two.mr.addr, two.mr.rkey, 1)
             )
-            assert isinstance(results[1], UnsupportedError)
-            assert not isinstance(results[0], BaseException)
-            assert not isinstance(results[2], BaseException)
 
-    run(main())
-
-
-def test_a_failure_lets_everybody_go(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
-            size = one.queue.qp.capabilities.max_send_wr
-            receive = one.queue.recv_nowait([one.piece(64)])
-            tasks = [
-                asyncio.create_task(one.queue.read([one.piece()], two.mr.addr, rkey))
-                for rkey in [two.mr.rkey ^ 0x5A5A5A00] + [two.mr.rkey] * (size + 1)
-            ]
-            results = await asyncio.gather(*tasks, receive, return_exceptions=True)
-            first = results[0]
-            assert isinstance(first, RemoteAccessError)
-            assert first.operation == "read"
-            for error in results[1:]:
-                assert isinstance(error, WorkRequestFlushedError)
-                assert error.__cause__ is first
-            with pytest.raises(WorkRequestFlushedError) as caught:
-                await one.queue.send()
-            assert caught.value.__cause__ is first
-
-    run(main())
+        tasks = [add() for _ in range(size + 3)]
+        await asyncio.sleep(0)
+        given_up = tasks[size : size + 2]
+        for task in given_up:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(r, asyncio.CancelledError) for r in results] == [
+            task in given_up for task in tasks
+        ]
+        assert int.from_bytes(two.mr.buf[:8], "little") == size + 1
+        assert one.queue.qp.free_send_slots == size
 
 
-def test_closing_lets_everybody_go(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with connected(pd) as (one, _):
-            task = asyncio.create_task(one.queue.recv([one.piece()]))
-            await asyncio.sleep(0)
-            one.queue.close()
-            one.queue.close()
-            with pytest.raises(BufferStateError, match="was closed"):
-                await task
-            for use in (one.queue.send, one.queue.recv):
-                with pytest.raises(BufferStateError, match="is closed"):
-                    await use()
-            assert one.queue.qp.closed
+async def test_cancelled_after_posting_changes_nothing(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, two):
+        one.mr.buf[:8] = b"12345678"
+        task = asyncio.create_task(one.queue.write([one.piece()], two.mr.addr, two.mr.rkey))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await one.queue.read([one.piece(8)], two.mr.addr, two.mr.rkey)
+        assert bytes(one.mr.buf[8:16]) == b"12345678"
+        assert one.queue.qp.free_send_slots == one.queue.qp.capabilities.max_send_wr
 
-    run(main())
+
+async def test_a_refused_request_keeps_nobody_waiting(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
+        size = one.queue.qp.capabilities.max_send_wr
+        wrong = SendWorkRequest(0, WROpcode.TSO)
+        right = SendWorkRequest(
+            0, WROpcode.RDMA_WRITE, [one.piece()],
+            remote_addr=two.mr.addr, rkey=two.mr.rkey,
+        )  # fmt: skip
+        results = await asyncio.gather(
+            one.queue.submit([right] * size),
+            one.queue.submit([wrong] * size),
+            one.queue.submit([right]),
+            return_exceptions=True,
+        )
+        assert isinstance(results[1], UnsupportedError)
+        assert not isinstance(results[0], BaseException)
+        assert not isinstance(results[2], BaseException)
+
+
+async def test_a_failure_lets_everybody_go(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
+        size = one.queue.qp.capabilities.max_send_wr
+        receive = one.queue.recv_nowait([one.piece(64)])
+        tasks = [
+            asyncio.create_task(one.queue.read([one.piece()], two.mr.addr, rkey))
+            for rkey in [two.mr.rkey ^ 0x5A5A5A00] + [two.mr.rkey] * (size + 1)
+        ]
+        results = await asyncio.gather(*tasks, receive, return_exceptions=True)
+        first = results[0]
+        assert isinstance(first, RemoteAccessError)
+        assert first.operation == "read"
+        for error in results[1:]:
+            assert isinstance(error, WorkRequestFlushedError)
+            assert error.__cause__ is first
+        with pytest.raises(WorkRequestFlushedError) as caught:
+            await one.queue.send()
+        assert caught.value.__cause__ is first
+
+
+async def test_closing_lets_everybody_go(pd: verbs.ProtectionDomain) -> None:
+    async with connected(pd) as (one, _):
+        task = asyncio.create_task(one.queue.recv([one.piece()]))
+        await asyncio.sleep(0)
+        one.queue.close()
+        one.queue.close()
+        with pytest.raises(BufferStateError, match="was closed"):
+            await task
+        for use in (one.queue.send, one.queue.recv):
+            with pytest.raises(BufferStateError, match="is closed"):
+                await use()
+        assert one.queue.qp.closed
 
 
 @pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UC], ids=lambda qp_type: qp_type.name)
-def test_many_messages(run: Run, pd: verbs.ProtectionDomain, qp_type: QPType) -> None:
-    async def main() -> None:
-        capabilities = QPCapabilities(max_send_wr=8, max_recv_wr=64)
-        async with connected(pd, capabilities, qp_type) as (one, two):
-            for round in range(8):
-                receives = [two.queue.recv_nowait([two.piece(8 * i)]) for i in range(64)]
-                await asyncio.gather(*(one.queue.send(imm=64 * round + i) for i in range(64)))
-                arrived = [(await receive).imm_data for receive in receives]
-                assert arrived == list(range(64 * round, 64 * round + 64))
-
-    run(main())
+async def test_many_messages(pd: verbs.ProtectionDomain, qp_type: QPType) -> None:
+    capabilities = QPCapabilities(max_send_wr=8, max_recv_wr=64)
+    async with connected(pd, capabilities, qp_type) as (one, two):
+        for round in range(8):
+            receives = [two.queue.recv_nowait([two.piece(8 * i)]) for i in range(64)]
+            await asyncio.gather(*(one.queue.send(imm=64 * round + i) for i in range(64)))
+            arrived = [(await receive).imm_data for receive in receives]
+            assert arrived == list(range(64 * round, 64 * round + 64))
 
 
-def test_datagrams(run: Run, pd: verbs.ProtectionDomain) -> None:
-    async def main() -> None:
-        async with (
-            AsyncQueuePair(pd, qp_type=QPType.UD) as one,
-            AsyncQueuePair(pd, qp_type=QPType.UD) as two,
-        ):
-            here, there = one.qp.endpoint(), two.qp.endpoint()
-            one.qp.start(here)
-            two.qp.start(there)
-            assert one.qp.state is QPState.RTS
-            with pd.reg_mr(1024) as mr:
-                to = one.qp.destination(here, there)
-                mr.buf[:4] = b"ping"
-                piece = ScatterGatherElement(mr.addr, 4, mr.lkey)
-                received = two.recv_nowait([ScatterGatherElement(mr.addr + 512, 512, mr.lkey)])
-                await one.send([piece], to=to)
-                completion = await received
-                assert completion.src_qp == one.qp.qp_num
-                assert bytes(mr.buf[512 + verbs.GRH_SIZE : 512 + completion.byte_len]) == b"ping"
-                to.ah.close()
-
-    run(main())
+async def test_datagrams(pd: verbs.ProtectionDomain) -> None:
+    async with (
+        AsyncQueuePair(pd, qp_type=QPType.UD) as one,
+        AsyncQueuePair(pd, qp_type=QPType.UD) as two,
+    ):
+        here, there = one.qp.endpoint(), two.qp.endpoint()
+        one.qp.start(here)
+        two.qp.start(there)
+        assert one.qp.state is QPState.RTS
+        with pd.reg_mr(1024) as mr:
+            to = one.qp.destination(here, there)
+            mr.buf[:4] = b"ping"
+            piece = ScatterGatherElement(mr.addr, 4, mr.lkey)
+            received = two.recv_nowait([ScatterGatherElement(mr.addr + 512, 512, mr.lkey)])
+            await one.send([piece], to=to)
+            completion = await received
+            assert completion.src_qp == one.qp.qp_num
+            assert bytes(mr.buf[512 + verbs.GRH_SIZE : 512 + completion.byte_len]) == b"ping"
+            to.ah.close()
 
 
-def test_a_queue_pair_that_cannot_be_made_leaves_nothing(
-    run: Run, pd: verbs.ProtectionDomain
-) -> None:
-    async def main() -> None:
-        with pytest.raises(UnsupportedError):
-            AsyncQueuePair(pd, max_tso_header=64)
-
-    run(main())
+async def test_a_queue_pair_that_cannot_be_made_leaves_nothing(pd: verbs.ProtectionDomain) -> None:
+    with pytest.raises(UnsupportedError):
+        AsyncQueuePair(pd, max_tso_header=64)
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-def test_the_device_reports_a_failure(
-    run: Run, context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
+async def test_the_device_reports_a_failure(
+    context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
 ) -> None:
     """Nothing may complete any more: every waiter is told, with the report as the cause."""
-
-    async def main() -> None:
-        async with AsyncQueuePair(pd) as one, AsyncQueuePair(pd) as two:
-            here, there = one.qp.endpoint(), two.qp.endpoint()
-            one.qp.connect(here, there)
-            two.qp.connect(there, here)
-            waiting = [queue.recv_nowait([]) for queue in (one, one, two)]
-            event = {
-                EventType.QP_FATAL: verbs.AsyncEvent(kind, one.qp),
-                EventType.CQ_ERR: verbs.AsyncEvent(kind, one.qp.recv_cq),
-                EventType.DEVICE_FATAL: verbs.AsyncEvent(kind),
-            }[kind]
-            EventRouter.of(context).tell(event)
-            for future in waiting[: 3 if kind is EventType.DEVICE_FATAL else 2]:
-                with pytest.raises(WorkRequestFlushedError) as caught:
-                    await future
-                cause = caught.value.__cause__
-                assert isinstance(cause, DeviceEventError)
-                assert cause.event == kind.name
-            with pytest.raises(WorkRequestFlushedError):
-                await one.send([])
-            assert waiting[2].done() is (kind is EventType.DEVICE_FATAL)
-
-    run(main())
+    async with AsyncQueuePair(pd) as one, AsyncQueuePair(pd) as two:
+        here, there = one.qp.endpoint(), two.qp.endpoint()
+        one.qp.connect(here, there)
+        two.qp.connect(there, here)
+        waiting = [queue.recv_nowait([]) for queue in (one, one, two)]
+        event = {
+            EventType.QP_FATAL: verbs.AsyncEvent(kind, one.qp),
+            EventType.CQ_ERR: verbs.AsyncEvent(kind, one.qp.recv_cq),
+            EventType.DEVICE_FATAL: verbs.AsyncEvent(kind),
+        }[kind]
+        EventRouter.of(context).tell(event)
+        for future in waiting[: 3 if kind is EventType.DEVICE_FATAL else 2]:
+            with pytest.raises(WorkRequestFlushedError) as caught:
+                await future
+            cause = caught.value.__cause__
+            assert isinstance(cause, DeviceEventError)
+            assert cause.event == kind.name
+        with pytest.raises(WorkRequestFlushedError):
+            await one.send([])
+        assert waiting[2].done() is (kind is EventType.DEVICE_FATAL)

@@ -177,12 +177,12 @@ REACHED = 4 if SANITIZED else 5
 def test_cost(tmp_path: Path) -> None:
     """And the costs are what they may be."""
     file = tmp_path / "cost.json"
-    sizes = ("--count", "200", "--mib", "128", "--seconds", "2")
+    sizes = ("--count", "60", "--mib", "32", "--seconds", "1")
     done = bench("cost", *sizes, "--json", str(file))
     assert done.stderr == ""
     assert done.returncode == 0
     assert done.stdout.count(" yes ") == REACHED
-    assert "200 idle connections" in done.stdout
+    assert "60 idle connections" in done.stdout
     data = json.loads(file.read_text())
     connections = data["connections"]
     assert all(0 < own <= OWN for own in connections["own"])
@@ -197,7 +197,7 @@ def test_cost(tmp_path: Path) -> None:
         assert max(extra) < 8 << 20
     text = markdown({**made_up(), "cost": data}, COMPARISONS, {}, {})
     assert text.count("| reached |") >= REACHED
-    assert "| 200 idle connections in a process, in all |" in text
+    assert "| 60 idle connections in a process, in all |" in text
 
 
 def test_many() -> None:

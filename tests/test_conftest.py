@@ -1,23 +1,37 @@
-"""The tests' own tools: a missing device fails, leaks are seen, both loops run."""
+"""The tests' own tools: a missing device fails, leaks are seen, coroutines and combinations."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from aiordma.testing import Held
-from tests.conftest import LACKS, Run
+from tests.combinations import COMBINATIONS, Chooser
+from tests.conftest import LACKS, every_combination
 
 ROOT = Path(__file__).parents[1]
 
 
 def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pyproject.toml",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -36,7 +50,9 @@ def broken(tmp_path: Path) -> Path:
     path.write_text(
         "import os, pytest\n"
         "from aiordma import verbs\n"
+        "from tests import conftest\n"
         "from tests.conftest import *\n"
+        "conftest.PATIENCE = 0.1\n"
         "def test_leak(device_name):\n"
         "    globals()['kept'] = open(os.devnull)\n"
         "def test_object(device):\n"
@@ -68,41 +84,126 @@ def test_what_asks_for_no_device_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_growth() -> None:
-    before = Held({"1": "tty"}, 1, {"Context": 1})
-    after = Held({"1": "tty", "7": "socket"}, 2, {"Context": 1, "QueuePair": 2})
+    tty, thread = {(1, 0, 0, ""): "tty"}, {(17, 100): "main"}
+    before = Held(tty, thread, {"Context": 1})
+    after = Held(
+        {**tty, (7, 0, 5, ""): "socket"},
+        {**thread, (18, 200): "late"},
+        {"Context": 1, "QueuePair": 2},
+    )
     assert before.growth(before) == after.growth(before) == ""
     assert before.growth(after).splitlines() == [
         "file 7: socket",
-        "threads: 1 before, 2 after",
+        "thread 18: late",
         "QueuePair: 0 before, 2 after",
     ]
+    others = Held({(1, 0, 9, ""): "pipe"}, {(17, 300): "again"}, {})  # of the same numbers
+    assert before.growth(others).splitlines() == ["file 1: pipe", "thread 17: again"]
 
 
-kinds: set[type] = set()
+# ---- coroutines ---------------------------------------------------------------------------------
 
 
-def test_run(run: Run) -> None:
-    async def main() -> int:
-        loop = asyncio.get_running_loop()
-        assert loop.get_debug()
-        kinds.add(uvloop.Loop if isinstance(loop, uvloop.Loop) else asyncio.BaseEventLoop)
-        return 7
-
-    assert run(main()) == 7
+async def test_a_coroutine_runs_in_debug_mode() -> None:
+    assert asyncio.get_running_loop().get_debug()
 
 
-def test_run_reports_what_only_the_loop_hears_of(run: Run) -> None:
-    async def main() -> None:
-        def fail() -> None:
-            raise RuntimeError("in a callback")
+@pytest.fixture(scope="module")
+def coroutines(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest says of two coroutines that pass, and of those that must not go unnoticed."""
+    path = tmp_path_factory.mktemp("coroutines") / "test_coroutines.py"
+    path.write_text(
+        "import asyncio, os, pytest\n"
+        "from tests.conftest import *\n"
+        "async def test_first():\n"
+        "    print('on', type(asyncio.get_running_loop()).__module__)\n"
+        "async def test_second():\n"
+        "    print('on', type(asyncio.get_running_loop()).__module__)\n"
+        "async def test_callback():\n"
+        "    def fail(): raise RuntimeError('in a callback')\n"
+        "    asyncio.get_running_loop().call_soon(fail)\n"
+        "    await asyncio.sleep(0)\n"
+        "async def test_forgotten():\n"
+        "    async def fail(): raise RuntimeError('in a task')\n"
+        "    asyncio.create_task(fail())\n"
+        "    await asyncio.sleep(0)\n"
+        "async def test_leak():\n"
+        "    globals()['kept'] = open(os.devnull)\n"
+        "@pytest.mark.time_limit(0.01)\n"
+        "async def test_too_long():\n"
+        "    await asyncio.get_running_loop().create_future()\n"
+    )
+    return pytest_run("-p", "tests.conftest", "-rA", str(path)).stdout
 
-        asyncio.get_running_loop().call_soon(fail)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
 
-    with pytest.raises(AssertionError, match="in a callback"):
-        run(main())
+def test_coroutines_that_must_fail(coroutines: str) -> None:
+    for outcome, name, error in (
+        ("PASSED", "first", "$"),  # with nothing of its combination
+        ("PASSED", "second", "$"),
+        ("ERROR", "callback", " - AssertionError: reported to the event loop"),
+        ("ERROR", "forgotten", " - AssertionError: reported to the event loop"),
+        ("ERROR", "leak", " - AssertionError: left behind"),
+        ("FAILED", "too_long", " - TimeoutError"),
+    ):
+        assert re.search(rf"(?m)^{outcome} \S*::test_{name}{error}", coroutines), coroutines
+    assert "RuntimeError('in a callback')" in coroutines
+    assert "RuntimeError('in a task')" in coroutines
+    assert "file " in coroutines
+    assert "/dev/null" in coroutines
+    assert {"on asyncio.unix_events", "on uvloop"} <= set(coroutines.splitlines())
 
 
-def test_both_loops_ran() -> None:
-    assert kinds == {uvloop.Loop, asyncio.BaseEventLoop}
+# ---- combinations -------------------------------------------------------------------------------
+
+THREE: Mapping[str, Sequence[str]] = {
+    "loop": ("asyncio", "uvloop"),
+    "via": ("cm", "tcp"),
+    "polling": ("sleeping", "adaptive"),
+}
+
+
+def test_a_file_uses_all_combinations_equally_often() -> None:
+    chooser = Chooser()
+    for file in ("one.py", "other.py"):
+        chosen = [tuple(chooser.choose(f"{file}::test_{n}", THREE).values()) for n in range(16)]
+        assert set(chosen[:8]) == set(chosen[8:]) == set(product(*THREE.values()))
+        assert all(len(set(each)) == 2 for each in zip(*chosen[:2], strict=True))
+        assert tuple(chooser.choose(f"{file}::test_3", THREE).values()) == chosen[3]
+    assert not list(chooser.missing())
+
+
+def test_limited_tests_leave_the_rest_to_the_others() -> None:
+    chooser = Chooser()
+    for n in range(8):
+        limits = {"via": ("cm",)} if n % 2 else {}
+        chooser.choose(f"file.py::test_{n}", {**THREE, **limits})
+    assert not list(chooser.missing())
+    assert Counter(each["loop"] for each in chooser.chosen.values()) == {"asyncio": 4, "uvloop": 4}
+
+
+def test_a_value_that_no_test_has_is_missing() -> None:
+    chooser = Chooser()
+    for n in range(2):
+        chooser.choose(f"file.py::test_{n}", {"loop": ("uvloop",)})
+        chooser.possible[f"file.py::test_{n}"] = {"loop": ("asyncio", "uvloop")}
+    assert list(chooser.missing()) == ["file.py: no test has the loop 'asyncio'"]
+
+
+def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:
+    """In each file of this run."""
+    chooser = request.config.stash.get(COMBINATIONS, None)
+    assert (chooser is None) == every_combination(request.config)
+    if chooser is not None:
+        assert chooser.chosen
+        assert list(chooser.missing()) == []
+
+
+def test_every_combination() -> None:
+    path = "tests/transport/test_cancel.py"
+    done = pytest_run("--collect-only", "--every-combination", path)
+    for loop, via, polling in product(*THREE.values()):
+        assert f"[{via}-{polling}-{loop}" in done.stdout
+
+
+def test_a_failure_tells_its_combination(coroutines: str) -> None:
+    assert re.search(r"- Captured combination setup -+\n(asyncio|uvloop)\n", coroutines)

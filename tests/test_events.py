@@ -17,7 +17,6 @@ from aiordma.errors import BufferStateError, DeviceNotFoundError
 from aiordma.event_router import EventRouter
 from aiordma.events import KEPT, DeviceEvents
 from aiordma.verbs import AsyncEvent, EventType
-from tests.conftest import Run
 
 Happen = Callable[[], None]
 
@@ -49,121 +48,99 @@ async def next_of(events: DeviceEvents, kind: EventType) -> AsyncEvent:
                 return event
 
 
-def test_events_as_they_happen(run: Run, device: verbs.Device, addresses_change: Happen) -> None:
-    async def main() -> None:
-        async with aiordma.device_events(device.name) as events:
-            assert events.get_nowait() is None
+async def test_events_as_they_happen(device: verbs.Device, addresses_change: Happen) -> None:
+    async with aiordma.device_events(device.name) as events:
+        assert events.get_nowait() is None
+        addresses_change()
+        async with asyncio.timeout(30):
+            async for event in events:
+                assert event.type is EventType.GID_CHANGE
+                assert event.port_num == 1
+                assert event.element is None
+                break
+    assert events.context.closed
+
+
+async def test_everybody_hears(device: verbs.Device, addresses_change: Happen) -> None:
+    with device.open() as context:
+        async with (
+            aiordma.device_events(context) as one,
+            aiordma.device_events(context) as two,
+            aiordma.device_events(device) as of_another_context,
+        ):
             addresses_change()
-            async with asyncio.timeout(30):
-                async for event in events:
-                    assert event.type is EventType.GID_CHANGE
-                    assert event.port_num == 1
-                    assert event.element is None
-                    break
-        assert events.context.closed
-
-    run(main())
+            for events in (one, two, of_another_context):
+                assert (await next_of(events, EventType.GID_CHANGE)).port_num == 1
+        assert not context.closed  # it is the caller's
 
 
-def test_everybody_hears(run: Run, device: verbs.Device, addresses_change: Happen) -> None:
-    async def main() -> None:
-        with device.open() as context:
-            async with (
-                aiordma.device_events(context) as one,
-                aiordma.device_events(context) as two,
-                aiordma.device_events(device) as of_another_context,
-            ):
-                addresses_change()
-                for events in (one, two, of_another_context):
-                    assert (await next_of(events, EventType.GID_CHANGE)).port_num == 1
-            assert not context.closed  # it is the caller's
-
-    run(main())
-
-
-def test_an_event_names_its_object(run: Run, device: verbs.Device) -> None:
+async def test_an_event_names_its_object(device: verbs.Device) -> None:
     """IBTA volume 1, clause 10.3.1.5: a send queue that has run dry, when asked to tell."""
-
-    async def main() -> None:
-        with device.open() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
-            async with aiordma.device_events(context) as events:
-                qp = pd.create_qp(cq)
-                mine = qp.endpoint()
-                qp.connect(mine, mine)
-                qp.modify(qp_state=verbs.QPState.SQD, en_sqd_async_notify=True)
-                event = await next_of(events, EventType.SQ_DRAINED)
-                assert event.element is qp
-
-    run(main())
+    with device.open() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
+        async with aiordma.device_events(context) as events:
+            qp = pd.create_qp(cq)
+            mine = qp.endpoint()
+            qp.connect(mine, mine)
+            qp.modify(qp_state=verbs.QPState.SQD, en_sqd_async_notify=True)
+            event = await next_of(events, EventType.SQ_DRAINED)
+            assert event.element is qp
 
 
-def test_closing_ends_the_iteration_and_who_waits(run: Run, device: verbs.Device) -> None:
-    async def main() -> None:
-        events = aiordma.device_events(device.name)
-        event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
-        EventRouter.of(events.context).tell(event)
+async def test_closing_ends_the_iteration_and_who_waits(device: verbs.Device) -> None:
+    events = aiordma.device_events(device.name)
+    event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
+    EventRouter.of(events.context).tell(event)
 
-        async def all_of_them() -> list[AsyncEvent]:
-            return [event async for event in events]
+    async def all_of_them() -> list[AsyncEvent]:
+        return [event async for event in events]
 
-        everything = asyncio.create_task(all_of_them())
-        await asyncio.sleep(0)
-        waiting = [asyncio.create_task(events.get()) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert "DeviceEvents of" in repr(events)
-        events.close()
-        events.close()
-        assert await everything == [event]
-        for waiter in waiting:
-            with pytest.raises(BufferStateError, match="is closed"):
-                await waiter
+    everything = asyncio.create_task(all_of_them())
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(events.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert "DeviceEvents of" in repr(events)
+    events.close()
+    events.close()
+    assert await everything == [event]
+    for waiter in waiting:
         with pytest.raises(BufferStateError, match="is closed"):
-            await events.get()
-
-    run(main())
-
-
-def test_a_cancelled_wait_loses_no_event(run: Run, device: verbs.Device) -> None:
-    async def main() -> None:
-        async with aiordma.device_events(device.name) as events:
-            first = asyncio.create_task(events.get())
-            second = asyncio.create_task(events.get())
-            await asyncio.sleep(0)
-            event = AsyncEvent(EventType.PORT_ERR, None, 1)
-            EventRouter.of(events.context).tell(event)
-            first.cancel()  # it has been woken, and has not run yet
-            assert await second == event
-            assert first.cancelled() or (await asyncio.wait([first]))[0]
-
-    run(main())
+            await waiter
+    with pytest.raises(BufferStateError, match="is closed"):
+        await events.get()
 
 
-def test_nobody_looks(run: Run, device: verbs.Device, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with aiordma.device_events(device.name) as events:
-            router = EventRouter.of(events.context)
-            for port in range(1, KEPT + 3):
-                router.tell(AsyncEvent(EventType.PORT_ERR, None, port))
-            assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-            assert f"nobody has looked at {KEPT} events" in caplog.text
-            found = []
-            while (event := events.get_nowait()) is not None:
-                found.append(event.port_num)
-            assert found == list(range(3, KEPT + 3))
-
-    run(main())
+async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
+    async with aiordma.device_events(device.name) as events:
+        first = asyncio.create_task(events.get())
+        second = asyncio.create_task(events.get())
+        await asyncio.sleep(0)
+        event = AsyncEvent(EventType.PORT_ERR, None, 1)
+        EventRouter.of(events.context).tell(event)
+        first.cancel()  # it has been woken, and has not run yet
+        assert await second == event
+        assert first.cancelled() or (await asyncio.wait([first]))[0]
 
 
-def test_a_device_that_is_not_there(run: Run) -> None:
-    async def main() -> None:
-        with pytest.raises(DeviceNotFoundError):
-            aiordma.device_events("nobody0")
+async def test_nobody_looks(device: verbs.Device, caplog: pytest.LogCaptureFixture) -> None:
+    async with aiordma.device_events(device.name) as events:
+        router = EventRouter.of(events.context)
+        for port in range(1, KEPT + 3):
+            router.tell(AsyncEvent(EventType.PORT_ERR, None, port))
+        assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+        assert f"nobody has looked at {KEPT} events" in caplog.text
+        found = []
+        while (event := events.get_nowait()) is not None:
+            found.append(event.port_num)
+        assert found == list(range(3, KEPT + 3))
 
-    run(main())
+
+async def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(DeviceNotFoundError):
+        aiordma.device_events("nobody0")
 
 
-def test_another_loop_that_has_ended_holds_nobody_up(
-    run: Run, device: verbs.Device, host: str, addresses_change: Happen
+async def test_another_loop_that_has_ended_holds_nobody_up(
+    device: verbs.Device, host: str, addresses_change: Happen
 ) -> None:
     """It went without closing: its subscription goes with the next event."""
     channel = cm.EventChannel(device.library)
@@ -176,35 +153,28 @@ def test_another_loop_that_has_ended_holds_nobody_up(
     token = router.subscribe(ended, lambda _: pytest.fail("told in a loop that has ended"))
     ended.close()
 
-    async def main() -> None:
-        async with aiordma.device_events(context) as events:
-            addresses_change()
-            await next_of(events, EventType.GID_CHANGE)
-            assert token not in router._listeners
-
-    run(main())
+    async with aiordma.device_events(context) as events:
+        addresses_change()
+        await next_of(events, EventType.GID_CHANGE)
+        assert token not in router._listeners
     channel.close()
 
 
-def test_what_was_heard_too_late(run: Run, device: verbs.Device) -> None:
+async def test_what_was_heard_too_late(device: verbs.Device) -> None:
     """An event on its way to a loop where nobody listens any more."""
+    heard: list[AsyncEvent] = []
+    with device.open() as context:
+        router = EventRouter.of(context)
+        here = asyncio.get_running_loop()
+        token = router.subscribe(here, heard.append)
 
-    async def main() -> None:
-        heard: list[AsyncEvent] = []
-        with device.open() as context:
-            router = EventRouter.of(context)
-            here = asyncio.get_running_loop()
-            token = router.subscribe(here, heard.append)
+        async def elsewhere() -> None:
+            router.tell(AsyncEvent(EventType.PORT_ERR, None, 1))
 
-            async def elsewhere() -> None:
-                router.tell(AsyncEvent(EventType.PORT_ERR, None, 1))
-
-            thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
-            thread.start()
-            thread.join()  # this loop has had no turn meanwhile
-            router.unsubscribe(token)
-            await asyncio.sleep(0)
-            assert heard == []
-            assert EventRouter.of(context) is router
-
-    run(main())
+        thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+        thread.start()
+        thread.join()  # this loop has had no turn meanwhile
+        router.unsubscribe(token)
+        await asyncio.sleep(0)
+        assert heard == []
+        assert EventRouter.of(context) is router

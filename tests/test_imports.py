@@ -251,7 +251,7 @@ def run(code: str) -> str:
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

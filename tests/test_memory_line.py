@@ -14,7 +14,6 @@ from aiordma import Buffer, BufferStateError, MemoryPool, verbs
 from aiordma._transport.memory import Supply
 from aiordma.errors import QuotaError
 from aiordma.mr_pool import BRIEF_SHARE, SLAB_SIZE, Block
-from tests.conftest import Run
 
 LIMIT = 2 * SLAB_SIZE
 
@@ -58,63 +57,51 @@ class Waiting:
             (await task).release()
 
 
-def test_what_is_there_is_not_waited_for(pool: MemoryPool, run: Run) -> None:
-    async def main() -> None:
-        with await pool.lease(300) as buffer:
-            assert len(buffer) == 300
-            assert pool.statistics().leases == 1
-
-    run(main())
+async def test_what_is_there_is_not_waited_for(pool: MemoryPool) -> None:
+    with await pool.lease(300) as buffer:
+        assert len(buffer) == 300
+        assert pool.statistics().leases == 1
 
 
-def test_what_never_fits_is_refused_at_once(pool: MemoryPool, run: Run) -> None:
-    async def main() -> None:
-        with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
-            await pool.lease(LIMIT + 1)
-        assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
-
-    run(main())
+async def test_what_never_fits_is_refused_at_once(pool: MemoryPool) -> None:
+    with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
+        await pool.lease(LIMIT + 1)
+    assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
 
 
-def test_first_come_first_served_whatever_the_size(pool: MemoryPool, run: Run) -> None:
-    async def main() -> None:
-        held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT, 300, 200)
-        held.pop().release()
-        await turns()
-        assert not waiting.order  # there is room for the second, but the first came first
-        with pytest.raises(QuotaError, match="3 wait"):
-            pool.alloc(1)
-        held.pop().release()
-        (await waiting.tasks[0]).release()
-        await asyncio.gather(*waiting.tasks[1:])
-        assert waiting.order == [LIMIT, 300, 200]
-        for task in waiting.tasks:
-            task.result().release()
-
-    run(main())
+async def test_first_come_first_served_whatever_the_size(pool: MemoryPool) -> None:
+    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, 300, 200)
+    held.pop().release()
+    await turns()
+    assert not waiting.order  # there is room for the second, but the first came first
+    with pytest.raises(QuotaError, match="3 wait"):
+        pool.alloc(1)
+    held.pop().release()
+    (await waiting.tasks[0]).release()
+    await asyncio.gather(*waiting.tasks[1:])
+    assert waiting.order == [LIMIT, 300, 200]
+    for task in waiting.tasks:
+        task.result().release()
 
 
-def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool, run: Run) -> None:
-    async def main() -> None:
-        held = pool.alloc(LIMIT)
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT)
-        assert pool.block_in_turn(300) is None
-        brief = pool.line.join(300, brief=True)
-        held.release()
-        block = await brief
-        await turns()
-        assert not waiting.order
-        # And it does not stand behind a user's need, which may wait for what its own task holds.
-        another = await pool.line.join(300, brief=True)
-        assert isinstance(another, Block)
-        block.release()
-        another.release()
-        await waiting.release_all()
-
-    run(main())
+async def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool) -> None:
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    assert pool.block_in_turn(300) is None
+    brief = pool.line.join(300, brief=True)
+    held.release()
+    block = await brief
+    await turns()
+    assert not waiting.order
+    # And it does not stand behind a user's need, which may wait for what its own task holds.
+    another = await pool.line.join(300, brief=True)
+    assert isinstance(another, Block)
+    block.release()
+    another.release()
+    await waiting.release_all()
 
 
 BRIEF = 64 << 10
@@ -141,221 +128,183 @@ async def brief_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
         over.set()
 
 
-def test_users_get_their_turn_however_many_brief_needs_there_are(
-    pool: MemoryPool, run: Run
-) -> None:
+async def test_users_get_their_turn_however_many_brief_needs_there_are(pool: MemoryPool) -> None:
     """And these go on meanwhile, all of them."""
-
-    async def main() -> None:
-        async with brief_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
-            await turns()
-            assert min(served)
-            wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
-            before = list(served)
-            for _ in range(200):
-                await asyncio.sleep(0)
-                if wanted.done():
-                    break
-            else:
-                pytest.fail("it waits for ever")
-            (await wanted).release()
-            for _ in range(200):
-                await asyncio.sleep(0)
-            assert all(now > then for now, then in zip(served, before, strict=True))
-        assert pool.statistics().leases == 0
-
-    run(main())
-
-
-def test_brief_needs_go_on_while_users_wait(pool: MemoryPool, run: Run) -> None:
-    """One after another, more in all than their share, while who must release needs them."""
-
-    async def main() -> None:
-        held = pool.alloc(SLAB_SIZE)
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT)
-        kept = [
-            await pool.line.join(BRIEF, brief=True, kept=True)
-            for _ in range(2 * LIMIT // BRIEF_SHARE // BRIEF)
-        ]
-        for _ in range(3 * LIMIT // BRIEF_SHARE // BRIEF):
-            (await pool.line.join(BRIEF, brief=True)).release()
-        assert not waiting.order
-        for block in kept:
-            block.release()
-        held.release()
-        await waiting.release_all()
-
-    run(main())
-
-
-def test_cancelled_in_line(pool: MemoryPool, run: Run) -> None:
-    """Who was waiting behind it is served as if it had never been there."""
-
-    async def main() -> None:
-        held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT, 300)
-        held.pop().release()
+    async with brief_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
         await turns()
-        waiting.tasks.pop(0).cancel()
-        await waiting.release_all()
-        assert waiting.order == [300]
-        held.pop().release()
+        assert min(served)
+        wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
+        before = list(served)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            if wanted.done():
+                break
+        else:
+            pytest.fail("it waits for ever")
+        (await wanted).release()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert all(now > then for now, then in zip(served, before, strict=True))
+    assert pool.statistics().leases == 0
 
-    run(main())
+
+async def test_brief_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
+    """One after another, more in all than their share, while who must release needs them."""
+    held = pool.alloc(SLAB_SIZE)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    kept = [
+        await pool.line.join(BRIEF, brief=True, kept=True)
+        for _ in range(2 * LIMIT // BRIEF_SHARE // BRIEF)
+    ]
+    for _ in range(3 * LIMIT // BRIEF_SHARE // BRIEF):
+        (await pool.line.join(BRIEF, brief=True)).release()
+    assert not waiting.order
+    for block in kept:
+        block.release()
+    held.release()
+    await waiting.release_all()
+
+
+async def test_cancelled_in_line(pool: MemoryPool) -> None:
+    """Who was waiting behind it is served as if it had never been there."""
+    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, 300)
+    held.pop().release()
+    await turns()
+    waiting.tasks.pop(0).cancel()
+    await waiting.release_all()
+    assert waiting.order == [300]
+    held.pop().release()
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, run: Run, count: int) -> None:
+async def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, count: int) -> None:
     """Also between being told that the memory is there and taking it."""
-
-    async def main() -> None:
-        held = pool.alloc(LIMIT)
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT, SLAB_SIZE)
-        first = waiting.tasks.pop(0)
-        held.release()
-        for _ in range(count):
-            await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.wait([first])
-        if not first.cancelled():
-            first.result().release()
-        await waiting.release_all()
-        assert pool.statistics().leases == 0
-
-    run(main())
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, SLAB_SIZE)
+    first = waiting.tasks.pop(0)
+    held.release()
+    for _ in range(count):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    if not first.cancelled():
+        first.result().release()
+    await waiting.release_all()
+    assert pool.statistics().leases == 0
 
 
-def test_memory_that_nobody_released_is_given_on(pool: MemoryPool, run: Run) -> None:
-    async def main() -> None:
-        held = pool.alloc(LIMIT)
-        view = held.view
-        held.release()
-        waiting = Waiting(pool)
-        await waiting.start(300)
-        del view  # the last one who saw it
-        await waiting.release_all()
-
-    run(main())
+async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None:
+    held = pool.alloc(LIMIT)
+    view = held.view
+    held.release()
+    waiting = Waiting(pool)
+    await waiting.start(300)
+    del view  # the last one who saw it
+    await waiting.release_all()
 
 
-def test_slabs_that_nobody_uses_make_room(pool: MemoryPool, run: Run) -> None:
+async def test_slabs_that_nobody_uses_make_room(pool: MemoryPool) -> None:
     """Kept for the next small need, they must not keep a large one waiting for ever."""
-
-    async def main() -> None:
-        small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
-        waiting = Waiting(pool)
-        await waiting.start(LIMIT)
-        for buffer in small:
-            buffer.release()
-        await waiting.release_all()
-
-    run(main())
+    small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    for buffer in small:
+        buffer.release()
+    await waiting.release_all()
 
 
-def test_the_end_of_the_pool(context: verbs.Context, run: Run) -> None:
-    async def main() -> None:
-        pd = context.alloc_pd()
-        pool = MemoryPool(pd, limit=LIMIT)
-        held = pool.alloc(LIMIT)
-        waiting = Waiting(pool)
-        await waiting.start(1, 2)
-        pool.close()
-        for task in waiting.tasks:
-            with pytest.raises(BufferStateError, match="closed"):
-                await task
-        held.release()
-        pd.close()
-
-    run(main())
+async def test_the_end_of_the_pool(context: verbs.Context) -> None:
+    pd = context.alloc_pd()
+    pool = MemoryPool(pd, limit=LIMIT)
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(1, 2)
+    pool.close()
+    for task in waiting.tasks:
+        with pytest.raises(BufferStateError, match="closed"):
+            await task
+    held.release()
+    pd.close()
 
 
-def test_what_the_device_refuses(
-    pool: MemoryPool, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told to the one whose turn it is; the next has its own try."""
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(1, 300)
+    take = pool.block
 
-    async def main() -> None:
-        held = pool.alloc(LIMIT)
-        waiting = Waiting(pool)
-        await waiting.start(1, 300)
-        take = pool.block
+    def refuse_once(size: int) -> Block:
+        pool.line._take = take
+        raise OSError("no memory")
 
-        def refuse_once(size: int) -> Block:
-            pool.line._take = take
-            raise OSError("no memory")
-
-        pool.line._take = refuse_once
-        held.release()
-        with pytest.raises(OSError, match="no memory"):
-            await waiting.tasks.pop(0)
-        await waiting.release_all()
-
-    run(main())
+    pool.line._take = refuse_once
+    held.release()
+    with pytest.raises(OSError, match="no memory"):
+        await waiting.tasks.pop(0)
+    await waiting.release_all()
 
 
 # ---- one behind another -----------------------------------------------------------------------
 
 
-def test_a_supply(pool: MemoryPool, run: Run) -> None:
+async def test_a_supply(pool: MemoryPool) -> None:
     """One block at a time; what is too small by now, or for nobody, goes back."""
+    held = pool.alloc(LIMIT)
+    wanted = [300, 5000]
+    taken: list[Block] = []
 
-    async def main() -> None:
-        held = pool.alloc(LIMIT)
-        wanted = [300, 5000]
-        taken: list[Block] = []
+    def take() -> None:
+        while wanted:
+            block = supply.block(wanted[0])
+            if block is None:
+                return
+            taken.append(block)
+            wanted.pop(0)
 
-        def take() -> None:
-            while wanted:
-                block = supply.block(wanted[0])
-                if block is None:
-                    return
-                taken.append(block)
-                wanted.pop(0)
+    supply = Supply(pool, take, brief=True)
+    take()
+    assert supply.waiting
+    assert supply.block(1) is None
+    assert pool.statistics().waiting == 1
+    wanted[0] = 4000  # more than what it waits for
+    held.release()
+    await turns()
+    assert [block.size for block in taken] == [4096, 8192]
+    for block in taken:
+        block.release()
+    assert pool.statistics().leases == 0
 
-        supply = Supply(pool, take, brief=True)
-        take()
-        assert supply.waiting
-        assert supply.block(1) is None
-        assert pool.statistics().waiting == 1
-        wanted[0] = 4000  # more than what it waits for
-        held.release()
-        await turns()
-        assert [block.size for block in taken] == [4096, 8192]
-        for block in taken:
-            block.release()
-        assert pool.statistics().leases == 0
+    held = pool.alloc(LIMIT)
+    wanted.append(300)
+    take()
+    wanted.clear()
+    held.release()
+    await turns()
+    assert not supply.waiting
+    assert pool.statistics().leases == 0
 
-        held = pool.alloc(LIMIT)
-        wanted.append(300)
-        take()
-        wanted.clear()
-        held.release()
-        await turns()
-        assert not supply.waiting
-        assert pool.statistics().leases == 0
+    held = pool.alloc(LIMIT)
+    wanted.append(300)
+    take()
+    supply.close()
+    assert pool.statistics().waiting == 0
+    held.release()
+    await turns()
+    assert wanted
+    assert pool.statistics().leases == 0
+    with pytest.raises(QuotaError, match="pool_limit"):
+        supply.block(LIMIT + 1)
 
-        held = pool.alloc(LIMIT)
-        wanted.append(300)
-        take()
-        supply.close()
-        assert pool.statistics().waiting == 0
-        held.release()
-        await turns()
-        assert wanted
-        assert pool.statistics().leases == 0
-        with pytest.raises(QuotaError, match="pool_limit"):
-            supply.block(LIMIT + 1)
-
-        held = pool.alloc(LIMIT)
-        assert supply.block(300) is None  # asked for after the end: it is for nobody
-        held.release()
-        await turns()
-        assert pool.statistics().leases == 0
-
-    run(main())
+    held = pool.alloc(LIMIT)
+    assert supply.block(300) is None  # asked for after the end: it is for nobody
+    held.release()
+    await turns()
+    assert pool.statistics().leases == 0
 
 
 # ---- in any order ------------------------------------------------------------------------------
@@ -370,67 +319,61 @@ STEP = st.one_of(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=40))
-def test_nobody_waits_for_what_is_there(
-    context: verbs.Context, run: Run, steps: list[tuple[str, int]]
+async def test_nobody_waits_for_what_is_there(
+    context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
     """Whatever happens in whatever order: no memory is lost, no turn, nobody overtakes."""
+    pd = context.alloc_pd()
+    pool = MemoryPool(pd, limit=LIMIT)
+    waiting: list[asyncio.Task[Block]] = []
+    held: list[Block] = []
 
-    async def main() -> None:
-        pd = context.alloc_pd()
-        pool = MemoryPool(pd, limit=LIMIT)
-        waiting: list[asyncio.Task[Block]] = []
-        held: list[Block] = []
+    async def wait(size: int, *, brief: bool) -> Block:
+        block = pool.block_in_turn(size)
+        if block is not None:
+            return block
+        turn = pool.line.join(size, brief=brief)
+        try:
+            return await turn
+        except BaseException:
+            pool.line.leave(turn)
+            raise
 
-        async def wait(size: int, *, brief: bool) -> Block:
-            block = pool.block_in_turn(size)
-            if block is not None:
-                return block
-            turn = pool.line.join(size, brief=brief)
-            try:
-                return await turn
-            except BaseException:
-                pool.line.leave(turn)
-                raise
+    def collect() -> None:
+        for task in [task for task in waiting if task.done()]:
+            waiting.remove(task)
+            if not task.cancelled():
+                held.append(task.result())
 
-        def collect() -> None:
-            for task in [task for task in waiting if task.done()]:
-                waiting.remove(task)
-                if not task.cancelled():
-                    held.append(task.result())
-
-        for step, number in steps:
-            if step in ("lease", "brief"):
-                waiting.append(asyncio.create_task(wait(number, brief=step == "brief")))
-            elif step == "cancel" and waiting:
-                waiting[number % len(waiting)].cancel()
-            elif step == "release" and held:
-                held.pop(number % len(held)).release()
-            elif step == "turn":
-                await asyncio.sleep(0)
-            collect()
+    for step, number in steps:
+        if step in ("lease", "brief"):
+            waiting.append(asyncio.create_task(wait(number, brief=step == "brief")))
+        elif step == "cancel" and waiting:
+            waiting[number % len(waiting)].cancel()
+        elif step == "release" and held:
+            held.pop(number % len(held)).release()
+        elif step == "turn":
+            await asyncio.sleep(0)
+        collect()
+    await turns()
+    collect()
+    assert pool.statistics().waiting == len(waiting)
+    assert pool.statistics().leases == len(held)
+    line = pool.line
+    share = line._passed_bytes + next(iter(line._brief.values()), 0)
+    beyond = line._users and line._passed and share > LIMIT // BRIEF_SHARE
+    for needs in (line._brief, line._users)[bool(beyond) :]:
+        if needs:
+            with pytest.raises(QuotaError):
+                pool.block(next(iter(needs.values())))
+            break
+    while held or waiting:
+        while held:
+            held.pop().release()
         await turns()
         collect()
-        assert pool.statistics().waiting == len(waiting)
-        assert pool.statistics().leases == len(held)
-        line = pool.line
-        share = line._passed_bytes + next(iter(line._brief.values()), 0)
-        beyond = line._users and line._passed and share > LIMIT // BRIEF_SHARE
-        for needs in (line._brief, line._users)[bool(beyond) :]:
-            if needs:
-                with pytest.raises(QuotaError):
-                    pool.block(next(iter(needs.values())))
-                break
-        while held or waiting:
-            while held:
-                held.pop().release()
-            await turns()
-            collect()
-        assert pool.statistics().leases == pool.statistics().waiting == 0
-        pool.close()
-        pd.close()
-
-    run(main())
+    assert pool.statistics().leases == pool.statistics().waiting == 0
+    pool.close()
+    pd.close()

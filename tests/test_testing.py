@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -23,14 +26,15 @@ from aiordma.errors import (
 )
 from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
 
-from .conftest import ConnectedPair, End, Run
+from .conftest import ConnectedPair, End
 
 Via = Literal["cm", "tcp"]
 
 needs_faults = pytest.mark.needs("faults")
 
-# Of a lost request until it is sent again: 4.096 us * 2^timeout.
-QUICKLY = 4.096e-6 * (1 << 10)
+# Of a lost request until it is sent again: 4.096 us * 2^timeout. Eight times that is half a second:
+# an answer takes that long on no machine that is only busy.
+QUICKLY = 4.096e-6 * (1 << 14)
 
 
 def send(end: End, number: int = 1) -> None:
@@ -47,26 +51,21 @@ def receive(end: End, number: int = 1) -> None:
 @needs_faults
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_connection_survives_what_gets_lost(
-    run: Run, device_name: str, via: Via, seed: int
-) -> None:
-    async def main() -> testing.Faults:
-        with testing.faults(
-            seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
-        ) as faults:
-            async with testing.connected_pair(device=device_name, via=via) as (a, b):
-                for size in (1, 3000, 200_000):
-                    data = os.urandom(size)
-                    for _ in range(10):
-                        await a.send(data)
-                        with await b.recv() as message:
-                            assert bytes(message) == data
-                            await b.send(message)
-                        with await a.recv() as message:
-                            assert bytes(message) == data
-        return faults
-
-    counts = run(main()).counts()
+async def test_a_connection_survives_what_gets_lost(device_name: str, via: Via, seed: int) -> None:
+    with testing.faults(
+        seed=seed, loss=0.03, duplicate=0.03, jitter=1e-4, device=device_name
+    ) as faults:
+        async with testing.connected_pair(device=device_name, via=via) as (a, b):
+            for size in (1, 3000, 200_000):
+                data = os.urandom(size)
+                for _ in range(10):
+                    await a.send(data)
+                    with await b.recv() as message:
+                        assert bytes(message) == data
+                        await b.send(message)
+                    with await a.recv() as message:
+                        assert bytes(message) == data
+    counts = faults.counts()
     assert counts.lost
     assert counts.duplicated
     assert counts.delayed
@@ -82,7 +81,9 @@ def test_the_nth_request_of_a_queue_pair(connected_pair: ConnectedPair, device_n
             send(a, number)
             assert a.completion().status is WCStatus.SUCCESS
             assert b.completion().wr_id == number
-    assert faults.counts() == testing.FaultCounts(lost=2, retried=2)
+    counts = faults.counts()
+    assert counts.retried >= 2  # and where an answer was late
+    assert counts == testing.FaultCounts(lost=2, retried=counts.retried)
 
 
 @needs_faults
@@ -138,38 +139,41 @@ def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
 
 
 @needs_faults
-def test_a_cut(run: Run, device_name: str) -> None:
-    async def main() -> None:
-        async with testing.connected_pair(device=device_name) as (a, b):
-            await a.send(b"before")
-            with await b.recv() as message:
-                assert message == b"before"
-            with testing.faults(cut="@1", device=device_name) as faults:
-                with pytest.raises(ConnectionBrokenError):
-                    await a.recv()
-                with pytest.raises(ConnectionBrokenError):
-                    await b.recv()
-                # Of those that there were the first one; new ones are others.
-                async with testing.connected_pair(device=device_name) as (c, d):
-                    await c.send(b"after")
-                    with await d.recv() as message:
-                        assert message == b"after"
-            assert faults.counts().cut == 1
-
-    run(main())
+async def test_a_cut(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (a, b):
+        await a.send(b"before")
+        with await b.recv() as message:
+            assert message == b"before"
+        with testing.faults(cut="@1", device=device_name) as faults:
+            with pytest.raises(ConnectionBrokenError):
+                await a.recv()
+            with pytest.raises(ConnectionBrokenError):
+                await b.recv()
+            # Of those that there were the first one; new ones are others.
+            async with testing.connected_pair(device=device_name) as (c, d):
+                await c.send(b"after")
+                with await d.recv() as message:
+                    assert message == b"after"
+        assert faults.counts().cut == 1
 
 
 @needs_faults
-def test_a_lost_handshake(run: Run, device_name: str) -> None:
-    async def main() -> None:
-        config = aiordma.Config(connect_timeout=0.3)
-        with testing.faults(handshake="@1", device=device_name) as faults:
-            with pytest.raises(UnreachableError):
-                async with testing.connected_pair(device=device_name, config=config):
-                    pytest.fail("it has not been lost")
-            assert faults.counts() == testing.FaultCounts(handshakes=1)
+async def test_a_lost_handshake(device_name: str) -> None:
+    async def connected(seconds: float) -> None:
+        config = aiordma.Config(connect_timeout=seconds)
+        async with testing.connected_pair(device=device_name, config=config):
+            pytest.fail("it has not been lost")
 
-    run(main())
+    with testing.faults(handshake="@1", device=device_name) as faults:
+        connecting = asyncio.create_task(connected(1000))
+        while not faults.counts().handshakes:  # noqa: ASYNC110 - nothing tells of that
+            await asyncio.sleep(0)
+        assert faults.counts() == testing.FaultCounts(handshakes=1)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        assert connecting.cancelled()
+    with testing.faults(handshake=1, device=device_name), pytest.raises(UnreachableError):
+        await connected(0.3)
 
 
 # --- other kinds ---------------------------------------------------------------------------------
@@ -337,17 +341,14 @@ def test_the_environment() -> None:
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-def test_a_connected_pair(run: Run, device_name: str, via: Via) -> None:
-    async def main() -> tuple[aiordma.Connection, aiordma.Connection]:
-        config = aiordma.Config(max_message=100_000)
-        async with testing.connected_pair(device=device_name, via=via, config=config) as pair:
-            for one, other in (pair, pair[::-1]):
-                await one.send(b"hello")
-                with await other.recv() as message:
-                    assert message == b"hello"
-        return pair
-
-    for connection in run(main()):
+async def test_a_connected_pair(device_name: str, via: Via) -> None:
+    config = aiordma.Config(max_message=100_000)
+    async with testing.connected_pair(device=device_name, via=via, config=config) as pair:
+        for one, other in (pair, pair[::-1]):
+            await one.send(b"hello")
+            with await other.recv() as message:
+                assert message == b"hello"
+    for connection in pair:
         assert "closed" in repr(connection)
 
 
@@ -359,13 +360,117 @@ def left() -> Iterator[list[object]]:
         it.close()  # type: ignore[attr-defined]
 
 
-def test_leaks(device: verbs.Device, left: list[object]) -> None:
-    with testing.check_leaks(), device.open() as context, context.alloc_pd():
+def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check does not wait then."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
+    with testing.check_leaks(), open(os.devnull), context.alloc_pd():
         pass
-    with pytest.raises(AssertionError, match="Context: 0 before, 1 after"), testing.check_leaks():
-        left.append(device.open())
-    with pytest.raises(AssertionError, match=r"file \d+: /dev/null"), testing.check_leaks():
+
+
+def test_a_file_is_left(left: list[object]) -> None:
+    with (
+        pytest.raises(AssertionError, match=r"file \d+: /dev/null"),
+        testing.check_leaks(timeout=0.01),
+    ):
         left.append(open(os.devnull))  # noqa: SIM115
+
+
+def test_a_file_is_left_under_the_number_of_another(left: list[object]) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+
+    def put_in_its_place() -> None:
+        os.close(reader)
+        left.append(open(os.devnull))  # noqa: SIM115
+
+    with (
+        pytest.raises(AssertionError, match=f"file {reader}: /dev/null"),
+        testing.check_leaks(timeout=0),
+    ):
+        put_in_its_place()
+
+
+def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
+    with open(tmp_path / "before", "w"), testing.check_leaks(timeout=0):
+        (tmp_path / "before").rename(tmp_path / "after")
+        (tmp_path / "after").unlink()
+
+
+def test_an_object_is_left(
+    device: verbs.Device,
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    left: list[object],
+) -> None:
+    with (
+        pytest.raises(AssertionError, match="Context: 1 before, 2 after"),
+        testing.check_leaks(timeout=0),
+    ):
+        left.append(device.open())
+    with (
+        pytest.raises(AssertionError, match="QueuePair: 0 before, 1 after"),
+        testing.check_leaks(timeout=0),
+    ):
+        left.append(pd.create_qp(cq))
+
+
+def test_a_thread_is_left() -> None:
+    """It is seen also where another one, that there was before, has ended."""
+    ends = [threading.Event() for _ in range(2)]
+    first, second = (
+        threading.Thread(target=end.wait, name=name)
+        for end, name in zip(ends, ("first", "second"), strict=True)
+    )
+
+    def take_over() -> None:
+        second.start()
+        ends[0].set()
+        first.join()
+
+    first.start()
+    try:
+        with (
+            pytest.raises(AssertionError, match=r"^left behind:\nthread \d+: second$"),
+            testing.check_leaks(timeout=0),
+        ):
+            take_over()
+    finally:
+        for end in ends:
+            end.set()
+        second.join()
+
+
+def test_what_ends_on_its_own_is_not_left(
+    pd: verbs.ProtectionDomain,
+    cq: verbs.CompletionQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file, a queue pair and a thread, one after another while the check waits for them."""
+    end = threading.Event()
+    endings: list[Callable[[], object]] = []
+
+    def wait(seconds: float) -> None:
+        if endings:
+            endings.pop()()
+        else:
+            os.sched_yield()
+
+    with testing.check_leaks(timeout=60):
+        threading.Thread(target=end.wait).start()
+        endings += [end.set, open(os.devnull).close, pd.create_qp(cq).close]  # noqa: SIM115
+        monkeypatch.setattr(time, "sleep", wait)
+    assert not endings
+
+
+def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
+    """The kernel lists one for some time after the join: the embedded device's, for instance."""
+    for _ in range(200):
+        with testing.check_leaks(timeout=60), device.open():
+            pass
+        with testing.check_leaks(timeout=60):
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
 
 
 def test_the_blocks_own_exception_goes_before(left: list[object]) -> None:

@@ -148,7 +148,7 @@ def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "AIORDMA_TRACE": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 

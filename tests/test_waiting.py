@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from aiordma.waiting import Waiters
-from tests.conftest import Run
 
 
 async def line_up(waiters: Waiters, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:
@@ -20,40 +19,31 @@ async def line_up(waiters: Waiters, count: int) -> tuple[list[asyncio.Task[None]
     return tasks, woken
 
 
-def test_first_come_first_served(run: Run) -> None:
-    async def main() -> None:
-        waiters = Waiters()
-        tasks, woken = await line_up(waiters, 3)
-        waiters.wake()
-        await tasks[0]
-        assert woken == [0]
-        waiters.wake_all()
-        await asyncio.gather(*tasks)
-        assert woken == [0, 1, 2]
-
-    run(main())
+async def test_first_come_first_served() -> None:
+    waiters = Waiters()
+    tasks, woken = await line_up(waiters, 3)
+    waiters.wake()
+    await tasks[0]
+    assert woken == [0]
+    waiters.wake_all()
+    await asyncio.gather(*tasks)
+    assert woken == [0, 1, 2]
 
 
-def test_who_is_cancelled_leaves_nothing_behind(run: Run) -> None:
-    async def main() -> None:
-        waiters = Waiters()
-        tasks, _ = await line_up(waiters, 3)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert not waiters._line
-
-    run(main())
+async def test_who_is_cancelled_leaves_nothing_behind() -> None:
+    waiters = Waiters()
+    tasks, _ = await line_up(waiters, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not waiters._line
 
 
-def test_a_turn_that_is_not_taken_goes_to_the_next(run: Run) -> None:
-    async def main() -> None:
-        waiters = Waiters()
-        tasks, woken = await line_up(waiters, 2)
-        waiters.wake()
-        tasks[0].cancel()
-        await tasks[1]
-        assert woken == [1]
-        assert tasks[0].cancelled()
-
-    run(main())
+async def test_a_turn_that_is_not_taken_goes_to_the_next() -> None:
+    waiters = Waiters()
+    tasks, woken = await line_up(waiters, 2)
+    waiters.wake()
+    tasks[0].cancel()
+    await tasks[1]
+    assert woken == [1]
+    assert tasks[0].cancelled()

@@ -13,8 +13,6 @@ import pytest
 from aiordma.cli import child
 from aiordma.cli.child import ChildError, listening_child
 
-from ..conftest import Run
-
 LISTENING = "import os, sys, time; print('127.0.0.1', os.getpid(), flush=True)\n"
 UNTIL_INPUT_ENDS = LISTENING + "sys.stdin.read()"
 
@@ -34,14 +32,10 @@ async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def test_it_says_where_it_listens_and_ends_with_its_input(run: Run) -> None:
-    async def main() -> tuple[str, int]:
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            return server.host, server.port
-
-    host, port = run(main())
-    assert host == "127.0.0.1"
-    assert port > 0
+async def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
+    async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
+        assert server.host == "127.0.0.1"
+        assert server.port > 0
 
 
 @pytest.mark.parametrize(
@@ -53,115 +47,87 @@ def test_it_says_where_it_listens_and_ends_with_its_input(run: Run) -> None:
         ("print('a port')", r"said 'a port\\n' instead of its address"),
     ],
 )
-def test_a_child_that_does_not_listen(run: Run, code: str, text: str) -> None:
-    async def main() -> None:
+async def test_a_child_that_does_not_listen(code: str, text: str) -> None:
+    with pytest.raises(ChildError, match=text):
         async with listening_child(python(code)):
             raise AssertionError("it did not listen")
 
-    with pytest.raises(ChildError, match=text):
-        run(main())
 
-
-def test_a_child_that_says_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT", 0.01)
-
-    async def main() -> None:
+    with pytest.raises(ChildError, match=r"said nothing for 0.01 s"):
         async with listening_child(python("import sys; sys.stdin.read()")):
             raise AssertionError("it did not listen")
 
-    with pytest.raises(ChildError, match=r"said nothing for 0.01 s"):
-        run(main())
 
-
-def test_a_child_that_does_not_end_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE", 0.01)
-
-    async def main() -> None:
-        async with listening_child(python(LISTENING + "time.sleep(1000)")):
-            pass
-
-    run(main())
+    async with listening_child(python(LISTENING + "time.sleep(1000)")):
+        pass
 
 
-def test_it_ends_when_what_needed_it_fails(run: Run) -> None:
-    async def main() -> None:
+async def test_it_ends_when_what_needed_it_fails() -> None:
+    with pytest.raises(LookupError):
         async with listening_child(python(UNTIL_INPUT_ENDS)):
             raise LookupError
 
-    with pytest.raises(LookupError):
-        run(main())
 
-
-def test_it_ends_when_this_side_is_cancelled(run: Run) -> None:
-    async def main() -> None:
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            async with asyncio.timeout(0.01):
-                await server.guard(forever())
-
+async def test_it_ends_when_this_side_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
-        run(main())
+        async with listening_child(python(UNTIL_INPUT_ENDS)) as server, asyncio.timeout(0.01):
+            await server.guard(forever())
 
 
-def test_it_is_killed_when_waiting_for_its_end_is_cancelled(run: Run) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(None) as limit:
-            async with listening_child(python(LISTENING + "time.sleep(1000)")):
-                limit.reschedule(asyncio.get_running_loop().time() + 0.01)
-
+async def test_it_is_killed_when_waiting_for_its_end_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
-        run(main())
+        async with (
+            asyncio.timeout(None) as limit,
+            listening_child(python(LISTENING + "time.sleep(1000)")),
+        ):
+            limit.reschedule(asyncio.get_running_loop().time() + 0.01)
 
 
-def test_guard_returns_and_raises_what_the_work_does(run: Run) -> None:
+async def test_guard_returns_and_raises_what_the_work_does() -> None:
     async def answer() -> int:
         return 42
 
     async def failure() -> None:
         raise LookupError
 
-    async def main() -> int:
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            with pytest.raises(LookupError):
-                await server.guard(failure())
-            return await server.guard(answer())
-
-    assert run(main()) == 42
+    async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
+        with pytest.raises(LookupError):
+            await server.guard(failure())
+        assert await server.guard(answer()) == 42
 
 
-def test_guard_tells_of_the_childs_death(run: Run) -> None:
-    async def main() -> None:
-        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
-            os.kill(server.port, signal.SIGTERM)  # it has told its process id for a port
-            await server.guard(forever())
+async def test_guard_tells_of_the_childs_death() -> None:
+    async def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGTERM)
+        await forever()
 
     with pytest.raises(ChildError, match="the server process was killed by SIGTERM"):
-        run(main())
+        async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
+            await server.guard(kill(server.port))  # it has told its process id for a port
 
 
-def test_guard_prefers_the_childs_death_to_the_broken_connection(run: Run) -> None:
+async def test_guard_prefers_the_childs_death_to_the_broken_connection() -> None:
     async def broken(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         raise ConnectionResetError
 
-    async def main() -> None:
+    with pytest.raises(ChildError, match="was killed by SIGKILL"):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
             await server.guard(broken(server.port))
 
-    with pytest.raises(ChildError, match="was killed by SIGKILL"):
-        run(main())
 
-
-def test_guard_raises_a_broken_connection_while_the_child_lives(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_guard_raises_a_broken_connection_while_the_child_lives(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(child, "LAST_BREATH", 0.01)
 
     async def broken() -> None:
         raise ConnectionResetError
 
-    async def main() -> None:
+    with pytest.raises(ConnectionResetError):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server:
             await server.guard(broken())
-
-    with pytest.raises(ConnectionResetError):
-        run(main())

@@ -158,19 +158,19 @@ def test_a_server_that_changes_messages(device_name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("handler", "text"),
+    ("handler", "text", "timeout"),
     [
-        ("os.kill(os.getpid(), 9)", "the server process was killed by SIGKILL"),
-        ("os._exit(3)", "the server process ended with exit status 3"),
-        ("await conn.close()", "the peer has closed the connection"),
-        ("pass", "a message of 1 bytes was not echoed within 0.5 s"),
+        ("os.kill(os.getpid(), 9)", "the server process was killed by SIGKILL", "100"),
+        ("os._exit(3)", "the server process ended with exit status 3", "100"),
+        ("await conn.close()", "the peer has closed the connection", "100"),
+        ("pass", "a message of 1 bytes was not echoed within 0.5 s", "0.5"),
     ],
 )
 def test_a_server_that_does_not_echo(
-    device_name: str, monkeypatch: pytest.MonkeyPatch, handler: str, text: str
+    device_name: str, monkeypatch: pytest.MonkeyPatch, handler: str, text: str, timeout: str
 ) -> None:
     monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
-    done = echo("--device", device_name, *SMALL, "--timeout", "0.5")
+    done = echo("--device", device_name, *SMALL, "--timeout", timeout)
     assert done.exit_code == 1
     assert done.stderr == f"Error: {text}\n"
 

@@ -17,8 +17,6 @@ import aiordma
 from aiordma.cli import round_trips
 from aiordma.cli.round_trips import LEAST, MOST, WARM_UP, Plan, Result, measure, plans
 
-from ..conftest import Run
-
 
 class FakeMessage:
     def __init__(self, data: bytes, imm: int | None) -> None:
@@ -64,9 +62,9 @@ class FakeConnection:
         return cast(aiordma.Connection, self)
 
 
-def test_every_message_is_echoed_compared_and_released(run: Run) -> None:
+async def test_every_message_is_echoed_compared_and_released() -> None:
     fake = FakeConnection()
-    result = run(measure(fake.connection, Plan(100), count=5, patience=5))
+    result = await measure(fake.connection, Plan(100), count=5, patience=5)
     assert result.mismatch == ""
     assert len(result.times) == 5
     assert result.payload == 500
@@ -75,12 +73,14 @@ def test_every_message_is_echoed_compared_and_released(run: Run) -> None:
     assert len({message.data for message in fake.echoed}) > 1
 
 
-def test_as_many_messages_as_the_time_allows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection()
     monkeypatch.setattr(round_trips, "SECONDS", 60.0)
-    assert len(run(measure(fake.connection, Plan(8), count=None, patience=5)).times) == MOST
+    result = await measure(fake.connection, Plan(8), count=None, patience=5)
+    assert len(result.times) == MOST
     monkeypatch.setattr(round_trips, "SECONDS", 0.0)
-    assert len(run(measure(fake.connection, Plan(8), count=None, patience=5)).times) == LEAST
+    result = await measure(fake.connection, Plan(8), count=None, patience=5)
+    assert len(result.times) == LEAST
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_as_many_messages_as_the_time_allows(run: Run, monkeypatch: pytest.Monke
         (lambda message: setattr(message, "imm", None), "message 0 came back as number None"),
     ],
 )
-def test_the_first_difference_is_told(
-    run: Run, change: Callable[[FakeMessage], object], text: str
+async def test_the_first_difference_is_told(
+    change: Callable[[FakeMessage], object], text: str
 ) -> None:
     plan = Plan(20, bytes(20))
-    result = run(measure(FakeConnection(change).connection, plan, count=3, patience=5))
+    result = await measure(FakeConnection(change).connection, plan, count=3, patience=5)
     assert result.mismatch.startswith(text)
     assert len(result.times) == 3
 
 
-def test_an_echo_that_does_not_come(run: Run) -> None:
+async def test_an_echo_that_does_not_come() -> None:
     class Silent(FakeConnection):
         async def send(self, data: bytes, *, imm: int | None = None) -> None:
             pass
 
     with pytest.raises(TimeoutError):
-        run(measure(Silent().connection, Plan(8), count=1, patience=0.01))
+        await measure(Silent().connection, Plan(8), count=1, patience=0.01)
 
 
 # ---- contents -----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 import pytest
 
-import aiordma
 from aiordma import verbs
 from aiordma.cli import run as command
 from aiordma.cli.run import ELF, CannotRunError, NotFoundError
@@ -43,7 +42,7 @@ def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 

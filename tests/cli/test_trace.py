@@ -402,7 +402,7 @@ def test_under_aiordma_run(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "aiordma", "run", sys.executable, "-c", IN_C],
         env={**os.environ, "AIORDMA_TRACE": str(path)},
-        timeout=60,
+        timeout=100,
         check=True,
     )
     (run,) = trace.read(path)

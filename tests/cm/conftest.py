@@ -16,7 +16,7 @@ from aiordma.errors import UnsupportedError, VerbsError
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def next_event(channel: cm.EventChannel, timeout: float = 30) -> ConnectionEvent:
+def next_event(channel: cm.EventChannel, timeout: float = 100) -> ConnectionEvent:
     """The next event; a failure when none comes in time."""
     while (event := channel.get_event()) is None:
         if not select.select([channel.fd], [], [], timeout)[0]:

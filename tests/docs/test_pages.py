@@ -26,7 +26,14 @@ PROGRAMS = [
     for page in PAGES
     if page.parent == DOCS
     for number, match in enumerate(PROGRAM.finditer(page.read_text()))
+    if "import pytest" not in match["program"]
 ]
+
+# Tests, and the configuration that they need.
+TESTS = re.compile(
+    r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
@@ -41,6 +48,23 @@ def test_the_programs_print_what_the_page_says(program: str, output: str) -> Non
         check=False,
     )
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
+
+
+def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
+    match = TESTS.search((DOCS / "testing.md").read_text())
+    assert match
+    (tmp_path / "test_counting.py").write_text(match["program"])
+    (tmp_path / "pyproject.toml").write_text(match["toml"])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        env={**os.environ, "AIORDMA_DEVICE": "embedded0", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

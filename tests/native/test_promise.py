@@ -6,15 +6,11 @@ import asyncio
 import contextvars
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from aiordma._native import Promise, Table
-
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
 
@@ -29,23 +25,10 @@ def promise() -> Promise:
     return Promise(new_table())
 
 
-def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[LoopFactory], None]:
-    @pytest.mark.parametrize(
-        "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-    )
-    def call(factory: LoopFactory) -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(test())
-
-    call.__doc__ = test.__doc__
-    return call
-
-
 async def turn() -> None:
     await asyncio.sleep(0)
 
 
-@on_both_loops
 async def test_a_task_waits_for_it() -> None:
     one = promise()
     assert asyncio.isfuture(one)
@@ -66,7 +49,6 @@ async def test_a_task_waits_for_it() -> None:
     await one  # again: at once
 
 
-@on_both_loops
 async def test_its_failure_is_raised_where_it_is_awaited() -> None:
     one = promise()
     error = LookupError("no")
@@ -84,7 +66,6 @@ async def test_its_failure_is_raised_where_it_is_awaited() -> None:
         one.result()
 
 
-@on_both_loops
 async def test_it_is_cancelled_with_its_task() -> None:
     one = promise()
 
@@ -106,7 +87,6 @@ async def test_it_is_cancelled_with_its_task() -> None:
     assert one.cancelled()
 
 
-@on_both_loops
 async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
     one = promise()
 
@@ -122,7 +102,6 @@ async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
     assert not one.cancelled()
 
 
-@on_both_loops
 async def test_callbacks_come_in_their_order_and_context() -> None:
     one = promise()
     seen: list[tuple[str, object, str]] = []
@@ -148,7 +127,6 @@ async def test_callbacks_come_in_their_order_and_context() -> None:
     assert seen == expected
 
 
-@on_both_loops
 async def test_asyncio_takes_it_for_a_future() -> None:
     several = [promise() for _ in range(4)]
     together = asyncio.gather(*several[:2])
@@ -169,7 +147,6 @@ async def test_asyncio_takes_it_for_a_future() -> None:
     assert (len(done), len(pending)) == (4, 0)
 
 
-@on_both_loops
 async def test_wrong_arguments() -> None:
     one: Any = promise()
     for call in (
@@ -184,7 +161,6 @@ async def test_wrong_arguments() -> None:
     assert not one.done()
 
 
-@on_both_loops
 async def test_it_is_collected_with_what_waits_for_it() -> None:
     class Circle:
         def __init__(self) -> None:
@@ -240,7 +216,6 @@ class Looks:
         await one
 
 
-@on_both_loops
 async def test_what_a_look_finds_does_not_go_round_the_loop() -> None:
     looks = Looks()
     turns: list[None] = []
@@ -251,7 +226,6 @@ async def test_what_a_look_finds_does_not_go_round_the_loop() -> None:
     assert (looks.count, turns) == (2, [None])
 
 
-@on_both_loops
 async def test_a_look_finds_failures_too() -> None:
     looks = Looks()
     one = looks.promise()
@@ -260,7 +234,6 @@ async def test_a_look_finds_failures_too() -> None:
         await one
 
 
-@on_both_loops
 async def test_the_loop_has_its_turn_after_so_many_looks() -> None:
     looks = Looks()
     for _ in range(16):
@@ -270,7 +243,6 @@ async def test_the_loop_has_its_turn_after_so_many_looks() -> None:
     assert looks.count == 16
 
 
-@on_both_loops
 async def test_looks_in_vain_become_rare() -> None:
     """Between them are glances, which find what is here."""
     looks = Looks()
@@ -285,7 +257,6 @@ async def test_looks_in_vain_become_rare() -> None:
     assert looks.lasted == [LONG, GLANCE, LONG, LONG]  # it has paid: no glance again
 
 
-@on_both_loops
 async def test_nobody_looks_while_others_wait() -> None:
     looks = Looks()
     others = [asyncio.ensure_future(looks.promise()) for _ in range(2)]
@@ -299,7 +270,6 @@ async def test_nobody_looks_while_others_wait() -> None:
     assert looks.count == 1
 
 
-@on_both_loops
 async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
     table = new_table()
     one = Promise(table)
@@ -323,7 +293,6 @@ async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
     assert table.waiting == 0
 
 
-@on_both_loops
 async def test_what_a_look_raises_is_raised_where_it_is_awaited() -> None:
     looks = Looks()
 

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from aiordma.cli.app import app
 from aiordma.perf import client, gpu
 from aiordma.perf.gpu import GPU, GPUError, GPUMemory
-from tests.conftest import Run
 
 from .test_measuring import measured, one_loop, settings
 
@@ -103,12 +102,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("metric", ["lat", "rate"])
 @pytest.mark.parametrize("operation", ["write", "read"])
-def test_its_memory_is_written_from_and_read_into(
-    run: Run, device_name: str, host: str, driver: Driver, operation: str, metric: str
+async def test_its_memory_is_written_from_and_read_into(
+    device_name: str, host: str, driver: Driver, operation: str, metric: str
 ) -> None:
     asked = replace(settings(operation, metric), gpu=True, connections=2)
     try:
-        (result,) = run(measured(device_name, host, asked))
+        (result,) = await measured(device_name, host, asked)
     finally:
         assert (driver.files, driver.retained) == ({}, 0)
     assert driver.most == 2
@@ -118,11 +117,11 @@ def test_its_memory_is_written_from_and_read_into(
 
 @one_loop
 @pytest.mark.needs("dma-buf")
-def test_what_did_not_come_into_its_memory_is_told(
-    run: Run, device_name: str, host: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
+async def test_what_did_not_come_into_its_memory_is_told(
+    device_name: str, host: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GPUMemory, "contents", lambda self: bytes(100))
-    (result,) = run(measured(device_name, host, replace(settings("read", "lat"), gpu=True)))
+    (result,) = await measured(device_name, host, replace(settings("read", "lat"), gpu=True))
     assert result is not None
     assert result.mismatch.startswith("byte ")
 
@@ -140,12 +139,12 @@ def test_a_driver_without_a_usable_gpu(call: str) -> None:
 
 @one_loop
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetHandleForAddressRange"])
-def test_a_gpu_whose_memory_cannot_be_had(
-    run: Run, device_name: str, host: str, driver: Driver, call: str
+async def test_a_gpu_whose_memory_cannot_be_had(
+    device_name: str, host: str, driver: Driver, call: str
 ) -> None:
     driver.fails = call
     with pytest.raises(GPUError, match=f"refused {call}: "):
-        run(measured(device_name, host, replace(settings("write", "bw"), gpu=True)))
+        await measured(device_name, host, replace(settings("write", "bw"), gpu=True))
     assert (driver.files, driver.retained) == ({}, 0)
 
 

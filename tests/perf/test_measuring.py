@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import cycle, product
 
 import pytest
 
@@ -17,12 +16,11 @@ from aiordma.perf.settings import (
     Settings,
     default_depth,
 )
-from tests.conftest import LOOPS, Run
 
 FEW = 12
 
 # What does not depend on the event loop.
-one_loop = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
+one_loop = pytest.mark.one_loop
 
 
 def settings(operation: str, metric: str, size: int = 100) -> Settings:
@@ -46,19 +44,13 @@ async def measured(
         return [await client.measure(size) for size in asked.sizes]
 
 
-@pytest.mark.parametrize(
-    ("run", "operation", "metric"),
-    [
-        (loop, operation, metric)
-        for (operation, metric), loop in zip(product(OPERATIONS, METRICS), cycle(LOOPS))
-    ],
-    indirect=["run"],
-)
-def test_every_operation_and_metric(
-    run: Run, device_name: str, host: str, operation: str, metric: str
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_every_operation_and_metric(
+    device_name: str, host: str, operation: str, metric: str
 ) -> None:
     asked = settings(operation, metric)
-    (result,) = run(measured(device_name, host, asked))
+    (result,) = await measured(device_name, host, asked)
     assert result is not None
     assert result.mismatch == ""
     assert result.operations == FEW
@@ -100,8 +92,8 @@ def test_every_operation_and_metric(
     ids=lambda asked: f"{asked.operation}-{asked.metric}",
 )
 @one_loop
-def test_other_settings(run: Run, device_name: str, host: str, asked: Settings) -> None:
-    results = run(measured(device_name, host, asked))
+async def test_other_settings(device_name: str, host: str, asked: Settings) -> None:
+    results = await measured(device_name, host, asked)
     assert [result is not None and result.size for result in results] == list(asked.sizes)
     for result in results:
         assert result is not None
@@ -127,41 +119,36 @@ def test_other_settings(run: Run, device_name: str, host: str, asked: Settings) 
     ],
 )
 @one_loop
-def test_more_than_the_server_allows(
-    run: Run, device_name: str, host: str, asked: Settings, limits: Limits, text: str
+async def test_more_than_the_server_allows(
+    device_name: str, host: str, asked: Settings, limits: Limits, text: str
 ) -> None:
     with pytest.raises(RefusedError, match=text):
-        run(measured(device_name, host, asked, limits))
+        await measured(device_name, host, asked, limits)
 
 
 @one_loop
-def test_one_client_after_another(run: Run, device_name: str, host: str) -> None:
+async def test_one_client_after_another(device_name: str, host: str) -> None:
     """The second one waits until the first has gone."""
+    told: list[str] = []
+    async with await PerfServer.start(host, 0, device=device_name) as server:
 
-    async def main() -> list[str]:
-        told: list[str] = []
-        async with await PerfServer.start(host, 0, device=device_name) as server:
+        async def one(name: str, meanwhile: asyncio.Event | None) -> None:
+            asked = settings("send", "lat")
+            connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
+            async with connecting as client:
+                told.append(f"{name} is served")
+                if meanwhile is not None:
+                    meanwhile.set()
+                assert await client.measure(100) is not None
+                told.append(f"{name} is done")
 
-            async def one(name: str, meanwhile: asyncio.Event | None) -> None:
-                asked = settings("send", "lat")
-                connecting = PerfClient.connect(
-                    asked, host, server.listening.port, device=device_name
-                )
-                async with connecting as client:
-                    told.append(f"{name} is served")
-                    if meanwhile is not None:
-                        meanwhile.set()
-                    assert await client.measure(100) is not None
-                    told.append(f"{name} is done")
+        served = asyncio.Event()
+        first = asyncio.create_task(one("first", served))
+        await served.wait()
+        await one("second", None)
+        await first
 
-            served = asyncio.Event()
-            first = asyncio.create_task(one("first", served))
-            await served.wait()
-            await one("second", None)
-            await first
-        return told
-
-    assert run(main()) == [
+    assert told == [
         "first is served",
         "first is done",
         "second is served",
@@ -170,17 +157,14 @@ def test_one_client_after_another(run: Run, device_name: str, host: str) -> None
 
 
 @one_loop
-def test_stopping_keeps_what_was_measured(run: Run, device_name: str, host: str) -> None:
-    async def main() -> Result | None:
-        asked = replace(settings("send", "lat"), iterations=MOST_ITERATIONS)
-        async with (
-            await PerfServer.start(host, 0, device=device_name) as server,
-            PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
-        ):
-            # From the first operation that is timed on, it is told how far it is.
-            return await client.measure(100, lambda part: client.stop() if part > 0 else None)
-
-    result = run(main())
+async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> None:
+    asked = replace(settings("send", "lat"), iterations=MOST_ITERATIONS)
+    async with (
+        await PerfServer.start(host, 0, device=device_name) as server,
+        PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
+    ):
+        # From the first operation that is timed on, it is told how far it is.
+        result = await client.measure(100, lambda part: client.stop() if part > 0 else None)
     assert result is not None
     assert result.interrupted
     assert result.latency is not None

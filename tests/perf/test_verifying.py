@@ -19,7 +19,6 @@ from aiordma.perf import (
 )
 from aiordma.perf.client import PerfClient, answer
 from aiordma.perf.server import Limits, PerfServer
-from tests.conftest import Run
 
 from .test_measuring import measured, one_loop, settings
 
@@ -40,8 +39,7 @@ def last_bit_wrong(seed: int, size: int) -> bytes:
 @one_loop
 @pytest.mark.parametrize("metric", ["lat", "bw"])
 @pytest.mark.parametrize("operation", SERVERS)
-def test_a_bit_that_differs(
-    run: Run,
+async def test_a_bit_that_differs(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,15 +47,14 @@ def test_a_bit_that_differs(
     metric: str,
 ) -> None:
     monkeypatch.setattr(SERVERS[operation], "contents", last_bit_wrong)
-    (result,) = run(measured(device_name, host, settings(operation, metric)))
+    (result,) = await measured(device_name, host, settings(operation, metric))
     assert result is not None
     assert "byte 99 is 0x" in result.mismatch
 
 
 @one_loop
 @pytest.mark.parametrize(("operation", "metric"), [("send", "lat"), ("stream", "bw")])
-def test_one_message_in_the_middle(
-    run: Run,
+async def test_one_message_in_the_middle(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,22 +71,22 @@ def test_one_message_in_the_middle(
 
     monkeypatch.setattr(SERVERS[operation], "difference", fifth_differs)
     asked = replace(settings(operation, metric), warm_up=0, iterations=8)
-    first_and_last = run(measured(device_name, host, asked))
+    first_and_last = await measured(device_name, host, asked)
     assert [result and result.mismatch for result in first_and_last] == [""]
     count = 0
-    every_one = run(measured(device_name, host, replace(asked, verify_all=True)))
+    every_one = await measured(device_name, host, replace(asked, verify_all=True))
     assert [result and result.mismatch for result in every_one] == ["number 4: it differs"]
 
 
 @one_loop
-def test_an_addition_too_many(
-    run: Run, device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
+async def test_an_addition_too_many(
+    device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     atomics = client_memory.Atomics
     monkeypatch.setattr(
         atomics, "operate", lambda self, run: self._conn.fetch_and_add(self.remote, 2)
     )
-    (result,) = run(measured(device_name, host, replace(settings("atomic", "lat"), warm_up=0)))
+    (result,) = await measured(device_name, host, replace(settings("atomic", "lat"), warm_up=0))
     assert result is not None
     assert result.mismatch == "the sum of 12 additions of one is 24"
 
@@ -98,8 +95,7 @@ def test_an_addition_too_many(
 @pytest.mark.parametrize(
     ("operation", "metric"), [("send", "bw"), ("write", "bw"), ("send", "lat")]
 )
-def test_immediate_data_that_is_another(
-    run: Run,
+async def test_immediate_data_that_is_another(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +115,7 @@ def test_immediate_data_that_is_another(
 
         monkeypatch.setattr(connection, name, shifted)
     asked = replace(settings(operation, metric), imm=True, warm_up=0)
-    (result,) = run(measured(device_name, host, asked))
+    (result,) = await measured(device_name, host, asked)
     assert result is not None
     assert result.mismatch == "number 0: immediate data 1"
 
@@ -154,8 +150,7 @@ async def opened(
         (True, wire.pack(replace(BEGIN, size=0)), "only messages can be empty"),
     ],
 )
-def test_the_server_goes_on_after_a_client_that_is_none(
-    run: Run,
+async def test_the_server_goes_on_after_a_client_that_is_none(
     device_name: str,
     host: str,
     caplog: pytest.LogCaptureFixture,
@@ -163,57 +158,47 @@ def test_the_server_goes_on_after_a_client_that_is_none(
     said: bytes,
     reason: str,
 ) -> None:
-    async def main() -> None:
-        async with await PerfServer.start(host, 0, device=device_name) as server:
-            async with await aiordma.connect(
-                host, server.listening.port, device=device_name
-            ) as control:
-                connections = [control]
-                if attached:
-                    connections.append(await opened(control, device_name, server))
-                await control.send(said)
-                for connection in connections:
-                    await connection.wait_closed()
-            asked = settings("send", "lat")
-            connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
-            async with connecting as client:
-                assert await client.measure(100) is not None
-
-    run(main())
+    async with await PerfServer.start(host, 0, device=device_name) as server:
+        async with await aiordma.connect(
+            host, server.listening.port, device=device_name
+        ) as control:
+            connections = [control]
+            if attached:
+                connections.append(await opened(control, device_name, server))
+            await control.send(said)
+            for connection in connections:
+                await connection.wait_closed()
+        asked = settings("send", "lat")
+        connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
+        async with connecting as client:
+            assert await client.measure(100) is not None
     told = "; ".join(record.message for record in caplog.records if record.name == "aiordma.perf")
     assert reason in told
     assert ";" not in told  # of the client that came after it, nothing is to be told
 
 
 @one_loop
-def test_another_version_is_refused(run: Run, device_name: str, host: str) -> None:
-    async def main() -> wire.Wire:
-        async with (
-            await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
-            await aiordma.connect(host, server.listening.port, device=device_name) as control,
-        ):
-            await control.send(wire.pack(replace(OPEN, version=2)))
-            with await control.recv() as message:
-                return wire.unpack(bytes(message))
-
-    assert run(main()) == wire.Refused("the server speaks version 1, not 2")
+async def test_another_version_is_refused(device_name: str, host: str) -> None:
+    async with (
+        await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
+        await aiordma.connect(host, server.listening.port, device=device_name) as control,
+    ):
+        await control.send(wire.pack(replace(OPEN, version=2)))
+        with await control.recv() as message:
+            answered = wire.unpack(bytes(message))
+    assert answered == wire.Refused("the server speaks version 1, not 2")
 
 
 @one_loop
-def test_a_client_that_vanishes_makes_room_for_the_next(
-    run: Run, device_name: str, host: str
-) -> None:
-    async def main() -> None:
-        async with await PerfServer.start(host, 0, device=device_name) as server:
-            async with await aiordma.connect(
-                host, server.listening.port, device=device_name
-            ) as control:
-                await control.send(wire.pack(OPEN))
-                await answer(control, wire.Opened)
-                control.abort()
-            asked = settings("read", "lat")
-            connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
-            async with connecting as client:
-                assert await client.measure(100) is not None
-
-    run(main())
+async def test_a_client_that_vanishes_makes_room_for_the_next(device_name: str, host: str) -> None:
+    async with await PerfServer.start(host, 0, device=device_name) as server:
+        async with await aiordma.connect(
+            host, server.listening.port, device=device_name
+        ) as control:
+            await control.send(wire.pack(OPEN))
+            await answer(control, wire.Opened)
+            control.abort()
+        asked = settings("read", "lat")
+        connecting = PerfClient.connect(asked, host, server.listening.port, device=device_name)
+        async with connecting as client:
+            assert await client.measure(100) is not None

@@ -30,7 +30,7 @@ PACKAGES = {
 DEFAULT_PACKAGE = "rdmacm-utils"
 
 # Seconds for a program to come to its end, however busy the machine is.
-LIMIT = 60.0
+LIMIT = 300.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 

@@ -30,7 +30,7 @@ class Kept:
     def now(cls, leases: int) -> Kept:
         held = Held.now()
         files = Counter(NUMBERS.sub("#", target) for target in held.files.values())
-        return cls(files, held.threads, dict(held.objects), leases)
+        return cls(files, len(held.threads), dict(held.objects), leases)
 
     def growth(self, after: Kept) -> list[str]:
         """What there is more of."""

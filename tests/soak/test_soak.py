@@ -73,31 +73,27 @@ def test_lanes_keep_apart() -> None:
                 assert base <= begin <= begin + length <= base + part <= size
 
 
-def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
+async def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
     """Both ends of a part that breaks its connection; what they did."""
     tally = Tally()
-
-    async def main() -> None:
-        async with (
-            asyncio.timeout(20),
-            testing.connected_pair(device=EMBEDDED) as ends,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for conn, side in zip(ends, (CLIENT, SERVER), strict=True):
-                tasks.create_task(Leases(conn, plan, side, patterns, tally).run())
-
-    asyncio.run(main())
+    async with (
+        asyncio.timeout(100),
+        testing.connected_pair(device=EMBEDDED) as ends,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for conn, side in zip(ends, (CLIENT, SERVER), strict=True):
+            tasks.create_task(Leases(conn, plan, side, patterns, tally).run())
     return tally.done
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_lease_ends_during_use(patterns: Patterns, how: str) -> None:
+async def test_a_lease_ends_during_use(patterns: Patterns, how: str) -> None:
     plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == how)
-    done = use_until_refused(plan, patterns)
+    done = await use_until_refused(plan, patterns)
     assert done[f"ended during use: {how}"] == 1
 
 
-def test_a_key_that_works_too_long_is_seen(
+async def test_a_key_that_works_too_long_is_seen(
     patterns: Patterns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def share_for_ever(leases: Leases, memory: LocalMemory) -> None:
@@ -106,7 +102,7 @@ def test_a_key_that_works_too_long_is_seen(
     monkeypatch.setattr(Leases, "_share_for_a_while", share_for_ever)
     plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == REVOKED)
     with pytest.raises(ExceptionGroup) as caught:
-        use_until_refused(plan, patterns)
+        await use_until_refused(plan, patterns)
     assert any(isinstance(error, Wrong) for error in causes(caught.value))
 
 

@@ -392,7 +392,8 @@ static void one_lost_frame(const char *which)
 	/* Of each connection, and this one has two ends here, of which one has requests to take in
 	 * and the other one answers. */
 	CHECK_EQUAL(counts().lost - before.lost, 1);
-	CHECK_EQUAL(counts().retried - before.retried, 1);
+	/* Also for nothing, if an answer has taken more than the millisecond of the time-out. */
+	CHECK(counts().retried - before.retried >= 1);
 	close_pair(&a, &b);
 	no_plan();
 }
@@ -425,7 +426,7 @@ static void one_queue_pair(void)
 	struct side a, b, c, d;
 
 	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 1});
-	open_pair(&c, &d, (struct options){.timeout = 8, .retry_cnt = 1});
+	open_pair(&c, &d, (struct options){.timeout = 20});
 	plan("loss=1,qp=%u", b.qp->qp_num);
 	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
 	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);

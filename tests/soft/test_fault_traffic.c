@@ -123,8 +123,8 @@ static void between_processes(unsigned seed, bool late)
 	limit_seconds(60);
 	if (process.child && !late)
 		plan("seed=%u,loss=0.1,duplicate=0.05", seed);
-	/* Eight times 34 ms: another process may have to wait for its turn. */
-	open_side(&side, (struct options){.memory = MEMORY, .timeout = 13});
+	/* Eight times a quarter of a second: another process may have to wait for its turn. */
+	open_side(&side, (struct options){.memory = MEMORY, .timeout = 16});
 	struct address peer = exchange(&process, &side);
 
 	CHECK_EQUAL(to_init(&side), 0);
@@ -199,7 +199,8 @@ int main(void)
 		links_of(seed % 4 < 2 ? "shared" : "tcp");
 		STEP(a_full_queue(seed));
 		STEP(within_a_process(seed));
-		STEP(between_processes(seed, seed & 1));
+		if (seed <= 5) /* on either wire, with a plan that comes late and without */
+			STEP(between_processes(seed, seed & 1));
 	}
 	return 0;
 }

@@ -387,7 +387,7 @@ static bool step_round(struct round *round)
 			act(round);
 		return true;
 	}
-	CHECK(watched_ns() - round->gone_ns < 10 * SECOND);
+	CHECK(watched_ns() - round->gone_ns < PATIENCE);
 	if (round->peer->fd >= 0 || connections_with(round->number))
 		return true;
 	noticed_after(watched_ns() - round->gone_ns);

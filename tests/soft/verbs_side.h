@@ -476,14 +476,6 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 	return true;
 }
 
-static inline uint64_t now_ns(clockid_t clock)
-{
-	struct timespec now;
-
-	clock_gettime(clock, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* With this in the environment the device does not open, and says what is wrong. */
 static inline void expect_setting_refused(const char *name, const char *value, const char *expected)
 {

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from aiordma import streams
+from tests.combinations import noting
 
 # uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
+# Seconds for a test: it moves megabytes, some of them encrypted, in debug mode.
+LIMIT = 100
 
-Carried = Callable[[Coroutine[Any, Any, None]], None]
+
+def made(kind: Callable[[], Any], device_name: str) -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = kind()
+    loop.device = device_name  # type: ignore[attr-defined]
+    return loop
 
 
-@pytest.fixture(params=[streams.EventLoop, UVLoop], ids=["asyncio", "uvloop"])
-def carried(request: pytest.FixtureRequest, device_name: str) -> Carried:
-    """Runs a coroutine on a loop whose connections by host and port are RDMA streams."""
-    kind = request.param
+def pytest_asyncio_loop_factories(
+    config: pytest.Config,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Loops whose connections by host and port are RDMA streams: both, as there are few tests."""
+    device_name = str(config.getoption("--device"))
+    return {
+        "asyncio": noting(partial(made, streams.EventLoop, device_name)),
+        "uvloop": noting(partial(made, UVLoop, device_name)),
+    }
 
-    def run(coroutine: Coroutine[Any, Any, None]) -> None:
-        def loop() -> asyncio.AbstractEventLoop:
-            made: asyncio.AbstractEventLoop = kind()
-            made.device = device_name  # type: ignore[attr-defined]
-            return made
 
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(asyncio.wait_for(coroutine, 300))
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.time_limit(LIMIT))
 
-    return run
+
+@pytest.fixture(autouse=True)
+def on_the_device(device: object) -> None:
+    """The loops are on it, so every test here asks for it."""

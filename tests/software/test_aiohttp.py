@@ -19,8 +19,6 @@ from aiohttp.client_exceptions import ClientConnectionError
 
 import aiordma
 
-from .conftest import Carried
-
 
 class RDMAConnector(BaseConnector):
     async def _create_connection(self, req: Any, *others: Any) -> Any:
@@ -58,8 +56,8 @@ def application() -> web.Application:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_uploads_and_downloads(
-    carried: Carried, host: str, device_name: str, application: web.Application, scheme: str
+async def test_uploads_and_downloads(
+    host: str, device_name: str, application: web.Application, scheme: str
 ) -> None:
     serving = trusting = None
     if scheme == "https":
@@ -69,35 +67,31 @@ def test_uploads_and_downloads(
         trusting = ssl.create_default_context()
         authority.configure_trust(trusting)
 
-    async def main() -> None:
-        runner = web.AppRunner(application)
-        await runner.setup()
-        assert runner.server is not None
-        server = await aiordma.create_server(runner.server, host, device=device_name, ssl=serving)
-        url = f"{scheme}://{host}:{server.address[1]}"
-        connector = RDMAConnector(limit=4)
-        connector.device, connector.tls = device_name, trusting
-        async with ClientSession(connector=connector) as session:
-            for size in (0, 1, 10_000, 5_000_000):
-                body = random.Random(size).randbytes(size)
-                async with session.post(f"{url}/digest", data=io.BytesIO(body)) as response:
-                    answer = await response.json()
-                assert answer["sha256"] == hashlib.sha256(body).hexdigest()
-                assert answer["host"] == host
-                async with session.get(f"{url}/download/{size}") as response:
-                    received = await response.read()
-                source = random.Random(size)
-                expected = b"".join(
-                    source.randbytes(min(100_000, size - start))
-                    for start in range(0, size, 100_000)
-                )
-                assert received == expected
-            async with session.get(f"{url}/nowhere") as response:
-                assert response.status == 404
-            server.close()
-            await runner.cleanup()
-            await server.wait_closed()
-            with pytest.raises((ClientConnectionError, ConnectionError)):
-                await session.get(f"{url}/download/1")
-
-    carried(main())
+    runner = web.AppRunner(application)
+    await runner.setup()
+    assert runner.server is not None
+    server = await aiordma.create_server(runner.server, host, device=device_name, ssl=serving)
+    url = f"{scheme}://{host}:{server.address[1]}"
+    connector = RDMAConnector(limit=4)
+    connector.device, connector.tls = device_name, trusting
+    async with ClientSession(connector=connector) as session:
+        for size in (0, 1, 10_000, 5_000_000):
+            body = random.Random(size).randbytes(size)
+            async with session.post(f"{url}/digest", data=io.BytesIO(body)) as response:
+                answer = await response.json()
+            assert answer["sha256"] == hashlib.sha256(body).hexdigest()
+            assert answer["host"] == host
+            async with session.get(f"{url}/download/{size}") as response:
+                received = await response.read()
+            source = random.Random(size)
+            expected = b"".join(
+                source.randbytes(min(100_000, size - start)) for start in range(0, size, 100_000)
+            )
+            assert received == expected
+        async with session.get(f"{url}/nowhere") as response:
+            assert response.status == 404
+        server.close()
+        await runner.cleanup()
+        await server.wait_closed()
+        with pytest.raises((ClientConnectionError, ConnectionError)):
+            await session.get(f"{url}/download/1")

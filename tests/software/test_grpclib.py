@@ -15,8 +15,6 @@ from grpclib.server import Server, Stream
 
 from aiordma.streams import StreamServer
 
-from .conftest import Carried
-
 
 class Bytes(CodecBase):
     """Messages that are bytes: no code generator is needed."""
@@ -49,32 +47,29 @@ class Service:
         }
 
 
-def test_calls_and_streams(carried: Carried, host: str) -> None:
-    async def main() -> None:
-        server = Server([Service()], codec=Bytes())
-        await server.start(host, 0)
-        listening = server._server
-        assert isinstance(listening, StreamServer)
-        port = listening.address[1]
-        channel = Channel(host, port, codec=Bytes())
-        try:
-            reverse = UnaryUnaryMethod(channel, "/test.Service/Reverse", bytes, bytes)
-            data = random.Random(1)
-            requests = [data.randbytes(size) for size in (0, 1, 1000, 70_000, 1_000_000)]
-            answers = await asyncio.gather(*(reverse(request) for request in requests))
-            assert answers == [request[::-1] for request in requests]
-            with pytest.raises(GRPCError) as refused:
-                await reverse(b"no")
-            assert refused.value.status is Status.INVALID_ARGUMENT
-            each = StreamStreamMethod(channel, "/test.Service/Each", bytes, bytes)
-            async with each.open() as stream:
-                for request in requests:
-                    await stream.send_message(request)
-                    assert await stream.recv_message() == request[::-1]
-                await stream.end()
-        finally:
-            channel.close()
-            server.close()
-            await server.wait_closed()
-
-    carried(main())
+async def test_calls_and_streams(host: str) -> None:
+    server = Server([Service()], codec=Bytes())
+    await server.start(host, 0)
+    listening = server._server
+    assert isinstance(listening, StreamServer)
+    port = listening.address[1]
+    channel = Channel(host, port, codec=Bytes())
+    try:
+        reverse = UnaryUnaryMethod(channel, "/test.Service/Reverse", bytes, bytes)
+        data = random.Random(1)
+        requests = [data.randbytes(size) for size in (0, 1, 1000, 70_000, 1_000_000)]
+        answers = await asyncio.gather(*(reverse(request) for request in requests))
+        assert answers == [request[::-1] for request in requests]
+        with pytest.raises(GRPCError) as refused:
+            await reverse(b"no")
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        each = StreamStreamMethod(channel, "/test.Service/Each", bytes, bytes)
+        async with each.open() as stream:
+            for request in requests:
+                await stream.send_message(request)
+                assert await stream.recv_message() == request[::-1]
+            await stream.end()
+    finally:
+        channel.close()
+        server.close()
+        await server.wait_closed()

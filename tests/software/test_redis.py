@@ -20,8 +20,6 @@ from redis.exceptions import ResponseError
 import aiordma
 from aiordma import streams
 
-from .conftest import Carried
-
 
 @pytest.fixture
 def redis_port(tmp_path: Path) -> Iterator[int]:
@@ -67,31 +65,28 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
             await one.wait_closed()
 
 
-def test_commands_pipelines_and_large_values(
-    carried: Carried, host: str, device_name: str, redis_port: int
+async def test_commands_pipelines_and_large_values(
+    host: str, device_name: str, redis_port: int
 ) -> None:
-    async def main() -> None:
-        server = await streams.start_stream_server(
-            lambda reader, writer: relay(reader, writer, redis_port), host, device=device_name
-        )
-        async with server:
-            client = redis.asyncio.Redis(host=host, port=server.address[1])
-            assert await client.ping()
-            value = bytes(range(256)) * 20_000
-            await client.set("large", value)
-            assert await client.get("large") == value
-            async with client.pipeline() as pipeline:
-                for number in range(500):
-                    pipeline.incrby("sum", number)
-                results = await pipeline.execute()
-            assert results[-1] == sum(range(500))
-            with pytest.raises(ResponseError):
-                await client.incr("large")
-            pool: Any = client.connection_pool
-            connection = await pool.get_connection()
-            carrier = connection._writer.transport.get_extra_info("connection")
-            assert isinstance(carrier, aiordma.Connection)
-            await pool.release(connection)
-            await client.aclose()
-
-    carried(main())
+    server = await streams.start_stream_server(
+        lambda reader, writer: relay(reader, writer, redis_port), host, device=device_name
+    )
+    async with server:
+        client = redis.asyncio.Redis(host=host, port=server.address[1])
+        assert await client.ping()
+        value = bytes(range(256)) * 20_000
+        await client.set("large", value)
+        assert await client.get("large") == value
+        async with client.pipeline() as pipeline:
+            for number in range(500):
+                pipeline.incrby("sum", number)
+            results = await pipeline.execute()
+        assert results[-1] == sum(range(500))
+        with pytest.raises(ResponseError):
+            await client.incr("large")
+        pool: Any = client.connection_pool
+        connection = await pool.get_connection()
+        carrier = connection._writer.transport.get_extra_info("connection")
+        assert isinstance(carrier, aiordma.Connection)
+        await pool.release(connection)
+        await client.aclose()

@@ -11,32 +11,27 @@ from websockets.exceptions import ConnectionClosedOK
 
 from aiordma import Connection
 
-from .conftest import Carried
 
-
-def test_messages_of_both_kinds_and_many_sizes(carried: Carried, host: str) -> None:
+async def test_messages_of_both_kinds_and_many_sizes(host: str) -> None:
     async def handler(socket: ServerConnection) -> None:
         async for message in socket:
             await socket.send(message)
 
-    async def main() -> None:
-        data = random.Random(1)
-        async with serve(handler, host, 0, max_size=None) as server:
-            (listening,) = server.sockets
-            port = listening.getsockname()[1]
-            async with connect(f"ws://{host}:{port}", max_size=None, proxy=None) as socket:
-                carrier = socket.transport.get_extra_info("connection")
-                assert isinstance(carrier, Connection)
-                for size in (0, 1, 125, 126, 65535, 65536, 3_000_000):
-                    message = data.randbytes(size)
-                    await socket.send(message)
-                    assert await socket.recv() == message
-                await socket.send("text é")
-                assert await socket.recv() == "text é"
-                await (await socket.ping())
-                await socket.close()
-                assert carrier.statistics().messages_sent > 0
-                with pytest.raises(ConnectionClosedOK):
-                    await socket.recv()
-
-    carried(main())
+    data = random.Random(1)
+    async with serve(handler, host, 0, max_size=None) as server:
+        (listening,) = server.sockets
+        port = listening.getsockname()[1]
+        async with connect(f"ws://{host}:{port}", max_size=None, proxy=None) as socket:
+            carrier = socket.transport.get_extra_info("connection")
+            assert isinstance(carrier, Connection)
+            for size in (0, 1, 125, 126, 65535, 65536, 3_000_000):
+                message = data.randbytes(size)
+                await socket.send(message)
+                assert await socket.recv() == message
+            await socket.send("text é")
+            assert await socket.recv() == "text é"
+            await (await socket.ping())
+            await socket.close()
+            assert carrier.statistics().messages_sent > 0
+            with pytest.raises(ConnectionClosedOK):
+                await socket.recv()

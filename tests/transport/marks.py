@@ -1,4 +1,4 @@
-"""Marks of tests that need not run in all four ways; see conftest.py."""
+"""Marks of tests that need not run in every combination; see tests/combinations.py."""
 
 from __future__ import annotations
 
@@ -7,4 +7,5 @@ import pytest
 one_loop = pytest.mark.one_loop
 by_cm = pytest.mark.by_cm
 by_tcp = pytest.mark.by_tcp
-looks = pytest.mark.looks
+counts_turns = pytest.mark.counts_turns
+sets_polling = pytest.mark.sets_polling

@@ -17,7 +17,7 @@ from aiordma._core.handshake import Endpoint, Hello
 from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
 from aiordma._transport.side import RETRIES
 
-from .place import Place, hello
+from .place import BUSY, Place, hello
 
 REMOTE = (
     verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_ATOMIC
@@ -115,7 +115,7 @@ class RawPeer:
 
     async def send_data(self, content: bytes, limit: float) -> None:
         """One message, as an honest peer would send it: with a credit, and giving back others."""
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit * BUSY):
             while not self.credits:
                 self._more_credits.clear()
                 await self._more_credits.wait()
@@ -130,7 +130,7 @@ class RawPeer:
 
     async def control(self, limit: float) -> protocol.Message:
         """The next control message of the other side; frames before it are passed over."""
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit * BUSY):
             while True:
                 kind, content = await self.frames.get()
                 if kind is FrameKind.CONTROL:

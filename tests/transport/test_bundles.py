@@ -13,13 +13,24 @@ from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from tests.core.test_frames import packed_bundle, unpacked_bundle
 
 from .marks import by_tcp, one_loop
-from .place import ALONE, SMALL, Place, at_rest, barrier, ends, pattern, pool_statistics, turns
+from .place import (
+    ALONE,
+    BUSY,
+    SMALL,
+    Place,
+    at_rest,
+    barrier,
+    ends,
+    pattern,
+    pool_statistics,
+    turns,
+)
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
 
 
 async def frames(peer: RawPeer, count: int, limit: float) -> list[tuple[FrameKind, bytes]]:
-    async with asyncio.timeout(limit):
+    async with asyncio.timeout(limit * BUSY):
         return [await peer.frames.get() for _ in range(count)]
 
 

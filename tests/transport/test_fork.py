@@ -59,7 +59,7 @@ def report(place: Place, role: str, loop: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60 * place.slow,
+        timeout=100 * place.slow,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,14 +70,12 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 
 
 @by_tcp
-@one_loop
 def test_fork(place: Place) -> None:
     """The parent's connections go on, the child's use of them is refused, it has its own."""
     assert report(place, "fork", "asyncio") == FORK
 
 
 @by_cm
-@one_loop
 def test_fork_by_the_connection_manager(place: Place) -> None:
     """The child of a process that has used librdmacm is told that it cannot, and what it can do."""
     if place.device == EMBEDDED:
@@ -89,36 +87,23 @@ def test_fork_by_the_connection_manager(place: Place) -> None:
 
 # What follows is about the embedded device: librdmacm is not made for the child of a fork.
 
-BOTH = pytest.mark.parametrize(
-    ("run", "via"), [("asyncio", "cm"), ("asyncio", "tcp")], indirect=True
-)
-BY_CM = pytest.mark.parametrize(("run", "via"), [("asyncio", "cm")], indirect=True)
-BY_TCP = pytest.mark.parametrize(("run", "via"), [("asyncio", "tcp")], indirect=True)
-ALL_WAYS = pytest.mark.parametrize(
-    ("run", "via"),
-    [(loop, via) for loop in ("asyncio", "uvloop") for via in ("cm", "tcp")],
-    indirect=True,
-)
-
 
 @pytest.fixture
-def here(via: Via) -> Place:
-    return Place(EMBEDDED, "127.0.0.1", via, 1.0)
+def here(connection_method: Via) -> Place:
+    return Place(EMBEDDED, "127.0.0.1", connection_method, 1.0)
 
 
-@ALL_WAYS
-def test_fork_by_every_way(here: Place, wire: str, request: pytest.FixtureRequest) -> None:
-    loop = request.node.callspec.params["run"]
-    assert report(here, "fork", loop) == FORK
+def test_fork_by_every_way(here: Place, wire: str, loop_name: str) -> None:
+    assert report(here, "fork", loop_name) == FORK
 
 
-@BOTH  # with libuv's threads in the parent, libuv itself crashes at the child's exit
+# With libuv's threads in the parent, libuv itself crashes at the child's exit.
 def test_children_that_end(here: Place) -> None:
     """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
     assert report(here, "exits", "asyncio") == ["exits"]
 
 
-@BY_CM
+@by_cm
 def test_grandchildren(here: Place, wire: str) -> None:
     assert report(here, "grandchildren", "asyncio") == ["grandchildren"]
 
@@ -135,7 +120,7 @@ async def port_is_free(here: Place, port: int) -> None:
         return
 
 
-@BOTH
+@one_loop
 async def test_a_child_that_outlives_its_parent(here: Place) -> None:
     """The parent's peers notice the parent's death, and its port is free."""
     process = start(here, "outlived")
@@ -160,16 +145,15 @@ async def test_a_child_that_outlives_its_parent(here: Place) -> None:
             process.kill()
 
 
-@BY_CM
+@by_cm
 def test_start_methods_of_multiprocessing(here: Place, wire: str) -> None:
     assert report(here, "processes", "asyncio") == PROCESSES
 
 
-@BY_TCP
+@by_tcp
 def test_pools_of_processes(here: Place) -> None:
     assert report(here, "pools", "asyncio") == POOLS
 
 
-@BOTH
 def test_other_programs(here: Place) -> None:
     assert report(here, "programs", "asyncio") == ["no descriptor"]

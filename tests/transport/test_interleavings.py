@@ -6,25 +6,19 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiordma.errors import WorkCompletionError
-from tests.conftest import Run
 
-from .marks import looks, one_loop
+from .marks import one_loop
 from .place import SMALL, Place
 from .programs import ENDED, LAST, PROGRAMS, STEPS, End, play
 
-pytestmark = looks
-
 Program = list[tuple[Any, ...]]
-EXAMPLES = 6
 FUZZ = settings(
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=min(6, settings().max_examples),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 
@@ -76,29 +70,19 @@ async def settle(first: End, second: End) -> None:
     await asyncio.gather(first.drain(), second.drain())
 
 
-@pytest.fixture
-def examples(place: Place) -> int:
-    """A slow device plays fewer programs."""
-    return EXAMPLES if place.slow == 1 else 2
-
-
-def test_whatever_is_done_nothing_is_lost(run: Run, place: Place, examples: int) -> None:
-    @settings(FUZZ, max_examples=examples)
-    @given(PROGRAMS)
-    def play_any(program: Program) -> None:
-        run(run_program(place, program, None))
-
-    play_any()
+@FUZZ
+@given(program=PROGRAMS)
+async def test_whatever_is_done_nothing_is_lost(place: Place, program: Program) -> None:
+    await run_program(place, program, None)
 
 
 ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
 
 
 @one_loop
-def test_whenever_it_ends_everything_ends(run: Run, place: Place, examples: int) -> None:
-    @settings(FUZZ, max_examples=examples)
-    @given(PROGRAMS, ENDINGS, st.lists(STEPS | ENDINGS, max_size=8))
-    def play_any(program: Program, ending: tuple[str, int], rest: Program) -> None:
-        run(run_program(place, program, [ending, *rest]))
-
-    play_any()
+@FUZZ
+@given(program=PROGRAMS, ending=ENDINGS, rest=st.lists(STEPS | ENDINGS, max_size=8))
+async def test_whenever_it_ends_everything_ends(
+    place: Place, program: Program, ending: tuple[str, int], rest: Program
+) -> None:
+    await run_program(place, program, [ending, *rest])

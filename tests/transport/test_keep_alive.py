@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,16 @@ from aiordma import (
     Config,
     Connection,
     ConnectionBrokenError,
+    connect,
     listen,
     reconnect,
+    reconnecting,
 )
 from aiordma.errors import RejectedError
 from tests.conftest import EMBEDDED
 
 from .marks import by_cm, by_tcp, one_loop
-from .place import SMALL, Place, check_alive, ends
+from .place import SMALL, Place, at_rest, check_alive, ends, turns
 
 CHILD = """
 import asyncio, sys
@@ -67,7 +70,7 @@ async def test_a_stopped_process_is_found(place: Place) -> None:
     The embedded device stops with its process.  One that is not a part of it goes on answering,
     and so the peer is there, and goes on with its work one day.
     """
-    config = Config(keep_alive=0.05 * place.slow, keep_alive_timeout=0.5 * place.slow)
+    config = Config(keep_alive=0.05 * place.slow, keep_alive_timeout=1000)
     with echoing(place) as (pid, port):
         conn = await place.connect(port, config)
         async with conn:
@@ -76,6 +79,11 @@ async def test_a_stopped_process_is_found(place: Place) -> None:
             receiving = asyncio.create_task(conn.recv())
             os.kill(pid, signal.SIGSTOP)
             if place.device == EMBEDDED:
+                asked = conn._keep_alive
+                assert asked
+                asked._patience = 0.5  # before it was stopped it may have been slow
+                asked._timer.cancel()
+                asked._look()
                 async with place.within(10):
                     error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
                 assert "keep_alive" in str(error.__cause__ or error)
@@ -98,7 +106,7 @@ async def answers(place: Place, conn: Connection, count: int) -> None:
 @one_loop
 async def test_a_quiet_peer_is_not_a_silent_one(place: Place) -> None:
     """It is asked time and again, its program does nothing, and all is well."""
-    config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=5.0 * place.slow)
+    config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=1000)
     async with place.pair(config, server=SMALL) as (client, server):
         await answers(place, client, 5)
         await check_alive(client, server)
@@ -118,23 +126,32 @@ async def test_the_loop_has_no_timer_for_it(place: Place) -> None:
 @one_loop
 @by_tcp
 async def test_traffic_needs_no_questions(place: Place) -> None:
-    config = replace(SMALL, keep_alive=0.2 * place.slow)
+    """How long either takes does not matter: here the test says when it is time to ask."""
+    config = replace(SMALL, keep_alive=1000)
     async with place.pair(config, server=SMALL) as (client, server):
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 3 * 0.2 * place.slow
+        keep_alive = client._keep_alive
+        assert keep_alive
         posted: list[str] = []
         post = client._queue.post_frame
-        before = client._queue.completions
 
         def watch(work: object) -> None:
             posted.append(type(work).__name__)
             post(work)  # type: ignore[arg-type]
 
         client._queue.post_frame = watch  # type: ignore[method-assign]
-        while loop.time() < until:
+
+        def it_is_time() -> None:
+            keep_alive._timer.cancel()
+            keep_alive._look()
+
+        for _ in range(3):
             await check_alive(client, server)
-        assert client._queue.completions > before
+            it_is_time()
         assert "Probe" not in posted
+        await at_rest(client, server)
+        it_is_time()  # it may still have heard what came after the last time
+        it_is_time()
+        assert "Probe" in posted
 
 
 def test_times_that_cannot_be() -> None:
@@ -170,7 +187,15 @@ async def test_a_new_connection_for_each_round(place: Place) -> None:
 
 
 @one_loop
-async def test_it_waits_for_a_listener(place: Place) -> None:
+async def test_it_waits_for_a_listener(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = 0
+
+    async def counted(*arguments: Any, **options: Any) -> Connection:
+        nonlocal attempts
+        attempts += 1
+        return await connect(*arguments, **options)
+
+    monkeypatch.setattr(reconnecting, "connect", counted)
     async with await place.listen() as listener:
         port = listener.port
 
@@ -190,7 +215,9 @@ async def test_it_waits_for_a_listener(place: Place) -> None:
         raise AssertionError("it ended")
 
     connecting = asyncio.create_task(first())
-    await asyncio.sleep(0.05)  # some attempts in vain
+    async with place.within(10):
+        while attempts < 3:  # in vain
+            await turns(1)
     assert not connecting.done()
     async with (
         await listen(

@@ -28,7 +28,18 @@ from aiordma._transport.family import Family, Member
 from aiordma.errors import RejectedError
 
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, cancelled_after, check_alive, ends, exchange, hello, turns
+from .place import (
+    NEVER,
+    SMALL,
+    Place,
+    cancelled_after,
+    check_alive,
+    ends,
+    exchange,
+    hello,
+    turns,
+    when_limits_pass,
+)
 from .raw_peer import RawPeer, control
 from .test_other_processes import Child
 
@@ -293,13 +304,14 @@ async def test_a_handshake_that_takes_too_long(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No longer than on a socket, and then there is room again."""
-    impatient = replace(SMALL, max_handshakes=1, handshake_timeout=1.0 * place.slow)
-    async with first(place, impatient) as (listener, client, server):
+    one = replace(SMALL, max_handshakes=1)
+    async with first(place, one) as (listener, client, server):
         with monkeypatch.context() as patched:
             patched.setattr(kin, "_first_arrival", never)
             other = await place.connect(listener.port)
-        async with place.within(5):
-            assert await ends(other.recv(), ConnectionBrokenError)
+            receiving = asyncio.create_task(ends(other.recv(), ConnectionBrokenError))
+            async with place.within(5):
+                assert await when_limits_pass(receiving)
         other, its_server = await place.both(listener)
         async with other, its_server:
             assert are_kin(client, other)
@@ -313,13 +325,12 @@ async def test_a_listener_that_does_not_answer(
     """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
     asked: list[tuple[kin.Answering, protocol.Ask]] = []
     answer = kin.Answering._asked
-    patient = replace(SMALL, connect_timeout=4 * place.slow)
-    monkeypatch.setattr(kin, "PATIENCE", 0.02)
+    monkeypatch.setattr(kin, "PATIENCE", 0.1 / NEVER)
     monkeypatch.setattr(kin.Answering, "_asked", lambda self, ask: asked.append((self, ask)))
     async with first(place) as (listener, client, server):
         for _ in range(2):
             async with place.within(5):
-                other = await place.connect(listener.port, patient)
+                other = await place.connect(listener.port)
             its_server = await listener.accept()
             async with other, its_server:
                 assert not are_kin(client, other)

@@ -8,10 +8,10 @@ import pytest
 
 from aiordma import Config, driver
 
-from .marks import looks, one_loop
+from .marks import one_loop, sets_polling
 from .place import Place, pattern, shared
 
-pytestmark = looks
+pytestmark = sets_polling
 
 
 class Turns:

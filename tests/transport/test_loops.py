@@ -15,7 +15,7 @@ import pytest
 from aiordma import Connection, Listener, start_server, streams
 from aiordma.errors import ConnectionClosedError, WrongLoopError
 from aiordma.verbs import live
-from tests.conftest import LOOPS
+from tests.combinations import LOOPS
 
 from .marks import by_cm, one_loop
 from .place import SMALL, Place, check_alive, ends, pattern
@@ -75,7 +75,6 @@ async def talk(place: Place, port: int, seed: int) -> None:
             await sending
 
 
-@one_loop
 def test_servers_and_clients_in_many_threads(place: Place) -> None:
     """One device, four loops of two kinds; each has a server and talks with all the servers."""
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
@@ -234,7 +233,6 @@ async def test_a_stream_in_another_thread(place: Place) -> None:
         await writer.wait_closed()
 
 
-@one_loop
 def test_between_two_runs_of_a_loop(place: Place) -> None:
     """Its own thread may use it while the loop does not run."""
     loop = asyncio.new_event_loop()
@@ -258,9 +256,8 @@ def test_between_two_runs_of_a_loop(place: Place) -> None:
 # ---- one loop after the other --------------------------------------------------------------------
 
 
-def test_loops_that_end_with_everything_open(place: Place, request: pytest.FixtureRequest) -> None:
+def test_loops_that_end_with_everything_open(place: Place, loop_name: str) -> None:
     """`asyncio.run` several times: each warns of what was left open, and leaves nothing behind."""
-    kind = request.node.callspec.params["run"]
     where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
     left: list[Any] = []
 
@@ -284,7 +281,7 @@ def test_loops_that_end_with_everything_open(place: Place, request: pytest.Fixtu
     for _ in range(3):
         with (
             pytest.warns(ResourceWarning, match="was not closed before its event loop") as caught,
-            asyncio.Runner(debug=True, loop_factory=LOOPS[kind]) as runner,
+            asyncio.Runner(debug=True, loop_factory=LOOPS[loop_name]) as runner,
         ):
             runner.run(main())
         texts = [str(warning.message) for warning in caught]
@@ -303,7 +300,6 @@ def test_loops_that_end_with_everything_open(place: Place, request: pytest.Fixtu
 
 
 @by_cm  # asyncio itself complains of sockets that were left open
-@one_loop
 def test_a_loop_that_is_closed_without_a_word(place: Place) -> None:
     """What it had is given back when the next loop comes to use the device."""
     before = live()

@@ -57,14 +57,19 @@ async def others_end(server: Server, first: asyncio.Task[None]) -> None:
     await asyncio.gather(*(task for task in server._tasks if task is not first))
 
 
-def check_growth(anchor: Connection, before: Held, leases: int) -> None:
+async def check_growth(place: Place, anchor: Connection, before: Held, leases: int) -> None:
     gc.collect()
-    assert before.growth(Held.now()) == ""
+    try:
+        async with place.within(2):  # a peer's descriptors go when its end has been noticed
+            while before.growth(Held.now()):
+                await turns(1)
+    except TimeoutError:
+        pytest.fail(f"left behind:\n{before.growth(Held.now())}")
     assert pool_statistics(anchor).leases <= leases
 
 
 @one_loop
-@pytest.mark.time_limit(60)
+@pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
 async def test_one_after_another(place: Place) -> None:
     count = IN_A_ROW.get(place.device, FEWER_IN_A_ROW)
@@ -89,16 +94,16 @@ async def test_one_after_another(place: Place) -> None:
             for seed in range(count - count // 10):
                 await once(seed)
             await turns(1)
-            check_growth(anchor, before, leases)
+            await check_growth(place, anchor, before, leases)
             assert resident() - memory < GROWTH
 
 
-@pytest.mark.time_limit(60)
+@pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
 async def test_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "RESTS", 0.02)
     count = AT_ONCE.get(place.device, FEWER_AT_ONCE)
-    patient = replace(SMALL, connect_timeout=60, handshake_timeout=60)
+    patient = SMALL
     server = await start_server(
         echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
     )
@@ -124,7 +129,7 @@ async def test_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         before, memory = Held.now(), resident()
         leases = pool_statistics(anchor).leases
         await crowd()
-        check_growth(anchor, before, leases)
+        await check_growth(place, anchor, before, leases)
         assert resident() - memory < GROWTH
 
 
@@ -139,12 +144,12 @@ def many_files() -> Iterator[None]:
 
 @one_loop
 @pytest.mark.usefixtures("many_files")
-@pytest.mark.time_limit(120)
+@pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
 async def test_from_another_process(place: Place) -> None:
     """All at a time into one process, which then has what it had before."""
     count = FROM_ELSEWHERE.get(place.device, FEWER_AT_ONCE)
-    patient = replace(SMALL, handshake_timeout=60, max_handshakes=count)
+    patient = replace(SMALL, max_handshakes=count)
     server = await start_server(
         echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
     )
@@ -173,5 +178,5 @@ async def test_from_another_process(place: Place) -> None:
         before, leases = Held.now(), pool_statistics(anchor).leases
         before.objects["MemoryRegion"] += SPARE_SLABS  # the others were given back
         await crowd(count)
-        check_growth(anchor, before, leases)
+        await check_growth(place, anchor, before, leases)
         await talk(anchor, 1)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from aiordma import Connection, RemoteRegion
 from aiordma._transport.sharing import RemoteSlice
-from tests.conftest import Run
 
-from .marks import by_cm, one_loop
+from .marks import by_cm, counts_turns, one_loop
 from .place import SMALL, Place, barrier, check_alive, leases, pattern, shared, turns
 
 # The shortest send queue that there can be, and more room at the peer than that.
@@ -126,19 +125,17 @@ async def run_program(place: Place, program: list[tuple[str, int]]) -> None:
         assert client._queue.free == client._queue.capacity
 
 
-def test_writes_are_there_before_word_of_them(run: Run, place: Place) -> None:
-    @settings(
-        max_examples=15 if place.slow == 1 else 2,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    @given(st.lists(STEPS, max_size=40))
-    @example(EACH)
-    def holds(program: list[tuple[str, int]]) -> None:
-        run(asyncio.wait_for(run_program(place, program), 10 * place.slow))
-
-    holds()
+@settings(
+    max_examples=min(15, settings().max_examples),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(program=st.lists(STEPS, max_size=40))
+@example(program=EACH)
+async def test_writes_are_there_before_word_of_them(
+    place: Place, program: list[tuple[str, int]]
+) -> None:
+    async with place.within(10):
+        await run_program(place, program)
 
 
 async def test_borrowed_memory_is_handed_over_after_what_was_written(place: Place) -> None:
@@ -175,6 +172,7 @@ async def test_long_write_with_immediate_keeps_its_turn(place: Place) -> None:
 # ---- what nobody waits for any more --------------------------------------------------------------
 
 
+@counts_turns
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
 async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operation: str) -> None:
     """Nor does it keep the memory, or anything of the pool, or those behind it."""
@@ -289,6 +287,7 @@ async def test_progress_that_raises_is_heard_of(place: Place) -> None:
         await check_alive(client, server)
 
 
+@counts_turns
 async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(place: Place) -> None:
     """Its key works no more, so the peer must not come by it."""
     async with place.pair(SHORT) as (client, server), shared(server, client, 256) as (_, remote):

@@ -26,7 +26,7 @@ from aiordma import (
 )
 from tests.conftest import EMBEDDED
 
-from .marks import by_tcp, one_loop
+from .marks import by_tcp, one_loop, sets_polling
 from .place import SMALL, Place, ends, pattern, turns
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ class Child:
     async def connected(cls, place: Place, role: str, **other: float) -> AsyncIterator[Child]:
         """`other` are values of its configuration."""
         child = cls(place, role)
-        config = replace(SMALL, close_timeout=0.5, **other)  # type: ignore[arg-type]
+        config = replace(SMALL, **other)  # type: ignore[arg-type]
         try:
             port = await child.line()
             async with await place.connect(int(port), config) as conn:
@@ -93,6 +93,7 @@ async def test_echo(place: Place) -> None:
 
 
 @by_tcp
+@sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
 async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, polling: float) -> None:
     """What the other process writes to is in the loop's own epoll set; a card has no bells."""
@@ -116,14 +117,14 @@ async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, poll
 
 @one_loop
 async def test_peer_that_is_busy_in_python(place: Place) -> None:
-    """Its memory is served by its device: two seconds of computing delay nothing."""
+    """Its memory is served by its device: it computes until that has seen to all of this."""
     async with Child.connected(place, "busy") as child:
         conn = child.conn
         remote = await region(child)
         await conn.send(b"go")
         assert await child.line() == "busy"
         idle = asyncio.create_task(child.line())
-        async with place.within(1.5):
+        async with place.within(2):
             for n in range(10):
                 data = pattern(100_000, n)
                 await conn.write(data, remote[8:100_008])
@@ -133,6 +134,7 @@ async def test_peer_that_is_busy_in_python(place: Place) -> None:
                 assert await conn.fetch_and_add(remote[:8], 1) == n
                 assert await conn.compare_and_swap(remote[:8], n + 1, n + 1) == n + 1
         assert not idle.done()
+        await conn.write(b"x", remote[-1:])
         assert await idle == "idle"
         assert int.from_bytes(bytes(await conn.recv()), sys.byteorder) == 10
 

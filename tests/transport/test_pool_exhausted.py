@@ -18,7 +18,7 @@ from aiordma import (
 )
 from aiordma.errors import QuotaError
 
-from .marks import one_loop
+from .marks import counts_turns, one_loop
 from .place import SMALL, Place, barrier, ends, pattern, shared, turns
 
 LIMIT = 4 << 20
@@ -98,6 +98,7 @@ async def test_cancelled_while_it_waits_a_message_is_not_sent(place: Place) -> N
             await sending[n]
 
 
+@counts_turns
 @pytest.mark.parametrize("also_gone", [False, True])
 async def test_fetching_waits(place: Place, also_gone: bool) -> None:
     """And goes on for the next `recv` when the first one is gone."""
@@ -118,6 +119,7 @@ async def test_fetching_waits(place: Place, also_gone: bool) -> None:
         await sending
 
 
+@counts_turns
 async def test_memory_of_ones_own_need_not_wait(place: Place) -> None:
     async with place.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))

@@ -14,7 +14,16 @@ from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.receive_sizes import GROW_AFTER, NEVER_LONGER, SHRINK_AFTER
 
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, barrier, exchange, pattern, pool_statistics, turns
+from .place import (
+    BUSY,
+    SMALL,
+    Place,
+    barrier,
+    exchange,
+    pattern,
+    pool_statistics,
+    turns,
+)
 from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
 
@@ -196,7 +205,7 @@ async def test_a_peer_that_lies_about_its_receives(place: Place, first: int, tex
 @one_loop
 async def test_frames_are_never_longer_than_this_side_allows(place: Place) -> None:
     """A peer with huge receives cannot make this side's frames, and so its memory, as large."""
-    async with victim(place) as (conn, peer):
+    async with victim(place, replace(SMALL, close_timeout=0.05)) as (conn, peer):
         peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))
         peer.send_control(protocol.Ping(1))
         assert isinstance(await peer.control(place.slow), protocol.Pong)
@@ -206,7 +215,7 @@ async def test_frames_are_never_longer_than_this_side_allows(place: Place) -> No
 
 
 async def next_message(peer: RawPeer, limit: float) -> FrameKind:
-    async with asyncio.timeout(limit):
+    async with asyncio.timeout(limit * BUSY):
         while True:
             kind, _ = await peer.frames.get()
             if kind in (FrameKind.DATA, FrameKind.OFFER, FrameKind.BUNDLE):

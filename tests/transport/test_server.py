@@ -161,7 +161,7 @@ async def test_handler_that_fails(place: Place) -> None:
 
 @one_loop
 async def test_peer_that_breaks_is_no_failure(place: Place) -> None:
-    """The `run` fixture fails the test if the loop hears of it."""
+    """The test fails if the loop hears of it (tests/conftest.py)."""
     async with await serve(place, echo) as server:
         client = await place.connect(server.port)
         await client.send(b"x")

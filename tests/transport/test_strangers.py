@@ -21,7 +21,15 @@ from aiordma.errors import (
 )
 
 from .marks import by_cm, by_tcp, one_loop
-from .place import SMALL, Place, check_alive, hello, pattern
+from .place import (
+    SMALL,
+    Place,
+    check_alive,
+    hello,
+    limits_pass,
+    pattern,
+    when_limits_pass,
+)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -87,13 +95,10 @@ async def test_noise(place: Place, noise: str) -> None:
             await check_alive(client, server)
 
 
+@one_loop
 async def test_silent_stranger(place: Place) -> None:
     """It costs a place among the handshakes until its time is up, and nothing else."""
-    limit = 0.3 * place.slow
-    async with (
-        place.witness() as witness,
-        await place.listen(replace(SMALL, handshake_timeout=limit)) as listener,
-    ):
+    async with place.witness() as witness, await place.listen() as listener:
         streams = await stranger(place, listener.port)
         client, server = await place.both(listener)
         async with client, server:
@@ -103,7 +108,7 @@ async def test_silent_stranger(place: Place) -> None:
             if streams is not None:
                 if place.via == "tcp":
                     async with place.within(1):
-                        await hung_up(streams[0])
+                        await when_limits_pass(hung_up(streams[0]))
                 streams[1].close()
             await check_alive(client, server)
 
@@ -123,7 +128,7 @@ async def test_strangers_that_hang_up(place: Place) -> None:
 @one_loop
 async def test_crowd_of_silent_strangers(place: Place) -> None:
     """As many as may shake hands at a time are let in, the others are turned away at once."""
-    limits = replace(SMALL, max_handshakes=3, handshake_timeout=0.5 * place.slow)
+    limits = replace(SMALL, max_handshakes=3)
     async with place.witness(), await place.listen(limits) as listener:
         crowd = [await stranger(place, listener.port) for _ in range(8)]
         if place.via == "tcp":
@@ -137,7 +142,7 @@ async def test_crowd_of_silent_strangers(place: Place) -> None:
             for streams in crowd[:3]:
                 assert streams is not None
                 async with place.within(1):
-                    await hung_up(streams[0])
+                    await when_limits_pass(hung_up(streams[0]))
         client, server = await place.both(listener)
         async with client, server:
             await check_alive(client, server)
@@ -197,14 +202,15 @@ async def test_wrong_offer(place: Place, kind: str) -> None:
 @one_loop
 @by_tcp
 async def test_cut_offer(place: Place, length: int, end: str) -> None:
-    limits = replace(SMALL, handshake_timeout=0.2 * place.slow)
-    async with place.witness(), await place.listen(limits) as listener:
+    async with place.witness(), await place.listen() as listener:
         reader, writer = await asyncio.open_connection(place.host, listener.port)
         writer.write(OFFER[:length])
-        if end == "hangs up":
-            writer.write_eof()
         async with place.within(1):
-            await hung_up(reader)
+            if end == "hangs up":
+                writer.write_eof()
+                await hung_up(reader)
+            else:
+                await when_limits_pass(hung_up(reader))
         writer.close()
         client, server = await place.both(listener)
         async with client, server:
@@ -216,19 +222,19 @@ async def test_cut_offer(place: Place, length: int, end: str) -> None:
 @by_tcp
 async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -> None:
     """All of it in form; the connection never comes about."""
-    limits = replace(SMALL, handshake_timeout=0.3 * place.slow)
     gid = verbs.GID.from_ip(place.host)
     offer = GREETING + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
-    async with place.witness(), await place.listen(limits) as listener:
+    async with place.witness(), await place.listen() as listener:
         reader, writer = await asyncio.open_connection(place.host, listener.port)
         writer.write(offer + hello().pack())
         async with place.within(1):
+            await reader.readexactly(OFFER_SIZE)
             if end == "hangs up":
-                await reader.readexactly(OFFER_SIZE)
                 writer.write_eof()
             elif end == "is not ready":
-                await reader.readexactly(OFFER_SIZE)
                 writer.write(b"steady".ljust(len(READY)))
+            else:
+                limits_pass()
             await hung_up(reader)
         writer.close()
         client, server = await place.both(listener)
@@ -300,11 +306,10 @@ async def test_connecting_to_a_stranger(
     place: Place, server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ) -> None:
     """A named error, at once; an echo offers us ourselves, and that is no peer either."""
-    config = replace(SMALL, connect_timeout=0.5 * place.slow)
     async with place.witness(), tcp_server(place, server) as port:
         with pytest.raises((ProtocolError, ConnectionManagerError)):
             async with place.within(1):
-                await place.connect(port, config)
+                await place.connect(port)
 
 
 async def test_connecting_to_a_silent_stranger(place: Place) -> None:

@@ -200,7 +200,7 @@ def test_another_process_answers(peers: tuple[Peer, Peer], device_name: str) -> 
         assert one.payload(received) == b"olleh"
         assert received.src_qp == there.qp_num
         assert received.slid == there.lid
-        child.communicate(timeout=60)
+        child.communicate(timeout=100)
         assert child.returncode == 0
     finally:
         child.kill()

@@ -1,0 +1,155 @@
+"""In which combination of event loop, connection method and polling a test runs.
+
+A test runs in one combination, chosen so that a file uses all of them about equally often. With
+``--every-combination`` it runs in each. A coroutine has the parameter "loop", which pytest-asyncio
+sets; other parameters are those of the fixtures of tests/transport/conftest.py that the test uses.
+A test to which a parameter makes no difference says so by a marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+
+Loop = asyncio.AbstractEventLoop
+Combination = Mapping[str, str]
+
+# What only the exception handlers of the loops were told.
+reported: list[dict[str, Any]] = []
+_made = 0
+
+
+def noting(make: Callable[[], Loop]) -> Callable[[], Loop]:
+    """A factory of loops whose exception handler notes what it is told in `reported`."""
+
+    def factory() -> Loop:
+        global _made  # noqa: PLW0603
+        loop = make()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        _made += 1
+        return loop
+
+    return factory
+
+
+def loops_made() -> int:
+    """How many loops these factories have made."""
+    return _made
+
+
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "asyncio": noting(asyncio.new_event_loop),
+    "uvloop": noting(uvloop.new_event_loop),
+}
+
+FIXTURES: dict[str, tuple[str, ...]] = {
+    "loop_name": tuple(LOOPS),
+    "connection_method": ("cm", "tcp"),
+    "polling_mode": ("sleeping", "adaptive"),
+}
+"""The fixtures with a parameter, and its values; a coroutine has that of "loop_name" as well."""
+
+MARKERS = {
+    "one_loop": ("loop_name", ("asyncio",)),
+    "by_cm": ("connection_method", ("cm",)),
+    "by_tcp": ("connection_method", ("tcp",)),
+    "counts_turns": ("polling_mode", ("between turns",)),
+    "sets_polling": ("polling_mode", ("its own",)),
+}
+"""What limits a test -> the parameter, and the values that remain."""
+
+DESCRIPTIONS = (
+    "one_loop: the event loop makes no difference, asyncio's will do",
+    "by_cm: connected by the connection manager alone",
+    "by_tcp: connected by an exchange over TCP alone",
+    "counts_turns: awaits must take turns of the loop, so a task never polls before it waits",
+    "sets_polling: says itself how the driver polls",
+)
+
+COMBINATIONS = pytest.StashKey["Chooser"]()
+
+
+class Chooser:
+    """Chooses for each test of a file the combination that the file has used least so far."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, Combination] = {}
+        """Of each test: its combination."""
+        self.possible: dict[str, Mapping[str, Sequence[str]]] = {}
+        """Of each test: the values of its parameters."""
+        self._uses: defaultdict[str, Counter[object]] = defaultdict(Counter)
+
+    def choose(self, test: str, parameters: Mapping[str, Sequence[str]]) -> Combination:
+        """The combination of a test, always the same; `test` begins with the file and "::"."""
+        if test not in self.chosen:
+            uses = self._uses[test.partition("::")[0]]
+
+            def used(values: tuple[str, ...]) -> tuple[int, int]:
+                return uses[values], sum(uses[value] for value in values)
+
+            values = min(itertools.product(*parameters.values()), key=used)
+            uses.update([values, *values])
+            self.possible[test] = parameters
+            self.chosen[test] = dict(zip(parameters, values, strict=True))
+        return self.chosen[test]
+
+    def missing(self) -> Iterator[str]:
+        """The values that do not occur in a file although enough of its tests could have them.
+
+        Enough are as many as there are combinations of what they can be combined with.
+        """
+        could: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        occurs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for test, possible in self.possible.items():
+            for name, values in possible.items():
+                where = test.partition("::")[0], name
+                occurs[where].add(self.chosen[test][name])
+                if len(values) > 1:
+                    could[where].append(test)
+        for (file, name), tests in could.items():
+            many = max(math.prod(map(len, self.possible[test].values())) for test in tests)
+            if len(tests) >= many:
+                wanted = {value for test in tests for value in self.possible[test][name]}
+                for value in sorted(wanted - occurs[file, name]):
+                    yield f"{file}: no test has the {name} {value!r}"
+
+
+def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
+    """The values of each parameter that the test can be combined with."""
+    function = getattr(getattr(definition.obj, "hypothesis", None), "inner_test", definition.obj)
+    names = set(definition.fixturenames)
+    if inspect.iscoroutinefunction(function):
+        names.add("loop_name")
+    limits: dict[str, Sequence[str]] = {}
+    for marker in definition.iter_markers():  # the closest one first
+        if marker.name in MARKERS:
+            limits.setdefault(*MARKERS[marker.name])
+    return {name: limits.get(name, FIXTURES[name]) for name in FIXTURES if name in names}
+
+
+def values(
+    config: pytest.Config, definition: pytest.Function, every: bool
+) -> dict[str, Sequence[str]]:
+    """The values of each parameter that the test runs with: one, or every one."""
+    possible = parameters(definition)
+    if every:
+        return possible
+    chooser = config.stash.setdefault(COMBINATIONS, Chooser())
+    return {name: (value,) for name, value in chooser.choose(definition.nodeid, possible).items()}
+
+
+def parametrize(metafunc: pytest.Metafunc, every: bool) -> None:
+    """With the parameters of its fixtures; its name tells those with several values."""
+    chosen = values(metafunc.config, metafunc.definition, every)
+    for name, some in chosen.items():
+        if name in metafunc.fixturenames:  # the loop of a coroutine is pytest-asyncio's business
+            ids = some if len(some) > 1 else [pytest.HIDDEN_PARAM]
+            metafunc.parametrize(name, some, ids=ids, indirect=True)

@@ -1,0 +1,140 @@
+"""`python -m tests.flaky`: it names what failed in any run, and its load ends with it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flaky import ROOT, failed_tests
+
+PYTEST = """\
+=========================== short test summary info ============================
+FAILED tests/transport/test_fork.py::test_pools[uvloop - cm] - AssertionError: it - failed
+ERROR tests/test_mr_pool.py::test_grows
+ERROR tests/test_broken.py - SyntaxError
+ERROR    aiordma:driver.py:17 a captured line of a log
+XFAIL tests/test_mr_pool.py::test_known
+"""
+
+MESON = """\
+ 1/60 test_data                OK              0.13s
+ 2/60 test_cm_wire             FAIL            1.23s   exit status 1
+10/60 soft / test_uc (tcp)     TIMEOUT       120.04s   killed by signal 15 SIGTERM
+
+Summary of Failures:
+
+ 2/60 test_cm_wire             FAIL            1.23s   exit status 1
+"""
+
+MAKE = """\
+-- test_link
+test_link.c:17: in step: not so: count == 1 (errno 0: Success)
+test_link: FAILED with status 1 (shared)
+"""
+
+# Fails in its second run, with the output of a failure of each kind.
+FAILS_ONCE = """
+import pathlib, sys
+runs, output = map(pathlib.Path, sys.argv[1:])
+number = len(runs.read_text()) if runs.exists() else 0
+runs.write_text("x" * (number + 1))
+if number == 1:
+    print(output.read_text())
+    sys.exit(2)
+"""
+
+# Names its process and stays until it is killed.
+STAYS = """
+import os, pathlib, signal, sys
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        (
+            PYTEST,
+            [
+                "tests/test_broken.py",
+                "tests/test_mr_pool.py::test_grows",
+                "tests/transport/test_fork.py::test_pools[uvloop - cm]",
+            ],
+        ),
+        (MESON, ["soft / test_uc (tcp)", "test_cm_wire"]),
+        (MAKE, ["test_link"]),
+        ("1 passed in 0.1s", []),
+    ],
+)
+def test_names(output: str, names: list[str]) -> None:
+    assert failed_tests(output) == names
+
+
+def command(tmp_path: Path, runs: int, program: str, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "tests.flaky", "--runs", str(runs), "--busy", "1",
+        "--megabytes", "1", "--logs", str(tmp_path / "logs"),
+        "--", sys.executable, "-c", program, *arguments,
+    ]  # fmt: skip
+
+
+def flaky(tmp_path: Path, runs: int, output: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "output").write_text(output)
+    paths = [str(tmp_path / name) for name in ("runs", "output")]
+    return subprocess.run(
+        command(tmp_path, runs, FAILS_ONCE, *paths),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_failed_once_is_named(tmp_path: Path) -> None:
+    done = flaky(tmp_path, 3, PYTEST + MAKE)
+    assert done.returncode == 1, done.stderr
+    assert re.findall(r"^run \d: \w+", done.stdout, re.MULTILINE) == [
+        "run 1: passed", "run 2: failed", "run 3: passed",
+    ]  # fmt: skip
+    for name in ("tests/test_mr_pool.py::test_grows", "test_link"):
+        assert done.stdout.count(f"\n   1x {name} (run 2)\n") == 2  # after two and three runs
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["01", "02", "03"]
+    assert "test_link: FAILED" in (tmp_path / "logs/02").read_text()
+
+
+def test_a_failure_without_a_name_is_one(tmp_path: Path) -> None:
+    done = flaky(tmp_path, 2, "make: *** [all] Error 1")
+    assert done.returncode == 1
+    assert "no test is named, but the status is 2" in done.stdout
+
+
+def test_all_runs_pass(tmp_path: Path) -> None:
+    done = flaky(tmp_path, 1, "")
+    assert done.returncode == 0, done.stderr
+    assert "none failed in 1 runs" in done.stdout
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_load_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "pid"
+    with subprocess.Popen(
+        command(tmp_path, 1, STAYS, str(path)), cwd=ROOT, stdout=subprocess.DEVNULL
+    ) as process:
+        while not (path.exists() and path.read_text()):
+            assert process.poll() is None
+        started = children(process.pid)
+        assert len(started) == 3  # a busy loop, the writer and the command
+        assert int(path.read_text()) in started
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
