@@ -177,7 +177,7 @@ REACHED = 4 if SANITIZED else 5
 def test_cost(tmp_path: Path) -> None:
     """And the costs are what they may be."""
     file = tmp_path / "cost.json"
-    sizes = ("--count", "60", "--mib", "32", "--seconds", "1")
+    sizes = ("--count", "60", "--mib", "128", "--seconds", "1")
     done = bench("cost", *sizes, "--json", str(file))
     assert done.stderr == ""
     assert done.returncode == 0
