@@ -187,7 +187,7 @@ asan: .venv/.test ## C tests and Python tests under the address and undefined-be
 	$(call instrumented,asan,-Db_sanitize=address$(comma)undefined -Ddebug=true -Doptimization=1)
 	meson test -C build/asan --print-errorlogs
 	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider --timeout 600 \
-		$(EMBEDDED_TESTS) $(ARGS)
+		$(EMBEDDED_TESTS) --only-native $(ARGS)
 
 # The thread sanitizer wants the address space where it expects it, so no randomisation.
 tsan: .venv/.build ## C tests under the thread sanitizer

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import hypothesis
@@ -65,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="each test in every combination of event loop, connection method and polling that it"
         " has, not in one of them; on the embedded device",
     )
+    parser.addoption(
+        "--only-native",
+        action="store_true",
+        help="only the tests that ask for a device, and those of the compiled modules",
+    )
     provoking.add_option(parser)
 
 
@@ -105,12 +111,19 @@ def no_leaks() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device than the embedded one, what asks for no device is not tested once more."""
-    if config.getoption("--device") == EMBEDDED:
+    """On another device, or another build, what does not depend on that is not tested once more."""
+    embedded = config.getoption("--device") == EMBEDDED
+    if embedded and not config.getoption("--only-native"):
         return
-    asking = [item for item in items if "device_name" in getattr(item, "fixturenames", ())]
-    config.stash[NOT_REPEATED] = len(items) - len(asking)
-    items[:] = asking
+    native = Path(__file__).parent / "native"
+    repeated = [
+        item
+        for item in items
+        if "device_name" in getattr(item, "fixturenames", ())
+        or (embedded and native in item.path.parents)
+    ]
+    config.stash[NOT_REPEATED] = len(items) - len(repeated)
+    items[:] = repeated
 
 
 def pytest_collection_finish() -> None:
