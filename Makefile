@@ -28,8 +28,8 @@ LOGS := build/logs
 # One folder for each kind of build.
 PLAIN := build/plain
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# A file of tests is one process's, so that its tests keep their order and what they share.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
+# A process that has run its tests takes over some of another one.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help
 help: ## this list
