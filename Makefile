@@ -28,6 +28,8 @@ LOGS := build/logs
 # One folder for each kind of build.
 PLAIN := build/plain
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# C tests wait more than they compute.
+MESON_TEST := --print-errorlogs --num-processes $(shell expr 2 \* $$(nproc))
 # A process that has run its tests takes over some of another one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
@@ -88,7 +90,7 @@ check-py: .venv/.test build ## some Python tests: ARGS='-k cancel', ARGS='-n0 --
 	$(PYTEST) $(ARGS)
 
 check-c: .venv/.test ## one C test: T=test_ring; all without T
-	@meson test -C $(PLAIN) --print-errorlogs $(T)
+	@meson test -C $(PLAIN) $(MESON_TEST) $(T)
 
 flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every core: which tests ever fail
 	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),25) -- make test
@@ -185,14 +187,14 @@ ASAN_ENVIRONMENT = PYTHONMALLOC=malloc LD_PRELOAD="$(ASAN_PRELOAD)" \
 .PHONY: asan tsan
 asan: .venv/.test ## C tests and Python tests under the address and undefined-behaviour sanitizers
 	$(call instrumented,asan,-Db_sanitize=address$(comma)undefined -Ddebug=true -Doptimization=1)
-	meson test -C build/asan --print-errorlogs
+	meson test -C build/asan $(MESON_TEST)
 	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider --timeout 600 \
 		$(EMBEDDED_TESTS) --only-native $(ARGS)
 
 # The thread sanitizer wants the address space where it expects it, so no randomisation.
 tsan: .venv/.build ## C tests under the thread sanitizer
 	meson setup --reconfigure build/tsan -Dwerror=true -Db_sanitize=thread -Ddebug=true -Doptimization=1
-	meson test -C build/tsan --print-errorlogs --wrapper 'setarch -R'
+	meson test -C build/tsan $(MESON_TEST) --wrapper 'setarch -R'
 
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the
@@ -200,7 +202,7 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
 	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
 	find build/coverage -name '*.gcda' -delete
-	meson test -C build/coverage --print-errorlogs
+	meson test -C build/coverage $(MESON_TEST)
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS)
 	$(BIN)/coverage json --quiet -o build/coverage/python.json
 	$(BIN)/gcovr --root . --filter native/ -j 2 --gcov-ignore-parse-errors negative_hits.warn_once_per_file \
