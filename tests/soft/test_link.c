@@ -308,11 +308,16 @@ static void stopped(void)
 	open_side(&side, (struct options){.timeout = 8, .retry_cnt = 1}); /* 2 ms */
 	CHECK_EQUAL(to_init(&side), 0);
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+	CHECK_EQUAL(post_recv_at(&side, 2, 0, 8), 0);
 	struct address peer = exchange(&process, &side);
 
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
 	if (process.child) {
+		/* A link that is not there yet is waited for no longer than the time-outs say. */
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
+							 .length = 8}), 0);
+		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		meet(&process);
 		CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
 		int status;
@@ -326,8 +331,9 @@ static void stopped(void)
 		CHECK_EQUAL(kill(process.child, SIGCONT), 0);
 		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	} else {
-		meet(&process);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		meet(&process);
+		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	}
 	meet(&process);
 	close_side(&side);

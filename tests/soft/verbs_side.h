@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -298,6 +299,8 @@ static inline struct process split(void)
 	fflush(NULL);
 	process.child = fork();
 	CHECK(process.child >= 0);
+	if (!process.child)
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a stopped child would outlive a failed test */
 	close(fds[process.child ? 1 : 0]);
 	process.fd = fds[process.child ? 0 : 1];
 	return process;
