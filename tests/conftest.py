@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
+        "any_device: the device only carries what is tested: not repeated on another one",
         "time_limit(seconds): of a coroutine, instead of the usual limit, on the embedded device",
         *combinations.DESCRIPTIONS,
     ):
@@ -119,7 +120,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     repeated = [
         item
         for item in items
-        if "device_name" in getattr(item, "fixturenames", ())
+        if (
+            "device_name" in getattr(item, "fixturenames", ())
+            and (embedded or not item.get_closest_marker("any_device"))
+        )
         or (embedded and native in item.path.parents)
     ]
     config.stash[NOT_REPEATED] = len(items) - len(repeated)
@@ -136,7 +140,9 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if count := config.stash.get(NOT_REPEATED, 0):
-        terminalreporter.write_line(f"{count} tests ask for no device and are not repeated")
+        terminalreporter.write_line(
+            f"{count} tests do not depend on the device and are not repeated"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from aiordma._transport.memory import Supply
 from aiordma.errors import QuotaError
 from aiordma.mr_pool import BRIEF_SHARE, SLAB_SIZE, Block
 
+pytestmark = pytest.mark.any_device
+
 LIMIT = 2 * SLAB_SIZE
 
 

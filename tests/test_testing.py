@@ -462,6 +462,7 @@ def test_what_ends_on_its_own_is_not_left(
     assert not endings
 
 
+@pytest.mark.any_device
 def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
     """The kernel lists one for some time after the join: the embedded device's, for instance."""
     for _ in range(200):

@@ -20,6 +20,8 @@ from aiordma import verbs
 from aiordma.cli import echo as echo_module
 from aiordma.cli.app import app
 
+pytestmark = pytest.mark.any_device
+
 SMALL = ["--count", "2", "--sizes", "1,4K,1M"]
 
 

@@ -16,6 +16,8 @@ from aiordma.cli.app import app
 
 from ..interrupt import interrupt
 
+pytestmark = pytest.mark.any_device
+
 PAGE = (Path(__file__).parents[2] / "docs" / "perf.md").read_text()
 
 FEW = ["--iterations", "20", "--warm-up", "2"]

@@ -17,6 +17,8 @@ from aiordma.perf.settings import (
     default_depth,
 )
 
+pytestmark = pytest.mark.any_device
+
 FEW = 12
 
 # What does not depend on the event loop.

@@ -22,6 +22,8 @@ from aiordma.perf.server import Limits, PerfServer
 
 from .test_measuring import measured, one_loop, settings
 
+pytestmark = pytest.mark.any_device
+
 SERVERS: dict[str, ModuleType] = {
     "send": server_ends,
     "write": server_memory,

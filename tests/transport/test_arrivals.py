@@ -13,6 +13,8 @@ from aiordma import Connection, Message
 from .marks import one_loop
 from .place import SMALL, Place, barrier, turns
 
+pytestmark = pytest.mark.any_device
+
 
 def begun(messages: AsyncIterator[Message]) -> Any:
     """A step that waits, as a task has it."""

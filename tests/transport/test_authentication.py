@@ -40,6 +40,8 @@ from .place import (
 )
 from .raw_peer import RawPeer, control, frame
 
+pytestmark = pytest.mark.any_device
+
 KEY = b"sixteen or more random bytes"
 OTHER = b"other sixteen and more bytes"
 

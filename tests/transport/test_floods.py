@@ -29,6 +29,8 @@ from .place import SMALL, Place, ends, pattern
 from .raw_peer import RawPeer, control, frame
 from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
 
+pytestmark = pytest.mark.any_device
+
 FEW = 16
 TOO_LARGE = SMALL.lend_quota + 1
 

@@ -47,6 +47,8 @@ from .place import (
 )
 from .raw_peer import RawId, RawListener, RawPeer, control, frame, parameters, raw_request
 
+pytestmark = pytest.mark.any_device
+
 DATA, CONTROL, CREDIT, OFFER, BUNDLE = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)

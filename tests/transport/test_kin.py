@@ -43,7 +43,7 @@ from .place import (
 from .raw_peer import RawPeer, control
 from .test_other_processes import Child
 
-pytestmark = by_tcp
+pytestmark = [by_tcp, pytest.mark.any_device]
 
 KEY = bytes(range(16))
 

@@ -27,6 +27,8 @@ from aiordma.errors import RejectedError
 from .marks import by_tcp, one_loop
 from .place import SMALL, Place, check_alive, ends
 
+pytestmark = pytest.mark.any_device
+
 TWO = replace(SMALL, max_connections=2)
 
 

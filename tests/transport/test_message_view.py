@@ -13,7 +13,7 @@ from aiordma import BufferStateError, Connection, Message
 from .marks import by_cm, one_loop
 from .place import Place, exchange, leases, pattern, pool_statistics, turns
 
-pytestmark = [one_loop, by_cm]
+pytestmark = [one_loop, by_cm, pytest.mark.any_device]
 
 SIZES = pytest.mark.parametrize("size", [100, 20_000], ids=["eager", "offered"])
 

@@ -21,7 +21,7 @@ from aiordma.transport import PendingConnection
 from .marks import by_tcp, one_loop
 from .place import SMALL, Place, check_alive, ends, pattern, shared
 
-pytestmark = by_tcp  # how else they could have met does not matter
+pytestmark = [by_tcp, pytest.mark.any_device]  # how else they could have met does not matter
 
 
 async def half(place: Place, auth: bytes | None = None) -> PendingConnection:

@@ -27,6 +27,8 @@ from .place import (
 from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
 
+pytestmark = pytest.mark.any_device
+
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
 UNTOLD = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
 AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: the same

@@ -56,7 +56,7 @@ from .raw_peer import RawPeer, control, frame
 from .test_kin import ENDS, KEY, abandon, places_taken, until
 from .test_other_processes import Child
 
-pytestmark = by_tcp
+pytestmark = [by_tcp, pytest.mark.any_device]
 
 Pair = tuple[Connection, Connection]
 

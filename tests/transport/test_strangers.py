@@ -31,6 +31,8 @@ from .place import (
     when_limits_pass,
 )
 
+pytestmark = pytest.mark.any_device
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -19,6 +19,8 @@ from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
 from .marks import by_tcp, one_loop
 from .place import SMALL, Place, ends, pattern, turns
 
+pytestmark = pytest.mark.any_device
+
 # More than both sides keep for a reader that is paused, with the limits of SMALL.
 TOO_MUCH = 8 << 20
 
