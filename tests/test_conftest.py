@@ -48,7 +48,7 @@ def broken(tmp_path: Path) -> Path:
     """A test file that does what must not go unnoticed."""
     path = tmp_path / "test_broken.py"
     path.write_text(
-        "import os, pytest\n"
+        "import os, pytest, threading\n"
         "from aiordma import verbs\n"
         "from tests import conftest\n"
         "from tests.conftest import *\n"
@@ -57,6 +57,12 @@ def broken(tmp_path: Path) -> Path:
         "    globals()['kept'] = open(os.devnull)\n"
         "def test_object(device):\n"
         "    globals()['context'] = device.open()\n"
+        "def test_thread(device_name):\n"
+        "    wait = threading.Event().wait\n"
+        "    threading.Thread(target=wait, name='kept', daemon=True).start()\n"
+        "def test_queue_pair(device):\n"
+        "    context = device.open()\n"
+        "    globals()['qp'] = context.alloc_pd().create_qp(context.create_cq(1))\n"
         "@pytest.mark.needs('UD')\n"
         "def test_it_works_after_all(device_name):\n"
         "    pass\n"
@@ -69,6 +75,8 @@ def test_leaks_and_wrong_expectations_fail(broken: Path, device_name: str) -> No
     done = pytest_run("-p", "tests.conftest", "--device", device_name, str(broken))
     assert "/dev/null" in done.stdout
     assert "Context: 0 before, 1 after" in done.stdout
+    assert re.search(r"^E +thread \d+: kept$", done.stdout, re.MULTILINE)
+    assert "QueuePair: 0 before, 1 after" in done.stdout
     listed = "the device is listed as lacking UD" in done.stdout
     assert listed == ("UD" in LACKS.get(device_name.rstrip("0123456789"), ()))
     assert done.returncode == 1
@@ -115,7 +123,9 @@ def coroutines(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("coroutines") / "test_coroutines.py"
     path.write_text(
         "import asyncio, os, pytest\n"
+        "from tests import conftest\n"
         "from tests.conftest import *\n"
+        "conftest.PATIENCE = 0.1\n"
         "async def test_first():\n"
         "    print('on', type(asyncio.get_running_loop()).__module__)\n"
         "async def test_second():\n"
