@@ -16,12 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-# The tests have run at least so much of each folder since this table was made; what is not listed
-# must reach the value of its parent. A higher percentage is a reason to raise the number.
+# What each folder must reach; one that is not listed must reach the value of the folder above. Of
+# native/, what only programs under `aiordma run` and vendors' libraries call does not run here. A
+# higher percentage is a reason to raise the number.
 LEAST = {
-    "aiordma": 90.0,
-    "native": 90.0,
-    "native/soft": 95.0,
+    "aiordma": 94.0,
+    "native": 85.0,
+    "native/fast": 93.0,
+    "native/soft": 96.0,
 }
 
 Lines = tuple[int, int]

@@ -265,5 +265,5 @@ def test_what_cannot_be_cast_is_pinned_nevertheless() -> None:
     with pytest.raises(ValueError, match="resize"):
         records.resize(20)
     del view
-    # Whoever traces this function, as coverage does, has a reference too: so it is not resized here.
+    # A tracer such as coverage holds a reference too, so the array is not resized here.
     assert sys.getrefcount(records) == before
