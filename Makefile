@@ -82,7 +82,7 @@ test: .venv/.test build ## C tests, and each Python test in one of its combinati
 	@$(MAKE) --no-print-directory check-c
 	$(PYTEST)
 
-test-full: .venv/.test build ## the Python tests in every combination of loop, method, polling and link
+test-full: .venv/.test build ## what `make test` does in one combination: in each of loop, method, polling and link
 	AIORDMA_EMBEDDED_LINKS=shared $(PYTEST) --every-combination
 	AIORDMA_EMBEDDED_LINKS=tcp $(PYTEST) --every-combination tests/transport
 

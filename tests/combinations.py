@@ -1,8 +1,9 @@
 """In which combination of event loop, connection method and polling a test runs.
 
 A test runs in one combination, chosen so that a file uses all of them about equally often. With
-``--every-combination`` it runs in each. A coroutine has the parameter "loop", which pytest-asyncio
-sets; other parameters are those of the fixtures of tests/transport/conftest.py that the test uses.
+``--every-combination`` the tests that have several run in each. A coroutine has the parameter
+"loop", which pytest-asyncio sets; other parameters are those of the fixtures of
+tests/transport/conftest.py that the test uses.
 A test to which a parameter makes no difference says so by a marker.
 """
 
@@ -133,6 +134,11 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
         if marker.name in MARKERS:
             limits.setdefault(*MARKERS[marker.name])
     return {name: limits.get(name, FIXTURES[name]) for name in FIXTURES if name in names}
+
+
+def count(definition: pytest.Function) -> int:
+    """How many combinations the test has."""
+    return math.prod(map(len, parameters(definition).values()))
 
 
 def values(

@@ -63,8 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-combination",
         action="store_true",
-        help="each test in every combination of event loop, connection method and polling that it"
-        " has, not in one of them; on the embedded device",
+        help="tests with several combinations of event loop, connection method and polling, each in"
+        " all of them, not in one; on the embedded device",
     )
     parser.addoption(
         "--only-native",
@@ -86,11 +86,16 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("aiordma" if embedded else "slow device")
 
 
+def links() -> str:
+    """The links of the embedded device in this process."""
+    return os.environ.get("AIORDMA_EMBEDDED_LINKS") or "shared"
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     every = every_combination(config)
     return [
         f"RDMA device: {config.getoption('--device')}",
-        f"links of the embedded device: {os.environ.get('AIORDMA_EMBEDDED_LINKS') or 'shared'}",
+        f"links of the embedded device: {links()}",
         f"combinations of event loop, connection method and polling: {'all' if every else 'one'}",
     ]
 
@@ -112,22 +117,22 @@ def no_leaks() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device, or another build, what does not depend on that is not tested once more."""
-    embedded = config.getoption("--device") == EMBEDDED
-    if embedded and not config.getoption("--only-native"):
-        return
-    native = Path(__file__).parent / "native"
-    repeated = [
-        item
-        for item in items
-        if (
-            "device_name" in getattr(item, "fixturenames", ())
-            and (embedded or not item.get_closest_marker("any_device"))
-        )
-        or (embedded and native in item.path.parents)
-    ]
+    """On another device or build, or in every combination, only some tests run once more."""
+    repeated = [item for item in items if is_repeated(config, item)]
     config.stash[NOT_REPEATED] = len(items) - len(repeated)
     items[:] = repeated
+
+
+def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether what the run is about makes a difference to the test."""
+    asks = "device_name" in getattr(item, "fixturenames", ())
+    if config.getoption("--device") != EMBEDDED:
+        return asks and item.get_closest_marker("any_device") is None
+    if config.getoption("--only-native"):
+        return asks or Path(__file__).parent / "native" in item.path.parents
+    if config.getoption("--every-combination") and links() == "shared":
+        return isinstance(item, pytest.Function) and combinations.count(item) > 1
+    return True
 
 
 def pytest_collection_finish() -> None:
@@ -141,7 +146,7 @@ def pytest_terminal_summary(
 ) -> None:
     if count := config.stash.get(NOT_REPEATED, 0):
         terminalreporter.write_line(
-            f"{count} tests do not depend on the device and are not repeated"
+            f"{count} tests to which this run makes no difference are not repeated"
         )
 
 
