@@ -421,11 +421,17 @@ static void leaving_or_broken(int what)
 /* Until the other side has taken it. */
 static void raw_connect(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
 {
+	bool accepted = false;
+
 	soft_lock();
 	raw_open(raw, to, from, from_psn);
 	soft_unlock();
-	while (!raw->accepted)
+	while (!accepted) {
 		soft_progress();
+		soft_lock();
+		accepted = raw->accepted;
+		soft_unlock();
+	}
 }
 
 /* Under the lock: a message of one frame. */
