@@ -260,8 +260,8 @@ async def tcp_server(
         tasks.add(task)
         try:
             await answer(reader, writer)
-        except asyncio.CancelledError:
-            pass
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # a client that hangs up with bytes unread resets the connection
         finally:
             writer.close()
 
