@@ -76,9 +76,8 @@ def requirements(data: Data) -> Iterator[Requirement]:
         found = ratio(seconds(data, work, "aiordma"), together)
         yield at_least(f"256 connections echoing: times the rate of {work}", 1, found)
     tcp = seconds(data, CONNECT, "uvloop TCP protocol")
-    for who, how in (("aiordma", "the exchange"), ("aiordma, connection manager", "the CM")):
-        found = ratio(tcp, seconds(data, CONNECT, who))
-        yield at_least(f"connect and close by {how}: times uvloop TCP", 1 / 3, found)
+    found = ratio(tcp, seconds(data, CONNECT, "aiordma, connection manager"))
+    yield at_least("connect and close by the CM: times uvloop TCP", 1 / 3, found)
 
 
 COMPARISON = Comparison(
