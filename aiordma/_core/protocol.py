@@ -70,9 +70,6 @@ class MessageType(IntEnum):
     ASK = 15
     ANSWER = 16
     READY = 17
-    REST = 18
-    OPEN = 19
-    OPENED = 20
 
 
 class ErrorCode(IntEnum):
@@ -244,30 +241,6 @@ class Ready(NamedTuple):
     request_id: U32
 
 
-class Rest(NamedTuple):
-    """As a normal Goodbye, and the sender's queue pair may serve another connection.
-
-    It is the sender's last frame of this one, and in no account of credits; both must say it.
-    """
-
-    request_id: U32
-
-
-class Open(NamedTuple):
-    """First on a pair that rests, by the side that once asked for it: it is a connection again.
-
-    Answered by Opened, or by Error: QUOTA when there is no place for it.
-    """
-
-    request_id: U32
-
-
-class Opened(NamedTuple):
-    """Answers Open."""
-
-    request_id: U32
-
-
 Message: TypeAlias = (
     Rendezvous
     | RendezvousDone
@@ -286,9 +259,6 @@ Message: TypeAlias = (
     | Ask
     | Answer
     | Ready
-    | Rest
-    | Open
-    | Opened
 )
 """Any control message; its request id stands first."""
 
@@ -311,9 +281,6 @@ _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
         Ask: MessageType.ASK,
         Answer: MessageType.ANSWER,
         Ready: MessageType.READY,
-        Rest: MessageType.REST,
-        Open: MessageType.OPEN,
-        Opened: MessageType.OPENED,
     }
 )
 
@@ -360,7 +327,9 @@ def _is(value: object, number: int) -> bool:
 
 def encode(message: Message) -> bytes:
     """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
-    return _SAID.get(id(message)) or _encode(message)
+    if message is GOODBYE:
+        return _GOODBYE
+    return _encode(message)
 
 
 def _encode(message: Message) -> bytes:
@@ -380,8 +349,8 @@ def _encode(message: Message) -> bytes:
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
     """The message in ``data``, all of it. Raises ProtocolError, and nothing else, if it is none."""
-    if type(data) is bytes and (heard := _HEARD.get(data)) is not None:
-        return heard
+    if data == _GOODBYE:
+        return GOODBYE
     if len(data) > MAX_LENGTH:
         raise ProtocolError(f"the peer sent a control message of {len(data)} bytes")
     envelope = _unpack(data)
@@ -419,11 +388,5 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 
 
 GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
-REST = Rest(0)
-OPEN, OPENED = Open(1), Opened(1)
-
-# What all connections say alike, at their begin and at their end: so it is made and read once.  By
-# identity: tuples of several classes are equal to each other.
-_ALIKE = (GOODBYE, REST, OPEN, OPENED)
-_SAID = {id(message): _encode(message) for message in _ALIKE}
-_HEARD = {_SAID[id(message)]: message for message in _ALIKE}
+"""The last word of every connection that ends in order; so it is made and read once."""
+_GOODBYE = _encode(GOODBYE)

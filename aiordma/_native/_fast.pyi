@@ -769,12 +769,6 @@ class Queue:
     def post_ready(self, shelf: Shelf, most: int, length: int, /) -> int:
         """Posts receives in blocks that are ready, for whom nobody waits: how many."""
 
-    def take_receives(self, other: Queue, /) -> int:
-        """Takes over the receives of another queue of the same queue pair: how many.
-
-        ValueError unless nothing else is under way there, and nothing posted here.
-        """
-
     def write(self, local: object, remote: object, /) -> Promise | None:
         """Posts a write; None, and nothing happens, unless it is plain, allowed, and has room."""
 

@@ -73,10 +73,8 @@ class Connection(Life):
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
-    def __init__(
-        self, side: Side, config: Config, security: Security, *, before: Life | None = None
-    ) -> None:
-        super().__init__(side, config, security, before=before)
+    def __init__(self, side: Side, config: Config, security: Security) -> None:
+        super().__init__(side, config, security)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
         self._inbox: Inbox = self._messages.inbox
@@ -433,15 +431,10 @@ class Connection(Life):
             self._queue.accepting = False
             ended = ConnectionClosedError()
             try:
-                if not self._messages.drained:
-                    self._be_patient(ended)
-                    await self._messages.drain()
+                self._be_patient(ended)
+                await self._messages.drained()
                 self._said_goodbye = True
-                if not self._say_rest():
-                    self._be_patient(ended)
-                    await self._sharing.tell(protocol.GOODBYE)
-                    if self._kin is not None:
-                        await self._kin.told()
+                await self._sharing.tell(protocol.GOODBYE)
                 self._end_at_once(ended)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect

@@ -31,17 +31,18 @@ from itertools import islice
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
+from .._core.refusal import printable
 from ..config import Config
 from ..driver import Driver
-from ..errors import ConnectionBrokenError, ProtocolError, RDMAError
+from ..errors import ConnectionBrokenError, ProtocolError, RDMAError, RejectedError
 from .connection import Connection
 from .family import Family, Member
 from .half import Half
-from .life import Address, Kin, Life, Link, NoLink, weakly
+from .life import Address, Link, NoLink, weakly
 from .messages import Messages
 from .reception import NoPlaceError, Reception
-from .rest import AskersRest, ListenersRest, NotAsked, may_rest, open_again, refusal
 from .security import Security
+from .tcp_link import REJECTED_BY_APPLICATION
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -63,6 +64,10 @@ os.register_at_fork(after_in_child=_families.clear)
 
 
 # ---- the side that asks --------------------------------------------------------------------------
+
+
+class NotAsked(RDMAError):
+    """Nothing comes of an ask, for no fault of who asks: a socket is to be used."""
 
 
 class Asked:
@@ -103,33 +108,25 @@ class Asked:
         self._forget()
 
     def refused(self, error: protocol.Error) -> None:
-        refused = refusal(error)
-        self.member.over(str(refused))  # there is nobody to be told
+        text = printable(error.text)
+        self.member.over(text)  # there is nobody to be told
+        if error.code == protocol.ErrorCode.QUOTA:
+            self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
+            return
         if error.code == protocol.ErrorCode.CANCELLED:  # there is no listener any more
             self._family.asks = False
-        self.failed(refused)
+        self.failed(NotAsked(text))
 
     def _forget(self) -> None:
         self._family.overdue -= self._given_up
         self.member.release()
 
 
-class Relative:
-    """A connection of a family: what both sides do about it."""
-
-    def __init__(self, family: Family, messages: Messages) -> None:
-        self._family = family
-        self._messages = messages
-
-    async def told(self) -> None:
-        await self._family.told()
-
-
-class Asking(Relative):
+class Asking:
     """What has been asked for over one connection, until it is answered."""
 
-    def __init__(self, family: Family, messages: Messages) -> None:
-        super().__init__(family, messages)
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
         self._asks: dict[int, Asked] = {}
 
     @property
@@ -166,13 +163,6 @@ class Asking(Relative):
                 return False
         return True
 
-    def may_rest(self, connection: Life) -> bool:
-        return not self._asks and may_rest(connection)
-
-    def rest(self, connection: Life) -> None:
-        family = self._family  # a lambda with `self` would keep what is over
-        AskersRest(connection, lambda made: Asking(family, made._messages))
-
     def end(self) -> None:
         asks, self._asks = self._asks, {}
         for asked in asks.values():
@@ -186,7 +176,7 @@ def _key(device: verbs.Device, address: Address, source: Address | None, securit
 def _may_be_asked(member: Member, connection: Connection) -> None:
     """Others over this one; not before both have shown that they have the key."""
     member.belongs_to(connection)
-    connection._kin = Asking(member.family, connection._messages)
+    connection._kin = Asking(connection._messages)
 
 
 def found(
@@ -226,10 +216,6 @@ async def connect(
     """Connects over a connection that is there.  None: a socket is to be used."""
     families = _families.get(asyncio.get_running_loop())
     family = families.get(_key(device, address, source, security)) if families else None
-    if family is not None and family.usable:
-        opened = await open_again(family, config, config.connect_timeout * PATIENCE)
-        if opened is not None:
-            return opened
     kin = _able(family) if family is not None and family.usable else None
     if family is None or kin is None:
         return None
@@ -277,14 +263,15 @@ async def _connect(
 # ---- the side that is asked ----------------------------------------------------------------------
 
 
-class Answering(Relative):
+class Answering:
     """What is asked for over one connection of a listener, and is made by its `reception`."""
 
     def __init__(
         self, reception: Reception, family: Family, messages: Messages, *, awaits_ready: bool
     ) -> None:
-        super().__init__(family, messages)
         self._reception = reception
+        self._family = family
+        self._messages = messages
         self._awaits_ready = awaits_ready
 
     def control(self, message: protocol.Message) -> bool:
@@ -296,23 +283,6 @@ class Answering(Relative):
             case _:
                 return False
         return True
-
-    def may_rest(self, connection: Life) -> bool:
-        reception = self._reception
-        return (
-            not self._awaits_ready
-            and not reception.closed
-            and len(reception.resting) < reception.most_resting
-            and may_rest(connection)
-        )
-
-    def rest(self, connection: Life) -> None:
-        reception, family = self._reception, self._family
-
-        def kin(made: Connection) -> Kin:
-            return Answering(reception, family, made._messages, awaits_ready=False)
-
-        ListenersRest(connection, kin, reception)
 
     def end(self) -> None:
         """Those that were answered may be ready all the same."""

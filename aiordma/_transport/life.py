@@ -81,54 +81,25 @@ class Kin(Protocol):
     def control(self, message: protocol.Message) -> bool:
         """Whether it was about that.  ProtocolError for what is wrong."""
 
-    def may_rest(self, connection: Life) -> bool:
-        """Whether its queue pair may be used again, as far as can be known now."""
-
-    def rest(self, connection: Life) -> None:
-        """Takes what is left of it, for another connection or to be given back.  Never raises."""
-
-    async def told(self) -> None:
-        """Until those that ended before it in order have said so, where they need it for that."""
-
     def end(self) -> None:
         """The connection has ended.  Never raises."""
-
-
-class Rest(Protocol):
-    """What a connection does about its peer while it rests (rest.py)."""
-
-    def control(self, message: protocol.Message) -> None:
-        """ProtocolError for what is wrong."""
-
-    def end(self) -> None:
-        """It will be no connection any more.  Never raises."""
 
 
 class Life:
     """What a connection is made of, from the handshake to the last resource."""
 
-    _home: Home
-    _loop_end: loop_end.LoopEnd
-    _waiter_error: WaiterErrors
-
-    def __init__(
-        self, side: Side, config: Config, security: Security, *, before: Life | None = None
-    ) -> None:
-        """`before` has ended, and this one goes on with its queue pair: it rests (`Rest`)."""
+    def __init__(self, side: Side, config: Config, security: Security) -> None:
         assert side.qp is not None
         self._side = side
         self._security = security
         self._authentication: Authentication | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
-        self._home = Home() if before is None else before._home
+        self._home = Home()
         self._loop = self._home.loop
-        self._loop_end = loop_end.of_running_loop() if before is None else before._loop_end
+        self._loop_end = loop_end.of_running_loop()
         self._link: Link | None = None
         self._kin: Kin | None = None
-        self._rest: Rest | None = None
-        self._leaving = False  # its queue pair to another connection
-        self._peer_rests = False
         self._peer: Hello | None = None
         self._root: BaseException | None = None
         self._closing = False
@@ -139,7 +110,7 @@ class Life:
         self._on_closed: Callable[[], None] | None = None
         # The device knows the parts, and the parts know this only weakly: who drops a connection
         # is rid of it (`__del__`).
-        self._waiter_error = WaiterErrors() if before is None else before._waiter_error
+        self._waiter_error = WaiterErrors()
         driver = side.driver
         self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
         self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
@@ -159,9 +130,8 @@ class Life:
             self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
         )
         self._queue.user = self._sharing
-        if before is None:
-            self._queue.accepting = True
-            self._loop_end.add(self)
+        self._queue.accepting = True
+        self._loop_end.add(self)
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
@@ -177,8 +147,15 @@ class Life:
         self._link = link
         self._waiter_error.peer = link.peer_address
         self._peer = peer
-        self._keep_in_touch()
         key = self._security.auth
+        if self._config.keep_alive is not None:
+            self._keep_alive = KeepAlive(
+                self._queue,
+                self._side.driver.alarms,
+                self._config.keep_alive,
+                self._config.keep_alive_timeout,
+                weakly(self._silent),
+            )
         if key is None:
             self._messages.start(peer)
             return
@@ -190,37 +167,6 @@ class Life:
         self._messages.start(peer)
         handshake.begin()
         await handshake.done
-
-    def _keep_in_touch(self) -> None:
-        if self._config.keep_alive is not None:
-            self._keep_alive = KeepAlive(
-                self._queue,
-                self._side.driver.alarms,
-                self._config.keep_alive,
-                self._config.keep_alive_timeout,
-                weakly(self._silent),
-            )
-
-    def _go_on_after(self, before: Life, link: Link, rest: Rest, *, stale: bool) -> None:
-        """With the queue pair of one that has ended, and for now at rest: see `Messages.go_on`."""
-        assert before._peer is not None
-        self._link = link
-        self._peer = before._peer
-        self._rest = rest
-        before._queue.retire()
-        try:
-            self._messages.go_on(before._messages, before._peer, stale=stale)
-        finally:
-            before._messages.close()
-
-    def _get_up(self, kin: Kin) -> None:
-        """It rests no more, and is a connection."""
-        self._rest = None
-        self._kin = kin
-        self._messages.gated = False
-        self._queue.accepting = True
-        self._loop_end.add(self)
-        self._keep_in_touch()
 
     def _transcript(self, peer: Hello, *, client: bool) -> bytes:
         from .._core import authentication  # noqa: PLC0415 - only for who has a key
@@ -247,9 +193,6 @@ class Life:
             raise ConnectionClosedError("the connection is being closed")
 
     def _control(self, message: protocol.Message) -> None:
-        if self._rest is not None:
-            self._rest.control(message)
-            return
         authentication = self._authentication
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if authentication is None:
@@ -275,10 +218,6 @@ class Life:
                 self._parted(
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
-            case protocol.Rest() if self._kin is not None:
-                self._peer_rests = True
-                if self._root is None:
-                    self._parted(ConnectionClosedError(by_peer=True))
             case protocol.Ping():
                 self._messages.send_control(protocol.Pong(message.request_id))
             case _ if self._kin is not None and self._kin.control(message):
@@ -309,19 +248,7 @@ class Life:
 
     def _if_all_is_told(self) -> None:
         if self._last_word is not None and self._queue.free == self._queue.capacity:
-            if self._peer_rests and not self._leaving and self._kin is not None:
-                self._leaving = self._kin.may_rest(self)
             self._end(self._last_word)
-
-    def _say_rest(self) -> bool:
-        """The last word of one whose queue pair may be used again; False: it is to be a goodbye.
-
-        Nobody has to wait until the peer has it, since the queue pair stays.
-        """
-        if self._root is not None or self._kin is None or not self._kin.may_rest(self):
-            return False
-        self._leaving = self._messages.say_rest()
-        return self._leaving
 
     def _protocol_error(self, error: ProtocolError) -> None:
         logger.warning("%r: %s", self, error)
@@ -380,13 +307,7 @@ class Life:
             self._authentication.done.exception()  # seen, also if nobody waits yet
         if self._kin is not None:
             self._kin.end()
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.end()
-        if self._leaving:
-            self._queue.refuse(root)
-        else:
-            self._queue.fail(root)
+        self._queue.fail(root)
         self._memory.end(root)
         self._sharing.end(root)
         self._messages.end(root)
@@ -403,14 +324,6 @@ class Life:
     def _tear_down(self) -> None:
         if self._on_closed is not None:
             self._on_closed()
-        if self._leaving and self._kin is not None and not self._loop.is_closed():
-            self._kin.rest(self)
-        else:
-            self._give_all_back()
-        self._closed.set()
-        self._loop_end.remove(self)
-
-    def _give_all_back(self) -> None:
         if self._link is not None:
             self._link.close()
         self._queue.close()
@@ -418,6 +331,8 @@ class Life:
         self._side.close()
         if self._link is not None:
             self._link.release()
+        self._closed.set()
+        self._loop_end.remove(self)
 
     def __del__(self) -> None:
         """Dropped while it is open: it ends as by `abort`.  In any thread, at any time."""

@@ -62,14 +62,7 @@ OK = int(protocol.ErrorCode.OK)
 # MAX_UNANSWERED.
 MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
-NOBODYS = PeerReceives(0, 0)
-
 BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
-WHILE_IT_RESTS = "the peer sent a message on a connection that rests"
-
-# The frame that says that its sender's side of a pair may rest, as it always is.
-REST_FRAME = bytearray(HEADER_SIZE) + protocol.encode(protocol.REST)
-pack_header(REST_FRAME, 0, FrameKind.CONTROL, 0, 0)
 
 
 class Messages(Traffic):
@@ -106,7 +99,7 @@ class Messages(Traffic):
         self._on_protocol_error = on_protocol_error
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
-        self._peer_receives = NOBODYS
+        self._peer_receives = PeerReceives(0, 0)
         self.message_type = Message
         self.small_size = config.eager_size
         self.longest = config.max_message
@@ -127,10 +120,6 @@ class Messages(Traffic):
         )
         self._peer_has_left = False
         self._gated = False
-        self.gate = BEFORE_THE_KEY
-        """What is wrong with a message that comes while it is gated."""
-        self._stale = 0
-        self.said_rest = self._heard = False
         self._ended: BaseException | None = None
         self._early: list[tuple[Block, int, int | None]] = []
         self.on_early: Callable[[], None] | None = None
@@ -171,20 +160,6 @@ class Messages(Traffic):
             self._pool.block(HEADER_SIZE + protocol.MAX_LENGTH) for _ in range(SPARE_BLOCKS)
         ]
         self._receives.post_all()
-
-    def go_on(self, before: Messages, peer: Hello, *, stale: bool) -> None:
-        """After those of another connection on the same queue pair, which are over.
-
-        `stale`: their peer has yet to say its last word, and until then nothing counts.  It can
-        have no more under way than there are receives.
-        """
-        self._spares, before._spares = before._spares, []
-        self._early, before._early = before._early, []
-        self._receives.post_all(before.queue, len(self._early))
-        self._stale = self._receives.count if stale else 0
-        self.gate = WHILE_IT_RESTS
-        self.gated = True
-        self.start(peer)
 
     def start(self, peer: Hello) -> None:
         """The handshake is done: what the peer has room for is known."""
@@ -425,16 +400,14 @@ class Messages(Traffic):
             # The peer was quicker than our handshake.
             self._came_early(block, byte_len, None)
             return
-        if byte_len == len(REST_FRAME) and block.view[:byte_len] == REST_FRAME:
-            self._heard_rest(block)
-            return
-        if self._over(block, byte_len, None):
+        if self.ended or self._peer_has_left:
+            block.release()
             return
         try:
             kind, control, data, _ = unpack_header(block.view[:byte_len])
             self.account.received(kind, control, data)
             if kind in MESSAGES and self._gated:
-                raise ProtocolError(self.gate)
+                raise ProtocolError(BEFORE_THE_KEY)
             if kind is FrameKind.BUNDLE:
                 for _ in unpack_bundle(block.view[:byte_len]):
                     pass  # it raises what is wrong
@@ -458,35 +431,6 @@ class Messages(Traffic):
             return
         self.pump()
 
-    def _over(self, block: Block, byte_len: int, imm: int | None) -> bool:
-        """Whether what has come does not count, or is for who comes after."""
-        if self._stale:
-            self._stale -= 1
-            self._receives.replace(block)
-            if not self._stale:
-                self._on_protocol_error(ProtocolError("the peer has ended and goes on"))
-        elif self.said_rest and self._heard:
-            self._early.append((block, byte_len, imm))
-        elif self.ended or self._peer_has_left:
-            block.release()
-        else:
-            return False
-        return True
-
-    def _heard_rest(self, block: Block) -> None:
-        if self._stale:
-            self._stale = 0
-            self._receives.replace(block)
-        else:
-            block.release()
-            if self._peer_has_left or (self.ended and not self.said_rest):
-                return
-            self._heard = True
-        try:
-            self._on_control(protocol.REST)
-        except ProtocolError as error:
-            self._on_protocol_error(error)
-
     def _came_early(self, block: Block, byte_len: int, imm: int | None) -> None:
         self._early.append((block, byte_len, imm))
         if self.on_early is not None:
@@ -500,12 +444,13 @@ class Messages(Traffic):
         if not self.started:
             self._came_early(block, byte_len, imm)
             return
-        if self._over(block, byte_len, imm):
+        if self.ended or self._peer_has_left:
+            block.release()
             return
         try:
             self.account.received(FrameKind.DATA)
             if self._gated:
-                raise ProtocolError(self.gate)
+                raise ProtocolError(BEFORE_THE_KEY)
         except ProtocolError as error:
             block.release()
             self._on_protocol_error(error)
@@ -565,41 +510,8 @@ class Messages(Traffic):
 
     # ---- the end -------------------------------------------------------------------------
 
-    @property
-    def can_rest(self) -> bool:
-        """Whether another connection could go on with the queue pair, as with a new one."""
-        return (
-            self.started
-            and not self._gated
-            and self._receives.as_at_first
-            and not self._queue.failed
-            and not self._queue.outstanding
-        )
-
-    def say_rest(self) -> bool:
-        """Posts the last frame of all, past all accounts; False if that cannot be now.
-
-        So it may have to wait at the peer's device until there is a receive.  What the peer says
-        still counts.
-        """
-        if not self._queue.control_room:
-            return False
-        try:
-            block = self._pool.block(len(REST_FRAME))
-        except QuotaError:
-            return False
-        block.view[: len(REST_FRAME)] = REST_FRAME
-        self._queue.post_frame(Frame(block, len(REST_FRAME), None, None))
-        self.said_rest = not self._gated  # else it is the word of the one before
-        return True
-
-    @property
-    def drained(self) -> bool:
-        """Whether nothing is waiting to be sent or to be read by the peer."""
-        return not (self.waiting or self.controls or self.offers or self._queue.outstanding)
-
-    def drain(self) -> asyncio.Future[None]:
-        """A future for the moment when it is."""
+    def drained(self) -> asyncio.Future[None]:
+        """A future for the moment when nothing is waiting to be sent or to be read by the peer."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._drain_waiters.append(future)
         self.parting = True
@@ -607,7 +519,9 @@ class Messages(Traffic):
         return future
 
     def _check_drained(self) -> None:
-        if self._ended is None and not self.drained:
+        if self._ended is None and (
+            self.waiting or self.controls or self.offers or self._queue.outstanding
+        ):
             return
         self.parting = False
         waiters, self._drain_waiters = self._drain_waiters, []

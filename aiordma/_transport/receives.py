@@ -42,7 +42,7 @@ class Receives:
         self._queue = queue
         self._pool = memory.pool
         self._supply = memory.supply(self.post_again, brief=True, kept=True)
-        self.count = config.data_receives + config.control_receives
+        self._count = config.data_receives + config.control_receives
         self._sizes = OwnReceives(config.eager_size, config.max_eager_size)
         traffic.large_size = self._sizes.largest
         self._tell = tell
@@ -56,27 +56,12 @@ class Receives:
         self._larger: list[Block] = []
         self._ended = False
 
-    def post_all(self, before: WorkQueue | None = None, arrived: int = 0) -> None:
-        """With those that are left of another one of the same queue pair.
-
-        Of these `arrived` are used already, and posted again when it is seen what came there.
-        """
+    def post_all(self) -> None:
         size = self._sizes.size
-        if before is not None:
-            self._sizes.posted = self._queue.take_receives(before) + arrived
-        posted = self._queue.post_ready(self._pool, self.count - self._sizes.posted, size)
+        posted = self._queue.post_ready(self._pool, self._count, size)
         self._sizes.posted += posted
-        while self._sizes.posted < self.count:
+        for _ in range(posted, self._count):
             self._post(self._pool.block(size))
-
-    @property
-    def as_at_first(self) -> bool:
-        """None of them is expected to be larger."""
-        return self._sizes.size == self._sizes.smallest and not self._larger
-
-    def replace(self, block: Block) -> None:
-        """Posts one for a frame that does not count."""
-        self._queue.post_receive(block, self._sizes.size)
 
     def _post(self, block: Block) -> None:
         self._sizes.posted += 1
@@ -166,7 +151,7 @@ class Receives:
         larger: list[Block] = []
         if sizes.wanted > sizes.size:
             try:
-                self._pool.require_spare(self.count * sizes.wanted)
+                self._pool.require_spare(self._count * sizes.wanted)
                 for _ in range(sizes.posted - self._used):
                     larger.append(self._pool.block(sizes.wanted))
             except (RDMAError, OSError):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import verbs
 from ..config import Config
@@ -18,13 +16,6 @@ from .half import Half
 from .life import Address, NoLink
 from .places import Places
 from .security import Security
-
-if TYPE_CHECKING:
-    from .rest import Rest
-
-
-# Pairs of one listener that may rest at a time (rest.py).
-MOST_RESTING = 64
 
 
 class NoPlaceError(RDMAError):
@@ -53,8 +44,6 @@ class Reception:
         self._places = Places(config)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self.resting: weakref.WeakSet[Rest] = weakref.WeakSet()
-        self.most_resting = MOST_RESTING
 
     @property
     def full(self) -> bool:
@@ -68,20 +57,12 @@ class Reception:
         task.add_done_callback(self._handshakes.discard)
         return task
 
-    def _place(self, peer: Address | None) -> Callable[[], None]:
-        """Takes one; what gives it back.  NoPlaceError when there is none for this peer."""
+    def take(self, local: Address | None, peer: Address | None) -> tuple[Half, Connection]:
+        """A half for a peer, to be reached by `local`.  NoPlaceError when there is none for it."""
         host = peer[0] if peer else ""  # it was gone before that could be asked
         if (why := self._places.take(host)) is not None:
             raise NoPlaceError(why)
-        return partial(self._places.give_back, host)
-
-    def admit(self, connection: Connection, peer: Address | None) -> None:
-        """Has a place for it until it ends.  NoPlaceError when there is none."""
-        connection._on_closed = self._place(peer)
-
-    def take(self, local: Address | None, peer: Address | None) -> tuple[Half, Connection]:
-        """A half for a peer, to be reached by `local`.  NoPlaceError when there is none for it."""
-        give_back = self._place(peer)
+        give_back = partial(self._places.give_back, host)
         half: Half | None = None
         try:
             config = self.config
@@ -99,13 +80,6 @@ class Reception:
     async def close(self) -> None:
         """Nobody is received any more; handshakes under way are given up."""
         self.closed = True
-        resting = list(self.resting)
-        for rest in resting:
-            rest.finish()
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.config.close_timeout):
-                for rest in resting:
-                    await rest.told()

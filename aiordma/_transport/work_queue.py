@@ -82,7 +82,7 @@ class WorkQueue(Queue):
         self.capacity = self.free = qp.capabilities.max_send_wr
         self.reserved = CONTROL_ENTRIES
         self.error: BaseException | None = None
-        self.on_failure = on_failure
+        self._on_failure = on_failure
         self._waiter_error = waiter_error
         self.on_room: Callable[[], None] = nothing
         self._messages_first = False
@@ -244,16 +244,11 @@ class WorkQueue(Queue):
         for work in backlog:
             work.failed(self._waiter_error(error))
             work.release()
-        self.on_failure(error)
+        self._on_failure(error)
 
     def refuse(self, error: BaseException) -> None:
         """Nothing more is posted here, for this reason; what is under way goes on, or fails so."""
         self.error = error
-
-    def retire(self) -> None:
-        """Nothing is under way, and another one goes on with the queue pair."""
-        self.failed = True
-        self._let_go()
 
     def close(self) -> None:
         """Destroys the queue pair; after this the device touches none of its memory any more."""
@@ -262,16 +257,12 @@ class WorkQueue(Queue):
         self.qp.close()
         for work in cast("list[Posted]", self.clear_slots()):
             work.release()
-        self._let_go()
-
-    def _let_go(self) -> None:
         self.on_room = nothing
-        self.on_failure = nothing
         self.user = None
         self.traffic = None
 
 
-def nothing(*_: object) -> None:
+def nothing() -> None:
     """For a queue pair that is gone."""
 
 

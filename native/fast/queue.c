@@ -358,34 +358,6 @@ static void release_receives(struct table *table, struct slot_list *list)
 	}
 }
 
-/* Those of another queue of the same queue pair, which is over: how many. */
-static PyObject *queue_take_receives(PyObject *self, PyObject *other)
-{
-	struct queue *queue = (struct queue *)self, *old = (struct queue *)other;
-	struct table *table = table_of(queue);
-	unsigned int count = 0;
-
-	if (!table)
-		return NULL;
-	if (!PyObject_TypeCheck(other, fast_queue_type) || old == queue ||
-	    old->table != queue->table || old->qp != queue->qp ||
-	    old->sends.first != NO_SLOT || queue->receives.first != NO_SLOT) {
-		PyErr_SetString(PyExc_ValueError, "only from a queue of the same queue pair that is done");
-		return NULL;
-	}
-	for (uint32_t i = old->receives.first; i != NO_SLOT; i = table->slots[i].next) {
-		Py_INCREF(self);
-		table->slots[i].queue = queue;
-		count++;
-	}
-	queue->receives = old->receives;
-	old->receives = (struct slot_list){NO_SLOT, NO_SLOT};
-	old->qp = 0;
-	for (unsigned int i = 0; i < count; i++)
-		Py_DECREF(other); /* the caller has one more */
-	return PyLong_FromUnsignedLong(count);
-}
-
 static PyObject *queue_clear_slots(PyObject *self, PyObject *unused)
 {
 	struct queue *queue = (struct queue *)self;
@@ -466,7 +438,6 @@ static PyMethodDef queue_methods[] = {
 	{"post_ready", queue_post_ready, METH_VARARGS, NULL},
 	{"write", (PyCFunction)(void (*)(void))queue_write, METH_FASTCALL, NULL},
 	{"read", (PyCFunction)(void (*)(void))queue_read, METH_FASTCALL, NULL},
-	{"take_receives", queue_take_receives, METH_O, NULL},
 	{"under_way", queue_under_way, METH_NOARGS, NULL},
 	{"clear_slots", queue_clear_slots, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},

@@ -28,8 +28,6 @@ from aiordma._core.protocol import (
     GoodbyeCode,
     Message,
     MessageType,
-    Open,
-    Opened,
     Ping,
     Pong,
     Ready,
@@ -40,7 +38,6 @@ from aiordma._core.protocol import (
     RegionReturn,
     Rendezvous,
     RendezvousDone,
-    Rest,
     decode,
     encode,
 )
@@ -78,9 +75,6 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.ASK: st.builds(Ask, u32, u32, bytes40, bytes32),
     MessageType.ANSWER: st.builds(Answer, u32, bytes40, bytes32),
     MessageType.READY: st.builds(Ready, u32),
-    MessageType.REST: st.builds(Rest, u32),
-    MessageType.OPEN: st.builds(Open, u32),
-    MessageType.OPENED: st.builds(Opened, u32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -119,8 +113,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
         "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
-        "AUTH_PROOF=13 RECEIVE_SIZE=14 ASK=15 ANSWER=16 READY=17 "
-        "REST=18 OPEN=19 OPENED=20"
+        "AUTH_PROOF=13 RECEIVE_SIZE=14 ASK=15 ANSWER=16 READY=17"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "

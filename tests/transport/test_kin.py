@@ -25,7 +25,7 @@ from aiordma._core import protocol
 from aiordma._transport import kin
 from aiordma._transport.by_tcp import TCPAcceptor
 from aiordma._transport.family import Family, Member
-from aiordma.errors import RejectedError
+from aiordma.errors import RejectedError, RemoteAccessError
 
 from .marks import by_tcp, one_loop
 from .place import (
@@ -36,6 +36,7 @@ from .place import (
     check_alive,
     ends,
     exchange,
+    give,
     hello,
     turns,
     when_limits_pass,
@@ -140,6 +141,84 @@ async def test_who_goes_first_leaves_the_others(place: Place, side: int) -> None
             await pair[side].close()
             async with place.within(1):
                 await pair[1 - side].wait_closed()
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
+async def test_all_are_closed_in_a_row(place: Place, side: int) -> None:
+    """The peer of each gets a ConnectionClosedError, the last one's too."""
+    for _ in range(5):
+        async with await place.listen() as listener:
+            pairs = [await place.both(listener) for _ in range(4)]
+            for pair in pairs:
+                await pair[side].close()
+            for pair in pairs:
+                async with place.within(2):
+                    error = await ends(pair[1 - side].recv(), ConnectionClosedError)
+                assert isinstance(error, ConnectionClosedError)
+                assert error.by_peer
+
+
+@one_loop
+async def test_all_close_in_one_turn(place: Place) -> None:
+    """None is left to share the socket, so it is closed on both sides."""
+    async with await place.listen() as listener:
+        pairs = [await place.both(listener) for _ in range(3)]
+        known = [family(conn) for conn in pairs[0]]
+
+        async def close_when_told(client: Connection) -> None:
+            with await client.recv():
+                pass
+            await client.close()
+
+        closing = [asyncio.create_task(close_when_told(pair[0])) for pair in pairs]
+        await turns(5)
+        for pair in pairs:
+            pair[1].send_nowait(b"x")
+        await asyncio.gather(*closing)
+        for pair in pairs:
+            await pair[1].wait_closed()
+        async with place.within(5):
+            await until(lambda: not any(one is None or list(one) for one in known))
+
+
+async def test_one_closes_before_the_listener_does(place: Place) -> None:
+    for _ in range(5):
+        async with await place.listen() as listener:
+            client, server = await place.both(listener)
+            other, its_server = await place.both(listener)
+            await its_server.close()
+            await listener.close()
+            async with place.within(2):
+                error = await ends(other.recv(), ConnectionClosedError)
+            assert isinstance(error, ConnectionClosedError)
+            assert error.by_peer
+            await client.close()
+            await server.wait_closed()
+
+
+@one_loop
+async def test_a_key_ends_with_its_connection(place: Place) -> None:
+    """A connection made later over the same socket cannot use the key of one that has ended."""
+    async with first(place) as (listener, _, _):
+        client, server = await place.both(listener)
+        with server.alloc(64) as buffer:
+            share, remote = await give(server, client, buffer)
+            token = share.token
+            await client.write(bytes(64), remote)
+            await client.close()
+            await server.wait_closed()
+            other, its_server = await place.both(listener)
+            with pytest.raises(ValueError, match="belongs to another connection"):
+                await other.write(bytes(64), remote)
+            buffer.view[:] = b"\xff" * 64
+            error = await ends(
+                other.write(bytes(64), other.open_region(token)), ConnectionBrokenError,
+                RemoteAccessError,
+            )  # fmt: skip
+            assert isinstance(error, RemoteAccessError | ConnectionBrokenError)
+            assert bytes(buffer.view) == b"\xff" * 64
+        await other.wait_closed()
+        await its_server.wait_closed()
 
 
 @one_loop

@@ -26,6 +26,7 @@ from aiordma import (
     verbs,
 )
 from aiordma._core import protocol
+from aiordma._transport.keep_alive import Probe
 from aiordma.errors import QuotaError, RejectedError
 
 from .marks import by_cm, by_tcp, one_loop
@@ -670,3 +671,48 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(place: Place) -> No
                 assert isinstance(error, ConnectionClosedError)
                 assert error.by_peer
             await client.wait_closed()
+
+
+@one_loop
+async def test_the_end_comes_with_the_last_of_what_was_under_way(place: Place) -> None:
+    """After the peer's goodbye, and not only after `close_timeout`."""
+    async with place.pair(replace(SMALL, close_timeout=1000)) as (client, _):
+        client._queue.capacity += 1  # as if one more were under way
+        client._control(GOODBYE)
+        await turns(20)
+        assert not client.closed
+        client._queue.capacity -= 1
+        client._queue.post_work(Probe(lambda: None))
+        async with place.within(2):
+            await client.wait_closed()
+
+
+@one_loop
+@pytest.mark.needs("faults")
+async def test_writes_under_way_when_the_peer_closes(place: Place) -> None:
+    """Their memory is no more shared, but what their caller hears is that the peer has closed."""
+    async with place.pair() as (client, server):
+        with server.alloc(64) as buffer, client.alloc(64) as local:
+            share, remote = await give(server, client, buffer)
+            with testing.faults(delay=0.05, device=place.device):
+                writes = [client._queue.write(local, remote) for _ in range(3)]
+                share.revoke()
+                client._control(GOODBYE)
+                for write in writes:
+                    assert write is not None
+                    error = await ends(write, ConnectionClosedError)
+                    assert isinstance(error, ConnectionClosedError)
+                    assert error.by_peer
+
+
+@one_loop
+async def test_one_closes_while_the_other_does(place: Place) -> None:
+    """A `close` that waits for a message to be read ends with the peer's goodbye."""
+    async with place.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
+        client.send_nowait(bytes(100_000)).add_done_callback(lambda done: done.exception())
+        closing = asyncio.create_task(client.close())
+        await turns(10)
+        assert not closing.done()
+        async with place.within(5):
+            await server.close()
+            await closing
