@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 import aiordma
 from aiordma.trace import Request
 
-from .trace_picture import picture
+from .trace_chrome import chrome_trace
 from .trace_selection import Selection, TimeType, Traced, load
 from .trace_tables import show_runs, show_summary, show_timeline, summary, timeline
 
@@ -44,11 +45,12 @@ from .trace_tables import show_runs, show_summary, show_timeline, summary, timel
     help="Rows of the timeline; 0: all.",
 )
 @click.option(
-    "--picture",
+    "--chrome",
     "target",
-    metavar="SVG",
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the timeline into this file, instead of printing it.",
+    help="Write the timeline into this file, in the Chrome trace event format (for Perfetto), "
+    "instead of printing it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every request as JSON.")
 def trace(
@@ -75,7 +77,13 @@ def trace(
     )
     if target is not None:
         try:
-            target.write_text(picture(traces, selection))
+            if any(target.exists() and target.samefile(path) for path in files):
+                raise click.BadParameter(
+                    f"{target} is one of the traces; name another file", param_hint="--chrome"
+                )
+            # As a trace is: there are keys and addresses in it.
+            with open(target, "w", opener=for_the_owner) as file:
+                file.write(chrome_trace(traces, selection))
         except OSError as error:
             raise click.ClickException(str(error)) from error
     if as_json:
@@ -88,7 +96,15 @@ def trace(
     if target is None:
         show_timeline(console, timeline(traces, selection), limit)
     else:
-        console.print(f"The picture is in {target}", highlight=False)
+        console.print(
+            f"The timeline is in {target}, for https://ui.perfetto.dev or chrome://tracing",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def to_json(traces: list[Traced], selection: Selection) -> str:

@@ -1,4 +1,4 @@
-"""`aiordma trace`: traces as tables, as JSON and as a picture."""
+"""`aiordma trace`: traces as tables, as JSON and in the Chrome trace format."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from aiordma import trace
-from aiordma.cli import trace_picture
 from aiordma.cli.app import app
-from aiordma.cli.trace_picture import Axis, depth_steps, lanes_of, picture, rows_of
-from aiordma.cli.trace_selection import Selection, TimeType, load
+from aiordma.cli.trace_chrome import chrome_trace
+from aiordma.cli.trace_selection import Selection, TimeType, Traced, load
 from aiordma.cli.trace_tables import quantile, summary, timeline
 from tests.core.trace_model import Writer
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def aiordma_trace(*words: object) -> Result:
@@ -226,38 +224,178 @@ def test_the_last_line_alone_may_be_torn(files: list[Path]) -> None:
     assert "the last line is torn" in done.output
 
 
-# ---- the picture --------------------------------------------------------------------------------
+# ---- the Chrome trace format --------------------------------------------------------------------
 
 
-def titles(svg: str, kind: str) -> list[str]:
-    """What the tooltips of all shapes of a kind say."""
-    return [
-        title.text or ""
-        for shape in ElementTree.fromstring(svg).iter(SVG + kind)
-        for title in shape.iter(SVG + "title")
-    ]
+def in_chrome_format(
+    traces: list[Traced], selection: Selection | None = None
+) -> list[dict[str, Any]]:
+    told = json.loads(chrome_trace(traces, selection or Selection()))
+    assert told["displayTimeUnit"] == "ns"
+    events: list[dict[str, Any]] = told["traceEvents"]
+    return events
 
 
-def texts(svg: str) -> list[str]:
-    return [it.text or "" for it in ElementTree.fromstring(svg).iter(SVG + "text")]
+def written(folder: Path, *parts: tuple[Writer, dict[str, object]]) -> list[Traced]:
+    """The traces of some processes, read from files."""
+    paths = []
+    for number, (writer, header) in enumerate(parts):
+        paths.append(folder / f"{number}.jsonl")
+        paths[-1].write_bytes(writer.data(**header))
+    return load(paths)
 
 
-def test_the_picture(files: list[Path], tmp_path: Path) -> None:
-    target = tmp_path / "picture.svg"
-    done = aiordma_trace(*files, "--picture", target)
-    assert f"The picture is in {target}" in done.output
+def of_phase(events: list[dict[str, Any]], *phases: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] in phases]
+
+
+def threads(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
+    return {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+
+
+def test_every_event_of_a_small_trace(tmp_path: Path) -> None:
+    writer = Writer(17)
+    writer.add(trace.CreatedQP(t=writer.now(), qp_num=17, qp_type="RC", send_cq=1, recv_cq=2))
+    writer.complete(writer.send(length=10))
+    writer.add(
+        trace.PostedSend(
+            t=writer.now(), request=writer.number(), wr_id=1 << 63, length=4, num_sge=1, qp_num=17,
+            opcode="RDMA_WRITE", send_flags=("SIGNALED",), remote_addr=0xFFFF800000000000, rkey=255,
+        )
+    )  # fmt: skip
+    writer.add(trace.AsyncEvent(t=writer.now(), event_type="CQ_ERR", cq=1))
+    (traced,) = written(tmp_path, (writer, {}))
+    process, thread = {"pid": 7}, {"pid": 7, "tid": 17}
+    assert in_chrome_format([traced]) == [
+        {
+            "ph": "M", "name": "process_name", **process,
+            "args": {"name": "program (here, process 7)"},
+        },
+        {"ph": "M", "name": "thread_name", **thread, "args": {"name": "QP 0x000011 RC"}},
+        {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": 0}},
+        {
+            "ph": "i", "s": "t", "name": "created (RC)", "cat": "create_qp", "ts": 0.001, **thread,
+            "args": {"qp_type": "RC", "send_cq": 1, "recv_cq": 2},
+        },
+        {
+            "ph": "X", "name": "SEND", "cat": "send", "ts": 0.002, "dur": 0.001, **thread,
+            "args": {
+                "wr_id": "10", "bytes": 10, "status": "SUCCESS", "outcome": "completed",
+                "num_sge": 1, "send_flags": ["SIGNALED"], "cq": 1,
+            },
+        },
+        {
+            "ph": "X", "name": "RDMA_WRITE", "cat": "send,unfinished", "cname": "grey",
+            "ts": 0.004, "dur": 0.001, **thread,
+            "args": {
+                "wr_id": "0x8000000000000000", "bytes": 4, "status": "OPEN", "outcome": "open",
+                "completed": "not before the trace ended", "num_sge": 1,
+                "send_flags": ["SIGNALED"], "remote_addr": "0xffff800000000000", "rkey": "0xff",
+            },
+        },
+        {
+            "ph": "i", "s": "p", "name": "event CQ_ERR of CQ 1", "cat": "async_event",
+            "ts": 0.005, **process, "args": {"event_type": "CQ_ERR", "cq": 1},
+        },
+    ]  # fmt: skip
+
+
+def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    done = aiordma_trace(*files, "--chrome", target)
+    assert done.exit_code == 0
+    assert f"The timeline is in {target}, for https://ui.perfetto.dev" in done.output
+    assert "RDMA_READ" in done.output  # the tables but for the timeline
     assert "took us" not in done.output
-    svg = target.read_text()
-    assert {"process 7", "process 8", "QP 3", "QP 4"} <= set(texts(svg))
-    assert "2 processes, 2 queues, 8 requests, 1 failed, 3 flushed, in 98 ns" in texts(svg)
-    bars = titles(svg, "rect")
-    assert "RDMA_READ wr_id 60: 4,000 B, 0.0 µs, REM_ACCESS_ERR, posted at 0.0000 ms" in bars
-    assert any(bar.startswith("ATOMIC_FETCH_AND_ADD wr_id 10: 8 B, OPEN") for bar in bars)
-    assert sum(bar.startswith(("QP 3 INIT", "QP 3 RTS", "QP 3 ERR")) for bar in bars) == 3
-    marks = titles(svg, "path")
-    assert any(mark.startswith("event QP_FATAL") for mark in marks)
-    assert any(mark.startswith("refused SEND 99: No <memory>") for mark in marks)
-    assert sum("REM_ACCESS_ERR" in mark for mark in marks) == 2  # the cross, and what it stands on
+    assert target.stat().st_mode & 0o777 == 0o600
+    events = json.loads(target.read_text())["traceEvents"]
+    assert events == in_chrome_format(load(files))
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"program (here, process 7)", "program (here, process 8)"}
+    assert {"QP 0x000003 RC", "QP 0x000004"} <= set(threads(events).values())
+    marks = {(event["cat"], event["name"]) for event in of_phase(events, "i")}
+    assert {
+        ("create_qp", "created (RC)"),
+        ("qp_state", "RTS -> ERR"),
+        ("async_event", "event QP_FATAL"),
+        ("refused", "refused SEND 99: No <memory>"),
+        ("destroy_qp", "destroyed"),
+    } <= marks
+
+
+def test_every_request_is_in_the_chrome_format_once(files: list[Path]) -> None:
+    spans = of_phase(in_chrome_format(load(files)), "X")
+    found = [(it["pid"], it["args"]["wr_id"], it["name"], it["cat"]) for it in spans]
+    assert sorted(found) == [
+        (7, "10", "RECV", "receive"),
+        (7, "20", "RECV WR_FLUSH_ERR", "receive,flushed"),
+        (7, "30", "RECV WR_FLUSH_ERR", "receive,flushed"),
+        (7, "40", "RDMA_WRITE", "send"),
+        (7, "50", "SEND", "send"),
+        (7, "60", "RDMA_READ REM_ACCESS_ERR", "send,failed"),
+        (7, "70", "SEND WR_FLUSH_ERR", "send,flushed"),
+        (8, "10", "ATOMIC_FETCH_AND_ADD", "send,unfinished"),
+    ]
+    of = {it["args"]["wr_id"]: it for it in spans if it["pid"] == 7}
+    assert of["60"]["cname"] == "terrible"
+    assert of["40"]["args"]["outcome"] == "implicit"
+    assert (of["60"]["ts"], of["60"]["dur"]) == (0.011, 0.002)
+
+
+def test_a_selection_in_the_chrome_format(files: list[Path]) -> None:
+    events = in_chrome_format(load(files), Selection(statuses=frozenset({"FAILED"})))
+    assert [it["args"]["wr_id"] for it in of_phase(events, "X")] == ["20", "30", "60", "70"]
+    assert of_phase(events, "i") == []
+    assert in_chrome_format(load(files), Selection(qps=frozenset({99}))) == []
+
+
+def test_requests_without_a_beginning(tmp_path: Path) -> None:
+    """Such a one was posted before the trace began, which is where its span begins."""
+    writer = Writer()
+    writer.t = 5000
+    writer.add(
+        trace.Completion(
+            t=writer.now(), request=0, cq=1, qp_num=3, wr_id=1, status="SUCCESS", opcode="SEND"
+        )
+    )
+    writer.send()
+    writer.destroy()
+    early, forgotten = of_phase(in_chrome_format(written(tmp_path, (writer, {}))), "X")
+    assert (early["ts"], early["dur"], early["name"]) == (0, 4.001, "SEND")
+    assert early["args"]["posted"] == "before the trace began"
+    assert forgotten["args"]["outcome"] == "forgotten"
+    assert (forgotten["cat"], forgotten["dur"]) == ("send,unfinished", 0.001)
+
+
+def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
+    """Not even when viewers cut off what is behind the nanoseconds of a number."""
+    writer = Writer()
+    for turn in range(50):
+        posts = [writer.send() for _ in range(1 + turn % 7)]
+        if turn % 3:
+            writer.receive()
+        for posted in posts:
+            writer.complete(posted)
+            writer.t -= 1  # and the next post comes at the same time
+    events = in_chrome_format(written(tmp_path, (writer, {})))
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in threads(events).values()}
+    for event in of_phase(events, "X"):
+        rows[threads(events)[event["pid"], event["tid"]]].append(event)
+    assert {"QP 0x000003", "QP 0x000003 (2)", "QP 0x000003 receives (1)"} <= set(rows)
+    assert sum(map(len, rows.values())) == len(
+        [it for it in writer.records if "Posted" in repr(it)]
+    )
+    for name, row in rows.items():
+        assert {it["cat"].startswith("receive") for it in row} == {"receives" in name}
+        for before, after in itertools.pairwise(row):
+            assert int(before["ts"] * 1e3) + int(before["dur"] * 1e3) <= int(after["ts"] * 1e3)
+    # Those of one queue pair stay together.
+    order = [it["args"]["sort_index"] for it in events if it["name"] == "thread_sort_index"]
+    assert order == list(range(len(rows)))
 
 
 def test_retries_and_faults(tmp_path: Path) -> None:
@@ -265,81 +403,24 @@ def test_retries_and_faults(tmp_path: Path) -> None:
     posted = writer.send()
     for _ in range(3):
         writer.add(trace.Retry(t=writer.now(), qp_num=3, cause="RNR"))
-    writer.t += 1000
     writer.add(trace.Fault(t=writer.now(), fault="LOSS", qp_num=3))
     writer.add(trace.Fault(t=writer.now(), fault="OVERRUN", cq=2))
-    writer.t += 1000
     writer.complete(posted)
-    path = tmp_path / "trace"
-    path.write_bytes(writer.data())
-    found = [row[1:] for row in rows(aiordma_trace(path).output)]
+    traces = written(tmp_path, (writer, {}))
+    found = [row[1:] for row in rows(aiordma_trace(traces[0].path).output)]
     assert found.count(["7", "3", "retry:", "receiver", "not", "ready"]) == 3
     assert ["7", "3", "fault", "LOSS"] in found
     assert ["7", "-", "fault", "OVERRUN", "of", "CQ", "2"] in found
-    svg = picture(load([path]), Selection())
-    marks = titles(svg, "path")
-    assert marks[0].startswith("2 x retry: receiver not ready, ")  # in one pixel
-    assert sum("fault LOSS" in mark for mark in marks) == 1
-    assert {"retry: receiver not ready", "fault LOSS"} <= set(texts(svg))
+    marks = of_phase(in_chrome_format(traces), "i")
+    assert [(it["cat"], it["name"], it["s"], it.get("tid")) for it in marks] == [
+        *[("retry", "retry: receiver not ready", "t", 3)] * 3,
+        ("fault", "fault LOSS", "t", 3),
+        ("fault", "fault OVERRUN of CQ 2", "p", None),
+    ]
 
 
-def test_a_picture_that_cannot_be_written(files: list[Path], tmp_path: Path) -> None:
-    done = aiordma_trace(*files, "--picture", tmp_path / "none" / "picture.svg")
-    assert done.exit_code == 1
-    assert "No such file" in done.output
-
-
-def test_a_picture_of_nothing(files: list[Path]) -> None:
-    svg = picture(load(files), Selection(qps=frozenset({99})))
-    assert "0 processes, 0 queues, 0 requests" in svg
-    ElementTree.fromstring(svg)
-
-
-def test_requests_under_way_at_the_same_time_have_rows_of_their_own(tmp_path: Path) -> None:
-    writer = Writer()
-    for _ in range(20):
-        posts = [writer.send() for _ in range(4)]
-        writer.t += 1_000_000
-        for posted in posts:
-            writer.t += 1_000_000
-            writer.complete(posted)
-    path = tmp_path / "trace"
-    path.write_bytes(writer.data())
-    traces = load([path])
-    axis = Axis(0, traces[0].at(writer.t))
-    found = rows_of(traces[0], traces[0].requests, axis)
-    assert [len(row) for row in found] == [20] * 4
-    for row in found:
-        for before, after in itertools.pairwise(row):
-            assert before.right <= after.left
-
-
-def test_a_great_many_requests_are_still_a_picture(tmp_path: Path) -> None:
-    writer = Writer()
-    for _ in range(50):
-        for posted in [writer.send() for _ in range(200)]:
-            writer.complete(posted)
-    path = tmp_path / "trace"
-    path.write_bytes(writer.data())
-    (traced,) = load([path])
-    svg = picture([traced], Selection())
-    assert "10,000 requests" in svg
-    bars = [bar for bar in titles(svg, "rect") if "SEND" in bar]
-    assert len(bars) < 60 * 200
-    total = sum(
-        int(bar.partition(" x ")[0].replace(",", "")) if " x " in bar else 1 for bar in bars
-    )
-    assert total == 10_000
-    assert len(rows_of(traced, traced.requests, Axis(0, 30_000))) <= trace_picture.MOST_ROWS
-
-
-def test_posted_receives(files: list[Path]) -> None:
-    traced = load(files)[0]
-    (lane,) = lanes_of(traced, Selection())
-    assert [depth for _, depth in depth_steps(traced, lane.receives)] == [1, 2, 3, 2, 1, 0]
-
-
-def test_a_shared_receive_queue_has_a_lane(tmp_path: Path) -> None:
+def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
+    """For receives that no queue pair has taken."""
     writer = Writer()
     posts = [
         trace.PostedSharedReceive(
@@ -350,29 +431,144 @@ def test_a_shared_receive_queue_has_a_lane(tmp_path: Path) -> None:
     for posted in posts:
         writer.add(posted)
     writer.complete(posts[0], byte_len=8)
-    path = tmp_path / "trace"
-    path.write_bytes(writer.data())
-    (traced,) = load([path])
-    assert {lane.name for lane in lanes_of(traced, Selection())} == {"QP 3", "SRQ 9"}
-    assert {"QP 3", "SRQ 9"} <= set(texts(picture([traced], Selection())))
+    events = in_chrome_format(written(tmp_path, (writer, {})))
+    names = threads(events)
+    assert [
+        (names[it["pid"], it["tid"]], it["args"]["status"]) for it in of_phase(events, "X")
+    ] == [
+        ("QP 0x000003 receives (1)", "SUCCESS"),
+        ("SRQ 9 receives (1)", "OPEN"),
+    ]
+
+
+def test_numbers_of_processes_and_threads_are_unique(tmp_path: Path) -> None:
+    """Queue pairs of the same number, or of that of a process, and processes of two machines."""
+    parts = []
+    for header in ({"pid": 7}, {"pid": 8}, {"pid": 7, "host": "there", "boot_id": "other"}):
+        writer = Writer(8)
+        writer.complete(writer.send())
+        parts.append((writer, {**header}))
+    again = Writer(8)
+    again.t = 2000
+    again.complete(again.send())
+    events = in_chrome_format(written(tmp_path, *parts, (again, {"pid": 8, "t": 1900})))
+    pids = [it["pid"] for it in events if it["name"] == "process_name"]
+    assert pids[:2] == [7, 8]
+    assert len(set(pids)) == 3
+    found = [(it["pid"], it["tid"]) for it in events if it["name"] == "thread_name"]
+    assert len({tid for _, tid in found} | set(pids)) == 6
+    assert [it["pid"] for it in of_phase(events, "X")].count(8) == 2
+
+
+def connected(qp_num: int, peer: int, qp_type: str = "RC") -> Writer:
+    writer = Writer(qp_num)
+    writer.add(
+        trace.CreatedQP(t=writer.now(), qp_num=qp_num, qp_type=qp_type, send_cq=1, recv_cq=1)
+    )
+    writer.add(
+        trace.QPStateChange(
+            t=writer.now(), qp_num=qp_num, cur_qp_state="INIT", qp_state="RTR", dest_qp_num=peer
+        )
+    )
+    return writer
+
+
+def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
+    """Three messages from the first to the second, with a write between and one that is lost."""
+    sender, receiver = connected(3, 4, qp_type), connected(4, 3, qp_type)
+    receives = [receiver.receive() for _ in range(4)]
+    receiver.t = 2000
+    for number, opcode in enumerate(("SEND", "RDMA_WRITE", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM")):
+        sender.t = 1500 + 10 * number
+        sender.complete(sender.send(opcode=opcode))
+    for number, receive in enumerate(receives[:3]):
+        receiver.t = 1600 + 10 * number
+        receiver.complete(receive, byte_len=8)
+    sender.send()
+    receiver.complete(receives[3], "WR_FLUSH_ERR")
+    return sender, receiver
+
+
+def test_messages_lead_to_their_receives(tmp_path: Path) -> None:
+    sender, receiver = two_ends()
+    traces = written(tmp_path, (sender, {}), (receiver, {"pid": 8}))
+    events = in_chrome_format(traces)
+    flows = of_phase(events, "s", "f")
+    assert all((it["name"], it["cat"]) == ("message", "message") for it in flows)
+    found = {(it["ph"], it["id"], it["pid"], it["ts"]) for it in flows}
+    assert found == {
+        ("s", 1, 7, 0.501), ("f", 1, 8, 0.601), ("s", 2, 7, 0.521), ("f", 2, 8, 0.611),
+        ("s", 3, 7, 0.531), ("f", 3, 8, 0.621),
+    }  # fmt: skip
+    # Each is behind what it binds to: the request, or an instant when the message was there.
+    for before, flow in itertools.pairwise(events):
+        if flow["ph"] in ("s", "f"):
+            assert [before[key] for key in ("pid", "tid", "ts")] == [
+                flow[key] for key in ("pid", "tid", "ts")
+            ]
+            assert before["ph"] == ("X" if flow["ph"] == "s" else "i")
+    assert {it["bp"] for it in of_phase(events, "f")} == {"e"}
+    # With both ends only.
+    one = in_chrome_format(traces, Selection(qps=frozenset({3})))
+    assert of_phase(one, "s", "f") == []
+    assert len(of_phase(one, "X")) == 5
+
+
+def test_a_queue_pair_connected_to_itself(tmp_path: Path) -> None:
+    writer = connected(3, 3)
+    receive, send = writer.receive(), writer.send()
+    writer.complete(receive, byte_len=8)
+    writer.complete(send)
+    events = in_chrome_format(written(tmp_path, (writer, {})))
+    assert [it["ph"] for it in of_phase(events, "s", "f")] == ["s", "f"]
+
+
+def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path) -> None:
+    """Unreliable connections lose messages; two peers of the same number; an unknown beginning."""
+    unreliable = two_ends("UC")
+    assert not of_phase(
+        in_chrome_format(
+            written(tmp_path, (unreliable[0], {}), (unreliable[1], {"pid": 8}))
+        ), "s", "f",
+    )  # fmt: skip
+    sender, receiver = two_ends()
+    other = two_ends()[1]
+    twice = written(tmp_path, (sender, {}), (receiver, {"pid": 8}), (other, {"pid": 9}))
+    assert not of_phase(in_chrome_format(twice), "s", "f")
+    del receiver.records[1]  # to RTR
+    late = written(tmp_path, (sender, {}), (receiver, {"pid": 8}))
+    assert not of_phase(in_chrome_format(late), "s", "f")
+
+
+def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
+    first, second = two_ends(), two_ends()
+    for writer, later in zip(first, second, strict=True):
+        writer.t = 1700
+        writer.destroy()
+        writer.records += [replace(it, t=it.t + 1000) for it in later.records]
+    events = in_chrome_format(written(tmp_path, (first[0], {}), (first[1], {"pid": 8})))
+    ends = {it["id"]: it["ts"] for it in of_phase(events, "f")}
+    took = [round(ends[it["id"]] - it["ts"], 3) for it in of_phase(events, "s")]
+    assert took == [0.1, 0.09, 0.09] * 2
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "labels"),
+    ("target", "code", "text"),
     [
-        (0, 100, ["0 ns", "20 ns", "40 ns", "60 ns", "80 ns", "100 ns"]),
-        (1_400_000, 1_450_000, ["1,400 µs", "1,410 µs", "1,420 µs", "1,430 µs", "1,440 µs",
-                                "1,450 µs"]),
-        (0, 7 * 10**9, ["0 s", "1 s", "2 s", "3 s", "4 s", "5 s", "6 s", "7 s"]),
-        (5, 6, ["5 ns", "6 ns"]),
+        ("none/run.json", 1, "No such file or directory"),
+        (".", 2, "is a directory"),
+        ("first", 2, "is one of the traces; name another file"),
     ],
-)  # fmt: skip
-def test_the_axis(start: int, stop: int, labels: list[str]) -> None:
-    axis = Axis(start, stop)
-    assert [axis.label(at) for at in axis.ticks()] == labels
-    assert axis.x(start) == trace_picture.LEFT
-    assert axis.x(start - 5) == trace_picture.LEFT
-    assert axis.x(stop) == trace_picture.LEFT + trace_picture.PLOT
+)
+def test_what_cannot_be_written_in_the_chrome_format(
+    target: str, code: int, text: str, files: list[Path], tmp_path: Path
+) -> None:
+    before = files[0].read_bytes()
+    done = aiordma_trace(*files, "--chrome", tmp_path / target)
+    assert done.exit_code == code
+    assert text in done.output
+    assert "Traceback" not in done.output
+    assert files[0].read_bytes() == before
 
 
 # ---- of programs that know nothing of it --------------------------------------------------------
