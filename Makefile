@@ -148,14 +148,21 @@ docs: .venv/.test build ## write the generated parts of docs/: states, reference
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint types abi
+.PHONY: check lint format types abi
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
 
-lint: .venv/.dev ## ruff: rules and format
+C_FILES = $(shell git ls-files '*.c' '*.h')
+
+lint: .venv/.dev ## ruff: rules and format; clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@echo clang-format; $(BIN)/clang-format --dry-run -Werror $(C_FILES)
+
+format: .venv/.dev ## ruff and clang-format: lay out what is not
+	$(BIN)/ruff format .
+	@echo clang-format; $(BIN)/clang-format -i $(C_FILES)
 
 types: .venv/.dev ## mypy, strict
 	$(BIN)/mypy

@@ -105,7 +105,8 @@ static void open_side(void)
 
 	side.channel = ibv_create_comp_channel(side.context);
 	side.cq = ibv_create_cq(side.context, SENDS + RECEIVES, NULL, side.channel, 0);
-	side.memory = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	side.memory =
+		mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (!pd || !side.channel || !side.cq || side.memory == MAP_FAILED)
 		err(1, "no completion queue, or no memory");
 	side.mr = ibv_reg_mr(pd, side.memory, MEMORY,
@@ -113,8 +114,11 @@ static void open_side(void)
 	struct ibv_qp_init_attr init = {
 		.send_cq = side.cq,
 		.recv_cq = side.cq,
-		.cap = {.max_send_wr = SENDS, .max_recv_wr = RECEIVES, .max_send_sge = 1,
-			.max_recv_sge = 1, .max_inline_data = INLINE},
+		.cap = {.max_send_wr = SENDS,
+			.max_recv_wr = RECEIVES,
+			.max_send_sge = 1,
+			.max_recv_sge = 1,
+			.max_inline_data = INLINE},
 		.qp_type = IBV_QPT_RC,
 	};
 
@@ -134,36 +138,48 @@ static void connect_side(void)
 	struct endpoint own, peer;
 
 	check(ibv_query_port(side.context, 1, (struct _compat_ibv_port_attr *)&port), "query_port");
-	own = (struct endpoint){.memory = (uintptr_t)side.memory, .rkey = side.mr->rkey,
-				.qp_num = side.qp->qp_num, .lid = port.lid};
+	own = (struct endpoint){.memory = (uintptr_t)side.memory,
+				.rkey = side.mr->rkey,
+				.qp_num = side.qp->qp_num,
+				.lid = port.lid};
 	tell(&own, sizeof(own));
 	hear(&peer, sizeof(peer));
 	side.remote = peer.memory;
 	side.rkey = peer.rkey;
 
-	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1,
+	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT,
+				   .port_num = 1,
 				   .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
-	struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096,
-				  .dest_qp_num = peer.qp_num, .max_dest_rd_atomic = 1,
-				  .min_rnr_timer = 1, .ah_attr = {.dlid = peer.lid, .port_num = 1}};
-	struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 6,
-				  .rnr_retry = 7, .max_rd_atomic = 1};
+	struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR,
+				  .path_mtu = IBV_MTU_4096,
+				  .dest_qp_num = peer.qp_num,
+				  .max_dest_rd_atomic = 1,
+				  .min_rnr_timer = 1,
+				  .ah_attr = {.dlid = peer.lid, .port_num = 1}};
+	struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS,
+				  .timeout = 14,
+				  .retry_cnt = 6,
+				  .rnr_retry = 7,
+				  .max_rd_atomic = 1};
 
-	check(ibv_modify_qp(side.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-						    IBV_QP_ACCESS_FLAGS), "INIT");
-	check(ibv_modify_qp(side.qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-						   IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+	check(ibv_modify_qp(side.qp, &init,
+			    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+	      "INIT");
+	check(ibv_modify_qp(side.qp, &rtr,
+			    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+				    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+				    IBV_QP_MIN_RNR_TIMER),
 	      "RTR");
-	check(ibv_modify_qp(side.qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
-						   IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						   IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
+	check(ibv_modify_qp(side.qp, &rts,
+			    IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+				    IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC),
+	      "RTS");
 }
 
 static void post_recv(uint64_t at, uint32_t length)
 {
-	struct ibv_sge sge = {.addr = (uintptr_t)side.memory + at, .length = length,
-			      .lkey = side.mr->lkey};
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)side.memory + at, .length = length, .lkey = side.mr->lkey};
 	struct ibv_recv_wr wr = {.wr_id = RECEIVED, .sg_list = &sge, .num_sge = 1}, *bad;
 
 	check(side.context->ops.post_recv(side.qp, &wr, &bad), "post_recv");
@@ -172,13 +188,16 @@ static void post_recv(uint64_t at, uint32_t length)
 /* `count` of them with one call; the last one alone is signaled. */
 static void post_send(enum ibv_wr_opcode opcode, uint32_t length, int count)
 {
-	struct ibv_sge sge = {.addr = (uintptr_t)side.memory, .length = length,
-			      .lkey = side.mr->lkey};
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)side.memory, .length = length, .lkey = side.mr->lkey};
 	struct ibv_send_wr wrs[BATCH], *bad;
 
 	for (int i = 0; i < count; i++) {
 		wrs[i] = (struct ibv_send_wr){
-			.wr_id = SENT, .next = &wrs[i + 1], .sg_list = &sge, .num_sge = 1,
+			.wr_id = SENT,
+			.next = &wrs[i + 1],
+			.sg_list = &sge,
+			.num_sge = 1,
 			.opcode = opcode,
 			.send_flags = length <= INLINE ? IBV_SEND_INLINE : 0,
 		};
@@ -260,8 +279,10 @@ static void post_receives(uint32_t size, uint32_t count)
 	static uint32_t next;
 
 	for (uint32_t i = 0; i < count; i++)
-		post_recv((uint64_t)(next++ % (RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size)) *
-				  size, size);
+		post_recv(
+			(uint64_t)(next++ % (RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size)) *
+				size,
+			size);
 }
 
 static int by_value(const void *a, const void *b)
@@ -303,8 +324,9 @@ static double echo_many(const struct job *job)
 	double start = now();
 
 	while (answered < job->count) {
-		for (; posted < job->count && posted - answered < job->window &&
-		       outstanding < SENDS; posted++, outstanding++)
+		for (;
+		     posted < job->count && posted - answered < job->window && outstanding < SENDS;
+		     posted++, outstanding++)
 			post_send(IBV_WR_SEND, job->size, 1);
 		progress();
 		post_receives(job->size, received);
@@ -446,7 +468,10 @@ static double copy(const struct job *job)
 
 /* The same copy, into memory that the other process has written last, as the memory has that a WRITE
  * goes to: what the caches of two cores must do for each other is then part of both. */
-enum turn { OURS, THEIRS };
+enum turn {
+	OURS,
+	THEIRS
+};
 
 static struct {
 	volatile uint8_t *turn; /* in memory of the two processes, as the others */
@@ -455,7 +480,9 @@ static struct {
 
 static void share(uint32_t size)
 {
-	enum { PAGE = 4096 };
+	enum {
+		PAGE = 4096
+	};
 	uint8_t *memory = mmap(NULL, PAGE + 2 * (size_t)size, PROT_READ | PROT_WRITE,
 			       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
@@ -531,7 +558,8 @@ int main(int argc, char **argv)
 	if (argc != 9)
 		errx(2, "usage: verbs MOOD MOOD CORE CORE KIND SIZE WINDOW UNDER_WAY");
 	const struct kind *kind = kinds;
-	struct job job = {.size = (uint32_t)atoi(argv[6]), .window = (uint32_t)atoi(argv[7]),
+	struct job job = {.size = (uint32_t)atoi(argv[6]),
+			  .window = (uint32_t)atoi(argv[7]),
 			  .under_way = (uint32_t)atoi(argv[8])};
 
 	while (kind->name && strcmp(kind->name, argv[5]))

@@ -13,13 +13,20 @@
 #include "native.h"
 
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
-enum { BLOCK = 64 };
+enum {
+	BLOCK = 64
+};
 
 /* How long a look may take, whatever it is asked for, and how long when the device is at work all the
  * time: others of the event loop wait. */
-enum { LOOK_AT_MOST_US = 1000, WORK_AT_MOST_US = 200 };
+enum {
+	LOOK_AT_MOST_US = 1000,
+	WORK_AT_MOST_US = 200
+};
 
-enum { ROOM = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *) };
+enum {
+	ROOM = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *)
+};
 
 /* To a queue pair, or to a shared receive queue where there is one. */
 static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
@@ -41,8 +48,8 @@ static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiord
 				.num_sge = (int)recv->num_sge,
 			};
 		}
-		int rc = srq ? srq->context->ops.post_srq_recv(srq, chain, &bad) :
-			       qp->context->ops.post_recv(qp, chain, &bad);
+		int rc = srq ? srq->context->ops.post_srq_recv(srq, chain, &bad)
+			     : qp->context->ops.post_recv(qp, chain, &bad);
 		if (rc) {
 			*posted += bad ? (uint32_t)(bad - chain) : 0;
 			return rc;

@@ -143,8 +143,8 @@ int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
 {
 	struct ibv_cq_ex *extended = extended_cq(cq);
 
-	return extended ? poll_extended(extended, out, more, capacity) :
-			  poll_classic(cq, out, more, capacity);
+	return extended ? poll_extended(extended, out, more, capacity)
+			: poll_classic(cq, out, more, capacity);
 }
 
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity)
@@ -195,11 +195,11 @@ int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t 
 	struct ibv_wc_tm_info tm = {.tag = 0};
 
 	switch (field) {
-#define FIELD(name, call)                       \
-	case name:                              \
-		if (!cq->call)                  \
-			return EOPNOTSUPP;      \
-		*value = (uint64_t)cq->call(cq); \
+#define FIELD(name, call)                                                                          \
+	case name:                                                                                 \
+		if (!cq->call)                                                                     \
+			return EOPNOTSUPP;                                                         \
+		*value = (uint64_t)cq->call(cq);                                                   \
 		return 0;
 		FIELD(AIORDMA_WC_OPCODE, read_opcode)
 		FIELD(AIORDMA_WC_VENDOR_ERR, read_vendor_err)

@@ -14,34 +14,35 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 {
 	if (context->abi_compat != AIORDMA_ABI_EXTENDED)
 		return NULL;
-	struct verbs_context *found = (struct verbs_context *)((char *)context -
-							       offsetof(struct verbs_context, context));
+	struct verbs_context *found =
+		(struct verbs_context *)((char *)context - offsetof(struct verbs_context, context));
 
 	return found->sz >= sizeof(*found) - member ? found : NULL;
 }
 
 /* The struct verbs_context whose member `call` can be called, or NULL. */
-#define OFFERS(context, call)                                                             \
-	({                                                                                \
-		struct verbs_context *_x = extended((context), offsetof(struct verbs_context, call)); \
-		_x && _x->call ? _x : NULL;                                               \
+#define OFFERS(context, call)                                                                      \
+	({                                                                                         \
+		struct verbs_context *_x =                                                         \
+			extended((context), offsetof(struct verbs_context, call));                 \
+		_x && _x->call ? _x : NULL;                                                        \
 	})
 
 /* Return what the context's call returns, or an errno value. */
-#define CODE(context, call, ...)                                   \
-	do {                                                       \
-		struct verbs_context *_c = OFFERS((context), call); \
-		return _c ? _c->call(__VA_ARGS__) : EOPNOTSUPP;    \
+#define CODE(context, call, ...)                                                                   \
+	do {                                                                                       \
+		struct verbs_context *_c = OFFERS((context), call);                                \
+		return _c ? _c->call(__VA_ARGS__) : EOPNOTSUPP;                                    \
 	} while (0)
 
 /* The same for a call that returns a pointer: NULL with errno. */
-#define POINTER(context, call, ...)                                \
-	do {                                                       \
-		struct verbs_context *_c = OFFERS((context), call); \
-		if (_c)                                            \
-			return _c->call(__VA_ARGS__);              \
-		errno = EOPNOTSUPP;                                \
-		return NULL;                                       \
+#define POINTER(context, call, ...)                                                                \
+	do {                                                                                       \
+		struct verbs_context *_c = OFFERS((context), call);                                \
+		if (_c)                                                                            \
+			return _c->call(__VA_ARGS__);                                              \
+		errno = EOPNOTSUPP;                                                                \
+		return NULL;                                                                       \
 	} while (0)
 
 /* ---- devices and ports --------------------------------------------------------------------- */
@@ -111,8 +112,8 @@ int aiordma_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host
 
 int aiordma_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset, size_t length)
 {
-	return dm->memcpy_from_dm ? dm->memcpy_from_dm(host_addr, dm, dm_offset, length) :
-				    EOPNOTSUPP;
+	return dm->memcpy_from_dm ? dm->memcpy_from_dm(host_addr, dm, dm_offset, length)
+				  : EOPNOTSUPP;
 }
 
 /* ---- domains ------------------------------------------------------------------------------- */

@@ -16,21 +16,21 @@ struct aiordma_send {
 	uint64_t wr_id;
 	union {
 		uint64_t remote_addr; /* writes, reads, atomics */
-		uint64_t ah;          /* UD: struct ibv_ah * */
-		uint64_t mw;          /* BIND_MW: struct ibv_mw * */
+		uint64_t ah; /* UD: struct ibv_ah * */
+		uint64_t mw; /* BIND_MW: struct ibv_mw * */
 	};
 	union {
 		uint64_t compare_add; /* atomics */
-		uint64_t mr;          /* BIND_MW: struct ibv_mr * */
-		uint64_t tso_header;  /* TSO: address of the packet headers */
+		uint64_t mr; /* BIND_MW: struct ibv_mr * */
+		uint64_t tso_header; /* TSO: address of the packet headers */
 	};
 	union {
-		uint64_t swap;      /* compare and swap */
+		uint64_t swap; /* compare and swap */
 		uint64_t bind_addr; /* BIND_MW */
 	};
 	uint64_t bind_length;
 	union {
-		uint32_t rkey;       /* writes, reads, atomics; BIND_MW: the new key */
+		uint32_t rkey; /* writes, reads, atomics; BIND_MW: the new key */
 		uint32_t remote_qpn; /* UD */
 	};
 	union {
@@ -42,7 +42,7 @@ struct aiordma_send {
 		uint32_t imm_data;
 		uint32_t invalidate_rkey; /* SEND_WITH_INV, LOCAL_INV: as it is, not swapped */
 	};
-	uint32_t opcode;     /* enum ibv_wr_opcode */
+	uint32_t opcode; /* enum ibv_wr_opcode */
 	uint32_t send_flags; /* enum ibv_send_flags */
 	uint32_t first_sge;
 	uint32_t num_sge;
@@ -61,8 +61,8 @@ struct aiordma_recv {
  * With `extended` (what ibv_qp_to_qp_ex gave for qp) they go through the ibv_wr_* builders, with one
  * doorbell, and *posted is all or nothing. */
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
-		      const struct aiordma_send *sends, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted);
+		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
+		      uint32_t *posted);
 int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
 		      const struct ibv_sge *sges, uint32_t *posted);
 int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
@@ -153,10 +153,10 @@ struct aiordma_drain {
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
 	uint32_t spin_us; /* look again for so long before answering that there is nothing */
-	int returns;      /* if there is something, the caller will be back soon, to spin again */
-	int stays;        /* it has said so to the embedded device */
-	int busy;         /* there was nothing, but the embedded device had work to do */
-	unsigned bells;   /* aiordma_drain_bells has told of these */
+	int returns; /* if there is something, the caller will be back soon, to spin again */
+	int stays; /* it has said so to the embedded device */
+	int busy; /* there was nothing, but the embedded device had work to do */
+	unsigned bells; /* aiordma_drain_bells has told of these */
 	int bells_changed;
 };
 
@@ -201,7 +201,8 @@ void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
  *
  * NULL and SIZE_MAX, without any rights, are all memory of the process, for sending from wherever the
  * caller knows that there is some. */
-struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length,
+					   int access);
 
 /* O_NONBLOCK on; 0 or an errno value.  For the fd of a channel of events: from now on "nothing
  * there" (EAGAIN) is normal for the caller, so the embedded device may wake it early. */
@@ -220,7 +221,9 @@ int aiordma_flat_fds(int fd, int flat[2]);
 
 /* What may be watched as well then, so that there is one set less again: a neighbour's bell, as long as
  * it is there.  Another number whenever one has come or gone: then ask anew. */
-enum { AIORDMA_BELLS = 8 };
+enum {
+	AIORDMA_BELLS = 8
+};
 unsigned aiordma_embedded_bells_changed(void);
 /* Descriptors that become the caller's, at most AIORDMA_BELLS; returns how many.  `change` is the number
  * at that moment. */

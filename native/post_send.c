@@ -8,11 +8,15 @@
 #include "native.h"
 
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
-enum { BLOCK = 64 };
+enum {
+	BLOCK = 64
+};
 
 /* Bytes of an inline message in several pieces, which are joined on the stack: more than any known
  * device takes (max_inline_data). */
-enum { INLINE_MOST = 4096 };
+enum {
+	INLINE_MOST = 4096
+};
 
 static void *pointer(uint64_t number)
 {
@@ -110,11 +114,11 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 /* ---- the builders -------------------------------------------------------------------------- */
 
 /* A builder that the queue pair was not created for may be absent: not called then. */
-#define BUILD(builder, ...)                            \
-	do {                                           \
-		if (!qp->builder)                      \
-			return EOPNOTSUPP;             \
-		qp->builder(qp, ##__VA_ARGS__);        \
+#define BUILD(builder, ...)                                                                        \
+	do {                                                                                       \
+		if (!qp->builder)                                                                  \
+			return EOPNOTSUPP;                                                         \
+		qp->builder(qp, ##__VA_ARGS__);                                                    \
 	} while (0)
 
 /* The pieces joined: wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty message. */
@@ -236,12 +240,12 @@ static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, ui
 /* ---- both ---------------------------------------------------------------------------------- */
 
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
-		      const struct aiordma_send *sends, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
+		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
+		      uint32_t *posted)
 {
 	*posted = 0;
-	return extended ? post_built(extended, sends, count, sges, posted) :
-			  post_chains(qp, sends, count, sges, posted);
+	return extended ? post_built(extended, sends, count, sges, posted)
+			: post_chains(qp, sends, count, sges, posted);
 }
 
 int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,

@@ -134,18 +134,10 @@ static PyObject *account_due(PyObject *self, void *unused)
 #define NUMBER(name) {"_" #name, T_UINT, offsetof(struct account, name), 0, NULL}
 
 static PyMemberDef account_members[] = {
-	NUMBER(data),
-	NUMBER(control),
-	NUMBER(data_limit),
-	NUMBER(control_limit),
-	NUMBER(data_receives),
-	NUMBER(control_receives),
-	NUMBER(data_threshold),
-	NUMBER(held_data),
-	NUMBER(held_control),
-	NUMBER(owed_data),
-	NUMBER(owed_control),
-	{NULL, 0, 0, 0, NULL},
+	NUMBER(data),           NUMBER(control),       NUMBER(data_limit),
+	NUMBER(control_limit),  NUMBER(data_receives), NUMBER(control_receives),
+	NUMBER(data_threshold), NUMBER(held_data),     NUMBER(held_control),
+	NUMBER(owed_data),      NUMBER(owed_control),  {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef account_getset[] = {

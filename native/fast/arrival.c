@@ -11,8 +11,8 @@ static PyObject *str_used, *str_received;
 static PyObject *new_message(struct traffic *traffic, struct block *block, uint64_t offset,
 			     uint64_t length, bool has_imm, uint32_t imm, bool last)
 {
-	PyObject *made = fast_new_message((PyTypeObject *)traffic->message_type, block, offset,
-					  length);
+	PyObject *made =
+		fast_new_message((PyTypeObject *)traffic->message_type, block, offset, length);
 	struct message *message = (struct message *)made;
 
 	if (message) {
@@ -31,7 +31,8 @@ static uint32_t look_through(const unsigned char *bytes, uint32_t length)
 	while (offset < length) {
 		if (length - offset < 8 || count == MOST_BUNDLED)
 			return 0;
-		uint32_t word = fast_get_word(bytes + offset), imm = fast_get_word(bytes + offset + 4);
+		uint32_t word = fast_get_word(bytes + offset),
+			 imm = fast_get_word(bytes + offset + 4);
 		uint64_t size = word & ~ENTRY_IMMEDIATE;
 		uint64_t whole = 8 + ((size + 7) & ~7ULL);
 
@@ -56,9 +57,9 @@ static int unbundle(struct traffic *traffic, struct block *block, uint32_t count
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t word = fast_get_word(bytes + offset);
 		uint32_t size = word & ~ENTRY_IMMEDIATE;
-		PyObject *message = new_message(traffic, block, offset + 8, size,
-						word & ENTRY_IMMEDIATE,
-						fast_get_word(bytes + offset + 4), i + 1 == count);
+		PyObject *message =
+			new_message(traffic, block, offset + 8, size, word & ENTRY_IMMEDIATE,
+				    fast_get_word(bytes + offset + 4), i + 1 == count);
 
 		if (!message || fast_arrived((struct inbox *)traffic->inbox, message))
 			rc = -1;
@@ -71,8 +72,8 @@ static int for_python(struct traffic *traffic, struct block *block, uint32_t len
 {
 	PyObject *number = PyLong_FromUnsignedLong(length);
 	PyObject *done = number ? PyObject_CallMethodObjArgs((PyObject *)traffic, str_received,
-							     block, number, NULL) :
-				  NULL;
+							     block, number, NULL)
+				: NULL;
 
 	Py_XDECREF(number);
 	Py_XDECREF(done);
@@ -90,10 +91,10 @@ int fast_count_used(struct traffic *traffic, struct block *block, uint32_t lengt
 	}
 	PyObject *posted = PyLong_FromUnsignedLong(block->posted);
 	PyObject *number = PyLong_FromUnsignedLong(length);
-	PyObject *done = posted && number ?
-				 PyObject_CallMethodObjArgs((PyObject *)traffic, str_used, posted,
-							    number, NULL) :
-				 NULL;
+	PyObject *done = posted && number
+				 ? PyObject_CallMethodObjArgs((PyObject *)traffic, str_used, posted,
+							      number, NULL)
+				 : NULL;
 
 	Py_XDECREF(posted);
 	Py_XDECREF(number);
@@ -111,9 +112,9 @@ static int took_other(struct traffic *traffic, struct block *block, uint32_t len
 	case FRAME_CONTROL:
 		return fast_took_answer(traffic, block, length, control, data);
 	default:
-		return length == FRAME_HEADER && (control || data) ?
-			       fast_took_control(traffic, block, length, control, data) :
-			       0;
+		return length == FRAME_HEADER && (control || data)
+			       ? fast_took_control(traffic, block, length, control, data)
+			       : 0;
 	}
 }
 
@@ -130,7 +131,9 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 	if (kind == FRAME_CREDIT || kind == FRAME_CONTROL || kind == FRAME_OFFER) {
 		int took = imm ? 0 : took_other(traffic, block, length, control, data);
 
-		return took < 0 ? -1 : took ? fast_pump(traffic) : for_python(traffic, block, length);
+		return took < 0 ? -1
+		       : took   ? fast_pump(traffic)
+				: for_python(traffic, block, length);
 	}
 	if (kind == FRAME_BUNDLE)
 		count = imm ? 0 : look_through(bytes, length);
@@ -143,9 +146,8 @@ int fast_received(struct traffic *traffic, struct block *block, uint32_t length)
 	if (kind == FRAME_BUNDLE) {
 		rc |= unbundle(traffic, block, count);
 	} else {
-		PyObject *message = new_message(traffic, block, FRAME_HEADER,
-						length - FRAME_HEADER, kind & FRAME_IMMEDIATE, imm,
-						true);
+		PyObject *message = new_message(traffic, block, FRAME_HEADER, length - FRAME_HEADER,
+						kind & FRAME_IMMEDIATE, imm, true);
 		if (!message || fast_arrived((struct inbox *)traffic->inbox, message))
 			rc = -1;
 	}

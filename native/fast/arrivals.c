@@ -7,14 +7,12 @@
 #include "traffic.h"
 
 struct arrivals {
-	PyObject_HEAD
-	PyObject *inbox;
+	PyObject_HEAD PyObject *inbox;
 	PyObject *otherwise; /* makes that coroutine */
 };
 
 struct step {
-	PyObject_HEAD
-	PyObject *arrivals;
+	PyObject_HEAD PyObject *arrivals;
 	PyObject *waiting; /* the coroutine, if it has come to that */
 	char begun;
 };
@@ -48,7 +46,8 @@ static PySendResult step_go(PyObject *self, PyObject *sent, PyObject **result)
 	if (!step->waiting) {
 		if (step_begin(step))
 			return PYGEN_ERROR;
-		*result = fast_take_here((struct inbox *)((struct arrivals *)step->arrivals)->inbox);
+		*result =
+			fast_take_here((struct inbox *)((struct arrivals *)step->arrivals)->inbox);
 		if (*result != Py_None)
 			return *result ? PYGEN_RETURN : PYGEN_ERROR;
 		Py_CLEAR(*result);
@@ -133,16 +132,11 @@ static PyMethodDef step_methods[] = {
 };
 
 static PyType_Slot step_slots[] = {
-	{Py_tp_doc, "The next message."},
-	{Py_tp_methods, step_methods},
-	{Py_am_await, Py_NewRef},
-	{Py_am_send, step_go},
-	{Py_tp_iter, Py_NewRef},
-	{Py_tp_iternext, step_next},
-	{Py_tp_traverse, step_traverse},
-	{Py_tp_clear, step_clear},
-	{Py_tp_dealloc, step_dealloc},
-	{0, NULL},
+	{Py_tp_doc, "The next message."}, {Py_tp_methods, step_methods},
+	{Py_am_await, Py_NewRef},         {Py_am_send, step_go},
+	{Py_tp_iter, Py_NewRef},          {Py_tp_iternext, step_next},
+	{Py_tp_traverse, step_traverse},  {Py_tp_clear, step_clear},
+	{Py_tp_dealloc, step_dealloc},    {0, NULL},
 };
 
 static PyType_Spec step_spec = {

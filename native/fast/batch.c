@@ -7,8 +7,7 @@
 #include "run.h"
 
 struct batch {
-	PyObject_HEAD
-	PyObject *transfer; /* a run, inside the scope; None, or NULL */
+	PyObject_HEAD PyObject *transfer; /* a run, inside the scope; None, or NULL */
 };
 
 static PyObject *str_write, *str_read;
@@ -43,8 +42,8 @@ static PyObject *add(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
 				       is_read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE);
 	if (rc < 0)
 		return NULL;
-	return rc ? Py_NewRef(Py_None) :
-		    for_python(self, is_read ? str_read : str_write, args, count, names);
+	return rc ? Py_NewRef(Py_None)
+		  : for_python(self, is_read ? str_read : str_write, args, count, names);
 }
 
 static PyObject *batch_write(PyObject *self, PyObject *const *args, Py_ssize_t count,

@@ -15,14 +15,15 @@ struct block {
 	Py_ssize_t views;    /* of users */
 };
 
-enum { SHELVES = 64 };
+enum {
+	SHELVES = 64
+};
 
 /* Blocks that nobody has, by their size, a power of two. */
 struct shelf {
-	PyObject_HEAD
-	PyObject *ready[SHELVES];  /* lists; NULL: none yet */
-	PyObject *before;	   /* those who wait for what is needed for a moment, sized */
-	PyObject *others;	   /* those who wait for something else, sized */
+	PyObject_HEAD PyObject *ready[SHELVES];  /* lists; NULL: none yet */
+	PyObject *before;    /* those who wait for what is needed for a moment, sized */
+	PyObject *others;    /* those who wait for something else, sized */
 	unsigned long long leases; /* blocks that are not here */
 	unsigned long long leased_bytes;
 	unsigned long long in_slabs;   /* of these bytes, those that are not large */

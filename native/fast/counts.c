@@ -6,9 +6,10 @@ PyTypeObject *fast_counts_type;
 #define NUMBER(name) {#name, T_ULONGLONG, offsetof(struct counts, name), 0, NULL}
 
 static PyMemberDef members[] = {
-	NUMBER(messages_sent), NUMBER(messages_received), NUMBER(bytes_sent),
-	NUMBER(bytes_received), NUMBER(reads), NUMBER(writes),
-	NUMBER(atomics),	{NULL, 0, 0, 0, NULL},
+	NUMBER(messages_sent), NUMBER(messages_received),
+	NUMBER(bytes_sent),    NUMBER(bytes_received),
+	NUMBER(reads),         NUMBER(writes),
+	NUMBER(atomics),       {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot slots[] = {

@@ -15,7 +15,9 @@
 #include "fetch.h"
 #include "run.h"
 
-enum { BATCH = 128 };
+enum {
+	BATCH = 128
+};
 
 static int (*native_drain)(struct aiordma_drain *, struct aiordma_completion *, int, int *);
 
@@ -60,8 +62,8 @@ static PyObject *call_written(PyObject *traffic, PyObject *block,
 	PyObject *length = PyLong_FromUnsignedLong(wc->byte_len);
 	PyObject *imm = PyLong_FromUnsignedLong(wc->imm_data);
 	PyObject *done = length && imm ? PyObject_CallMethodObjArgs(traffic, str_written, block,
-								    length, imm, NULL) :
-					 NULL;
+								    length, imm, NULL)
+				       : NULL;
 
 	Py_XDECREF(length);
 	Py_XDECREF(imm);
@@ -91,8 +93,7 @@ static PyObject *receive(PyObject *traffic, PyObject *block, const struct aiordm
 static PyObject *call_done(PyObject *work, const struct aiordma_completion *wc)
 {
 	PyObject *length = PyLong_FromUnsignedLong(wc->byte_len);
-	PyObject *done =
-		length ? PyObject_CallMethodObjArgs(work, str_done, length, NULL) : NULL;
+	PyObject *done = length ? PyObject_CallMethodObjArgs(work, str_done, length, NULL) : NULL;
 
 	Py_XDECREF(length);
 	return done;
@@ -114,8 +115,9 @@ static PyObject *complete(struct held held, const struct aiordma_completion *wc,
 static PyObject *went_wrong(struct held held, const struct aiordma_completion *wc, uint8_t kind,
 			    bool earlier)
 {
-	PyObject *facts = Py_BuildValue("(BIIKO)", kind, wc->status, wc->vendor_err,
-					(unsigned long long)wc->wr_id, earlier ? Py_True : Py_False);
+	PyObject *facts =
+		Py_BuildValue("(BIIKO)", kind, wc->status, wc->vendor_err,
+			      (unsigned long long)wc->wr_id, earlier ? Py_True : Py_False);
 	PyObject *told = NULL;
 
 	if (facts)
@@ -129,9 +131,9 @@ static PyObject *went_wrong(struct held held, const struct aiordma_completion *w
 static void one_before(struct table *table, const struct aiordma_completion *wc,
 		       struct raised *raised)
 {
-	struct slot *slot = wc->wr_id & AIORDMA_EARLIER && wc->status ?
-				    fast_find_slot(table, wc->wr_id ^ AIORDMA_EARLIER) :
-				    NULL;
+	struct slot *slot = wc->wr_id & AIORDMA_EARLIER && wc->status
+				    ? fast_find_slot(table, wc->wr_id ^ AIORDMA_EARLIER)
+				    : NULL;
 
 	if (!slot) {
 		table->stray++;
@@ -193,7 +195,8 @@ static PyObject *use_room(struct queue *queue)
 {
 	PyObject *traffic = queue->traffic;
 
-	if (queue->backlogged || queue->watched || !traffic || !PyObject_TypeCheck(traffic, fast_traffic_type))
+	if (queue->backlogged || queue->watched || !traffic ||
+	    !PyObject_TypeCheck(traffic, fast_traffic_type))
 		return PyObject_CallMethodObjArgs((PyObject *)queue, str_use_room, NULL);
 	Py_INCREF(traffic);
 	PyObject *done = none_unless(fast_pump((struct traffic *)traffic));
@@ -214,7 +217,9 @@ static void tell_room(struct queue *queue, struct raised *raised)
 	Py_DECREF((PyObject *)queue);
 }
 
-enum { RAISED = INT_MIN };
+enum {
+	RAISED = INT_MIN
+};
 
 /* An outcome, as of Table.drain, or RAISED with an exception. */
 static int drain(struct table *table, struct aiordma_drain *state, long most, uint32_t spin_us,
@@ -234,10 +239,8 @@ static int drain(struct table *table, struct aiordma_drain *state, long most, ui
 	state->returns = returns;
 	if (!table->later) /* the loop has its turn */
 		table->looks = FAST_LOOKS;
-	Py_BEGIN_ALLOW_THREADS
-	n = native_drain(state, completions, (int)most, &more);
-	Py_END_ALLOW_THREADS
-	table->draining = 1;
+	Py_BEGIN_ALLOW_THREADS n = native_drain(state, completions, (int)most, &more);
+	Py_END_ALLOW_THREADS table->draining = 1;
 	for (int i = 0; i < n; i++) {
 		struct queue *queue = dispatch(table, &completions[i], &raised);
 
@@ -282,10 +285,12 @@ struct reader {
 	PyObject *otherwise; /* what a drain says is for it, unless there is nothing to it */
 };
 
-static bool read_by(struct reader *reader, PyObject *const *args, Py_ssize_t count, Py_ssize_t wanted)
+static bool read_by(struct reader *reader, PyObject *const *args, Py_ssize_t count,
+		    Py_ssize_t wanted)
 {
 	if (count != wanted || !PyList_Check(args[2])) {
-		PyErr_SetString(PyExc_TypeError, "a channel's state, a number, a list, whom to call");
+		PyErr_SetString(PyExc_TypeError,
+				"a channel's state, a number, a list, whom to call");
 		return false;
 	}
 	*reader = (struct reader){
@@ -341,7 +346,8 @@ PyObject *fast_look_soon(PyObject *self, PyObject *unused)
 	(void)unused;
 	if (!table->keep || table->keep == Py_None)
 		Py_RETURN_NONE; /* nobody is served any more */
-	PyObject *handle = PyObject_CallMethodObjArgs(table->loop, str_call_soon, table->keep, NULL);
+	PyObject *handle =
+		PyObject_CallMethodObjArgs(table->loop, str_call_soon, table->keep, NULL);
 
 	if (!handle)
 		return NULL;

@@ -178,9 +178,9 @@ static int may_be_read(struct inbox *inbox, const struct incoming *incoming)
 
 		if (!first)
 			return -1;
-		PyObject *target = PyObject_TypeCheck(first, fast_promise_type) ?
-					   ((struct promise *)first)->target :
-					   first;
+		PyObject *target = PyObject_TypeCheck(first, fast_promise_type)
+					   ? ((struct promise *)first)->target
+					   : first;
 		Py_DECREF(first); /* the deque has it */
 		return !target || target == Py_None;
 	}
@@ -237,10 +237,10 @@ int fast_offered(struct traffic *traffic, struct incoming *incoming)
 
 	if (plain < 0)
 		return -1;
-	struct block *block = plain && may_be_posted((struct queue *)traffic->queue) ?
-				      fast_take_block((struct shelf *)traffic->shelf,
-						      incoming->offer.length) :
-				      NULL;
+	struct block *block =
+		plain && may_be_posted((struct queue *)traffic->queue)
+			? fast_take_block((struct shelf *)traffic->shelf, incoming->offer.length)
+			: NULL;
 
 	if (!block)
 		return PyErr_Occurred() ? -1 : fast_call((PyObject *)inbox, str_ahead, NULL);
@@ -269,7 +269,8 @@ static int answer_for(struct inbox *inbox, struct incoming *incoming)
 
 	if (traffic && PyObject_TypeCheck(traffic, fast_traffic_type)) {
 		Py_INCREF(traffic); /* what it calls may let it go */
-		said = fast_answer_offer((struct traffic *)traffic, (unsigned int)incoming->offer.request_id);
+		said = fast_answer_offer((struct traffic *)traffic,
+					 (unsigned int)incoming->offer.request_id);
 		Py_DECREF(traffic);
 	}
 	if (said)

@@ -59,8 +59,7 @@ struct parcel {
 
 /* A message that waits for its turn. */
 struct outgoing {
-	PyObject_HEAD
-	struct parcel parcel;
+	PyObject_HEAD struct parcel parcel;
 	PyObject *waiter;
 	unsigned long long turn;
 };
@@ -72,10 +71,10 @@ struct frame {
 	PyObject *block;      /* NULL: let go */
 	PyObject *spares;     /* a list that the block belongs to; NULL: the pool */
 	PyObject *traffic;    /* whose messages are in it; NULL: there are none */
-	PyObject *one;	    /* who waits, if it is one */
+	PyObject *one;     /* who waits, if it is one */
 	PyObject **waiters; /* if there are several */
 	uint32_t count;
-	unsigned int messages;	  /* in it */
+	unsigned int messages;   /* in it */
 	unsigned long long bytes; /* of them */
 };
 

@@ -260,8 +260,7 @@ static PyObject *inbox_wait(PyObject *self, PyObject *unused)
 	struct inbox *inbox = (struct inbox *)self;
 
 	(void)unused;
-	if (inbox->ended || inbox->woken || inbox->unstarted ||
-	    PyObject_Size(inbox->receivers) > 0)
+	if (inbox->ended || inbox->woken || inbox->unstarted || PyObject_Size(inbox->receivers) > 0)
 		Py_RETURN_NONE;
 	int there = ready(inbox);
 

@@ -7,7 +7,9 @@
 #include "promise.h"
 
 /* Looks in a row that are mere glances because the last ones found nothing. */
-enum { MOST_GLANCES = 255 };
+enum {
+	MOST_GLANCES = 255
+};
 
 /* A look costs less than going round the loop.  It must not keep the tasks of others waiting: nearly
  * nobody else waits for the device, and after so many looks the loop has its turn. */
@@ -50,8 +52,8 @@ int fast_look(struct promise *promise)
 	if (promise->state != PROMISE_PENDING)
 		table->misses = 0;
 	else
-		table->misses = table->misses < MOST_GLANCES / 2 ? 2 * table->misses + 1 :
-								   MOST_GLANCES;
+		table->misses =
+			table->misses < MOST_GLANCES / 2 ? 2 * table->misses + 1 : MOST_GLANCES;
 	table->glances = table->misses;
 	return 0;
 }

@@ -69,7 +69,8 @@ static PyMethodDef pinned_methods[] = {
 };
 
 static PyType_Slot pinned_slots[] = {
-	{Py_tp_doc, "Memory; its `_retire` is called when it is neither leased nor pinned any more."},
+	{Py_tp_doc,
+	 "Memory; its `_retire` is called when it is neither leased nor pinned any more."},
 	{Py_tp_methods, pinned_methods},
 	{0, NULL},
 };

@@ -51,8 +51,8 @@ PyMODINIT_FUNC PyInit__fast(void)
 	    fast_add_run(module) || fast_add_batch(module) || fast_add_work(module) ||
 	    fast_add_table(module) || fast_add_queue(module) || fast_add_drain(module) ||
 	    fast_add_promise(module) || fast_add_account(module) || fast_add_frame(module) ||
-	    fast_add_counts(module) || fast_add_inbox(module) ||
-	    fast_add_incoming(module) || fast_add_fetch(module) || fast_add_offers(module) || fast_add_traffic(module) ||
+	    fast_add_counts(module) || fast_add_inbox(module) || fast_add_incoming(module) ||
+	    fast_add_fetch(module) || fast_add_offers(module) || fast_add_traffic(module) ||
 	    fast_add_arrivals(module) || fast_add_arrival() || fast_add_refill() ||
 	    PyModule_AddIntConstant(module, "TRANSFER_SIZE", (long)AIORDMA_TRANSFER_SIZE) ||
 	    PyModule_AddIntConstant(module, "OFFER_ROOM", OFFER_ROOM) ||

@@ -202,9 +202,9 @@ int fast_took_answer(struct traffic *traffic, struct block *block, uint32_t leng
 	rc = status ? 0 : fast_offer_over(traffic, (uint32_t)request_id, NULL);
 	if (rc)
 		return rc;
-	PyObject *told = PyObject_CallMethod((PyObject *)traffic, "_answered", "KK",
-					     (unsigned long long)request_id,
-					     (unsigned long long)status);
+	PyObject *told =
+		PyObject_CallMethod((PyObject *)traffic, "_answered", "KK",
+				    (unsigned long long)request_id, (unsigned long long)status);
 	Py_XDECREF(told);
 	return told ? 1 : -1;
 }

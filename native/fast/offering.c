@@ -41,8 +41,8 @@ bool fast_offers_full(const struct offers *offers)
 /* ---- in the list ------------------------------------------------------------------------------- */
 
 /* Takes over the parcel. */
-static void hold(struct offers *offers, struct offered *offered, uint32_t request_id, struct ibv_mr *mr,
-		 struct parcel *parcel, PyObject *waiter)
+static void hold(struct offers *offers, struct offered *offered, uint32_t request_id,
+		 struct ibv_mr *mr, struct parcel *parcel, PyObject *waiter)
 {
 	offered->request_id = request_id;
 	offered->mr = mr;
@@ -146,8 +146,8 @@ static int is_there(PyObject *source)
 }
 
 /* NULL, perhaps without an exception: then Python tries again, and says what is wrong. */
-static struct offered *open_plainly(struct offers *offers, uint32_t request_id, struct parcel *parcel,
-				    PyObject *waiter)
+static struct offered *open_plainly(struct offers *offers, uint32_t request_id,
+				    struct parcel *parcel, PyObject *waiter)
 {
 	struct offered *offered = PyMem_Calloc(1, sizeof(*offered));
 
@@ -231,7 +231,8 @@ PyObject *fast_traffic_offer_over(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "IO", &request_id, &error))
 		return NULL;
-	int rc = fast_offer_over((struct traffic *)self, request_id, error == Py_None ? NULL : error);
+	int rc = fast_offer_over((struct traffic *)self, request_id,
+				 error == Py_None ? NULL : error);
 
 	return rc < 0 ? NULL : PyBool_FromLong(rc);
 }

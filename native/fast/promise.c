@@ -26,9 +26,9 @@ static PyObject *make_named(const char *name, PyObject *argument)
 	PyObject *made = NULL;
 
 	if (error)
-		made = argument && argument != Py_None ?
-			       PyObject_CallFunctionObjArgs(error, argument, NULL) :
-			       PyObject_CallNoArgs(error);
+		made = argument && argument != Py_None
+			       ? PyObject_CallFunctionObjArgs(error, argument, NULL)
+			       : PyObject_CallNoArgs(error);
 	Py_XDECREF(error);
 	return made;
 }
@@ -367,7 +367,8 @@ static PyGetSetDef promise_getset[] = {
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
-#define WITH_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
+#define WITH_KEYWORDS(function)                                                                    \
+	(PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 static PyMethodDef promise_methods[] = {
 	{"result", promise_result, METH_NOARGS, NULL},

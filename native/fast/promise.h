@@ -12,12 +12,11 @@ enum {
 };
 
 struct promise {
-	PyObject_HEAD
-	PyObject *table;    /* of the event loop */
-	PyObject *what;	    /* it failed with, or was cancelled with */
+	PyObject_HEAD PyObject *table;    /* of the event loop */
+	PyObject *what;     /* it failed with, or was cancelled with */
 	PyObject *callback; /* the first one, nearly always the only one */
 	PyObject *context;  /* to call it in */
-	PyObject *more;	    /* a list of others, with theirs */
+	PyObject *more;     /* a list of others, with theirs */
 	PyObject *target;   /* what its owner brought */
 	char state;
 	char blocking; /* as a task wants it of what it is to wait for */

@@ -33,10 +33,9 @@ static int post_run(struct queue *queue, struct run *run, uint64_t wr_id)
 	int rc;
 
 	fast_number_run(run, wr_id);
-	Py_BEGIN_ALLOW_THREADS
-	rc = aiordma_post_send(qp, extended, run->sends, run->count, run->sges, &run->posted);
-	Py_END_ALLOW_THREADS
-	return rc;
+	Py_BEGIN_ALLOW_THREADS rc =
+		aiordma_post_send(qp, extended, run->sends, run->count, run->sges, &run->posted);
+	Py_END_ALLOW_THREADS return rc;
 }
 
 static int post_two(struct ibv_qp *qp, struct ibv_qp_ex *extended, const struct work *work,
@@ -55,10 +54,8 @@ static int post_two(struct ibv_qp *qp, struct ibv_qp_ex *extended, const struct 
 	uint32_t posted;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS
-	rc = aiordma_post_send(qp, extended, &send, 1, sges, &posted);
-	Py_END_ALLOW_THREADS
-	return rc;
+	Py_BEGIN_ALLOW_THREADS rc = aiordma_post_send(qp, extended, &send, 1, sges, &posted);
+	Py_END_ALLOW_THREADS return rc;
 }
 
 static int post_work(struct queue *queue, const struct work *work, uint64_t wr_id)
@@ -265,10 +262,10 @@ static PyObject *queue_post_ready(PyObject *self, PyObject *args)
 	PyObject *shelf;
 	unsigned int most, length;
 
-	if (!table_of(queue) || !PyArg_ParseTuple(args, "O!II", fast_shelf_type, &shelf, &most, &length))
+	if (!table_of(queue) ||
+	    !PyArg_ParseTuple(args, "O!II", fast_shelf_type, &shelf, &most, &length))
 		return NULL;
-	return PyLong_FromUnsignedLong(
-		fast_post_ready(queue, (struct shelf *)shelf, most, length));
+	return PyLong_FromUnsignedLong(fast_post_ready(queue, (struct shelf *)shelf, most, length));
 }
 
 /* A promise, or None when Python has to see to it. */
@@ -284,8 +281,8 @@ static PyObject *transfer(struct queue *queue, PyObject *const *args, Py_ssize_t
 	if (!queue->accepting || queue->backlogged || queue->failed ||
 	    queue->free <= queue->reserved || !table_of(queue))
 		Py_RETURN_NONE;
-	struct run *run = fast_new_run(
-		queue->user, opcode == IBV_WR_RDMA_WRITE ? KIND_WRITE : KIND_READ);
+	struct run *run =
+		fast_new_run(queue->user, opcode == IBV_WR_RDMA_WRITE ? KIND_WRITE : KIND_READ);
 	if (!run)
 		return NULL;
 	int rc = fast_add_transfer(run, args[0], args[1], opcode);

@@ -7,7 +7,9 @@
 #define NO_SLOT UINT32_MAX
 
 /* Looks of tasks that are about to wait, before the loop has its turn and with it all others. */
-enum { FAST_LOOKS = 16 };
+enum {
+	FAST_LOOKS = 16
+};
 
 /* The kinds that differ here; the others are aiordma/_core/operations.py's alone. */
 enum {
@@ -23,22 +25,21 @@ struct slot_list {
 
 /* The send and the receive queue of one queue pair. */
 struct queue {
-	PyObject_HEAD
-	PyObject *table;
-	PyObject *user;	       /* what remote memory must be for */
-	PyObject *traffic;     /* for whom messages are */
+	PyObject_HEAD PyObject *table;
+	PyObject *user; /* what remote memory must be for */
+	PyObject *traffic; /* for whom messages are */
 	unsigned long long qp; /* struct ibv_qp *; 0: it is gone */
 	unsigned long long extended;
 	unsigned int capacity; /* of the send queue */
-	unsigned int free;     /* entries of it */
+	unsigned int free; /* entries of it */
 	unsigned int reserved; /* of these, not for transfers */
 	unsigned long long completions; /* good ones */
 	struct slot_list sends, receives;
-	char accepting;	 /* transfers, without asking Python */
+	char accepting; /* transfers, without asking Python */
 	char backlogged; /* others have to be posted first */
-	char watched;	 /* Python is told of each room that comes, whatever the traffic makes of it */
-	char failed;	 /* nothing that completes is done any more: it is only over */
-	char touched;	 /* by the drain that is going on: has room that nobody knows of */
+	char watched; /* Python is told of each room that comes, whatever the traffic makes of it */
+	char failed; /* nothing that completes is done any more: it is only over */
+	char touched; /* by the drain that is going on: has room that nobody knows of */
 };
 
 struct slot {
@@ -51,10 +52,9 @@ struct slot {
 };
 
 struct table {
-	PyObject_HEAD
-	struct slot *slots;
+	PyObject_HEAD struct slot *slots;
 	uint32_t count, free, taken;
-	PyObject *loop;	  /* the event loop */
+	PyObject *loop; /* the event loop */
 	PyObject **woken; /* promises that this drain has settled */
 	uint32_t woken_count, woken_room;
 	char closed; /* nobody is served any more: the channel is gone, or this is a child of a fork */
@@ -64,15 +64,16 @@ struct table {
 	char later; /* they are called back by the loop: this drain is in the middle of something */
 	char returns; /* whose drain this is looks again soon */
 	char looking; /* and so does the loop, before it sleeps */
-	PyObject *look;	  /* to be called by who is about to wait; NULL: nobody looks */
-	PyObject *keep;	  /* to be called by the loop, as often as it finds something */
-	PyObject *ended;  /* wake.c: a future, or NULL */
+	PyObject *look; /* to be called by who is about to wait; NULL: nobody looks */
+	PyObject *keep; /* to be called by the loop, as often as it finds something */
+	PyObject *ended; /* wake.c: a future, or NULL */
 	uint32_t waiting; /* promises under way that somebody has asked to be told of */
-	uint16_t looks;	  /* that may still be made before the loop has its turn */
-	uint16_t misses, glances; /* grows with looks that found nothing; those that are short for it */
+	uint16_t looks; /* that may still be made before the loop has its turn */
+	uint16_t misses,
+		glances; /* grows with looks that found nothing; those that are short for it */
 	unsigned int look_us; /* of one that is not */
 	unsigned int keep_us; /* of one of the loop's */
-	char found;	      /* by the loop's, since Python has asked */
+	char found; /* by the loop's, since Python has asked */
 	unsigned long long stray; /* completions that belonged to nobody */
 };
 

@@ -58,9 +58,9 @@ int fast_refill(struct traffic *traffic, unsigned int *taken)
 
 	if (!fast_receives_are_plain(traffic) || *taken > account->held_data)
 		return 0;
-	unsigned int count = fast_post_ready((struct queue *)traffic->queue,
-					     (struct shelf *)traffic->shelf, *taken,
-					     traffic->receive_size);
+	unsigned int count =
+		fast_post_ready((struct queue *)traffic->queue, (struct shelf *)traffic->shelf,
+				*taken, traffic->receive_size);
 
 	*taken -= count;
 	traffic->reposted += count;

@@ -102,11 +102,10 @@ int fast_add_transfer(struct run *run, PyObject *here, PyObject *there, enum ibv
 	    local->length != remote->length || !local->length ||
 	    local->length > AIORDMA_TRANSFER_SIZE)
 		return 0;
-	struct aiordma_send *send =
-		append(run, owner->pinned,
-		       (struct ibv_sge){.addr = local->address,
-					.length = (uint32_t)local->length,
-					.lkey = local->lkey});
+	struct aiordma_send *send = append(run, owner->pinned,
+					   (struct ibv_sge){.addr = local->address,
+							    .length = (uint32_t)local->length,
+							    .lkey = local->lkey});
 	if (!send)
 		return -1;
 	send->opcode = opcode;
@@ -132,16 +131,14 @@ static PyObject *run_write(PyObject *self, PyObject *const *args, Py_ssize_t cou
 {
 	if (!takes(count, 2))
 		return NULL;
-	return answer(
-		fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_WRITE));
+	return answer(fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_WRITE));
 }
 
 static PyObject *run_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	if (!takes(count, 2))
 		return NULL;
-	return answer(
-		fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_READ));
+	return answer(fast_add_transfer((struct run *)self, args[0], args[1], IBV_WR_RDMA_READ));
 }
 
 /* ---- what Python has looked at ---------------------------------------------------------------- */

@@ -6,11 +6,10 @@
 
 /* The arrays have `room` entries; a run of one, the most frequent, has them within itself. */
 struct run {
-	PyObject_HEAD
-	PyObject *user;	  /* what remote memory must be for */
+	PyObject_HEAD PyObject *user;   /* what remote memory must be for */
 	PyObject *waiter; /* a future, or what does as one; NULL: nobody */
-	uint8_t kind;	  /* of operation */
-	char partial;	  /* what is left of the run tells the waiter that it is done */
+	uint8_t kind;   /* of operation */
+	char partial;   /* what is left of the run tells the waiter that it is done */
 	uint32_t count;
 	uint32_t posted;
 	uint32_t room;

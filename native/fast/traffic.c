@@ -11,14 +11,20 @@
 #include "traffic.h"
 
 /* Less is copied quicker than a second piece is looked up. */
-enum { COPIED_BELOW = 4096 };
+enum {
+	COPIED_BELOW = 4096
+};
 
 /* What would not gain by sharing a frame with others: waiting for them, until the task has gone on and the
  * loop comes round, would only keep it back.  An offer cannot share one at all. */
-enum { SENT_AT_ONCE = 16 * 1024 };
+enum {
+	SENT_AT_ONCE = 16 * 1024
+};
 
 /* Frames that are sent before Python is told, lest their number grow for ever. */
-enum { MOST_UNTOLD = 1 << 16 };
+enum {
+	MOST_UNTOLD = 1 << 16
+};
 
 PyTypeObject *fast_traffic_type;
 
@@ -55,7 +61,9 @@ int fast_post_counted(struct traffic *traffic, struct frame *frame)
 	if (fast_post_frame((struct queue *)traffic->queue, (PyObject *)frame))
 		return -1;
 	traffic->sent++;
-	return traffic->counting || traffic->sent == MOST_UNTOLD ? fast_call((PyObject *)traffic, str_sent, NULL) : 0;
+	return traffic->counting || traffic->sent == MOST_UNTOLD
+		       ? fast_call((PyObject *)traffic, str_sent, NULL)
+		       : 0;
 }
 
 int fast_post_messages(struct traffic *traffic, struct frame *frame)
@@ -121,8 +129,8 @@ static bool fits(const struct traffic *traffic, const struct parcel *parcel)
 /* As send_one, or 0 for an offer that is for Python. */
 static int send_alone(struct traffic *traffic, struct parcel *parcel, PyObject *waiter)
 {
-	return fits(traffic, parcel) ? send_one(traffic, parcel, waiter) :
-				       fast_offer(traffic, parcel, waiter);
+	return fits(traffic, parcel) ? send_one(traffic, parcel, waiter)
+				     : fast_offer(traffic, parcel, waiter);
 }
 
 static unsigned long long bundled(const struct outgoing *outgoing)
@@ -154,7 +162,8 @@ static int send_bundle(struct traffic *traffic, struct outgoing **all, uint32_t 
 		const struct parcel *parcel = &all[i]->parcel;
 		unsigned long long whole = bundled(all[i]);
 
-		fast_put_word(bytes, (uint32_t)parcel->length | (parcel->has_imm ? ENTRY_IMMEDIATE : 0));
+		fast_put_word(bytes,
+			      (uint32_t)parcel->length | (parcel->has_imm ? ENTRY_IMMEDIATE : 0));
 		fast_put_word(bytes + 4, parcel->imm);
 		memcpy(bytes + 8, parcel->bytes, parcel->length);
 		memset(bytes + 8 + parcel->length, 0, whole - 8 - parcel->length);
@@ -391,8 +400,7 @@ static PyObject *traffic_deliver(PyObject *self, PyObject *const *args, Py_ssize
 		Py_RETURN_NONE;
 	int rc = fast_open_parcel(&parcel, args[0]);
 
-	if (rc <= 0 || fast_parcel_imm(&parcel, args[1]) ||
-	    parcel.length > traffic->max_message) {
+	if (rc <= 0 || fast_parcel_imm(&parcel, args[1]) || parcel.length > traffic->max_message) {
 		if (rc > 0)
 			fast_close_parcel(&parcel);
 		PyErr_Clear(); /* it will be met again, and told in other words */
@@ -420,9 +428,9 @@ static PyObject *traffic_send_plainly(PyObject *self, PyObject *const *args, Py_
 	int rc = fast_open_parcel(&parcel, args[0]);
 
 	if (rc > 0) {
-		rc = fast_parcel_imm(&parcel, args[1]) ?
-			     -1 :
-			     send_parcel((struct traffic *)self, &parcel, args[2]);
+		rc = fast_parcel_imm(&parcel, args[1])
+			     ? -1
+			     : send_parcel((struct traffic *)self, &parcel, args[2]);
 		fast_close_parcel(&parcel);
 	}
 	return rc < 0 ? NULL : PyBool_FromLong(rc);
@@ -443,9 +451,10 @@ static PyObject *traffic_take_frame(PyObject *self, PyObject *args)
 
 static PyObject **members_of(struct traffic *traffic, int which)
 {
-	PyObject **all[] = {&traffic->counts,  &traffic->queue,   &traffic->shelf,	   &traffic->account,
-			    &traffic->inbox,   &traffic->offers,  &traffic->message_type,
-			    &traffic->waiting, &traffic->controls, &traffic->collected};
+	PyObject **all[] = {&traffic->counts,       &traffic->queue,   &traffic->shelf,
+			    &traffic->account,      &traffic->inbox,   &traffic->offers,
+			    &traffic->message_type, &traffic->waiting, &traffic->controls,
+			    &traffic->collected};
 
 	return which < (int)(sizeof(all) / sizeof(all[0])) ? all[which] : NULL;
 }

@@ -9,36 +9,35 @@
 
 /* What a connection has done. */
 struct counts {
-	PyObject_HEAD
-	unsigned long long messages_sent, messages_received;
+	PyObject_HEAD unsigned long long messages_sent, messages_received;
 	unsigned long long bytes_sent, bytes_received;
 	unsigned long long reads, writes, atomics;
 };
 
 /* Messages that have arrived, in order, and those who wait for them. */
 struct inbox {
-	PyObject_HEAD
-	PyObject *incoming;  /* a deque: messages, and what was offered */
+	PyObject_HEAD PyObject *incoming; /* a deque: messages, and what was offered */
 	PyObject *receivers; /* a deque of promises */
 	PyObject *table;
 	PyObject *counts;
-	PyObject *traffic;   /* whose receives are posted again; None, or NULL: Python knows */
-	unsigned int woken;  /* receivers that have been told and have not had their turn yet */
+	PyObject *traffic; /* whose receives are posted again; None, or NULL: Python knows */
+	unsigned int woken; /* receivers that have been told and have not had their turn yet */
 	unsigned int offers; /* in `incoming`: no messages yet */
 	unsigned int unstarted; /* those of them that nobody reads */
-	unsigned long long ahead; /* bytes of what was offered, is read or has been, and was not taken */
+	unsigned long long
+		ahead; /* bytes of what was offered, is read or has been, and was not taken */
 	unsigned long long most_ahead; /* as long as nobody waits for it */
-	unsigned int taken;  /* frames of which the last message has been, and nobody was told */
+	unsigned int taken; /* frames of which the last message has been, and nobody was told */
 	unsigned int refill; /* tell of so many */
 	char ended;
 };
 
 /* What has been offered, and not answered for; see offering.c. */
 struct offers {
-	PyObject_HEAD
-	struct offered *first, **end; /* in order; where the next one goes, NULL: it has not begun */
+	PyObject_HEAD struct offered *first,
+		**end; /* in order; where the next one goes, NULL: it has not begun */
 	unsigned int count, most;
-	unsigned int forks;	 /* of which process it is */
+	unsigned int forks; /* of which process it is */
 	struct ibv_pd *domain;
 	/* Of memory without holes; NULL: that is for Python. */
 	struct ibv_mr *(*register_own)(struct ibv_pd *, void *, size_t, int);
@@ -51,29 +50,32 @@ struct offer {
 	bool has_imm;
 };
 
-enum { OFFER_ROOM = 128 }; /* for the frame of one */
+enum {
+	OFFER_ROOM = 128
+}; /* for the frame of one */
 
 struct traffic {
-	PyObject_HEAD
-	PyObject *counts;
+	PyObject_HEAD PyObject *counts;
 	PyObject *queue;
 	PyObject *shelf;
 	PyObject *account;
 	PyObject *inbox;
 	PyObject *offers;
 	PyObject *message_type;
-	PyObject *waiting;  /* a deque of outgoing messages */
+	PyObject *waiting; /* a deque of outgoing messages */
 	PyObject *controls; /* control messages that wait, sized */
 	PyObject *collected; /* to be called in the next turn of the loop */
 	unsigned int under_way; /* frames with messages that are posted and not completed */
 	unsigned int peer_size; /* bytes of the receive that the next frame comes into */
 	unsigned long long max_message;
 	unsigned int latest_request; /* its number */
-	unsigned int sent;	/* frames that nobody has been told of */
-	unsigned int used;	/* receives, the same */
-	unsigned int fitted;	/* of these the latest ones in a row that small receives would do for */
-	unsigned int oversized;	/* of those used: for offers that fit no receives, and say nothing of them */
-	unsigned int reposted;	/* receives that were posted again, the same */
+	unsigned int sent; /* frames that nobody has been told of */
+	unsigned int used; /* receives, the same */
+	unsigned int
+		fitted; /* of these the latest ones in a row that small receives would do for */
+	unsigned int
+		oversized; /* of those used: for offers that fit no receives, and say nothing of them */
+	unsigned int reposted; /* receives that were posted again, the same */
 	unsigned int small_size; /* a frame that is no longer fits the small receives */
 	unsigned int large_size; /* the same of the large ones */
 	unsigned long long longest; /* message that is taken */
@@ -81,14 +83,14 @@ struct traffic {
 	unsigned int patience; /* so many may have been used up before Python has to look */
 	char started;
 	char ended;
-	char closing;	 /* nothing is to be sent any more */
-	char takes;	 /* frames with messages: the peer may send some, and somebody is there */
-	char blocked;	 /* no memory now */
+	char closing; /* nothing is to be sent any more */
+	char takes; /* frames with messages: the peer may send some, and somebody is there */
+	char blocked; /* no memory now */
 	char collecting; /* what is sent in this turn of the loop */
-	char counting;	 /* Python wants to know of each frame that is sent */
-	char grown;	 /* receives are larger than the small ones now */
-	char watching;	 /* Python wants to know of each frame that arrives */
-	char parting;	 /* somebody waits for the end of it all */
+	char counting; /* Python wants to know of each frame that is sent */
+	char grown; /* receives are larger than the small ones now */
+	char watching; /* Python wants to know of each frame that arrives */
+	char parting; /* somebody waits for the end of it all */
 };
 
 extern PyTypeObject *fast_counts_type;

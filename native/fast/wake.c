@@ -70,8 +70,7 @@ static int handle_exception(struct promise *promise)
 	PyObject *about = Py_BuildValue("{sssO}", "message", "Exception in a callback of aiordma's",
 					"exception", value);
 	PyObject *loop = about ? fast_loop_of(promise->table) : NULL;
-	PyObject *told =
-		loop ? PyObject_CallMethodObjArgs(loop, str_handler, about, NULL) : NULL;
+	PyObject *told = loop ? PyObject_CallMethodObjArgs(loop, str_handler, about, NULL) : NULL;
 
 	Py_XDECREF(about);
 	Py_XDECREF(type);
@@ -109,8 +108,8 @@ static PyObject *ended_well(struct table *table)
 		return table->ended;
 	PyObject *loop = fast_loop_of((PyObject *)table);
 	PyObject *future = loop ? PyObject_CallMethod(loop, "create_future", NULL) : NULL;
-	PyObject *set = future ? PyObject_CallMethodObjArgs(future, str_set_result, Py_None, NULL) :
-				 NULL;
+	PyObject *set =
+		future ? PyObject_CallMethodObjArgs(future, str_set_result, Py_None, NULL) : NULL;
 
 	if (set)
 		table->ended = future;
@@ -125,9 +124,9 @@ static PyObject *ended_well(struct table *table)
  * takes a twentieth of a call by name.  What it then goes on in is the promise itself. */
 static int call_now(struct promise *promise, PyObject *callback, PyObject *context)
 {
-	PyObject *ended = promise->state == PROMISE_DONE && is_wakeup(callback) ?
-				  ended_well((struct table *)promise->table) :
-				  NULL;
+	PyObject *ended = promise->state == PROMISE_DONE && is_wakeup(callback)
+				  ? ended_well((struct table *)promise->table)
+				  : NULL;
 	PyObject *caller = ended ? ended : (PyObject *)promise;
 	PyObject *done = PyObject_CallMethodObjArgs(context, str_run, callback, caller, NULL);
 
@@ -194,8 +193,8 @@ int fast_settle(struct promise *promise, char state, PyObject *what)
 	if (!promise->callback)
 		return 0;
 	table->waiting--;
-	return table->draining && state != PROMISE_CANCELLED ? remember(table, promise) :
-							      each(promise, fast_call_soon);
+	return table->draining && state != PROMISE_CANCELLED ? remember(table, promise)
+							     : each(promise, fast_call_soon);
 }
 
 /* ---- waiters of any kind ----------------------------------------------------------------------- */
@@ -220,9 +219,8 @@ int fast_tell(PyObject *waiter, PyObject *error)
 
 	if (over)
 		return over < 0 ? -1 : 0;
-	PyObject *told = PyObject_CallMethodObjArgs(waiter,
-						    error ? str_set_exception : str_set_result,
-						    error ? error : Py_None, NULL);
+	PyObject *told = PyObject_CallMethodObjArgs(
+		waiter, error ? str_set_exception : str_set_result, error ? error : Py_None, NULL);
 	Py_XDECREF(told);
 	return told ? 0 : -1;
 }
@@ -236,7 +234,7 @@ int fast_intern_wake(void)
 	str_set_result = PyUnicode_InternFromString("set_result");
 	str_set_exception = PyUnicode_InternFromString("set_exception");
 	return str_call_soon && str_run && str_handler && str_done && str_set_result &&
-			       str_set_exception ?
-		       0 :
-		       -1;
+			       str_set_exception
+		       ? 0
+		       : -1;
 }

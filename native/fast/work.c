@@ -5,16 +5,16 @@ PyTypeObject *fast_work_type;
 
 static int work_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-	static char *names[] = {"kind", "opcode", "address", "length", "lkey",
-				"remote_address", "rkey", "imm", NULL};
+	static char *names[] = {"kind",           "opcode", "address", "length", "lkey",
+				"remote_address", "rkey",   "imm",     NULL};
 	struct work *work = (struct work *)self;
 
 	return PyArg_ParseTupleAndKeywords(args, keywords, "IIKII|KII", names, &work->kind,
 					   &work->opcode, &work->address, &work->length,
 					   &work->lkey, &work->remote_address, &work->rkey,
-					   &work->imm) ?
-		       0 :
-		       -1;
+					   &work->imm)
+		       ? 0
+		       : -1;
 }
 
 static PyMemberDef work_members[] = {

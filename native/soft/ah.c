@@ -5,10 +5,19 @@
 
 #include "objects.h"
 
-enum { DEFAULT_HOP_LIMIT = 64 };
+enum {
+	DEFAULT_HOP_LIMIT = 64
+};
 
 /* The part of a GRH that holds an IPv4 header: the last 20 of its 40 bytes. */
-enum { IPV4 = 20, IPV4_HEADER = 20, IPV4_TOS = 1, IPV4_TTL = 8, IPV4_SOURCE = 12, IPV4_DESTINATION = 16 };
+enum {
+	IPV4 = 20,
+	IPV4_HEADER = 20,
+	IPV4_TOS = 1,
+	IPV4_TTL = 8,
+	IPV4_SOURCE = 12,
+	IPV4_DESTINATION = 16
+};
 
 static unsigned handles;
 
@@ -26,16 +35,16 @@ static int resolve(const struct ibv_ah_attr *attr, struct soft_path *path)
 		path->destination = attr->grh.dgid;
 	/* A group may have members of both families. */
 	if (attr->port_num != 1 ||
-	    (soft_gid_is_multicast(&path->destination) ?
-		     soft_gid_at(attr->grh.sgid_index, &own) :
-		     soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
-				     &path->destination, &own)))
+	    (soft_gid_is_multicast(&path->destination)
+		     ? soft_gid_at(attr->grh.sgid_index, &own)
+		     : soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
+				       &path->destination, &own)))
 		return EINVAL;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;
 	if (attr->is_global) {
-		path->traffic_flow = (uint32_t)attr->grh.traffic_class << 20 |
-				     (attr->grh.flow_label & 0xfffff);
+		path->traffic_flow =
+			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
 		if (attr->grh.hop_limit)
 			path->hop_limit = attr->grh.hop_limit;
 	}

@@ -125,8 +125,9 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 			free(entry);
 			return 0;
 		}
-		int rc = soft_channel_nonblocking(&context->async) ? EAGAIN :
-								     soft_channel_wait(&context->async);
+		int rc = soft_channel_nonblocking(&context->async)
+				 ? EAGAIN
+				 : soft_channel_wait(&context->async);
 		if (rc) {
 			errno = rc;
 			return -1;

@@ -117,8 +117,8 @@ void soft_attention_see(struct soft_neighbour *neighbour)
 static bool is_idle(struct soft_neighbour *neighbour)
 {
 	return is_attended(neighbour) && neighbour->vain <= VAIN &&
-	       alert == soft_ring_awaits(&neighbour->in) &&
-	       soft_list_empty(&neighbour->waiting) && !neighbour->word_count;
+	       alert == soft_ring_awaits(&neighbour->in) && soft_list_empty(&neighbour->waiting) &&
+	       !neighbour->word_count;
 }
 
 static bool visit(struct soft_neighbour *neighbour, size_t share)

@@ -9,7 +9,9 @@
 
 #include "bell.h"
 
-enum { AT_ONCE = 4096 };
+enum {
+	AT_ONCE = 4096
+};
 
 void soft_bell_init(struct soft_bell *bell,
 		    void (*rung)(struct soft_source *source, uint32_t events))

@@ -145,13 +145,13 @@ struct soft_cm_id {
 	bool ack_timeout_set;
 
 	struct soft_cm_listener *listener; /* LISTENING */
-	struct soft_cm_id *request_of;     /* the listener, until the application sees the request */
+	struct soft_cm_id *request_of; /* the listener, until the application sees the request */
 
 	/* of a datagram service (cm_sidr.h) */
-	struct soft_cm_service *service;   /* LISTENING */
+	struct soft_cm_service *service; /* LISTENING */
 	struct soft_cm_question *question; /* CONNECTING */
-	struct soft_cm_caller *caller;     /* of a request */
-	struct soft_node groups;           /* that it has joined (cm_multicast.c) */
+	struct soft_cm_caller *caller; /* of a request */
+	struct soft_node groups; /* that it has joined (cm_multicast.c) */
 
 	/* the handshake, and the stream as long as no queue pair has it */
 	struct soft_cm_link *link;
@@ -160,7 +160,7 @@ struct soft_cm_id {
 	struct soft_cm_ece local_ece, remote_ece;
 	bool early; /* rdma_notify has reported ESTABLISHED before RTU came */
 	uint32_t made_qpn; /* of id->qp, if rdma_create_qp made it */
-	uint32_t qpn;      /* of this side, as the other side knows it */
+	uint32_t qpn; /* of this side, as the other side knows it */
 	uint32_t psn;
 	uint32_t remote_qpn;
 	uint32_t remote_psn;
@@ -242,7 +242,9 @@ struct soft_cm_link_calls {
 	void (*failed)(struct soft_cm_link *link, int error);
 };
 
-enum { SOFT_CM_INPUT = 2 * SOFT_CM_MESSAGE_MAX };
+enum {
+	SOFT_CM_INPUT = 2 * SOFT_CM_MESSAGE_MAX
+};
 
 struct soft_cm_link {
 	struct soft_source source;

@@ -21,8 +21,8 @@ static bool is_unreachable(int error)
 
 static void connect_failed(struct soft_cm_id *id, int error)
 {
-	const struct soft_cm_message nobody = { .type = SOFT_CM_REJ,
-						.private_data_len = SOFT_CM_REJ_PRIVATE };
+	const struct soft_cm_message nobody = {.type = SOFT_CM_REJ,
+					       .private_data_len = SOFT_CM_REJ_PRIVATE};
 	bool closed = error == ECONNRESET || error == EPIPE;
 
 	if (error == ECONNREFUSED || (closed && !id->heard))
@@ -53,7 +53,7 @@ static void connected(struct soft_cm_link *link)
 
 static int say_ready(struct soft_cm_id *id)
 {
-	const struct soft_cm_message ready = { .type = SOFT_CM_RTU };
+	const struct soft_cm_message ready = {.type = SOFT_CM_RTU};
 
 	return soft_cm_link_send(id->link, &ready);
 }
@@ -109,9 +109,8 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = { .connected = connected,
-						 .message = message,
-						 .failed = failed };
+static const struct soft_cm_link_calls calls = {
+	.connected = connected, .message = message, .failed = failed};
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
@@ -161,14 +160,13 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	qp = soft_cm_qp(id);
 	id->qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->psn = soft_cm_random_psn();
-	id->responder_resources = soft_cm_depth(
-		parameters ? parameters->responder_resources : RDMA_MAX_RESP_RES,
-		SOFT_MAX_RD_ATOMIC);
+	id->responder_resources =
+		soft_cm_depth(parameters ? parameters->responder_resources : RDMA_MAX_RESP_RES,
+			      SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(
 		parameters ? parameters->initiator_depth : RDMA_MAX_INIT_DEPTH, SOFT_MAX_RD_ATOMIC);
-	id->request = (struct soft_cm_message){ .type = SOFT_CM_REQ,
-						.port_space = (uint16_t)id->id.ps,
-						.qp_type = IBV_QPT_RC };
+	id->request = (struct soft_cm_message){
+		.type = SOFT_CM_REQ, .port_space = (uint16_t)id->id.ps, .qp_type = IBV_QPT_RC};
 	soft_cm_fill_message(id, parameters, &id->request);
 	soft_cm_gid_from(&peer, &id->id.route.addr.dst_addr);
 	id->request.lid = soft_cm_own_lid(&peer);

@@ -25,8 +25,8 @@ static bool is_any(const struct sockaddr *address)
 	const struct sockaddr_in *v4 = (const void *)address;
 	const struct sockaddr_in6 *v6 = (const void *)address;
 
-	return address->sa_family == AF_INET ? v4->sin_addr.s_addr == htonl(INADDR_ANY) :
-					       IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
+	return address->sa_family == AF_INET ? v4->sin_addr.s_addr == htonl(INADDR_ANY)
+					     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
 static uint16_t port_of(const struct sockaddr *address) /* network byte order */
@@ -52,8 +52,8 @@ void soft_cm_gid_from(union ibv_gid *gid, const struct sockaddr *address)
 	memset(gid, 0, sizeof(*gid));
 	if (address->sa_family == AF_INET) {
 		gid->raw[10] = gid->raw[11] = 0xff;
-		memcpy(gid->raw + 12, &((const struct sockaddr_in *)(const void *)address)->sin_addr,
-		       4);
+		memcpy(gid->raw + 12,
+		       &((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
 	} else {
 		memcpy(gid->raw, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr,
 		       16);
@@ -226,7 +226,7 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 	if (fd < 0)
 		return errno;
 	if (wanted && !is_any(wanted)) {
-		struct sockaddr_storage address = { 0 };
+		struct sockaddr_storage address = {0};
 
 		memcpy(&address, wanted, soft_cm_address_length(wanted));
 		set_port((struct sockaddr *)&address, 0);
@@ -341,7 +341,7 @@ int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 static void unmap(struct sockaddr_storage *address)
 {
 	struct sockaddr_in6 mapped;
-	struct sockaddr_in plain = { .sin_family = AF_INET };
+	struct sockaddr_in plain = {.sin_family = AF_INET};
 
 	memcpy(&mapped, address, sizeof(mapped));
 	if (mapped.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))

@@ -37,11 +37,12 @@ static void unanswered(struct soft_cm_id *id, int status, const void *private_da
 {
 	soft_cm_question_end(id);
 	id->state = SOFT_CM_FAILED;
-	soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_UNREACHABLE, status,
-				 &(struct soft_cm_destination){
-					 .private_data = private_data,
-					 .private_data_len = private_data ? SOFT_SIDR_REP_PRIVATE : 0,
-				 });
+	soft_cm_report_datagrams(
+		id, id, RDMA_CM_EVENT_UNREACHABLE, status,
+		&(struct soft_cm_destination){
+			.private_data = private_data,
+			.private_data_len = private_data ? SOFT_SIDR_REP_PRIVATE : 0,
+		});
 }
 
 static void say(struct soft_cm_question *question)
@@ -57,8 +58,7 @@ static void say(struct soft_cm_question *question)
 
 static void say_again(struct soft_timer *timer)
 {
-	struct soft_cm_question *question =
-		soft_container(timer, struct soft_cm_question, again);
+	struct soft_cm_question *question = soft_container(timer, struct soft_cm_question, again);
 
 	if (soft_now() >= question->deadline)
 		unanswered(question->id, -ETIMEDOUT, NULL);
@@ -68,10 +68,10 @@ static void say_again(struct soft_timer *timer)
 
 static void established(struct soft_cm_id *id, const struct soft_sidr_message *answer)
 {
-	struct soft_cm_destination there = { .qpn = answer->qpn,
-					   .qkey = answer->qkey,
-					   .private_data = answer->private_data,
-					   .private_data_len = answer->private_data_len };
+	struct soft_cm_destination there = {.qpn = answer->qpn,
+					    .qkey = answer->qkey,
+					    .private_data = answer->private_data,
+					    .private_data_len = answer->private_data_len};
 
 	soft_cm_fill_vector(id, &there.vector);
 	there.vector.dlid = answer->lid;
@@ -103,8 +103,7 @@ static bool take(struct soft_cm_question *question, const struct soft_sidr_messa
 static void ready(struct soft_source *source, uint32_t events)
 {
 	static const uint8_t nothing[SOFT_SIDR_REP_PRIVATE];
-	struct soft_cm_question *question =
-		soft_container(source, struct soft_cm_question, source);
+	struct soft_cm_question *question = soft_container(source, struct soft_cm_question, source);
 
 	(void)events;
 	for (;;) {
@@ -162,7 +161,7 @@ static int ask(struct soft_cm_id *id, struct soft_cm_question *question)
 
 int soft_cm_ask(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = { .type = SOFT_SIDR_REQ };
+	struct soft_sidr_message message = {.type = SOFT_SIDR_REQ};
 	struct soft_cm_question *question;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 

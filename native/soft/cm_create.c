@@ -116,7 +116,7 @@ int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *at
 
 int soft_rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	struct ibv_qp_init_attr_ex full = { .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
+	struct ibv_qp_init_attr_ex full = {.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd};
 
 	if (!attr)
 		return soft_cm_fail(EINVAL);
@@ -170,7 +170,7 @@ int soft_rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *
 
 int soft_rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
 {
-	struct ibv_srq_init_attr_ex full = { .comp_mask = IBV_SRQ_INIT_ATTR_PD, .pd = pd };
+	struct ibv_srq_init_attr_ex full = {.comp_mask = IBV_SRQ_INIT_ATTR_PD, .pd = pd};
 
 	if (!attr)
 		return soft_cm_fail(EINVAL);

@@ -20,7 +20,7 @@ static struct soft_context own;
 static struct ibv_pd *pd;
 static bool is_open;
 static unsigned holds;
-static struct soft_node bound = { &bound, &bound }; /* soft_cm_id.on_device */
+static struct soft_node bound = {&bound, &bound}; /* soft_cm_id.on_device */
 
 /* As in cm_event.c. */
 static void before_fork(void)

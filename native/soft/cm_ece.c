@@ -15,7 +15,7 @@ int soft_rdma_set_local_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	id->local_ece = (struct soft_cm_ece){ ece->vendor_id, ece->options };
+	id->local_ece = (struct soft_cm_ece){ece->vendor_id, ece->options};
 	soft_unlock();
 	return 0;
 }
@@ -28,8 +28,8 @@ int soft_rdma_get_remote_ece(struct rdma_cm_id *application, struct ibv_ece *ece
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	*ece = (struct ibv_ece){ .vendor_id = id->remote_ece.vendor_id,
-				 .options = id->remote_ece.options };
+	*ece = (struct ibv_ece){.vendor_id = id->remote_ece.vendor_id,
+				.options = id->remote_ece.options};
 	soft_unlock();
 	return 0;
 }

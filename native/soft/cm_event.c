@@ -302,9 +302,9 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
 		taken = take(channel);
 		if (taken)
 			break;
-		*error = soft_channel_nonblocking(&channel->wake) ?
-				 EAGAIN :
-				 soft_channel_wait(&channel->wake);
+		*error = soft_channel_nonblocking(&channel->wake)
+				 ? EAGAIN
+				 : soft_channel_wait(&channel->wake);
 	}
 	return taken;
 }

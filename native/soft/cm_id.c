@@ -87,7 +87,8 @@ int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **
 	if (!id)
 		return soft_cm_fail(EINVAL);
 	if (ps == RDMA_PS_IPOIB)
-		return soft_cm_fail(EPROTONOSUPPORT); /* IP over InfiniBand: there is no InfiniBand */
+		return soft_cm_fail(
+			EPROTONOSUPPORT); /* IP over InfiniBand: there is no InfiniBand */
 	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IB)
 		return soft_cm_fail(EINVAL);
 	made = soft_cm_id_new(ps, context);

@@ -93,7 +93,7 @@ static bool insist(struct soft_cm_link *link, int error)
 /* False when the link is gone, or not there yet. */
 static bool finish_connecting(struct soft_cm_link *link)
 {
-	struct sockaddr_storage local = { 0 }, peer = { 0 };
+	struct sockaddr_storage local = {0}, peer = {0};
 	socklen_t local_length = sizeof(local), peer_length = sizeof(peer);
 	int error = 0;
 	socklen_t length = sizeof(error);
@@ -233,7 +233,7 @@ int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *m
 void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason, const void *private_data,
 			 uint8_t private_data_len)
 {
-	struct soft_cm_message message = { .type = SOFT_CM_REJ, .reason = reason };
+	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
 
 	if (private_data_len) {
 		memcpy(message.private_data, private_data, private_data_len);

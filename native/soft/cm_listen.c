@@ -44,7 +44,7 @@ struct incoming {
 };
 
 /* Of all listeners, oldest first. */
-static struct soft_node half_open = { &half_open, &half_open };
+static struct soft_node half_open = {&half_open, &half_open};
 static unsigned half_open_count;
 static unsigned incarnation; /* the process (of a fork) that the list belongs to */
 
@@ -118,7 +118,7 @@ static uint16_t objection(const struct incoming *incoming)
  * request is for that one. */
 static bool take_request(struct incoming *incoming, const struct soft_cm_message *request)
 {
-	const struct soft_cm_message wait = { .type = SOFT_CM_MRA };
+	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
 	struct soft_cm_listener *listener = incoming->listener;
 	uint16_t reason;
 
@@ -166,7 +166,7 @@ static void failed(struct soft_cm_link *link, int error)
 		drop(incoming);
 }
 
-static const struct soft_cm_link_calls calls = { .message = message, .failed = failed };
+static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
 void soft_cm_listener_taken(struct soft_cm_id *id)
 {
@@ -212,12 +212,11 @@ static bool out_of_files(int error)
 
 static void knock(struct soft_source *source, uint32_t events)
 {
-	struct soft_cm_listener *listener =
-		soft_container(source, struct soft_cm_listener, source);
+	struct soft_cm_listener *listener = soft_container(source, struct soft_cm_listener, source);
 
 	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		struct sockaddr_storage peer = { 0 };
+		struct sockaddr_storage peer = {0};
 		socklen_t length = sizeof(peer);
 		int fd = accept4(source->fd, (struct sockaddr *)&peer, &length,
 				 SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -240,8 +239,7 @@ static void knock(struct soft_source *source, uint32_t events)
 
 static void pause_over(struct soft_timer *timer)
 {
-	struct soft_cm_listener *listener =
-		soft_container(timer, struct soft_cm_listener, pause);
+	struct soft_cm_listener *listener = soft_container(timer, struct soft_cm_listener, pause);
 
 	if (soft_watch(&listener->source, EPOLLIN))
 		soft_timer_start(timer, soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
@@ -310,7 +308,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 
 int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
 {
-	const struct sockaddr_in any = { .sin_family = AF_INET };
+	const struct sockaddr_in any = {.sin_family = AF_INET};
 	struct soft_cm_id *id;
 	int error;
 
@@ -325,8 +323,8 @@ int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
 	if (!error && id->state == SOFT_CM_IDLE)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
-		error = soft_cm_datagrams(id) ? soft_cm_service_open(id, backlog) :
-						open_listener(id, backlog);
+		error = soft_cm_datagrams(id) ? soft_cm_service_open(id, backlog)
+					      : open_listener(id, backlog);
 	soft_unlock();
 	soft_cm_device_put();
 	return error ? soft_cm_fail(error) : 0;

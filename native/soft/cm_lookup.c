@@ -38,10 +38,12 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 		memcpy(answer->name, found->ai_canonname, name);
 	info->ai_flags = hints->ai_flags;
 	info->ai_family = found->ai_family;
-	info->ai_qp_type = hints->ai_qp_type ? hints->ai_qp_type :
-			   datagram ? IBV_QPT_UD : IBV_QPT_RC;
-	info->ai_port_space = hints->ai_port_space ? hints->ai_port_space :
-			      datagram ? RDMA_PS_UDP : RDMA_PS_TCP;
+	info->ai_qp_type = hints->ai_qp_type ? hints->ai_qp_type
+			   : datagram        ? IBV_QPT_UD
+					     : IBV_QPT_RC;
+	info->ai_port_space = hints->ai_port_space ? hints->ai_port_space
+			      : datagram           ? RDMA_PS_UDP
+						   : RDMA_PS_TCP;
 	if (hints->ai_flags & RAI_PASSIVE) {
 		info->ai_src_addr = (struct sockaddr *)&answer->address;
 		info->ai_src_len = found->ai_addrlen;
@@ -84,9 +86,10 @@ static int resolver_error(int code)
 static int look_up(const char *node, const char *service, const struct rdma_addrinfo *hints,
 		   struct addrinfo **found)
 {
-	struct addrinfo wanted = { .ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family ?
-							hints->ai_family : AF_UNSPEC,
-				   .ai_socktype = is_datagram(hints) ? SOCK_DGRAM : SOCK_STREAM };
+	struct addrinfo wanted = {.ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family
+						       ? hints->ai_family
+						       : AF_UNSPEC,
+				  .ai_socktype = is_datagram(hints) ? SOCK_DGRAM : SOCK_STREAM};
 	int code;
 
 	if (hints->ai_flags & RAI_PASSIVE)

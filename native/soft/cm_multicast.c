@@ -34,9 +34,8 @@ static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
 
 static int report(struct soft_cm_id *id, const struct group *group, void *context)
 {
-	struct soft_cm_destination there = { .qpn = SOFT_MULTICAST_QPN,
-					     .qkey = RDMA_UDP_QKEY,
-					     .private_data = context };
+	struct soft_cm_destination there = {
+		.qpn = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
 
 	soft_cm_fill_vector(id, &there.vector);
 	there.vector.grh.dgid = group->gid;

@@ -36,7 +36,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = { .message = message, .failed = failed };
+static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
 static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 				      const struct soft_cm_message *request)
@@ -88,7 +88,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 
 static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_cm_message reply = { .type = SOFT_CM_REP };
+	struct soft_cm_message reply = {.type = SOFT_CM_REP};
 	const struct ibv_qp *qp;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
@@ -144,8 +144,8 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param) :
-					accept_request(id, conn_param);
+	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param)
+				      : accept_request(id, conn_param);
 	soft_unlock();
 	if (error)
 		return soft_cm_fail(error);
@@ -183,9 +183,8 @@ int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *
 		private_data_len = 0;
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = soft_cm_datagrams(id) ?
-			soft_cm_service_reject(id, private_data, private_data_len) :
-			reject(id, reason, private_data, private_data_len);
+	error = soft_cm_datagrams(id) ? soft_cm_service_reject(id, private_data, private_data_len)
+				      : reject(id, reason, private_data, private_data_len);
 	soft_unlock();
 	if (!error)
 		forget_request(id);

@@ -228,7 +228,7 @@ int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *q
 
 static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
 {
-	struct ibv_qp_attr attr = { .qp_state = state };
+	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask = IBV_QP_STATE;
 
 	if (state == IBV_QPS_INIT && soft_cm_datagrams(id))

@@ -17,7 +17,10 @@
 
 #include "objects.h"
 
-enum { BACKLOG_MAX = 1024, REQUESTS_PER_STEP = 64 };
+enum {
+	BACKLOG_MAX = 1024,
+	REQUESTS_PER_STEP = 64
+};
 
 struct soft_cm_service {
 	struct soft_source source;
@@ -54,19 +57,19 @@ static void free_if_unused(struct soft_cm_service *service)
 static void send_to(struct soft_cm_service *service, const struct soft_cm_caller *caller,
 		    const void *bytes, size_t length)
 {
-	struct iovec iov = { .iov_base = (void *)(uintptr_t)bytes, .iov_len = length };
-	union control control = { 0 };
-	struct msghdr header = { .msg_name = (void *)(uintptr_t)&caller->address,
-				 .msg_iov = &iov,
-				 .msg_iovlen = 1,
-				 .msg_control = &control };
+	struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+	union control control = {0};
+	struct msghdr header = {.msg_name = (void *)(uintptr_t)&caller->address,
+				.msg_iov = &iov,
+				.msg_iovlen = 1,
+				.msg_control = &control};
 	struct cmsghdr *info = &control.align;
 
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
 	/* From the address that was asked: the caller listens to no other. */
 	if (caller->local.ss_family == AF_INET) {
 		const struct sockaddr_in *local = (const void *)&caller->local;
-		struct in_pktinfo v4 = { .ipi_spec_dst = local->sin_addr };
+		struct in_pktinfo v4 = {.ipi_spec_dst = local->sin_addr};
 
 		info->cmsg_level = IPPROTO_IP;
 		info->cmsg_type = IP_PKTINFO;
@@ -75,8 +78,8 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_caller
 		header.msg_controllen = CMSG_SPACE(sizeof(v4));
 	} else {
 		const struct sockaddr_in6 *local = (const void *)&caller->local;
-		struct in6_pktinfo v6 = { .ipi6_addr = local->sin6_addr,
-					  .ipi6_ifindex = caller->interface };
+		struct in6_pktinfo v6 = {.ipi6_addr = local->sin6_addr,
+					 .ipi6_ifindex = caller->interface};
 
 		info->cmsg_level = IPPROTO_IPV6;
 		info->cmsg_type = IPV6_PKTINFO;
@@ -89,8 +92,7 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_caller
 
 static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_caller *caller)
 {
-	const struct soft_sidr_message wait = { .type = SOFT_SIDR_WAIT,
-						.number = caller->number };
+	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = caller->number};
 	uint8_t bytes[SOFT_SIDR_MAX];
 
 	send_to(service, caller, bytes, soft_sidr_encode(&wait, bytes));
@@ -122,14 +124,14 @@ static int receive(struct soft_cm_service *service, struct soft_cm_caller *calle
 		   struct soft_sidr_message *message)
 {
 	uint8_t bytes[SOFT_SIDR_MAX + 1];
-	struct iovec iov = { .iov_base = bytes, .iov_len = sizeof(bytes) };
-	union control control = { 0 };
-	struct msghdr header = { .msg_name = &caller->address,
-				 .msg_namelen = sizeof(caller->address),
-				 .msg_iov = &iov,
-				 .msg_iovlen = 1,
-				 .msg_control = &control,
-				 .msg_controllen = sizeof(control) };
+	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+	union control control = {0};
+	struct msghdr header = {.msg_name = &caller->address,
+				.msg_namelen = sizeof(caller->address),
+				.msg_iov = &iov,
+				.msg_iovlen = 1,
+				.msg_control = &control,
+				.msg_controllen = sizeof(control)};
 	ssize_t got = recvmsg(service->source.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
@@ -161,14 +163,14 @@ static struct soft_cm_caller *known(struct soft_cm_service *service,
 static int report(struct soft_cm_service *service, const struct soft_cm_caller *from,
 		  const struct soft_sidr_message *message)
 {
-	const struct soft_cm_destination said = { .private_data = message->private_data,
-						.private_data_len = message->private_data_len };
+	const struct soft_cm_destination said = {.private_data = message->private_data,
+						 .private_data_len = message->private_data_len};
 	struct soft_cm_id *listener = service->id;
 	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
 	struct soft_cm_caller *caller = id ? malloc(sizeof(*caller)) : NULL;
 
-	if (!caller || soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0,
-						&said)) {
+	if (!caller ||
+	    soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, &said)) {
 		free(caller);
 		free(id);
 		return ENOMEM;
@@ -207,7 +209,7 @@ static void ready(struct soft_source *source, uint32_t events)
 
 	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
-		struct soft_cm_caller caller = { 0 };
+		struct soft_cm_caller caller = {0};
 		struct soft_sidr_message message;
 		int error = receive(service, &caller, &message);
 
@@ -246,8 +248,7 @@ static int take_private_data(struct soft_sidr_message *message, const void *data
 
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = { .qkey = RDMA_UDP_QKEY,
-					     .lid = soft_listener_port() };
+	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY, .lid = soft_listener_port()};
 	const struct ibv_qp *qp = soft_cm_qp(id);
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
@@ -266,7 +267,7 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
 {
-	struct soft_sidr_message message = { .status = SOFT_SIDR_REJECTED };
+	struct soft_sidr_message message = {.status = SOFT_SIDR_REJECTED};
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
 
 	if (!error && !id->caller)
@@ -287,7 +288,7 @@ void soft_cm_caller_end(struct soft_cm_id *id)
 	if (!caller)
 		return;
 	if (!caller->answered) /* IBTA 12.11: an application that does not want it has rejected it */
-		answer(caller, &(struct soft_sidr_message){ .status = SOFT_SIDR_REJECTED });
+		answer(caller, &(struct soft_sidr_message){.status = SOFT_SIDR_REJECTED});
 	soft_list_remove(&caller->node);
 	free(caller);
 	id->caller = NULL;
@@ -309,8 +310,8 @@ int soft_cm_service_open(struct soft_cm_id *id, int backlog)
 	service->source.ready = ready;
 	soft_list_init(&service->callers);
 	service->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
-	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6,
-		       v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, &on, sizeof(on)))
+	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
+		       &on, sizeof(on)))
 		error = errno;
 	if (!error)
 		error = soft_watch(&service->source, EPOLLIN);

@@ -4,9 +4,13 @@
 #include <errno.h>
 #include <string.h>
 
-static const uint8_t magic[4] = { 'A', 'R', 'C', 'S' };
+static const uint8_t magic[4] = {'A', 'R', 'C', 'S'};
 
-enum { NUMBER = 8, REP_FIXED = 20, MAX_24_BITS = 0xffffff };
+enum {
+	NUMBER = 8,
+	REP_FIXED = 20,
+	MAX_24_BITS = 0xffffff
+};
 
 static void put(uint8_t *out, uint64_t value, int bytes)
 {
@@ -84,7 +88,8 @@ int soft_sidr_decode(const uint8_t *bytes, size_t length, struct soft_sidr_messa
 		message->qkey = (uint32_t)get(body + 12, 4);
 		message->lid = (uint16_t)get(body + 16, 2);
 		message->status = body[18];
-		if (message->qpn > MAX_24_BITS || message->status > SOFT_SIDR_STATUS_MAX || body[19])
+		if (message->qpn > MAX_24_BITS || message->status > SOFT_SIDR_STATUS_MAX ||
+		    body[19])
 			return EPROTO;
 	}
 	message->private_data_len = private_room(type);

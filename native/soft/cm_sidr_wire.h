@@ -20,7 +20,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum soft_sidr_type { SOFT_SIDR_REQ = 1, SOFT_SIDR_WAIT = 2, SOFT_SIDR_REP = 3 };
+enum soft_sidr_type {
+	SOFT_SIDR_REQ = 1,
+	SOFT_SIDR_WAIT = 2,
+	SOFT_SIDR_REP = 3
+};
 
 /* Room for the application's private data: rdma_connect(3), rdma_accept(3). */
 enum {

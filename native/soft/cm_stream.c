@@ -10,7 +10,7 @@
 #include "link.h"
 
 /* Ids whose stream waits for their queue pair to reach RTR. */
-static struct soft_node held = { &held, &held };
+static struct soft_node held = {&held, &held};
 
 /* The id's queue pair, if it (still) has the stream that it got from this id. */
 static struct soft_qp *stream_owner(struct soft_cm_id *id)
@@ -54,7 +54,7 @@ static void failed(struct soft_cm_link *link, int error)
 	disconnected(id, error);
 }
 
-static const struct soft_cm_link_calls held_calls = { .failed = failed };
+static const struct soft_cm_link_calls held_calls = {.failed = failed};
 
 void soft_cm_stream_forget(struct soft_cm_id *id)
 {
@@ -94,9 +94,9 @@ static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
 	soft_list_remove(&id->held);
 	fd = soft_cm_link_take(id->link);
 	/* Who has said something on the stream has chosen it. */
-	error = id->meeting_lid && !length ?
-			soft_qp_adopt_or_meet(qp, fd, id->meeting_lid, id->opens_way) :
-			soft_qp_adopt(qp, fd, rest, length);
+	error = id->meeting_lid && !length
+			? soft_qp_adopt_or_meet(qp, fd, id->meeting_lid, id->opens_way)
+			: soft_qp_adopt(qp, fd, rest, length);
 	id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {
 		soft_qp_on_link_down(qp, NULL, NULL);

@@ -4,11 +4,22 @@
 #include <errno.h>
 #include <string.h>
 
-static const uint8_t magic[4] = { 'A', 'R', 'C', 'M' };
+static const uint8_t magic[4] = {'A', 'R', 'C', 'M'};
 
-enum { FLAG_FLOW_CONTROL = 1, FLAG_SRQ = 2, FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ };
-enum { MAX_24_BITS = 0xffffff, MAX_3_BITS = 7 };
-enum { REQ_FIXED = 26, REP_FIXED = 22, REJ_FIXED = 4 };
+enum {
+	FLAG_FLOW_CONTROL = 1,
+	FLAG_SRQ = 2,
+	FLAGS_KNOWN = FLAG_FLOW_CONTROL | FLAG_SRQ
+};
+enum {
+	MAX_24_BITS = 0xffffff,
+	MAX_3_BITS = 7
+};
+enum {
+	REQ_FIXED = 26,
+	REP_FIXED = 22,
+	REJ_FIXED = 4
+};
 
 static void put16(uint8_t *out, uint16_t value)
 {
@@ -73,7 +84,7 @@ static void put_ece(uint8_t *out, const struct soft_cm_ece *ece)
 
 static struct soft_cm_ece get_ece(const uint8_t *in)
 {
-	return (struct soft_cm_ece){ get32(in), get32(in + 4) };
+	return (struct soft_cm_ece){get32(in), get32(in + 4)};
 }
 
 static uint8_t flags_of(const struct soft_cm_message *message)

@@ -80,8 +80,8 @@ static bool concerns_oldest(struct soft_qp *qp, uint32_t psn)
 static uint64_t rnr_delay_ns(uint8_t code)
 {
 	static const uint32_t delays[32] = {
-		65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,
-		48,    64,  96,  128, 192,  256,  384,  512,  768,  1024, 1536,
+		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
+		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
 		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 	};
 
@@ -189,8 +189,8 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 	if (frame->opcode == SOFT_ACK) /* its number was looked at with the frame's flags */
 		return SOFT_SINK_NONE;
 	if (!concerns_oldest(qp, frame->psn))
-		return qp->ibv.state == IBV_QPS_ERR || qp->link->lossy ? SOFT_SINK_DISCARD :
-									 SOFT_SINK_BROKEN;
+		return qp->ibv.state == IBV_QPS_ERR || qp->link->lossy ? SOFT_SINK_DISCARD
+								       : SOFT_SINK_BROKEN;
 	switch (frame->opcode) {
 	case SOFT_READ_DATA:
 		return begin_read_data(qp, frame);
@@ -230,9 +230,9 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 	struct iovec iov[SOFT_ATOMIC_RESULT];
 	uint64_t before = soft_take64(small);
 	const uint8_t *from = (const uint8_t *)&before;
-	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge, 0,
-				  SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov,
-				  SOFT_ATOMIC_RESULT);
+	int count =
+		soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge, 0,
+			      SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov, SOFT_ATOMIC_RESULT);
 
 	if (count < 0) {
 		soft_requester_fail(qp, IBV_WC_LOC_PROT_ERR);

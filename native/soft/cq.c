@@ -13,12 +13,14 @@
 #include "extended.h"
 #include "fault.h"
 
-enum { POLLS_PER_YIELD = 64 };
+enum {
+	POLLS_PER_YIELD = 64
+};
 
 static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 {
-	return cq->ibv.channel ? soft_container(cq->ibv.channel, struct soft_comp_channel, ibv) :
-				 NULL;
+	return cq->ibv.channel ? soft_container(cq->ibv.channel, struct soft_comp_channel, ibv)
+			       : NULL;
 }
 
 /* A CQ that has overflowed has lost completions: whoever completes there cannot go on
@@ -191,7 +193,8 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 		return;
 	pthread_mutex_lock(&cq->lock);
 	for (uint32_t i = 0; i < cq->count; i++) {
-		uint32_t from = (cq->first + i) % cq->capacity, to = (cq->first + kept) % cq->capacity;
+		uint32_t from = (cq->first + i) % cq->capacity,
+			 to = (cq->first + kept) % cq->capacity;
 
 		if (cq->ring[from].qp_num == qp_num)
 			continue;

@@ -77,8 +77,7 @@ static int bound(int family, uint16_t port)
 		return -1;
 	/* The port is at the same place in both. */
 	((struct sockaddr_in *)&address)->sin_port = htons(port);
-	if ((family == AF_INET6 &&
-	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off))) ||
+	if ((family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off))) ||
 	    bind(fd, (struct sockaddr *)&address,
 		 family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in))) {
 		close(fd);
@@ -196,7 +195,8 @@ union control {
 	uint8_t bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + CMSG_SPACE(sizeof(int))];
 };
 
-static void put_control(struct msghdr *message, int level, int type, const void *data, size_t length)
+static void put_control(struct msghdr *message, int level, int type, const void *data,
+			size_t length)
 {
 	struct cmsghdr *header =
 		(void *)((uint8_t *)message->msg_control + message->msg_controllen);

@@ -76,18 +76,19 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	context->extended.context = (struct ibv_context){
 		.abi_compat = AIORDMA_ABI_EXTENDED,
 		.device = of,
-		.ops = {
-			._compat_query_device = soft_ibv_query_device,
-			._compat_query_port = soft_ibv_query_port,
-			.alloc_mw = soft_alloc_mw,
-			.bind_mw = soft_bind_mw,
-			.dealloc_mw = soft_dealloc_mw,
-			.poll_cq = soft_poll_cq,
-			.req_notify_cq = soft_req_notify_cq,
-			.post_srq_recv = soft_post_srq_recv,
-			.post_send = soft_post_send,
-			.post_recv = soft_post_recv,
-		},
+		.ops =
+			{
+				._compat_query_device = soft_ibv_query_device,
+				._compat_query_port = soft_ibv_query_port,
+				.alloc_mw = soft_alloc_mw,
+				.bind_mw = soft_bind_mw,
+				.dealloc_mw = soft_dealloc_mw,
+				.poll_cq = soft_poll_cq,
+				.req_notify_cq = soft_req_notify_cq,
+				.post_srq_recv = soft_post_srq_recv,
+				.post_send = soft_post_send,
+				.post_recv = soft_post_recv,
+			},
 		.cmd_fd = -1,
 		.async_fd = context->async.fd,
 		.num_comp_vectors = SOFT_COMP_VECTORS,
@@ -181,8 +182,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
 				    IBV_DEVICE_BAD_QKEY_CNTR | IBV_DEVICE_RC_RNR_NAK_GEN |
-				    IBV_DEVICE_PORT_ACTIVE_EVENT |
-				    IBV_DEVICE_SRQ_RESIZE |
+				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SRQ_RESIZE |
 				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
 				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
 		.max_sge = SOFT_MAX_SGE,

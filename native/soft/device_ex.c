@@ -8,20 +8,23 @@
 #define ATOMIC_WRITE (UINT64_C(1) << 40)
 
 /* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
-enum { CLOCK_KHZ = 1000 * 1000 };
+enum {
+	CLOCK_KHZ = 1000 * 1000
+};
 
 /* Every access of the device asks for its pages in the same way, whatever the queue pair. */
 static const struct ibv_odp_caps on_demand = {
 	.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
-	.per_transport_caps = {
-		.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
-			       IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC |
-			       IBV_ODP_SUPPORT_SRQ_RECV,
-		.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
-			       IBV_ODP_SUPPORT_SRQ_RECV,
-		.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
-			       IBV_ODP_SUPPORT_SRQ_RECV,
-	},
+	.per_transport_caps =
+		{
+			.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+				       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
+				       IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV,
+			.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+				       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV,
+			.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+				       IBV_ODP_SUPPORT_SRQ_RECV,
+		},
 };
 
 static int query_device_ex(struct ibv_context *context,

@@ -12,7 +12,9 @@
 
 #include "link.h"
 
-enum { SECOND_ROUND = 7 }; /* attempts: the delay has reached its most */
+enum {
+	SECOND_ROUND = 7
+}; /* attempts: the delay has reached its most */
 
 #define CONNECTING_NS 20000000000u
 #define RETRY_LEAST_NS 1000000u
@@ -84,9 +86,10 @@ static int bind_source(int fd, const struct ibv_ah_attr *ah)
 		return EADDRNOTAVAIL;
 	/* The port with connect(), so that one port serves connections to several places: ip(7). */
 	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-	return bind(fd, (struct sockaddr *)&address, soft_gid_address(&own.gid, &own.gid, 0, &address)) ?
-		       errno :
-		       0;
+	return bind(fd, (struct sockaddr *)&address,
+		    soft_gid_address(&own.gid, &own.gid, 0, &address))
+		       ? errno
+		       : 0;
 }
 
 static void call(struct soft_link *link)
@@ -94,7 +97,8 @@ static void call(struct soft_link *link)
 	const struct soft_qp *qp = link->qp;
 	struct sockaddr_storage address;
 	struct soft_gid own = own_gid(qp);
-	socklen_t length = soft_gid_address(peer_gid(qp), &own.gid, qp->attr.ah_attr.dlid, &address);
+	socklen_t length =
+		soft_gid_address(peer_gid(qp), &own.gid, qp->attr.ah_attr.dlid, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	soft_link_over_socket(link, fd);
@@ -121,7 +125,8 @@ void soft_dial_connected(struct soft_link *link)
 	socklen_t length = sizeof(error);
 
 	if (getsockopt(link->source.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
-	    !soft_greeting_say(link, link->qp, SOFT_GREETING_HELLO) || soft_watch(&link->source, EPOLLIN)) {
+	    !soft_greeting_say(link, link->qp, SOFT_GREETING_HELLO) ||
+	    soft_watch(&link->source, EPOLLIN)) {
 		soft_dial_later(link);
 		return;
 	}

@@ -6,7 +6,9 @@
 
 #include "extended.h"
 
-enum { MOST_ALIGNMENT_LOG = 20 };
+enum {
+	MOST_ALIGNMENT_LOG = 20
+};
 
 struct soft_dm {
 	struct ibv_dm ibv;
@@ -151,11 +153,12 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,
-		.range = {
-			.access = access | SOFT_ACCESS_REFERENCE,
-			.memory = dm->memory + dm_offset,
-			.length = length,
-		},
+		.range =
+			{
+				.access = access | SOFT_ACCESS_REFERENCE,
+				.memory = dm->memory + dm_offset,
+				.length = length,
+			},
 	};
 
 	soft_lock();

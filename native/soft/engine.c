@@ -204,7 +204,8 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? SOFT_POLLING : SOFT_WOKEN);
+	progress(channel,
+		 __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? SOFT_POLLING : SOFT_WOKEN);
 }
 
 void soft_progress(void)

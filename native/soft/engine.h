@@ -5,10 +5,11 @@
 #include "soft.h"
 
 enum {
-	SOFT_STAGING_SIZE = 32 * 1024,   /* small frames read by one recv, or gathered for one send */
-	SOFT_STEP_BYTES = 1024 * 1024,   /* of one stream in one step, in each direction */
-	SOFT_STEP_EVENTS = 8,            /* streams served in one step */
-	SOFT_TICK_NS = 500 * 1000,       /* between two looks of the engine's thread, while it stands back */
+	SOFT_STAGING_SIZE = 32 * 1024, /* small frames read by one recv, or gathered for one send */
+	SOFT_STEP_BYTES = 1024 * 1024, /* of one stream in one step, in each direction */
+	SOFT_STEP_EVENTS = 8, /* streams served in one step */
+	SOFT_TICK_NS = 500 *
+		1000, /* between two looks of the engine's thread, while it stands back */
 };
 
 /* Scratch memory for whoever holds the lock; nothing in it outlives a call. */

@@ -10,30 +10,30 @@
 struct soft_engine {
 	pthread_mutex_t lock;
 	unsigned turns;       /* how often the lock has been given back */
-	unsigned waiting;     /* atomic: threads blocked in soft_lock; progress makes room for them */
-	unsigned served;      /* atomic: steps of application threads that found something to do */
-	unsigned parts;       /* atomic: see interface.h */
-	unsigned met[2];      /* atomic: the same, awake and asleep */
-	unsigned armed;       /* atomic: CQs that are to wake somebody through a channel */
-	unsigned spinning;    /* atomic: threads that look again and again for a moment */
-	unsigned staying;     /* those that have something else to do, and come back */
+	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
+	unsigned served; /* atomic: steps of application threads that found something to do */
+	unsigned parts; /* atomic: see interface.h */
+	unsigned met[2]; /* atomic: the same, awake and asleep */
+	unsigned armed; /* atomic: CQs that are to wake somebody through a channel */
+	unsigned spinning; /* atomic: threads that look again and again for a moment */
+	unsigned staying; /* those that have something else to do, and come back */
 	unsigned incarnation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking;  /* the thread stands back, and looks around every tick */
-	bool asleep;   /* the thread is in epoll_wait, or on its way */
+	bool ticking; /* the thread stands back, and looks around every tick */
+	bool asleep; /* the thread is in epoll_wait, or on its way */
 	uint64_t trust_at; /* it does not stand back before that */
 	uint64_t asked_at; /* epoll was asked, by a thread that polls */
-	bool silent;   /* sources of the port are not served */
+	bool silent; /* sources of the port are not served */
 
-	int epoll_fd;             /* all that is watched */
-	int rest_fd;              /* but for bells that event loops watch themselves (bells.c) */
-	int wake_fd;              /* eventfd that ends the thread's sleep, and nobody else's */
+	int epoll_fd; /* all that is watched */
+	int rest_fd; /* but for bells that event loops watch themselves (bells.c) */
+	int wake_fd; /* eventfd that ends the thread's sleep, and nobody else's */
 	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
 	struct soft_source alarm; /* timerfd of timer.c */
 	pthread_t thread;
 
-	struct soft_node sources;  /* everything watched */
+	struct soft_node sources; /* everything watched */
 	struct soft_node deferred; /* to be done before the lock is given back */
 	struct soft_channel *current; /* whose owner runs the step under way */
 
@@ -46,7 +46,11 @@ struct soft_engine {
 extern struct soft_engine engine;
 
 /* Who makes a step: the engine's thread, a thread that has been woken, one that polls. */
-enum soft_who { SOFT_ENGINE, SOFT_WOKEN, SOFT_POLLING };
+enum soft_who {
+	SOFT_ENGINE,
+	SOFT_WOKEN,
+	SOFT_POLLING
+};
 
 /* engine.c.  Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
 bool soft_engine_step(enum soft_who who);

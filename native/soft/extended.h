@@ -17,7 +17,9 @@ int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, ui
 		   struct ibv_sge *sg_list, uint32_t num_sges);
 
 /* dm.c */
-enum { SOFT_DM_SIZE = 1 << 20 }; /* bytes that all contexts share */
+enum {
+	SOFT_DM_SIZE = 1 << 20
+}; /* bytes that all contexts share */
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
 int soft_free_dm(struct ibv_dm *dm);
 struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,

@@ -29,7 +29,10 @@ struct soft_fault_when {
 	uint64_t first, last;
 };
 
-enum soft_fault_frames { SOFT_FAULT_REQUESTS = 1 << 0, SOFT_FAULT_ANSWERS = 1 << 1 };
+enum soft_fault_frames {
+	SOFT_FAULT_REQUESTS = 1 << 0,
+	SOFT_FAULT_ANSWERS = 1 << 1
+};
 
 struct soft_fault_plan {
 	uint64_t seed;
@@ -55,8 +58,8 @@ int soft_faults_of_environment(void);
 /* fault.c.  The number that the seed has for this place, from 0 up to 1. */
 double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
-bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream,
-			uint64_t draw, uint64_t occurrence);
+bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
+			uint64_t occurrence);
 bool soft_fault_registration(void);
 bool soft_fault_handshake(void);
 bool soft_fault_fills(const struct soft_cq *cq);

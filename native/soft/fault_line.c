@@ -24,7 +24,12 @@ struct packet {
 #define LINE_MOST (64u << 20)
 
 /* Occurrences are counted apart: how many acknowledgements come depends on who is quicker. */
-enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
+enum stream {
+	REQUESTS,
+	ANSWERS,
+	ACKNOWLEDGEMENTS,
+	STREAMS
+};
 
 struct soft_fault_line {
 	struct soft_link *link; /* NULL: gone; of datagrams there is one line, without a link */
@@ -59,7 +64,8 @@ static uint64_t device_free_at; /* with a rate: when it has taken in all that ca
 
 static void datagrams_due(struct soft_timer *timer);
 
-static struct soft_fault_line datagrams = {.last = &datagrams.first, .timer.expired = datagrams_due};
+static struct soft_fault_line datagrams = {.last = &datagrams.first,
+					   .timer.expired = datagrams_due};
 
 /* ---- lines --------------------------------------------------------------------------------- */
 
@@ -105,9 +111,9 @@ static struct packet *take_due_one(struct soft_fault_line *line)
 {
 	struct packet *packet = line->first;
 
-	return packet && (!packet->due || line->waiting > LINE_MOST || packet->due <= soft_now()) ?
-		       take_first(line) :
-		       NULL;
+	return packet && (!packet->due || line->waiting > LINE_MOST || packet->due <= soft_now())
+		       ? take_first(line)
+		       : NULL;
 }
 
 /* ---- judging ------------------------------------------------------------------------------- */
@@ -261,9 +267,9 @@ static void arrived(struct soft_fault_line *line, struct packet *packet)
 		cut(line);
 	} else if (line->judged && opcode < SOFT_DISCONNECT) {
 		if (!judge(line, packet,
-			   opcode < SOFT_ACK    ? REQUESTS :
-			   opcode == SOFT_ACK   ? ACKNOWLEDGEMENTS :
-						  ANSWERS))
+			   opcode < SOFT_ACK    ? REQUESTS
+			   : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
+						: ANSWERS))
 			soft_link_finish(line->link, ENOMEM);
 	} else {
 		packet->due = line->first ? line->due : 0;
@@ -286,8 +292,8 @@ static size_t collect(struct soft_fault_line *line, const uint8_t *data, size_t 
 		/* What is no frame has no payload either, and ends the link when it is taken in. */
 		bool whole = soft_frame_decode(line->header, &frame);
 
-		line->packet = new_packet(SOFT_FRAME_HEADER +
-					  (whole ? soft_frame_rest(&frame) : 0));
+		line->packet =
+			new_packet(SOFT_FRAME_HEADER + (whole ? soft_frame_rest(&frame) : 0));
 		if (!line->packet) {
 			soft_link_finish(line->link, ENOMEM);
 			return part;
@@ -477,9 +483,9 @@ bool soft_fault_datagram(const struct soft_qp *qp, const struct soft_datagram *d
 	if (!wants_lines(&soft_faults) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
-	struct packet *packet = datagrams.waiting > LINE_MOST ?
-					NULL :
-					new_packet((uint32_t)sizeof(envelope) + length);
+	struct packet *packet = datagrams.waiting > LINE_MOST
+					? NULL
+					: new_packet((uint32_t)sizeof(envelope) + length);
 
 	if (!packet)
 		return true; /* one may always get lost */

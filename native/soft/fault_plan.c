@@ -86,20 +86,20 @@ static const char *read_time(const char *text, void *value)
 		{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {NULL, 0},
 	};
 
-	return read_with_unit(text, units, value) && *(uint64_t *)value <= 3600000000000u ?
-		       NULL :
-		       "a time is expected, as 10us, 2ms or 1.5s, up to an hour";
+	return read_with_unit(text, units, value) && *(uint64_t *)value <= 3600000000000u
+		       ? NULL
+		       : "a time is expected, as 10us, 2ms or 1.5s, up to an hour";
 }
 
 static const char *read_bytes(const char *text, void *value)
 {
 	static const struct unit units[] = {
-		{"", 1},       {"B", 1},         {"kB", 1e3},       {"MB", 1e6}, {"GB", 1e9},
+		{"", 1},       {"B", 1},         {"kB", 1e3},         {"MB", 1e6}, {"GB", 1e9},
 		{"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {NULL, 0},
 	};
 
-	return read_with_unit(text, units, value) ? NULL :
-						    "bytes are expected, as 4096, 64KiB or 10MB";
+	return read_with_unit(text, units, value) ? NULL
+						  : "bytes are expected, as 4096, 64KiB or 10MB";
 }
 
 static const char *read_rate(const char *text, void *value)
@@ -177,7 +177,9 @@ static const struct {
 	{"cq", read_number32, offsetof(struct soft_fault_plan, cq)},
 };
 
-enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
+enum {
+	PARTS = sizeof(parts) / sizeof(parts[0])
+};
 
 /* What is wrong with one name=value, or NULL. */
 static const char *read_part(char *part, struct soft_fault_plan *plan, unsigned *seen)

@@ -128,7 +128,10 @@ struct soft_frame {
 	uint32_t offset;
 };
 
-enum soft_greeting_kind { SOFT_GREETING_HELLO = 1, SOFT_GREETING_WELCOME };
+enum soft_greeting_kind {
+	SOFT_GREETING_HELLO = 1,
+	SOFT_GREETING_WELCOME
+};
 enum soft_greeting_flag {
 	SOFT_GREETING_SENDS = 1 << 0,
 	SOFT_GREETING_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
@@ -217,8 +220,8 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 /* Bytes that follow the header. */
 static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 {
-	return frame->pieces ? SOFT_REFERENCE_HEAD + frame->pieces * (uint32_t)SOFT_REFERENCE_PIECE :
-			       frame->length;
+	return frame->pieces ? SOFT_REFERENCE_HEAD + frame->pieces * (uint32_t)SOFT_REFERENCE_PIECE
+			     : frame->length;
 }
 
 void soft_greeting_encode(uint8_t *at, const struct soft_greeting *greeting);

@@ -14,7 +14,9 @@
 
 #include "objects.h"
 
-enum { TABLE_SIZE = 255 }; /* an index is a byte: ibv_global_route.sgid_index */
+enum {
+	TABLE_SIZE = 255
+}; /* an index is a byte: ibv_global_route.sgid_index */
 
 static struct soft_gid table[TABLE_SIZE];
 static int table_length;
@@ -62,7 +64,8 @@ static bool is_link_local(const union ibv_gid *gid)
 }
 
 /* Those that are link-local, or the others. */
-static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh, int count)
+static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh,
+			 int count)
 {
 	for (; at && count < TABLE_SIZE; at = at->ifa_next) {
 		union ibv_gid gid;

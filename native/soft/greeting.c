@@ -17,7 +17,9 @@
 
 #include "link.h"
 
-enum { STRANGERS = 256 }; /* links asked for whose queue pair is not known or not ready */
+enum {
+	STRANGERS = 256
+}; /* links asked for whose queue pair is not known or not ready */
 
 #define PATIENCE_NS 10000000000u
 
@@ -68,15 +70,16 @@ void soft_greeting_write(uint8_t *at, const struct soft_qp *qp, enum soft_greeti
 {
 	bool sends = qp->ibv.state != IBV_QPS_RTR;
 
-	soft_greeting_encode(at, &(struct soft_greeting){
-					 .kind = (uint16_t)kind,
-					 .from = qp->ibv.qp_num,
-					 .to = qp->attr.dest_qp_num,
-					 .receive_psn = qp->attr.rq_psn,
-					 .send_psn = sends ? qp->attr.sq_psn : 0,
-					 .flags = (sends ? SOFT_GREETING_SENDS : 0u) |
-						  (soft_qp_is_uc(qp) ? SOFT_GREETING_UNRELIABLE : 0u),
-				 });
+	soft_greeting_encode(at,
+			     &(struct soft_greeting){
+				     .kind = (uint16_t)kind,
+				     .from = qp->ibv.qp_num,
+				     .to = qp->attr.dest_qp_num,
+				     .receive_psn = qp->attr.rq_psn,
+				     .send_psn = sends ? qp->attr.sq_psn : 0,
+				     .flags = (sends ? SOFT_GREETING_SENDS : 0u) |
+					      (soft_qp_is_uc(qp) ? SOFT_GREETING_UNRELIABLE : 0u),
+			     });
 }
 
 bool soft_greeting_say(struct soft_link *link, const struct soft_qp *qp,
@@ -155,8 +158,8 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
 	if (qp->stream_lost || !soft_greeting_agrees(&link->greeting, qp))
 		return false;
-	return qp->stream_from_cm ? link->caller && (!qp->link || soft_choice_is_open(qp->link)) :
-				    !qp->link;
+	return qp->stream_from_cm ? link->caller && (!qp->link || soft_choice_is_open(qp->link))
+				  : !qp->link;
 }
 
 /* With the CM, not before the queue pair has got its stream. */
@@ -172,8 +175,8 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 	if (qp->link) {
 		soft_choice_way(qp->link, link);
 		soft_link_finish(link, 0);
-	} else if (!(link->caller ? soft_link_answer_way(link, link, qp) :
-				    soft_greeting_say(link, qp, SOFT_GREETING_WELCOME)) ||
+	} else if (!(link->caller ? soft_link_answer_way(link, link, qp)
+				  : soft_greeting_say(link, qp, SOFT_GREETING_WELCOME)) ||
 		   soft_link_up(link, qp)) {
 		soft_link_finish(link, ECONNABORTED);
 	}

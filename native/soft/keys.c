@@ -12,7 +12,10 @@
 
 #include "objects.h"
 
-enum { TAG_BITS = 8, INDEX_MASK = 0xffffff };
+enum {
+	TAG_BITS = 8,
+	INDEX_MASK = 0xffffff
+};
 
 static struct soft_table ranges; /* by the upper 24 bits of their keys */
 
@@ -59,9 +62,9 @@ static const struct soft_range *opened(const struct soft_range *range, const str
 				       uint64_t address, uint64_t length, unsigned rights)
 {
 	return range && range->pd == soft_pd_root(pd) && (range->access & rights) == rights &&
-			       soft_range_holds(range, address, length) ?
-		       range :
-		       NULL;
+			       soft_range_holds(range, address, length)
+		       ? range
+		       : NULL;
 }
 
 static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
@@ -90,8 +93,8 @@ static uint8_t nothing[SOFT_FRAME_MAX], sink[SOFT_FRAME_MAX];
 
 static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
 {
-	const unsigned writing = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-				 IBV_ACCESS_REMOTE_ATOMIC;
+	const unsigned writing =
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	uint8_t *memory;
 
 	if (!range)
@@ -100,8 +103,8 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 		return rights & writing ? sink : nothing;
 	memory = range->memory + (address - range->start);
 	/* Nobody has promised that the pages are there. */
-	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL :
-											memory;
+	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL
+										      : memory;
 }
 
 bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,

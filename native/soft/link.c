@@ -283,6 +283,7 @@ int soft_links_configure(void)
 	meet = !wish || !*wish || !strcmp(wish, "shared");
 	if (meet || !strcmp(wish, "tcp"))
 		return 0;
-	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n", wish);
+	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
+		wish);
 	return EINVAL;
 }

@@ -14,7 +14,9 @@
 
 struct soft_link;
 
-enum { SOFT_LINK_FRAMES = 128 };
+enum {
+	SOFT_LINK_FRAMES = 128
+};
 
 /* Each is called for a link that has the wire; those without a remark cannot fail. */
 struct soft_wire {

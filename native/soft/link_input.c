@@ -8,15 +8,18 @@
 #include "fault.h"
 #include "reference.h"
 
-enum { BULK_PAYLOAD = 16 * 1024 }; /* frames like this one are expected to be followed by more */
+enum {
+	BULK_PAYLOAD = 16 * 1024
+}; /* frames like this one are expected to be followed by more */
 
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
 	if (link->sink == SOFT_SINK_DISCARD)
 		return 0;
-	int count = link->sink == SOFT_SINK_READ ?
-			    soft_answer_scatter(link->qp, link->taken, length, iov, room) :
-			    soft_request_scatter(link->qp, &link->frame, link->taken, length, iov, room);
+	int count = link->sink == SOFT_SINK_READ
+			    ? soft_answer_scatter(link->qp, link->taken, length, iov, room)
+			    : soft_request_scatter(link->qp, &link->frame, link->taken, length, iov,
+						   room);
 
 	if (count >= 0)
 		return count;

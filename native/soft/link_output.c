@@ -56,9 +56,11 @@ static size_t frame_room(const struct soft_link *link)
 
 static bool has_room(const struct batch *batch)
 {
-	return batch->frame_count < batch->link->wire->frames_most && batch->bytes < SOFT_STEP_BYTES &&
+	return batch->frame_count < batch->link->wire->frames_most &&
+	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->referred < SOFT_REFERENCE_MAX && /* see soft_reference_take */
-	       batch->room - batch->bytes >= frame_room(batch->link) && batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
+	       batch->room - batch->bytes >= frame_room(batch->link) &&
+	       batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
@@ -109,9 +111,9 @@ static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t f
 	uint32_t skip = from > SOFT_FRAME_HEADER ? from - SOFT_FRAME_HEADER : 0;
 	uint32_t length = out->frame.length - skip;
 	struct iovec payload[SOFT_MAX_SGE];
-	int count = from && batch->link->hollow ?
-			    hollow(length, payload) :
-			    gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
+	int count = from && batch->link->hollow
+			    ? hollow(length, payload)
+			    : gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
 	size_t copied = 0;
 
 	if (count < 0)
@@ -293,10 +295,10 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	}
 	add_warning(batch);
 	do {
-		answered = batch->plan.response != qp->responder.response_tail &&
-			   has_room(batch) && add_answer(batch);
-		requested = batch->plan.next != qp->sq.tail && has_room(batch) &&
-			    add_request(batch);
+		answered = batch->plan.response != qp->responder.response_tail && has_room(batch) &&
+			   add_answer(batch);
+		requested =
+			batch->plan.next != qp->sq.tail && has_room(batch) && add_request(batch);
 	} while (answered || requested);
 	add_control(batch);
 	return true;
@@ -404,7 +406,8 @@ void soft_link_write(struct soft_link *link)
 		}
 		if (!build(&batch, link, room)) {
 			if (!is_answer(&link->outgoing))
-				soft_send_at(qp, link->outgoing.index)->status = IBV_WC_LOC_PROT_ERR;
+				soft_send_at(qp, link->outgoing.index)->status =
+					IBV_WC_LOC_PROT_ERR;
 			soft_requester_settle(qp);
 			if (qp->link)
 				soft_link_finish(qp->link, ECONNABORTED);

@@ -13,7 +13,9 @@
 
 #include "link.h"
 
-enum { DIRECT_MIN = 4096 }; /* less than this is copied: an iovec costs as much */
+enum {
+	DIRECT_MIN = 4096
+}; /* less than this is copied: an iovec costs as much */
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 

@@ -69,9 +69,9 @@ static int bound(const struct sockaddr *address, socklen_t length)
 	if (address->sa_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY,
 			   IN6_IS_ADDR_UNSPECIFIED(
-				   &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr) ?
-				   &off :
-				   &on,
+				   &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr)
+				   ? &off
+				   : &on,
 			   sizeof(on));
 	/* With the port reserved by ourselves on the unspecified address; nobody can listen twice. */
 	if (((const struct sockaddr_in *)(const void *)address)->sin_port)

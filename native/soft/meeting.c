@@ -37,9 +37,17 @@ enum {
 #define PATIENCE_NS 10000000000u
 #define REST_NS 100000000u
 
-enum word { HELLO = 1, READY, LID };
+enum word {
+	HELLO = 1,
+	READY,
+	LID
+};
 
-enum { MEMORY, BELL, FDS }; /* that come with HELLO; with READY the second one */
+enum {
+	MEMORY,
+	BELL,
+	FDS
+}; /* that come with HELLO; with READY the second one */
 
 struct message {
 	uint32_t word;
@@ -117,7 +125,8 @@ static int hear(const struct soft_neighbour *neighbour, struct message *message,
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
 		size_t length = header->cmsg_len - CMSG_LEN(0);
 
-		memcpy(fds, CMSG_DATA(header), length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
+		memcpy(fds, CMSG_DATA(header),
+		       length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
 	}
 	return n == (ssize_t)sizeof(*message) && message->lid <= UINT16_MAX ? 1 : -1;
 }
@@ -317,8 +326,8 @@ static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
 	/* The first byte stays zero: an abstract name. */
-	int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
-			      "aiordma/%u", lid);
+	int length =
+		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", lid);
 
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }

@@ -16,7 +16,7 @@ struct soft_neighbour {
 	struct soft_node node;
 	bool up;       /* both sides have the memory */
 	bool dead;
-	bool broken;   /* it has written nonsense, and will be ended when the lock is given back */
+	bool broken; /* it has written nonsense, and will be ended when the lock is given back */
 	unsigned busy; /* it must not be freed */
 	uint16_t lid;
 	pid_t pid;
@@ -36,18 +36,18 @@ struct soft_neighbour {
 
 	/* neighbour.c */
 	struct soft_node ways;
-	struct soft_node waiting;   /* ways that wait for room */
-	uint32_t round;             /* of offering it */
+	struct soft_node waiting; /* ways that wait for room */
+	uint32_t round; /* of offering it */
 	struct soft_deferred flush; /* something was written */
-	unsigned turn;              /* of the lock, ourselves: */
-	size_t allowance;           /* what may still be taken in during it */
-	struct soft_word *words;    /* records other than data that found no room */
+	unsigned turn; /* of the lock, ourselves: */
+	size_t allowance; /* what may still be taken in during it */
+	struct soft_word *words; /* records other than data that found no room */
 	uint32_t word_count, word_room;
 
 	/* attention.c */
 	struct soft_node attended;
 	unsigned vain; /* looks in a row that found nothing */
-	bool asked;    /* to ring, and its bell has not been heard */
+	bool asked; /* to ring, and its bell has not been heard */
 };
 
 /* ---- memory.c ------------------------------------------------------------------------------ */

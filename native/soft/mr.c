@@ -16,8 +16,8 @@ enum {
 	/* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
 	OPTIONAL_RIGHTS = 0x3ff00000,
 	RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		 IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
-		 IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND,
+		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+		IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND,
 };
 
 int soft_mr_access(unsigned *access, unsigned allowed)
@@ -179,9 +179,9 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	if (!rc) /* not under the lock: this may take long */
 		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
 			      moved ? (uintptr_t)addr : mr->range.start,
-			      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned)access :
-								   mr->range.access &
-									   ~SOFT_ACCESS_REFERENCE,
+			      flags & IBV_REREG_MR_CHANGE_ACCESS
+				      ? (unsigned)access
+				      : mr->range.access & ~SOFT_ACCESS_REFERENCE,
 			      false);
 	soft_lock();
 	if (!input && mr->windows) {

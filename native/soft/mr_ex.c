@@ -14,11 +14,12 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 {
 	const struct soft_mr mr = {
 		.fixed = true,
-		.range = {
-			.null = true,
-			.access = IBV_ACCESS_LOCAL_WRITE,
-			.length = SIZE_MAX,
-		},
+		.range =
+			{
+				.null = true,
+				.access = IBV_ACCESS_LOCAL_WRITE,
+				.length = SIZE_MAX,
+			},
 	};
 	struct ibv_mr *ibv = soft_mr_register(pd, &mr);
 

@@ -138,7 +138,8 @@ static int join(int fd, uint32_t address)
 static int open_socket(struct group *group)
 {
 	const int on = 1, size = BUFFER;
-	const struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(PORT),
+	const struct sockaddr_in address = {.sin_family = AF_INET,
+					    .sin_port = htons(PORT),
 					    .sin_addr.s_addr = address_of(&group->gid)};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), rc = 0;
 

@@ -12,8 +12,9 @@
 
 enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-			IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
-	ACCEPTED = WINDOW_RIGHTS | IBV_ACCESS_LOCAL_WRITE, /* programs pass on what they register with */
+		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
+	ACCEPTED = WINDOW_RIGHTS |
+		IBV_ACCESS_LOCAL_WRITE, /* programs pass on what they register with */
 	TAG_MASK = 0xff, /* of a key: what a bind may change */
 };
 
@@ -107,16 +108,18 @@ int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr)
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
 	struct ibv_send_wr *bad, wr = {
-		.wr_id = bind->wr_id,
-		.opcode = IBV_WR_BIND_MW,
-		.send_flags = bind->send_flags,
-		.bind_mw = {
-			.mw = mw,
-			/* As ibv_inc_rkey does. */
-			.rkey = (mw->rkey & ~(uint32_t)TAG_MASK) | ((mw->rkey + 1) & TAG_MASK),
-			.bind_info = bind->bind_info,
-		},
-	};
+					 .wr_id = bind->wr_id,
+					 .opcode = IBV_WR_BIND_MW,
+					 .send_flags = bind->send_flags,
+					 .bind_mw =
+						 {
+							 .mw = mw,
+							 /* As ibv_inc_rkey does. */
+							 .rkey = (mw->rkey & ~(uint32_t)TAG_MASK) |
+								 ((mw->rkey + 1) & TAG_MASK),
+							 .bind_info = bind->bind_info,
+						 },
+				 };
 
 	if (mw->type != IBV_MW_TYPE_1)
 		return EINVAL; /* ibv_bind_mw(3) */
@@ -135,7 +138,8 @@ static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
 	return mr->range.pd == soft_pd_root(qp->ibv.pd) && /* C10-72 */
 	       mr->range.access & IBV_ACCESS_MW_BIND && /* C10-73 */
 	       !(mr->range.access & IBV_ACCESS_ZERO_BASED) &&
-	       (!(bind->access & writing) || mr->range.access & IBV_ACCESS_LOCAL_WRITE) && /* C10-74 */
+	       (!(bind->access & writing) ||
+		mr->range.access & IBV_ACCESS_LOCAL_WRITE) && /* C10-74 */
 	       soft_range_holds(&mr->range, bind->address, bind->length); /* C10-75 */
 }
 
@@ -144,7 +148,8 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
 	const struct soft_bind *bind = &send->bind;
 	struct soft_mw *mw = mw_of(soft_range_at(bind->window));
 
-	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) || (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
+	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
+	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
 		return false; /* C10-72 */
 	/* o10-37.2.30 and o10-37.2.40: not while it is bound, and not to nothing. */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))

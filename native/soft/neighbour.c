@@ -18,7 +18,12 @@
 #include "meeting.h"
 #include "reference.h"
 
-enum kind { OPEN = 1, ACCEPT, DATA, END };
+enum kind {
+	OPEN = 1,
+	ACCEPT,
+	DATA,
+	END
+};
 
 enum {
 	/* A neighbour that reads nothing and makes us say more and more: */
@@ -115,8 +120,7 @@ void soft_neighbour_finish(struct soft_neighbour *neighbour, int error)
 	neighbour->busy++;
 	soft_greeting_uncalled(neighbour, 0);
 	while (!soft_list_empty(&neighbour->ways)) {
-		struct soft_way *way =
-			soft_list_entry(neighbour->ways.next, struct soft_way, node);
+		struct soft_way *way = soft_list_entry(neighbour->ways.next, struct soft_way, node);
 
 		forget(way);
 		way->calls->gone(way, error);
@@ -199,9 +203,8 @@ static bool keep(struct soft_neighbour *neighbour, const struct soft_word *word)
 {
 	if (neighbour->word_count == neighbour->word_room) {
 		uint32_t room = neighbour->word_room ? 2 * neighbour->word_room : 64;
-		struct soft_word *words = room > MOST_WORDS ?
-						  NULL :
-						  realloc(neighbour->words, room * sizeof(*words));
+		struct soft_word *words =
+			room > MOST_WORDS ? NULL : realloc(neighbour->words, room * sizeof(*words));
 
 		if (!words)
 			return false;
@@ -309,11 +312,10 @@ void soft_way_write(struct soft_way *way, const struct iovec *iov, int count, si
 {
 	struct soft_neighbour *neighbour = way->neighbour;
 
-	soft_ring_put(&neighbour->out,
-		      &(struct soft_record){.kind = DATA,
-					    .to = way->peer,
-					    .length = (uint32_t)bytes},
-		      iov, count);
+	soft_ring_put(
+		&neighbour->out,
+		&(struct soft_record){.kind = DATA, .to = way->peer, .length = (uint32_t)bytes},
+		iov, count);
 	soft_defer(&neighbour->flush);
 }
 
@@ -506,8 +508,7 @@ struct soft_neighbour *soft_neighbour_at(uint16_t lid)
 /* The lock is about to be given back.  What went to ourselves is there at once. */
 static void flush(struct soft_deferred *deferred)
 {
-	struct soft_neighbour *neighbour =
-		soft_container(deferred, struct soft_neighbour, flush);
+	struct soft_neighbour *neighbour = soft_container(deferred, struct soft_neighbour, flush);
 
 	if (neighbour->broken) {
 		soft_neighbour_finish(neighbour, EPROTO);
@@ -529,8 +530,8 @@ static void flush(struct soft_deferred *deferred)
 void soft_neighbours_shutdown(void)
 {
 	while (!soft_list_empty(&neighbours))
-		soft_neighbour_finish(
-			soft_list_entry(neighbours.next, struct soft_neighbour, node), ECONNRESET);
+		soft_neighbour_finish(soft_list_entry(neighbours.next, struct soft_neighbour, node),
+				      ECONNRESET);
 }
 
 /* The rings are not mapped here.  Inherited links may still end their ways. */

@@ -56,7 +56,9 @@ pid_t soft_neighbour_pid(const struct soft_neighbour *neighbour);
 /* SOFT_NEIGHBOUR_AREA bytes that both can write, for what is agreed upon beside the rings: by
  * convention we write to our own and read theirs.  Of ourselves, both are the same.  The first
  * bytes of it are zero at the beginning.  NULL in the middle of meeting. */
-enum { SOFT_NEIGHBOUR_AREA = 8192 };
+enum {
+	SOFT_NEIGHBOUR_AREA = 8192
+};
 void *soft_neighbour_own_area(struct soft_neighbour *neighbour);
 void *soft_neighbour_their_area(struct soft_neighbour *neighbour);
 
@@ -81,7 +83,9 @@ void soft_neighbour_refuse(struct soft_neighbour *neighbour, uint32_t peer);
 
 /* Bytes that one record may carry now; 0: less than `least`, and `writable` will be called (or
  * `accepted`, before which there is no room).  `least` is at most SOFT_WAY_LEAST. */
-enum { SOFT_WAY_LEAST = 64 * 1024 };
+enum {
+	SOFT_WAY_LEAST = 64 * 1024
+};
 size_t soft_way_room(struct soft_way *way, size_t least);
 /* There is room, but it is for others to use it first: `writable` will be called in another step.
  * Nothing when it will be called anyway. */

@@ -5,7 +5,9 @@
 
 #include "engine_state.h"
 
-enum { NESTED_CHANNELS = 32 };
+enum {
+	NESTED_CHANNELS = 32
+};
 
 static struct soft_node channels = {&channels, &channels};
 

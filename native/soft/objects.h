@@ -35,7 +35,7 @@ struct soft_table {
 	struct soft_table_slot {
 		uint32_t key; /* 0: empty */
 		void *object;
-	} * slots;
+	} *slots;
 	uint32_t capacity; /* a power of two, or 0 */
 	uint32_t count;
 };
@@ -121,7 +121,9 @@ uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
  * length. */
 socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			   struct sockaddr_storage *address);
-enum { SOFT_GID_LOOPBACK = 0 }; /* its index */
+enum {
+	SOFT_GID_LOOPBACK = 0
+}; /* its index */
 extern const union ibv_gid soft_gid_loopback;
 
 /* ---- port.c: what can happen to the device and its port ------------------------------------ */
@@ -155,15 +157,15 @@ void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
  * with every bind of a window. */
 struct soft_range {
 	uint32_t key;
-	bool window;      /* its key is good for remote access only */
-	bool bound;       /* window: it opens anything at all */
-	bool on_demand;   /* pages are asked for when they are needed */
-	bool null;        /* no memory: zeros to read, and nothing kept of what is written */
-	unsigned access;  /* enum ibv_access_flags, SOFT_ACCESS_REFERENCE */
-	uint32_t qp_num;  /* window of type 2B: of the only queue pair it is for; else 0 */
+	bool window; /* its key is good for remote access only */
+	bool bound; /* window: it opens anything at all */
+	bool on_demand; /* pages are asked for when they are needed */
+	bool null; /* no memory: zeros to read, and nothing kept of what is written */
+	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_REFERENCE */
+	uint32_t qp_num; /* window of type 2B: of the only queue pair it is for; else 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
-	uint64_t start;   /* the address that stands for `memory` in work requests */
+	uint64_t start; /* the address that stands for `memory` in work requests */
 	uint64_t length;
 };
 
@@ -193,8 +195,8 @@ bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t addre
  * the part at `offset`. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
-void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address,
-			 uint64_t length, unsigned right);
+void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right);
 
 /* reference.c.  The key opens nothing any more, or something else: what has been referred to by it is
  * not copied any more when this returns. */
@@ -213,8 +215,8 @@ struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
 	unsigned windows; /* bound to it */
-	bool fixed;       /* there is no address of the application behind it: not for rereg_mr */
-	bool closed;      /* rereg_mr has failed: its keys open nothing */
+	bool fixed; /* there is no address of the application behind it: not for rereg_mr */
+	bool closed; /* rereg_mr has failed: its keys open nothing */
 	struct soft_dm *dm;
 	void *mapping; /* ours, of a dma-buf */
 	size_t mapped;
@@ -255,12 +257,16 @@ bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
 struct soft_comp_channel {
 	struct ibv_comp_channel ibv;
 	struct soft_channel channel;
-	pthread_mutex_t mutex;  /* protects what follows; taken inside a CQ's lock */
+	pthread_mutex_t mutex; /* protects what follows; taken inside a CQ's lock */
 	struct soft_node ready; /* CQs with events that have not been taken */
-	bool any;               /* atomic: are there?  Read without the mutex: a hint */
+	bool any; /* atomic: are there?  Read without the mutex: a hint */
 };
 
-enum soft_armed { SOFT_UNARMED, SOFT_ARMED_SOLICITED, SOFT_ARMED };
+enum soft_armed {
+	SOFT_UNARMED,
+	SOFT_ARMED_SOLICITED,
+	SOFT_ARMED
+};
 
 /* When a completion came: CLOCK_MONOTONIC, which is the device's clock, and CLOCK_REALTIME. */
 struct soft_stamp {
@@ -280,11 +286,11 @@ struct soft_cq {
 	uint32_t first;
 	uint32_t count; /* also read without the lock, to see that it is empty */
 	enum soft_armed armed;
-	bool just_armed;      /* atomic */
+	bool just_armed; /* atomic */
 	unsigned empty_polls; /* atomic */
 	bool overrun;
 	bool ignore_overrun; /* the oldest completions are lost, and nothing is said */
-	unsigned users;      /* send and receive queues that complete here */
+	unsigned users; /* send and receive queues that complete here */
 	struct soft_deferred overrun_work;
 	struct ibv_moderate_cq moderation;
 	uint32_t held_back; /* completions that would have made an event but for the moderation */
@@ -345,18 +351,18 @@ struct soft_send {
 		uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
 		struct soft_bind bind;
 	};
-	uint32_t rkey;     /* BIND_MW: the window's next one; *_INV: that which shall end */
+	uint32_t rkey; /* BIND_MW: the window's next one; *_INV: that which shall end */
 	uint32_t sequence; /* messages before it: its PSN, counted from the queue pair's first */
 	uint32_t immediate; /* network order */
 	uint32_t length;
 	uint32_t received; /* READ: bytes of the answer so far */
-	uint32_t request;  /* its number in the trace, or 0 */
-	uint8_t opcode;    /* enum ibv_wr_opcode */
-	uint8_t flags;     /* enum ibv_send_flags */
+	uint32_t request; /* its number in the trace, or 0 */
+	uint8_t opcode; /* enum ibv_wr_opcode */
+	uint8_t flags; /* enum ibv_send_flags */
 	uint8_t num_sge;
 	uint8_t status; /* enum ibv_wc_status: why it cannot be sent, known before its turn */
-	bool local;     /* BIND_MW, LOCAL_INV: the peer never hears of it, so it has no PSN */
-	bool done;      /* a local one that has been carried out */
+	bool local; /* BIND_MW, LOCAL_INV: the peer never hears of it, so it has no PSN */
+	bool done; /* a local one that has been carried out */
 };
 
 /* Where it goes: UD. */
@@ -372,14 +378,14 @@ struct soft_send_queue {
 	uint8_t *lists; /* for each slot: its SGEs, or its inline data in their place */
 	struct soft_destination *destinations; /* UD: one for each slot */
 	uint32_t mask;
-	uint32_t oldest;       /* not completed */
-	uint32_t next;         /* to be transmitted... */
-	uint32_t next_offset;  /* ...from here on */
-	uint32_t begun;        /* nothing of this one and those after it was ever transmitted */
-	uint32_t tail;         /* free */
-	uint32_t reads;        /* READs and atomics transmitted and not answered */
-	uint32_t resumed;      /* of the oldest: the farthest gap that the responder has told of */
-	uint32_t sequence;     /* messages posted */
+	uint32_t oldest; /* not completed */
+	uint32_t next; /* to be transmitted... */
+	uint32_t next_offset; /* ...from here on */
+	uint32_t begun; /* nothing of this one and those after it was ever transmitted */
+	uint32_t tail; /* free */
+	uint32_t reads; /* READs and atomics transmitted and not answered */
+	uint32_t resumed; /* of the oldest: the farthest gap that the responder has told of */
+	uint32_t sequence; /* messages posted */
 };
 
 struct soft_receive {
@@ -418,10 +424,10 @@ struct soft_atomic_answer {
 };
 
 struct soft_responder {
-	uint32_t psn;       /* expected next */
-	uint32_t acked;     /* last PSN told to the requester */
+	uint32_t psn; /* expected next */
+	uint32_t acked; /* last PSN told to the requester */
 	bool resend_wanted; /* a NAK is out: discard until the message comes again */
-	bool failed;        /* a NAK is out that ends the queue pair as soon as it has been sent */
+	bool failed; /* a NAK is out that ends the queue pair as soon as it has been sent */
 	/* the message under way, of which more frames are to come */
 	bool active;
 	bool has_receive; /* it took the receive at the head of the queue */
@@ -454,23 +460,24 @@ struct soft_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
-	bool block_own;      /* UD: what it sends to a group does not come back to it */
+	bool block_own; /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the address has dlid 0 */
-	bool stream_lost;    /* there was one, and it is gone: nothing can be sent any more */
-	bool unheard;        /* UC: nobody is there, so what is sent is lost at once */
-	bool communicated;   /* the first request has been seen (COMM_EST) */
-	bool draining;       /* SQD was asked for, requests are still under way */
+	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
+	bool unheard; /* UC: nobody is there, so what is sent is lost at once */
+	bool communicated; /* the first request has been seen (COMM_EST) */
+	bool draining; /* SQD was asked for, requests are still under way */
 	struct soft_link *link;
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
-	uint8_t rnr_left;     /* retries; 7 means for ever */
+	uint8_t rnr_left; /* retries; 7 means for ever */
 	bool rnr_waiting;
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* on a lossy link: retry.c */
-	bool answer_missed;   /* and asked for again; until something is answered */
+	bool answer_missed; /* and asked for again; until something is answered */
 	struct soft_timer retry_timer;
-	struct soft_timer reach_timer; /* requests wait for a stream, for the socket, or for an answer
+	struct soft_timer
+		reach_timer; /* requests wait for a stream, for the socket, or for an answer
 					* that cannot come */
 	struct soft_node attachments; /* multicast.c */
 	void (*link_down)(struct soft_qp *qp, void *owner, int error);
@@ -509,7 +516,9 @@ static inline struct soft_send *soft_send_at(const struct soft_qp *qp, uint32_t 
  * always room for all of them. */
 static inline size_t soft_send_list_size(const struct soft_qp *qp)
 {
-	enum { ALIGNED = sizeof(uint64_t) };
+	enum {
+		ALIGNED = sizeof(uint64_t)
+	};
 
 	return ((size_t)qp->cap.max_inline_data + ALIGNED - 1) / ALIGNED * ALIGNED;
 }
@@ -540,8 +549,9 @@ static inline bool soft_send_is_read(const struct soft_send *send)
 /* Of the message in that slot, or of the first one after it. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {
-	return soft_psn_add(qp->attr.sq_psn, index == qp->sq.tail ? qp->sq.sequence :
-								    soft_send_at(qp, index)->sequence);
+	return soft_psn_add(qp->attr.sq_psn, index == qp->sq.tail
+						     ? qp->sq.sequence
+						     : soft_send_at(qp, index)->sequence);
 }
 
 static inline struct soft_receive *soft_receive_at(const struct soft_receive_queue *rq,
@@ -567,8 +577,8 @@ void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receiv
 struct soft_srq {
 	struct ibv_srq ibv;
 	struct soft_receive_queue rq;
-	uint32_t limit;              /* 0: not armed */
-	unsigned users;              /* queue pairs */
+	uint32_t limit; /* 0: not armed */
+	unsigned users; /* queue pairs */
 	uint32_t async_events_taken; /* under ibv.mutex */
 };
 
@@ -631,9 +641,9 @@ void soft_flush(struct soft_qp *qp);
  * with the kernel (`commit`), because frames that do not fit are built anew later. */
 struct soft_outgoing {
 	struct soft_frame frame;
-	uint32_t index;   /* requester: slot of the send queue; responder: of the responses */
-	bool last;        /* of its message */
-	bool refers;      /* instead of carrying its payload */
+	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
+	bool last; /* of its message */
+	bool refers; /* instead of carrying its payload */
 };
 
 /* Where transmission has got to, while a batch of frames is built and not yet sent. */
@@ -641,7 +651,7 @@ struct soft_plan {
 	uint32_t next, next_offset, reads;
 	uint32_t response, response_offset;
 	uint32_t acked;
-	uint32_t most;     /* bytes of payload that the next frame may carry */
+	uint32_t most; /* bytes of payload that the next frame may carry */
 	uint32_t refers_to; /* the same if it refers to them; 0: it cannot */
 	uint32_t refers_from; /* as many as are worth it */
 };
@@ -716,13 +726,13 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *p
 
 /* Taking in.  What happens to the frame just begun and its payload: */
 enum soft_sink {
-	SOFT_SINK_NONE,    /* there is no payload */
+	SOFT_SINK_NONE, /* there is no payload */
 	SOFT_SINK_DISCARD, /* read and forgotten, the frame too */
-	SOFT_SINK_SMALL,   /* into the link's small buffer */
+	SOFT_SINK_SMALL, /* into the link's small buffer */
 	SOFT_SINK_RECEIVE, /* scattered to the receive at the head of the queue */
-	SOFT_SINK_WRITE,   /* to the memory that the peer named */
-	SOFT_SINK_READ,    /* scattered to the oldest request */
-	SOFT_SINK_BROKEN,  /* no such frame can come here: the stream is given up */
+	SOFT_SINK_WRITE, /* to the memory that the peer named */
+	SOFT_SINK_READ, /* scattered to the oldest request */
+	SOFT_SINK_BROKEN, /* no such frame can come here: the stream is given up */
 };
 
 /* responder.c, completer.c: a frame's header is there; its payload is there, wholly. */

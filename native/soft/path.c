@@ -50,7 +50,8 @@ int soft_path_configure(void)
 		return 0;
 	}
 	fprintf(stderr,
-		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to %d\n",
+		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to "
+		"%d\n",
 		text, MOST);
 	return EINVAL;
 }
@@ -78,7 +79,8 @@ static bool is_same_host(int fd)
 
 static void keep_alive(int fd, uint64_t patience)
 {
-	const int seconds = (int)(patience / SECOND_NS < KEEP_MOST ? patience / SECOND_NS : KEEP_MOST);
+	const int seconds =
+		(int)(patience / SECOND_NS < KEEP_MOST ? patience / SECOND_NS : KEEP_MOST);
 	const int on = 1, idle = (seconds + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = seconds > idle + interval ? (seconds - idle) / interval : 1;
 

@@ -69,8 +69,8 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
 					struct ibv_parent_domain_init_attr *attr)
 {
-	const uint32_t known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
-			       IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+	const uint32_t known =
+		IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
 	int rc = 0;
 
 	/* Not one made of another one, nor of another device's. */

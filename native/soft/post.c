@@ -29,8 +29,8 @@ static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		/* What is answered needs RC; the SGEs are written to, so they cannot be inline:
 		 * ibv_post_send(3). */
-		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL :
-											   0;
+		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL
+											 : 0;
 	case IBV_WR_ATOMIC_WRITE:
 		return qp->ibv.qp_type == IBV_QPT_RC ? 0 : EINVAL;
 	case IBV_WR_TSO:
@@ -53,9 +53,9 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
-			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK ?
-		       0 :
-		       EINVAL;
+			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK
+		       ? 0
+		       : EINVAL;
 }
 
 /* The word of an atomic write has its place, whatever the queue pair was made for. */
@@ -140,9 +140,8 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	if (wr->send_flags & IBV_SEND_INLINE) {
-		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ?
-				      send->arguments :
-				      soft_send_inline(qp, qp->sq.tail);
+		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ? send->arguments
+								: soft_send_inline(qp, qp->sq.tail);
 
 		for (int i = 0; i < num_sge; i++) {
 			if (wr->sg_list[i].length)

@@ -138,9 +138,9 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	pthread_cond_init(&qp->ibv.cond, NULL);
 
 	soft_lock();
-	rc = numbers.count < SOFT_MAX_QP ?
-		     soft_table_add(&numbers, qp, SOFT_PSN_MASK, &qp->ibv.qp_num) :
-		     ENOMEM;
+	rc = numbers.count < SOFT_MAX_QP
+		     ? soft_table_add(&numbers, qp, SOFT_PSN_MASK, &qp->ibv.qp_num)
+		     : ENOMEM;
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
 		soft_list_append(&soft_context_of(pd->context)->qps, &qp->of_context);
@@ -284,8 +284,8 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 
 	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
 		return CONNECTING_NS;
-	return soft_path_patience() < CONNECTING_ELSEWHERE_NS ? soft_path_patience() :
-								CONNECTING_ELSEWHERE_NS;
+	return soft_path_patience() < CONNECTING_ELSEWHERE_NS ? soft_path_patience()
+							      : CONNECTING_ELSEWHERE_NS;
 }
 
 /* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
@@ -296,9 +296,9 @@ static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 	uint64_t time = soft_qp_patience(qp);
 
 	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
-		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns :
-								 time > most_ns ? most_ns :
-										  time));
+		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns
+								 : time > most_ns ? most_ns
+										  : time));
 }
 
 void soft_qp_kick(struct soft_qp *qp)
@@ -360,8 +360,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 		if (error)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
 		if (error && outstanding)
-			soft_requester_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR :
-								  IBV_WC_RETRY_EXC_ERR);
+			soft_requester_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
+								: IBV_WC_RETRY_EXC_ERR);
 		else if (error)
 			soft_qp_error(qp);
 		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
@@ -402,9 +402,8 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
 	/* Those of regions as well, which mean nothing here: programs pass on what they register with. */
 	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
-				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
-				IBV_ACCESS_RELAXED_ORDERING;
+				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
+				IBV_ACCESS_HUGETLB | IBV_ACCESS_RELAXED_ORDERING;
 
 	/* Automatic path migration needs a second path, which a stream does not have. */
 	if (mask & IBV_QP_ALT_PATH ||

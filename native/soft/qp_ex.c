@@ -11,8 +11,8 @@ static uint64_t operations_of(enum ibv_qp_type type)
 	const uint64_t reads = IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
 			       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
-	const uint64_t windows = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW |
-				 IBV_QP_EX_WITH_SEND_WITH_INV;
+	const uint64_t windows =
+		IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 	switch (type) {
 	case IBV_QPT_RC:

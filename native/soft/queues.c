@@ -77,9 +77,9 @@ void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receiv
 int soft_queues_create(struct soft_qp *qp)
 {
 	uint32_t sends = slots_for(qp->cap.max_send_wr);
-	int rc = qp->ibv.srq ? soft_receive_queue_create(
-				       &qp->rq, 1, soft_srq_of(qp->ibv.srq)->rq.max_sge) :
-			       soft_receive_queue_create(&qp->rq, qp->cap.max_recv_wr,
+	int rc = qp->ibv.srq ? soft_receive_queue_create(&qp->rq, 1,
+							 soft_srq_of(qp->ibv.srq)->rq.max_sge)
+			     : soft_receive_queue_create(&qp->rq, qp->cap.max_recv_wr,
 							 qp->cap.max_recv_sge);
 
 	if (rc)

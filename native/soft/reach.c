@@ -19,7 +19,10 @@
 #define REST_NS 100000000u
 #define REST_MOST_NS 10000000000u
 
-enum { SLOW_IN_A_ROW = 2, LONG = 64 * 1024 /* enough to be measured */ };
+enum {
+	SLOW_IN_A_ROW = 2,
+	LONG = 64 * 1024 /* enough to be measured */
+};
 
 uint64_t soft_reach_copied;
 uint64_t soft_reach_slow = 50000;
@@ -260,8 +263,8 @@ bool soft_reach_probe(struct soft_reach *reach, pid_t pid)
 {
 	reach->pid = pid;
 	reach->probed = true;
-	bool copies = reach->own == reach->peer ||
-		      (pid && read_some(reach, NULL, 0, NULL, 0, 0) == 0);
+	bool copies =
+		reach->own == reach->peer || (pid && read_some(reach, NULL, 0, NULL, 0, 0) == 0);
 
 	__atomic_store_n(&reach->own->copies, copies, __ATOMIC_RELEASE);
 	return copies;

@@ -28,8 +28,8 @@ struct iovec;
 struct soft_link;
 
 enum {
-	SOFT_REACH_SLOTS = 128,  /* grants in use at a time, from one process to another */
-	SOFT_REACH_PIECES = 16,  /* of memory, in one reference */
+	SOFT_REACH_SLOTS = 128, /* grants in use at a time, from one process to another */
+	SOFT_REACH_PIECES = 16, /* of memory, in one reference */
 	SOFT_REACH_PAGE = 4096,
 };
 
@@ -39,11 +39,11 @@ struct soft_reach_page {
 	uint64_t secret[2]; /* random: is found at `secret_at` in the memory of this process, and of
 			     * no other that might come to have its number */
 	uint64_t secret_at;
-	uint64_t rests;  /* until that time of CLOCK_MONOTONIC it would rather not copy */
+	uint64_t rests; /* until that time of CLOCK_MONOTONIC it would rather not copy */
 	uint32_t copies; /* this process may copy from the other's memory */
-	uint32_t busy;   /* 1 + the slot that it is copying from at this moment, or 0 */
+	uint32_t busy; /* 1 + the slot that it is copying from at this moment, or 0 */
 	uint32_t generation[SOFT_REACH_SLOTS]; /* of the slots that it grants */
-	uint32_t done[SOFT_REACH_SLOTS];       /* of the other's slots: the last generation that it
+	uint32_t done[SOFT_REACH_SLOTS]; /* of the other's slots: the last generation that it
 						* needs no more */
 };
 
@@ -52,29 +52,29 @@ _Static_assert(sizeof(struct soft_reach_page) <= SOFT_REACH_PAGE, "one page for 
 /* A grant in use: what its owner must know when it is taken back. */
 struct soft_grant {
 	bool used;
-	bool answer;            /* to a READ; else a SEND or WRITE */
+	bool answer; /* to a READ; else a SEND or WRITE */
 	struct soft_link *link;
-	uint32_t index;         /* request: of its slot in the send queue */
+	uint32_t index; /* request: of its slot in the send queue */
 	uint32_t psn;
-	uint32_t rkey;          /* answer: what opens the memory */
+	uint32_t rkey; /* answer: what opens the memory */
 	uint32_t slot;
 	uint32_t generation;
-	uint64_t order;         /* grants were given in */
+	uint64_t order; /* grants were given in */
 };
 
 /* What this process and one other have to do with each other's memory. */
 struct soft_reach {
 	struct soft_reach_page *own;
 	struct soft_reach_page *peer; /* the same one if the other is this process */
-	struct soft_node node;        /* reference.c */
+	struct soft_node node; /* reference.c */
 	bool probed;
-	pid_t pid;          /* of the other */
+	pid_t pid; /* of the other */
 	uint64_t secret[2]; /* what own->secret_at points to */
 	uint64_t order;
-	unsigned used;      /* grants, some of which the other side may be done with */
-	unsigned cursor;    /* the slot after the last one granted */
+	unsigned used; /* grants, some of which the other side may be done with */
+	unsigned cursor; /* the slot after the last one granted */
 	unsigned let_downs; /* waits that ended without the other's having gone on */
-	unsigned slow;      /* copies in a row that took too long */
+	unsigned slow; /* copies in a row that took too long */
 	uint64_t rest_ns;
 	struct soft_grant grants[SOFT_REACH_SLOTS];
 };
@@ -141,8 +141,8 @@ enum soft_reached {
 	SOFT_REACH_TAKEN_BACK, /* what may have been copied counts as nothing */
 	SOFT_REACH_UNREADABLE, /* there is no such memory */
 	SOFT_REACH_UNWRITABLE, /* nor here, where it should go to */
-	SOFT_REACH_FORBIDDEN,  /* by the kernel, from now on; the other side has been told */
-	SOFT_REACH_GONE,       /* the process is not there any more */
+	SOFT_REACH_FORBIDDEN, /* by the kernel, from now on; the other side has been told */
+	SOFT_REACH_GONE, /* the process is not there any more */
 };
 
 /* Bytes from `offset` of what is referred to, as many as `to` has room for; the last ones also say that

@@ -8,7 +8,9 @@
 #include "reference.h"
 
 /* Within a process, where one copy takes the place of two by the same core. */
-enum { LEAST_WITHIN = 8 * 1024 };
+enum {
+	LEAST_WITHIN = 8 * 1024
+};
 
 uint32_t soft_reference_least = 128 * 1024; /* bench_reach.c */
 uint64_t soft_references_given;
@@ -60,14 +62,14 @@ uint32_t soft_reference_most(const struct soft_link *link, uint32_t *least)
 {
 	const struct soft_reach *reach = reach_of(link);
 
-	*least = reach && soft_neighbour_is_self(link->way.neighbour) ? LEAST_WITHIN :
-									soft_reference_least;
+	*least = reach && soft_neighbour_is_self(link->way.neighbour) ? LEAST_WITHIN
+								      : soft_reference_least;
 	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
 	 * sent again, they shall be the same ones. */
 	return reach && link->qp->ibv.qp_type == IBV_QPT_RC && !link->lossy &&
-			       soft_reach_is_open(reach) ?
-		       SOFT_REFERENCE_MAX :
-		       0;
+			       soft_reach_is_open(reach)
+		       ? SOFT_REFERENCE_MAX
+		       : 0;
 }
 
 uint32_t soft_frame_share(const struct soft_plan *plan, uint32_t left, bool *refers)
@@ -140,8 +142,8 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
 
 static void answer_failed(struct soft_qp *qp, enum soft_reached reached)
 {
-	soft_requester_fail(qp, reached == SOFT_REACH_UNWRITABLE ? IBV_WC_LOC_PROT_ERR :
-								   IBV_WC_REM_ACCESS_ERR);
+	soft_requester_fail(qp, reached == SOFT_REACH_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
+								 : IBV_WC_REM_ACCESS_ERR);
 }
 
 /* The kernel has allowed it before, and now does not: as if the frame had been lost.  It will be sent

@@ -34,7 +34,6 @@ static uint8_t wire_opcode(uint8_t opcode)
 	}
 }
 
-
 /* Every SGE, before anything is transmitted: a message should not fail half way if that can be
  * known (IBTA 10.7.2.2, local protection error). */
 static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
@@ -45,8 +44,8 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	if (send->flags & IBV_SEND_INLINE)
 		return true;
 	for (uint32_t i = 0; i < send->num_sge; i++)
-		if (sges[i].length &&
-		    !soft_memory_allowed(sges[i].lkey, qp->ibv.pd, sges[i].addr, sges[i].length, rights))
+		if (sges[i].length && !soft_memory_allowed(sges[i].lkey, qp->ibv.pd, sges[i].addr,
+							   sges[i].length, rights))
 			return false;
 	return true;
 }
@@ -74,11 +73,10 @@ static bool carried_out(struct soft_qp *qp, struct soft_send *send, uint32_t rea
 {
 	if (send->done)
 		return true;
-	if (qp->ibv.state != IBV_QPS_RTS || send->status ||
-	    (reads && send->flags & IBV_SEND_FENCE))
+	if (qp->ibv.state != IBV_QPS_RTS || send->status || (reads && send->flags & IBV_SEND_FENCE))
 		return false;
-	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send) :
-						      soft_invalidate(qp, send->rkey);
+	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send)
+						    : soft_invalidate(qp, send->rkey);
 	if (!send->done)
 		send->status = IBV_WC_MW_BIND_ERR; /* IBTA 11.6.2: memory management operation */
 	return send->done;
@@ -112,15 +110,16 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 		.index = plan->next,
 		.last = read || plan->next_offset + length == send->length,
 		.refers = refers,
-		.frame = {
-			.opcode = opcode,
-			.length = length,
-			.psn = soft_send_psn(qp, plan->next),
-			.address = send->remote_address,
-			.rkey = send->rkey,
-			.total = send->length,
-			.offset = plan->next_offset,
-		},
+		.frame =
+			{
+				.opcode = opcode,
+				.length = length,
+				.psn = soft_send_psn(qp, plan->next),
+				.address = send->remote_address,
+				.rkey = send->rkey,
+				.total = send->length,
+				.offset = plan->next_offset,
+			},
 	};
 	if (opcode == SOFT_READ) { /* what has come of it is not asked for again */
 		out->frame.address += send->received;

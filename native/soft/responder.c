@@ -179,8 +179,8 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 /* To write is the right of an atomic write, which does not tell what was there (IBTA annex A19). */
 static unsigned atomic_right(const struct soft_frame *frame)
 {
-	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE :
-						    IBV_ACCESS_REMOTE_ATOMIC;
+	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
+						  : IBV_ACCESS_REMOTE_ATOMIC;
 }
 
 /* The word that an atomic works on, or NULL. */
@@ -232,8 +232,8 @@ static bool well_formed(const struct soft_frame *frame)
 static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (!qp->link->lossy)
-		return qp->responder.resend_wanted && !qp->responder.active ? SOFT_SINK_DISCARD :
-									      SOFT_SINK_BROKEN;
+		return qp->responder.resend_wanted && !qp->responder.active ? SOFT_SINK_DISCARD
+									    : SOFT_SINK_BROKEN;
 	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
 }
 
@@ -318,9 +318,8 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	if (frame->opcode == SOFT_SEND) {
 		const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
 		int count = soft_sge_walk(soft_receive_pd(qp),
-					  soft_receive_sges(&qp->rq, qp->rq.head),
-					  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
-					  iov, room);
+					  soft_receive_sges(&qp->rq, qp->rq.head), receive->num_sge,
+					  offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
@@ -441,9 +440,9 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *p
 
 	if (soft_qp_is_uc(qp))
 		return plan->acked; /* there is never anything to tell */
-	uint32_t next = plan->response == responder->response_tail ?
-				responder->psn :
-				response_at(qp, plan->response)->psn;
+	uint32_t next = plan->response == responder->response_tail
+				? responder->psn
+				: response_at(qp, plan->response)->psn;
 
 	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
 
@@ -463,20 +462,20 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft
 		return false;
 	const struct soft_response *response = response_at(qp, plan->response);
 	bool refers;
-	uint32_t length =
-		soft_frame_share(plan, response->total - plan->response_offset, &refers);
+	uint32_t length = soft_frame_share(plan, response->total - plan->response_offset, &refers);
 
 	*out = (struct soft_outgoing){
 		.index = plan->response,
 		.last = plan->response_offset + length == response->total,
 		.refers = refers,
-		.frame = {
-			.opcode = response->opcode,
-			.length = length,
-			.psn = response->psn,
-			.total = response->total,
-			.offset = plan->response_offset,
-		},
+		.frame =
+			{
+				.opcode = response->opcode,
+				.length = length,
+				.psn = response->psn,
+				.total = response->total,
+				.offset = plan->response_offset,
+			},
 	};
 	if (out->last) {
 		plan->response++;
@@ -513,10 +512,9 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 	if (response->opcode == SOFT_ATOMIC_DATA)
 		memory = response->result + from;
 	else
-		memory = soft_remote_memory(qp, response->rkey,
-					    response->address + out->frame.offset + from, length,
-					    IBV_ACCESS_REMOTE_READ |
-						    (out->refers ? SOFT_ACCESS_REFERENCE : 0));
+		memory = soft_remote_memory(
+			qp, response->rkey, response->address + out->frame.offset + from, length,
+			IBV_ACCESS_REMOTE_READ | (out->refers ? SOFT_ACCESS_REFERENCE : 0));
 	if (!memory)
 		return -1;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};

@@ -124,8 +124,8 @@ static void return_to_start(struct soft_ring *ring, uint64_t size)
 	if (offset < WARM || (offset & (PAGE - 1)) >= size || rest + size > SOFT_RING_SIZE ||
 	    !look_at_head(ring) || ring->theirs != ring->mine)
 		return;
-	put_header(ring, &(struct header){.kind = SKIP,
-					  .length = (uint32_t)rest - SOFT_RECORD_HEADER});
+	put_header(ring,
+		   &(struct header){.kind = SKIP, .length = (uint32_t)rest - SOFT_RECORD_HEADER});
 	ring->mine += rest;
 }
 
@@ -145,7 +145,8 @@ static bool collides(const uint8_t *to, const struct iovec *payload, int count)
 }
 
 /* A little further, if that is better and there is room. */
-static void step_aside(struct soft_ring *ring, uint64_t size, const struct iovec *payload, int count)
+static void step_aside(struct soft_ring *ring, uint64_t size, const struct iovec *payload,
+		       int count)
 {
 	const uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
 	uint64_t left = SOFT_RING_SIZE - (ring->mine - ring->theirs);
@@ -157,8 +158,8 @@ static void step_aside(struct soft_ring *ring, uint64_t size, const struct iovec
 		aside += LINE;
 	if (!aside || aside > ASIDE)
 		return;
-	put_header(ring, &(struct header){.kind = SKIP,
-					  .length = (uint32_t)aside - SOFT_RECORD_HEADER});
+	put_header(ring,
+		   &(struct header){.kind = SKIP, .length = (uint32_t)aside - SOFT_RECORD_HEADER});
 	ring->mine += aside;
 }
 

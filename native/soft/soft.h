@@ -118,18 +118,18 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
  * early wake-ups (aiordma_wake_early): then also as soon as any work is there for the engine, so
  * that the waiting thread does it itself instead of being woken after the engine's thread has. */
 struct soft_channel {
-	int fd;       /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
+	int fd; /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
-	int flat_fd;  /* for who watches this and event_fd instead, and bells: or -1 */
+	int flat_fd; /* for who watches this and event_fd instead, and bells: or -1 */
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
-	bool early;       /* the application takes "nothing there" as normal */
-	bool nested;      /* who sleeps is woken by what the engine watches: */
-	bool inside;      /* the engine's epoll instance is inside `fd` */
-	unsigned bells;   /* bells.c: of those that are watched beside flat_fd */
+	bool early; /* the application takes "nothing there" as normal */
+	bool nested; /* who sleeps is woken by what the engine watches: */
+	bool inside; /* the engine's epoll instance is inside `fd` */
+	unsigned bells; /* bells.c: of those that are watched beside flat_fd */
 	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
-	unsigned wanted;       /* atomic, the owner's: CQs armed to wake somebody through it */
-	unsigned sleepers;     /* atomic: threads in soft_channel_wait */
+	unsigned wanted; /* atomic, the owner's: CQs armed to wake somebody through it */
+	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	struct soft_node node; /* of the engine */
 };
 
@@ -138,7 +138,7 @@ struct soft_channel {
 int soft_channel_init(struct soft_channel *channel);
 void soft_channel_destroy(struct soft_channel *channel);
 
-void soft_channel_signal(struct soft_channel *channel);  /* the queue is not empty; under the lock */
+void soft_channel_signal(struct soft_channel *channel); /* the queue is not empty; under the lock */
 void soft_channel_consume(struct soft_channel *channel); /* the queue has been seen empty; the
 							  * caller keeps writers out meanwhile */
 
@@ -147,7 +147,6 @@ bool soft_channel_nonblocking(const struct soft_channel *channel); /* O_NONBLOCK
 /* Sleep until the channel is signalled, or, with `completions`, until the engine has work (then
  * call soft_progress and look again); without the lock.  Returns 0, or EINTR. */
 int soft_channel_wait(struct soft_channel *channel);
-
 
 /* ---- qp.c, link.c: what the connection manager needs of a queue pair ------------------------ */
 
@@ -172,8 +171,8 @@ int soft_qp_adopt_or_meet(struct soft_qp *qp, int fd, uint16_t lid, bool opens);
 /* Called once, under the lock, when an adopted stream is gone: `error` is 0 when the other side (or
  * we) ended it in an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp,
  * NULL, NULL), nor once the queue pair is destroyed or reset. */
-void soft_qp_on_link_down(struct soft_qp *qp, void (*link_down)(struct soft_qp *qp, void *owner,
-								 int error),
+void soft_qp_on_link_down(struct soft_qp *qp,
+			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner);
 
 /* Orderly end: the queue pair goes to ERR (everything is flushed), the other side is told, and

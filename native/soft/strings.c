@@ -100,24 +100,26 @@ const char *soft_ibv_port_state_str(enum ibv_port_state port_state)
 
 const char *soft_rdma_event_str(enum rdma_cm_event_type event)
 {
-#define NAME(type) case RDMA_CM_EVENT_##type: return "RDMA_CM_EVENT_" #type
+#define NAME(type)                                                                                 \
+	case RDMA_CM_EVENT_##type:                                                                 \
+		return "RDMA_CM_EVENT_" #type
 	switch (event) {
-	NAME(ADDR_RESOLVED);
-	NAME(ADDR_ERROR);
-	NAME(ROUTE_RESOLVED);
-	NAME(ROUTE_ERROR);
-	NAME(CONNECT_REQUEST);
-	NAME(CONNECT_RESPONSE);
-	NAME(CONNECT_ERROR);
-	NAME(UNREACHABLE);
-	NAME(REJECTED);
-	NAME(ESTABLISHED);
-	NAME(DISCONNECTED);
-	NAME(DEVICE_REMOVAL);
-	NAME(MULTICAST_JOIN);
-	NAME(MULTICAST_ERROR);
-	NAME(ADDR_CHANGE);
-	NAME(TIMEWAIT_EXIT);
+		NAME(ADDR_RESOLVED);
+		NAME(ADDR_ERROR);
+		NAME(ROUTE_RESOLVED);
+		NAME(ROUTE_ERROR);
+		NAME(CONNECT_REQUEST);
+		NAME(CONNECT_RESPONSE);
+		NAME(CONNECT_ERROR);
+		NAME(UNREACHABLE);
+		NAME(REJECTED);
+		NAME(ESTABLISHED);
+		NAME(DISCONNECTED);
+		NAME(DEVICE_REMOVAL);
+		NAME(MULTICAST_JOIN);
+		NAME(MULTICAST_ERROR);
+		NAME(ADDR_CHANGE);
+		NAME(TIMEWAIT_EXIT);
 	}
 #undef NAME
 	return "UNKNOWN EVENT";

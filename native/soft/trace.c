@@ -13,7 +13,10 @@
 #include "trace_line.h"
 #include "trace_names.h"
 
-enum { FORMAT_VERSION = 1, TEXT_MOST = 300 };
+enum {
+	FORMAT_VERSION = 1,
+	TEXT_MOST = 300
+};
 
 bool soft_trace_on;
 

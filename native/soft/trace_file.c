@@ -52,8 +52,8 @@ static void guard(int signal, siginfo_t *info, void *context)
 	char *window = guarded;
 
 	if (window && at >= window && at < window + WINDOW &&
-	    mmap(window, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-		 0) == window) {
+	    mmap(window, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		 -1, 0) == window) {
 		broken = true;
 		return;
 	}
@@ -79,7 +79,8 @@ static void stand_down(void)
 {
 	struct sigaction now;
 
-	if (!sigaction(SIGBUS, NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == guard)
+	if (!sigaction(SIGBUS, NULL, &now) && now.sa_flags & SA_SIGINFO &&
+	    now.sa_sigaction == guard)
 		sigaction(SIGBUS, &file.previous, NULL);
 }
 
@@ -113,8 +114,8 @@ static int map(off_t end)
 {
 	off_t start = end - end % sysconf(_SC_PAGESIZE);
 	int rc = reserve(start);
-	char *window = rc ? MAP_FAILED : mmap(NULL, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED,
-					      file.fd, start);
+	char *window = rc ? MAP_FAILED
+			  : mmap(NULL, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, start);
 
 	if (window == MAP_FAILED)
 		return rc ? rc : errno;

@@ -40,7 +40,8 @@ static inline void soft_line_quoted(struct soft_line *line, const char *text, si
 		uint8_t byte = (uint8_t)*text;
 
 		if (byte < 0x20 || byte == '"' || byte == '\\' || byte == 0x7f) {
-			const char escaped[] = {'\\', 'u', '0', '0', hex[byte >> 4], hex[byte & 15]};
+			const char escaped[] = {'\\',           'u',           '0', '0',
+						hex[byte >> 4], hex[byte & 15]};
 
 			soft_line_add(line, escaped, sizeof(escaped));
 		} else {

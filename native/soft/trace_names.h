@@ -4,11 +4,11 @@
 
 #include "soft.h"
 
-#define NAMES(number, ...)                                                                 \
+#define NAMES(number, ...)                                                                         \
 	static const char *const names[] = {__VA_ARGS__};                                          \
-	return (unsigned)(number) < sizeof(names) / sizeof(names[0]) && names[number] ?            \
-		       names[number] :                                                             \
-		       "UNKNOWN"
+	return (unsigned)(number) < sizeof(names) / sizeof(names[0]) && names[number]              \
+		       ? names[number]                                                             \
+		       : "UNKNOWN"
 #define N(prefix, name) [IBV_##prefix##_##name] = #name
 
 static inline const char *soft_wr_opcode_name(unsigned opcode)
@@ -28,12 +28,11 @@ static inline const char *soft_wc_opcode_name(unsigned opcode)
 
 static inline const char *soft_wc_status_name(unsigned status)
 {
-	NAMES(status, N(WC, SUCCESS), N(WC, LOC_LEN_ERR), N(WC, LOC_QP_OP_ERR),
-	      N(WC, LOC_PROT_ERR), N(WC, WR_FLUSH_ERR), N(WC, MW_BIND_ERR), N(WC, BAD_RESP_ERR),
-	      N(WC, LOC_ACCESS_ERR), N(WC, REM_INV_REQ_ERR), N(WC, REM_ACCESS_ERR),
-	      N(WC, REM_OP_ERR), N(WC, RETRY_EXC_ERR), N(WC, RNR_RETRY_EXC_ERR),
-	      N(WC, REM_ABORT_ERR), N(WC, FATAL_ERR), N(WC, RESP_TIMEOUT_ERR),
-	      N(WC, GENERAL_ERR));
+	NAMES(status, N(WC, SUCCESS), N(WC, LOC_LEN_ERR), N(WC, LOC_QP_OP_ERR), N(WC, LOC_PROT_ERR),
+	      N(WC, WR_FLUSH_ERR), N(WC, MW_BIND_ERR), N(WC, BAD_RESP_ERR), N(WC, LOC_ACCESS_ERR),
+	      N(WC, REM_INV_REQ_ERR), N(WC, REM_ACCESS_ERR), N(WC, REM_OP_ERR),
+	      N(WC, RETRY_EXC_ERR), N(WC, RNR_RETRY_EXC_ERR), N(WC, REM_ABORT_ERR),
+	      N(WC, FATAL_ERR), N(WC, RESP_TIMEOUT_ERR), N(WC, GENERAL_ERR));
 }
 
 static inline const char *soft_qp_state_name(unsigned state)

@@ -7,7 +7,9 @@
 
 #include "fault.h"
 
-enum { SENDS_PER_TURN = 256 };
+enum {
+	SENDS_PER_TURN = 256
+};
 
 #define AGAIN_NS 200000u /* the socket is full: network cards empty it about that fast */
 #define OWN_QKEY 0x80000000u
@@ -87,8 +89,7 @@ static bool send_oldest(struct soft_qp *qp)
 		; /* lost */
 	else if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
-	else if ((path->lid == datagram.lid || !path->lid) &&
-		 soft_gid_is_local(&path->destination))
+	else if ((path->lid == datagram.lid || !path->lid) && soft_gid_is_local(&path->destination))
 		hand_over(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);

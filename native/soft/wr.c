@@ -51,8 +51,8 @@ static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
 /* The word of an atomic write is always inline. */
 static size_t inline_each(const struct soft_qp *qp)
 {
-	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD :
-							    qp->cap.max_inline_data;
+	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD
+							  : qp->cap.max_inline_data;
 }
 
 static uint8_t *inline_at(const struct soft_qp *qp, uint32_t index)

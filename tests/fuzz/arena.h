@@ -17,14 +17,14 @@ enum {
 };
 
 enum area_name {
-	AREA_OPEN,     /* every right; also what our own requests use */
-	AREA_READ,     /* for reading */
-	AREA_WRITE,    /* for writing */
-	AREA_ATOMIC,   /* for atomics */
-	AREA_LOCAL,    /* for our own receives */
-	AREA_FOREIGN,  /* every right, but of another protection domain */
+	AREA_OPEN, /* every right; also what our own requests use */
+	AREA_READ, /* for reading */
+	AREA_WRITE, /* for writing */
+	AREA_ATOMIC, /* for atomics */
+	AREA_LOCAL, /* for our own receives */
+	AREA_FOREIGN, /* every right, but of another protection domain */
 	AREA_WINDOWED, /* nothing but through windows */
-	AREA_STALE,    /* every right, but deregistered */
+	AREA_STALE, /* every right, but deregistered */
 	AREAS,
 };
 
@@ -36,12 +36,14 @@ static const struct area {
 	bool secret;
 } areas[AREAS] = {
 	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS, true, false},
-	[AREA_READ] = {OPEN_SIZE + 3 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_REMOTE_READ, false, false},
+	[AREA_READ] = {OPEN_SIZE + 3 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_REMOTE_READ, false,
+		       false},
 	[AREA_WRITE] = {OPEN_SIZE + 5 * PAGE + GAP, PAGE - 2 * GAP,
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, true, true},
 	[AREA_ATOMIC] = {OPEN_SIZE + 7 * PAGE + GAP, PAGE - 2 * GAP,
 			 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, true, false},
-	[AREA_LOCAL] = {OPEN_SIZE + 9 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_LOCAL_WRITE, true, true},
+	[AREA_LOCAL] = {OPEN_SIZE + 9 * PAGE + GAP, PAGE - 2 * GAP, IBV_ACCESS_LOCAL_WRITE, true,
+			true},
 	[AREA_FOREIGN] = {OPEN_SIZE + 11 * PAGE + GAP, PAGE - 2 * GAP, ALL_RIGHTS, false, true},
 	[AREA_WINDOWED] = {OPEN_SIZE + 13 * PAGE + GAP, PAGE - 2 * GAP,
 			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND, false, true},
@@ -49,9 +51,15 @@ static const struct area {
 };
 
 /* The two windows of AREA_WINDOWED, from its start. */
-enum { WINDOW_SIZE = 512, WINDOW_READ = 512, WINDOW_WRITE = 2048 };
+enum {
+	WINDOW_SIZE = 512,
+	WINDOW_READ = 512,
+	WINDOW_WRITE = 2048
+};
 
-enum { ARENA_SIZE = OPEN_SIZE + 18 * PAGE };
+enum {
+	ARENA_SIZE = OPEN_SIZE + 18 * PAGE
+};
 
 static struct arena {
 	uint8_t *memory;
@@ -68,8 +76,8 @@ static inline uint8_t *area_at(enum area_name name)
 static inline void arena_fill(uint8_t *from, size_t length, bool secret)
 {
 	for (size_t i = 0; i < length; i++)
-		from[i] = secret ? ((const uint8_t *)&arena.secret)[(size_t)(from + i) % 8] :
-				   (uint8_t)(i % 251);
+		from[i] = secret ? ((const uint8_t *)&arena.secret)[(size_t)(from + i) % 8]
+				 : (uint8_t)(i % 251);
 }
 
 static inline void arena_prepare(uint64_t secret)

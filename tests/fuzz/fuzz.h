@@ -22,7 +22,9 @@
 
 #include "../soft/cm_check.h"
 
-enum { RECORD = 16 };
+enum {
+	RECORD = 16
+};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);

@@ -14,17 +14,21 @@
 #include "soft/cm.h"
 #include "soft/cm_sidr_wire.h"
 
-enum { STRANGERS = 4, IDS = 6, PEER_PSN = 100 };
+enum {
+	STRANGERS = 4,
+	IDS = 6,
+	PEER_PSN = 100
+};
 
 static struct world {
 	struct rdma_event_channel *channel; /* of the listeners and what is asked of them */
-	struct rdma_event_channel *asking;  /* of those who ask */
+	struct rdma_event_channel *asking; /* of those who ask */
 	struct rdma_cm_id *listener, *service;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct rdma_cm_id *ids[IDS];
 	int strangers[STRANGERS]; /* -1: none */
-	int server;               /* where the application may be sent */
+	int server; /* where the application may be sent */
 	int datagrams;
 	int sockets;
 } world;
@@ -65,7 +69,8 @@ static void open_world(void)
 	CHECK(world.cq = rdma->ibv_create_cq(world.listener->verbs, 256, NULL, NULL, 0));
 	/* The process gets its LID, and its sockets, when it is first asked for. */
 	CHECK_EQUAL(rdma->ibv_query_port(world.listener->verbs, 1,
-					 (struct _compat_ibv_port_attr *)&port), 0);
+					 (struct _compat_ibv_port_attr *)&port),
+		    0);
 	world.server = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	CHECK_EQUAL(bind(world.server, &any.any, sizeof(any.v4)), 0);
 	CHECK_EQUAL(listen(world.server, 16), 0);
@@ -122,7 +127,8 @@ static void act(struct rdma_cm_id **id, const uint8_t *r)
 	if (!*id)
 		return;
 	switch (r[0] & 7) {
-	case 0: case 1:
+	case 0:
+	case 1:
 		make_queue_pair(*id);
 		(void)rdma->rdma_accept(*id, &parameters);
 		break;
@@ -243,7 +249,8 @@ static void hang_up(int *fd, bool politely)
 
 static void dial(int *fd, bool accepted)
 {
-	union address address = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
+	union address address =
+		address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
 
 	hang_up(fd, false);
 	if (accepted) {
@@ -344,10 +351,13 @@ static void one_thing(const uint8_t *r)
 	int *fd = &world.strangers[r[1] % STRANGERS];
 
 	switch (r[0] & 15) {
-	case 0: case 1:
+	case 0:
+	case 1:
 		dial(fd, r[2] & 1);
 		break;
-	case 2: case 3: case 4:
+	case 2:
+	case 3:
+	case 4:
 		say_message(*fd, r + 2);
 		break;
 	case 5:
@@ -356,10 +366,12 @@ static void one_thing(const uint8_t *r)
 	case 6:
 		say_frame(*fd, r + 2);
 		break;
-	case 7: case 8:
+	case 7:
+	case 8:
 		take_event(r + 2);
 		break;
-	case 9: case 10:
+	case 9:
+	case 10:
 		act(&world.ids[r[1] % IDS], r + 2);
 		break;
 	case 11:
@@ -371,7 +383,8 @@ static void one_thing(const uint8_t *r)
 	case 13:
 		hang_up(fd, r[2] & 1);
 		break;
-	case 14: case 15:
+	case 14:
+	case 15:
 		say_sidr(r + 2);
 		break;
 	}
@@ -382,7 +395,8 @@ static void one_thing(const uint8_t *r)
 static void still_serves(void)
 {
 	struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
-	struct rdma_cm_id *client = resolved(RDMA_PS_TCP, ntohs(rdma->rdma_get_src_port(world.listener)));
+	struct rdma_cm_id *client =
+		resolved(RDMA_PS_TCP, ntohs(rdma->rdma_get_src_port(world.listener)));
 	bool there = false;
 
 	CHECK(client);

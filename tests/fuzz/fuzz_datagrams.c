@@ -13,7 +13,12 @@
 #include "datagram.h"
 #include "objects.h"
 
-enum { VICTIMS = 2, QUEUE = 16, QKEY = 0x1234567, GRH = 40 };
+enum {
+	VICTIMS = 2,
+	QUEUE = 16,
+	QKEY = 0x1234567,
+	GRH = 40
+};
 
 static struct world {
 	struct ibv_context *context;
@@ -35,8 +40,10 @@ static void bring_up_ud(struct side *side)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
 
-	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
-								  IBV_QP_PORT | IBV_QP_QKEY), 0);
+	CHECK_EQUAL(
+		verbs->ibv_modify_qp(side->qp, &attr,
+				     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+		0);
 	CHECK_EQUAL(to_state(side, IBV_QPS_RTR), 0);
 	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
 	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
@@ -51,7 +58,8 @@ static void open_world(void)
 	world.context = open_device();
 	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 256, NULL, NULL, 0));
-	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port), 0);
+	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port),
+		    0);
 	path.dlid = port.lid;
 	CHECK(world.ah = verbs->ibv_create_ah(world.pd, &path));
 	world.stranger = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -68,8 +76,9 @@ static void open_scene(void)
 	world.corrupt_by = 0;
 	CHECK(world.mr = verbs->ibv_reg_mr(world.pd, area_at(AREA_LOCAL), areas[AREA_LOCAL].length,
 					   IBV_ACCESS_LOCAL_WRITE));
-	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &(struct ibv_srq_init_attr){
-								  .attr = {.max_wr = QUEUE, .max_sge = 4}}));
+	CHECK(world.srq = verbs->ibv_create_srq(
+		      world.pd,
+		      &(struct ibv_srq_init_attr){.attr = {.max_wr = QUEUE, .max_sge = 4}}));
 	for (int i = 0; i < VICTIMS; i++) {
 		world.victims[i] = (struct side){
 			.options = {.ud = true, .sends = QUEUE, .receives = QUEUE},
@@ -111,9 +120,10 @@ static void post_receive(struct side *side, const uint8_t *r)
 
 	for (int i = 0; i < wr.num_sge; i++)
 		sges[i] = (struct ibv_sge){.addr = (uintptr_t)area_at(AREA_LOCAL) + r[2 + i] * 4u,
-					   .length = r[6 + i], .lkey = world.mr->lkey};
-	world.posted += !(side->srq ? world.context->ops.post_srq_recv(side->srq, &wr, &bad) :
-				      world.context->ops.post_recv(side->qp, &wr, &bad));
+					   .length = r[6 + i],
+					   .lkey = world.mr->lkey};
+	world.posted += !(side->srq ? world.context->ops.post_srq_recv(side->srq, &wr, &bad)
+				    : world.context->ops.post_recv(side->qp, &wr, &bad));
 }
 
 /* Between queue pairs of the process, which is a message like any other. */
@@ -122,12 +132,17 @@ static void they_hear_each_other(void)
 	struct side *from = &world.victims[0], *to = &world.victims[1];
 	static const uint8_t enough[RECORD] = {[1] = 1, [6] = 255};
 	uint64_t before = world.received;
-	struct ibv_sge sge = {.addr = (uintptr_t)area_at(AREA_LOCAL), .length = 8,
-			      .lkey = world.mr->lkey};
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)area_at(AREA_LOCAL), .length = 8, .lkey = world.mr->lkey};
 	struct ibv_send_wr *bad, wr = {
-		.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
-		.wr.ud = {.ah = world.ah, .remote_qpn = to->qp->qp_num, .remote_qkey = QKEY},
-	};
+					 .wr_id = 1,
+					 .sg_list = &sge,
+					 .num_sge = 1,
+					 .opcode = IBV_WR_SEND,
+					 .wr.ud = {.ah = world.ah,
+						   .remote_qpn = to->qp->qp_num,
+						   .remote_qkey = QKEY},
+				 };
 
 	post_receive(to, enough);
 	world.right++;
@@ -197,7 +212,9 @@ static void say_datagram(const uint8_t *r)
 static void one_thing(const uint8_t *r)
 {
 	switch (r[0] & 7) {
-	case 0: case 1: case 2:
+	case 0:
+	case 1:
+	case 2:
 		say_datagram(r);
 		break;
 	case 3:

@@ -10,7 +10,11 @@
 
 #include "objects.h"
 
-enum { VICTIMS = 4, QUEUE = 16, PEER_PSN = 100 };
+enum {
+	VICTIMS = 4,
+	QUEUE = 16,
+	PEER_PSN = 100
+};
 
 struct victim {
 	struct side side;
@@ -124,9 +128,9 @@ static void bind_window(int i, size_t start, unsigned access)
 
 static void share(enum area_name name)
 {
-	world.mrs[name] = verbs->ibv_reg_mr(name == AREA_FOREIGN ? world.foreign : world.pd,
-					    area_at(name), areas[name].length,
-					    (int)areas[name].rights);
+	world.mrs[name] =
+		verbs->ibv_reg_mr(name == AREA_FOREIGN ? world.foreign : world.pd, area_at(name),
+				  areas[name].length, (int)areas[name].rights);
 	CHECK(world.mrs[name]);
 	world.rkeys[name] = world.mrs[name]->rkey;
 }
@@ -188,9 +192,13 @@ static void friends_are_well(void)
 	a->memory[0]++;
 	CHECK_EQUAL(post_recv_at(b, 1, 8, 8), 0);
 	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3, .length = 8,
-					     .offset = 16, .remote = (uintptr_t)b->memory + 8,
-					     .rkey = b->mr->rkey}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					     .wr_id = 3,
+					     .length = 8,
+					     .offset = 16,
+					     .remote = (uintptr_t)b->memory + 8,
+					     .rkey = b->mr->rkey}),
+		    0);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(a, 3, IBV_WC_SUCCESS);
@@ -227,8 +235,9 @@ static void close_scene(void)
 	}
 	memset(world.victims, 0, sizeof(world.victims));
 	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
-	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &(struct ibv_srq_init_attr){
-								 .attr = {.max_wr = QUEUE, .max_sge = 4}}));
+	CHECK(world.srq = verbs->ibv_create_srq(
+		      world.pd,
+		      &(struct ibv_srq_init_attr){.attr = {.max_wr = QUEUE, .max_sge = 4}}));
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(world.context->ops.dealloc_mw(world.windows[i]), 0);
 	for (int i = 0; i < AREAS; i++)
@@ -302,8 +311,13 @@ static uint64_t address_of_record(const uint8_t *at)
 }
 
 static const uint8_t opcodes[] = {
-	SOFT_SEND, SOFT_WRITE, SOFT_READ, SOFT_COMPARE_SWAP, SOFT_FETCH_ADD, SOFT_ATOMIC_WRITE, SOFT_ACK,
-	SOFT_NAK, SOFT_RNR_NAK, SOFT_READ_DATA, SOFT_ATOMIC_DATA, SOFT_DISCONNECT, SOFT_LOSSY, 0,
+	SOFT_SEND,        SOFT_WRITE,
+	SOFT_READ,        SOFT_COMPARE_SWAP,
+	SOFT_FETCH_ADD,   SOFT_ATOMIC_WRITE,
+	SOFT_ACK,         SOFT_NAK,
+	SOFT_RNR_NAK,     SOFT_READ_DATA,
+	SOFT_ATOMIC_DATA, SOFT_DISCONNECT,
+	SOFT_LOSSY,       0,
 };
 
 /*  1 opcode  2 flags  3 PSN from the one that is right  4-5 length  6 what total and offset are
@@ -340,10 +354,10 @@ static void say_frame(const uint8_t *r)
 		frame.total = length + r[7] * 64u;
 		break;
 	case 2: /* the next one of those */
-		frame.offset = answer ? soft_send_at(qp, qp->sq.oldest)->received :
-					qp->responder.offset;
-		frame.total = answer ? soft_send_at(qp, qp->sq.oldest)->length :
-				       qp->responder.total;
+		frame.offset =
+			answer ? soft_send_at(qp, qp->sq.oldest)->received : qp->responder.offset;
+		frame.total =
+			answer ? soft_send_at(qp, qp->sq.oldest)->length : qp->responder.total;
 		break;
 	case 3:
 		frame.offset = r[7] * 64u;
@@ -389,22 +403,29 @@ static void post_receive(const uint8_t *r)
 			.addr = (uintptr_t)area_at(open ? AREA_OPEN : AREA_LOCAL) + r[3 + i] * 4u,
 			.length = open ? fuzz16(r + 8) : r[8 + i],
 			/* A receive may also name a key that is good for nothing. */
-			.lkey = r[12] & 1 ? world.rkeys[AREA_STALE] :
-				open      ? world.rkeys[AREA_OPEN] :
-					    world.rkeys[AREA_LOCAL],
+			.lkey = r[12] & 1 ? world.rkeys[AREA_STALE]
+				: open    ? world.rkeys[AREA_OPEN]
+					  : world.rkeys[AREA_LOCAL],
 		};
 		*length += sges[i].length;
 	}
 	wr.wr_id = next_id(victim, 0);
-	if (victim->side.srq ? context->ops.post_srq_recv(victim->side.srq, &wr, &bad) :
-			       context->ops.post_recv(victim->side.qp, &wr, &bad))
+	if (victim->side.srq ? context->ops.post_srq_recv(victim->side.srq, &wr, &bad)
+			     : context->ops.post_recv(victim->side.qp, &wr, &bad))
 		victim->queues[0].posted--;
 }
 
 static const enum ibv_wr_opcode work[] = {
-	IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-	IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
-	IBV_WR_ATOMIC_WRITE, IBV_WR_SEND_WITH_INV, IBV_WR_LOCAL_INV,
+	IBV_WR_SEND,
+	IBV_WR_SEND_WITH_IMM,
+	IBV_WR_RDMA_WRITE,
+	IBV_WR_RDMA_WRITE_WITH_IMM,
+	IBV_WR_RDMA_READ,
+	IBV_WR_ATOMIC_CMP_AND_SWP,
+	IBV_WR_ATOMIC_FETCH_AND_ADD,
+	IBV_WR_ATOMIC_WRITE,
+	IBV_WR_SEND_WITH_INV,
+	IBV_WR_LOCAL_INV,
 };
 
 /* Our own request, which the stranger may answer. */
@@ -415,11 +436,12 @@ static void post_request(const uint8_t *r)
 	uint32_t length = fuzz16(r + 2);
 	struct ibv_sge sges[2];
 	struct ibv_send_wr *bad, wr = {
-		.sg_list = sges,
-		.num_sge = 1 + (r[4] & 1),
-		.opcode = opcode,
-		.send_flags = r[5] & (IBV_SEND_FENCE | IBV_SEND_SOLICITED | IBV_SEND_INLINE),
-	};
+					 .sg_list = sges,
+					 .num_sge = 1 + (r[4] & 1),
+					 .opcode = opcode,
+					 .send_flags = r[5] & (IBV_SEND_FENCE | IBV_SEND_SOLICITED |
+							       IBV_SEND_INLINE),
+				 };
 
 	length = length & 0x8000 ? (length & 0x7fff) * 9 : length & 0xfff;
 	if (length > OPEN_SIZE / 2)
@@ -460,7 +482,10 @@ static void one_thing(const uint8_t *r)
 	struct victim *victim = world.current;
 
 	switch (r[0] & 15) {
-	case 0: case 1: case 2: case 3:
+	case 0:
+	case 1:
+	case 2:
+	case 3:
 		say_frame(r);
 		break;
 	case 4:

@@ -37,15 +37,15 @@ static void refer(const uint8_t *r)
 	enum soft_reached reached;
 
 	soft_put32(bytes, slot);
-	soft_put32(bytes + 4, peer_page()->generation[slot % SOFT_REACH_SLOTS] +
-				      (uint32_t)(int8_t)r[2]);
+	soft_put32(bytes + 4,
+		   peer_page()->generation[slot % SOFT_REACH_SLOTS] + (uint32_t)(int8_t)r[2]);
 	for (uint32_t i = 0; i < count; i++) {
 		uint8_t *piece = bytes + SOFT_REFERENCE_HEAD + i * SOFT_REFERENCE_PIECE;
 
 		/* Of its own memory, or where there is none. */
-		soft_put64(piece, r[5] & 1 && i == count / 2u ?
-					  (uint64_t)r[5] << 12 :
-					  (uintptr_t)area_at(AREA_READ) + (r[5] >> 1));
+		soft_put64(piece, r[5] & 1 && i == count / 2u
+					  ? (uint64_t)r[5] << 12
+					  : (uintptr_t)area_at(AREA_READ) + (r[5] >> 1));
 		soft_put64(piece + 8, each + (r[5] & 0x80 && i == 1 ? UINT64_C(1) << 32 : 0));
 	}
 	if (!soft_reference_decode(bytes, count, length, &reference))
@@ -56,7 +56,8 @@ static void refer(const uint8_t *r)
 	uint32_t first = (length - offset) / 3u;
 	struct iovec to[2] = {
 		{area_at(AREA_OPEN) + r[10], first},
-		{area_at(AREA_OPEN) + OPEN_SIZE - (length - offset - first), length - offset - first},
+		{area_at(AREA_OPEN) + OPEN_SIZE - (length - offset - first),
+		 length - offset - first},
 	};
 
 	reached = soft_reach_copy(&world.reach, &reference, offset, to, 2);
@@ -106,7 +107,9 @@ static void take_back(const uint8_t *r)
 static void one_thing(const uint8_t *r)
 {
 	switch (r[0] & 7) {
-	case 0: case 1: case 2:
+	case 0:
+	case 1:
+	case 2:
 		refer(r);
 		break;
 	case 3:

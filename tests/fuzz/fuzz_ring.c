@@ -15,10 +15,19 @@
 #include "meeting.h"
 #include "objects.h"
 
-enum { QUEUE = 16, PEER_PSN = 100, PEER_QPN = 2, PEER_LID = 1 };
+enum {
+	QUEUE = 16,
+	PEER_PSN = 100,
+	PEER_QPN = 2,
+	PEER_LID = 1
+};
 
 /* What memory.c says of its layout. */
-enum { POSITIONS = 4096, POSITIONS_EACH = 256, RINGS = 8192 + 2 * SOFT_NEIGHBOUR_AREA };
+enum {
+	POSITIONS = 4096,
+	POSITIONS_EACH = 256,
+	RINGS = 8192 + 2 * SOFT_NEIGHBOUR_AREA
+};
 
 static struct world {
 	struct ibv_context *context;
@@ -45,7 +54,8 @@ static void open_world(void)
 	world.context = open_device();
 	CHECK(world.pd = verbs->ibv_alloc_pd(world.context));
 	CHECK(world.cq = verbs->ibv_create_cq(world.context, 256, NULL, NULL, 0));
-	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port), 0);
+	CHECK_EQUAL(verbs->ibv_query_port(world.context, 1, (struct _compat_ibv_port_attr *)&port),
+		    0);
 	world.lid = port.lid;
 	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
 	for (int i = 0; i < 2; i++)
@@ -124,7 +134,8 @@ static void message(uint32_t word, uint32_t lid, int with)
 
 static struct soft_ring_shared *positions(int ring)
 {
-	return (struct soft_ring_shared *)(void *)(world.memory + POSITIONS + ring * POSITIONS_EACH);
+	return (struct soft_ring_shared *)(void *)(world.memory + POSITIONS +
+						   ring * POSITIONS_EACH);
 }
 
 /* `wrong`: with memory that is none of ours, or too little of it. */
@@ -187,24 +198,27 @@ static void say_greeting(const uint8_t *r)
 {
 	uint8_t bytes[SOFT_GREETING];
 
-	soft_greeting_encode(bytes, &(struct soft_greeting){
-					    .kind = r[1] & 1 ? SOFT_GREETING_WELCOME :
-							       SOFT_GREETING_HELLO,
-					    .from = PEER_QPN + (r[2] & 1),
-					    .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
-					    .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
-					    .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
-					    .flags = r[3],
-				    });
+	soft_greeting_encode(bytes,
+			     &(struct soft_greeting){
+				     .kind = r[1] & 1 ? SOFT_GREETING_WELCOME : SOFT_GREETING_HELLO,
+				     .from = PEER_QPN + (r[2] & 1),
+				     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
+				     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
+				     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
+				     .flags = r[3],
+			     });
 	bytes[r[4] % SOFT_GREETING] ^= r[5];
-	put(&(struct soft_record){.kind = 1 + (r[6] & 1), .to = r[7], .from = 1 + r[8],
-				  .length = SOFT_GREETING - (r[9] & 7)}, bytes);
+	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
+				  .to = r[7],
+				  .from = 1 + r[8],
+				  .length = SOFT_GREETING - (r[9] & 7)},
+	    bytes);
 }
 
 static void say_frame(const uint8_t *r)
 {
-	static const uint8_t opcodes[] = {SOFT_SEND, SOFT_WRITE, SOFT_READ, SOFT_FETCH_ADD, SOFT_ACK,
-					  SOFT_NAK, SOFT_READ_DATA, SOFT_DISCONNECT};
+	static const uint8_t opcodes[] = {SOFT_SEND, SOFT_WRITE, SOFT_READ,      SOFT_FETCH_ADD,
+					  SOFT_ACK,  SOFT_NAK,   SOFT_READ_DATA, SOFT_DISCONNECT};
 	static uint8_t bytes[SOFT_FRAME_HEADER + 0x4000];
 	unsigned area = r[5] % (AREA_LOCAL + 2u);
 	struct soft_frame frame = {
@@ -230,8 +244,10 @@ static void say_frame(const uint8_t *r)
 	if (frame.opcode < SOFT_ACK && !r[3])
 		world.psn = soft_psn_add(world.psn, 1);
 	/* Frames must be whole in a record: perhaps this one is not. */
-	put(&(struct soft_record){.kind = 3, .to = world.peer ^ (r[14] & 1),
-				  .length = length - (r[15] < length ? r[15] : 0)}, bytes);
+	put(&(struct soft_record){.kind = 3,
+				  .to = world.peer ^ (r[14] & 1),
+				  .length = length - (r[15] < length ? r[15] : 0)},
+	    bytes);
 }
 
 /* ---- what must hold --------------------------------------------------------------------------- */
@@ -286,15 +302,22 @@ static void one_thing(const uint8_t *r)
 	case 0:
 		visit(r[1] & 0x80 ? r[1] & 3 : 0);
 		break;
-	case 1: case 2:
+	case 1:
+	case 2:
 		say_greeting(r);
 		break;
-	case 3: case 4: case 5: case 6:
+	case 3:
+	case 4:
+	case 5:
+	case 6:
 		say_frame(r);
 		break;
 	case 7: /* a record of any kind, with anything in it */
-		put(&(struct soft_record){.kind = r[1], .to = r[2] & 1 ? world.peer : r[2],
-					  .from = r[3], .length = r[4] % 12u}, r + 4);
+		put(&(struct soft_record){.kind = r[1],
+					  .to = r[2] & 1 ? world.peer : r[2],
+					  .from = r[3],
+					  .length = r[4] % 12u},
+		    r + 4);
 		break;
 	case 8: /* positions */
 		if (!world.memory)
@@ -321,9 +344,9 @@ static void one_thing(const uint8_t *r)
 			world.posted++;
 		break;
 	case 14:
-		if (!post(&world.victim, (struct request){.opcode = r[1] & 1 ? IBV_WR_RDMA_READ :
-									       IBV_WR_SEND,
-							  .length = r[2] * 16u}))
+		if (!post(&world.victim,
+			  (struct request){.opcode = r[1] & 1 ? IBV_WR_RDMA_READ : IBV_WR_SEND,
+					   .length = r[2] * 16u}))
 			world.posted++;
 		break;
 	case 15:

@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { REPLAY_MAX = 64 * RECORD, VARIATIONS = 4 };
+enum {
+	REPLAY_MAX = 64 * RECORD,
+	VARIATIONS = 4
+};
 
 static uint64_t replay_state = 1;
 
@@ -16,7 +19,8 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size)
 	if (!size && max_size)
 		data[size++] = 0;
 	if (size)
-		data[fuzz_next(&replay_state) % size] ^= (uint8_t)(1u << fuzz_next(&replay_state) % 8);
+		data[fuzz_next(&replay_state) % size] ^=
+			(uint8_t)(1u << fuzz_next(&replay_state) % 8);
 	return size;
 }
 

@@ -10,7 +10,13 @@
 #define _GNU_SOURCE /* CPU_SET */
 #include "bench_side.h"
 
-enum { BIG = 1 << 20, WINDOW = 4, BATCH = 500, ROUNDS = 9, STREAM = 128 << 20 };
+enum {
+	BIG = 1 << 20,
+	WINDOW = 4,
+	BATCH = 500,
+	ROUNDS = 9,
+	STREAM = 128 << 20
+};
 
 /* ---- plain TCP ----------------------------------------------------------------------------- */
 
@@ -68,15 +74,21 @@ static int completions(struct side *side, struct ibv_wc *wc, int room, bool poll
 	}
 }
 
-enum { SENT = 1, RECEIVED = 2 };
+enum {
+	SENT = 1,
+	RECEIVED = 2
+};
 
 static void rdma_64(const struct process *process, struct side *side, bool polling)
 {
 	int received = 0, sent = 0, posted = 0;
 
 	if (process->child) {
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = SENT,
-							.length = 64, .flags = IBV_SEND_INLINE}), 0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+							.wr_id = SENT,
+							.length = 64,
+							.flags = IBV_SEND_INLINE}),
+			    0);
 		posted++;
 	}
 	while (received < BATCH || sent < BATCH) {
@@ -92,10 +104,11 @@ static void rdma_64(const struct process *process, struct side *side, bool polli
 			received++;
 			CHECK_EQUAL(post_recv_at(side, RECEIVED, 4096, 64), 0);
 			if (posted < BATCH) {
-				CHECK_EQUAL(post(side, (struct request){
-							       .opcode = IBV_WR_SEND, .wr_id = SENT,
-							       .length = 64,
-							       .flags = IBV_SEND_INLINE}), 0);
+				CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+									.wr_id = SENT,
+									.length = 64,
+									.flags = IBV_SEND_INLINE}),
+					    0);
 				posted++;
 			}
 		}
@@ -118,13 +131,17 @@ static void rdma_stream(const struct process *process, struct side *side,
 	while (done < count) {
 		while (posted < count && posted - done < WINDOW) {
 			posted++;
-			CHECK_EQUAL(post(side, (struct request){
-						       .opcode = posted == count ?
-									 IBV_WR_RDMA_WRITE_WITH_IMM :
-									 IBV_WR_RDMA_WRITE,
-						       .wr_id = SENT, .length = size,
-						       .offset = 8192, .remote = peer->memory + 8192,
-						       .rkey = peer->rkey}), 0);
+			CHECK_EQUAL(
+				post(side,
+				     (struct request){.opcode = posted == count
+									? IBV_WR_RDMA_WRITE_WITH_IMM
+									: IBV_WR_RDMA_WRITE,
+						      .wr_id = SENT,
+						      .length = size,
+						      .offset = 8192,
+						      .remote = peer->memory + 8192,
+						      .rkey = peer->rkey}),
+				0);
 		}
 		struct ibv_wc wc[16];
 		int n = completions(side, wc, 16, polling);
@@ -140,14 +157,16 @@ static void report(const char *mood, double times[6][ROUNDS])
 	static const char *const what[] = {"64 B there and back", "64 KiB", "1 MiB"};
 
 	for (int row = 0; row < 3; row++) {
-		double tcp = median(times[2 * row], ROUNDS), device = median(times[2 * row + 1], ROUNDS);
+		double tcp = median(times[2 * row], ROUNDS),
+		       device = median(times[2 * row + 1], ROUNDS);
 
 		if (row == 0)
-			printf("%-8s  %-19s  TCP %6.1f us    device %6.1f us    %5.1f times\n", mood,
-			       what[row], tcp / BATCH / 1e3, device / BATCH / 1e3, tcp / device);
+			printf("%-8s  %-19s  TCP %6.1f us    device %6.1f us    %5.1f times\n",
+			       mood, what[row], tcp / BATCH / 1e3, device / BATCH / 1e3,
+			       tcp / device);
 		else
-			printf("%-8s  %-19s  TCP %6.1f GB/s  device %6.1f GB/s  %5.1f times\n", mood,
-			       what[row], STREAM / tcp, STREAM / device, tcp / device);
+			printf("%-8s  %-19s  TCP %6.1f GB/s  device %6.1f GB/s  %5.1f times\n",
+			       mood, what[row], STREAM / tcp, STREAM / device, tcp / device);
 	}
 }
 

@@ -9,12 +9,28 @@
 #include "bench_side.h"
 #include "reference.h"
 
-enum { MOST = 4 << 20, ROUNDS = 15, BYTES = 32 << 20, SENT = 1, RECEIVED = 2 };
+enum {
+	MOST = 4 << 20,
+	ROUNDS = 15,
+	BYTES = 32 << 20,
+	SENT = 1,
+	RECEIVED = 2
+};
 
-enum way { COPY, TCP, WRITE, WRITE_REFERRED, READ, READ_REFERRED, SEND, SEND_REFERRED, WAYS };
+enum way {
+	COPY,
+	TCP,
+	WRITE,
+	WRITE_REFERRED,
+	READ,
+	READ_REFERRED,
+	SEND,
+	SEND_REFERRED,
+	WAYS
+};
 
-static const char *const names[WAYS] = {"memcpy", "TCP", "write", "refer", "read", "refer", "send",
-					"refer"};
+static const char *const names[WAYS] = {"memcpy", "TCP",   "write", "refer",
+					"read",   "refer", "send",  "refer"};
 
 struct bench {
 	struct process process;
@@ -59,13 +75,15 @@ static void one_sided(struct bench *bench, enum ibv_wr_opcode opcode, uint32_t l
 	struct side *side = &bench->side;
 
 	for (int i = repeats(length); i; i--) {
-		CHECK_EQUAL(post(side, (struct request){
-					       .opcode = i == 1 && opcode == IBV_WR_RDMA_WRITE ?
-								 IBV_WR_RDMA_WRITE_WITH_IMM :
-								 opcode,
-					       .wr_id = SENT, .length = length,
-					       .remote = bench->peer.memory,
-					       .rkey = bench->peer.rkey}), 0);
+		CHECK_EQUAL(
+			post(side, (struct request){.opcode = i == 1 && opcode == IBV_WR_RDMA_WRITE
+								      ? IBV_WR_RDMA_WRITE_WITH_IMM
+								      : opcode,
+						    .wr_id = SENT,
+						    .length = length,
+						    .remote = bench->peer.memory,
+						    .rkey = bench->peer.rkey}),
+			0);
 		expect_wc(side, SENT, IBV_WC_SUCCESS);
 	}
 	if (opcode == IBV_WR_RDMA_READ) { /* the other side may stop polling */
@@ -80,8 +98,10 @@ static void two_sided(struct bench *bench, uint32_t length)
 
 	for (int i = repeats(length); i; i--) {
 		if (bench->process.child)
-			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = SENT,
-								.length = length}), 0);
+			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+								.wr_id = SENT,
+								.length = length}),
+				    0);
 		if (bench->process.child) {
 			expect_wc(side, SENT, IBV_WC_SUCCESS);
 		} else {

@@ -22,7 +22,8 @@ static inline double median(double *values, int count)
 
 static inline int tcp_pair(const struct process *process)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in address = {.sin_family = AF_INET,
+				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t length = sizeof(address);
 	const int on = 1;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);

@@ -13,10 +13,10 @@
 
 /* What the test is at, for who finds that it hangs. */
 static const char *current_step = "start";
-#define STEP(call)                                                                           \
-	do {                                                                                 \
-		current_step = #call;                                                        \
-		call;                                                                        \
+#define STEP(call)                                                                                 \
+	do {                                                                                       \
+		current_step = #call;                                                              \
+		call;                                                                              \
 	} while (0)
 
 static inline void hangs(int signal)
@@ -42,34 +42,35 @@ static inline uint64_t now_ns(clockid_t clock)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-#define CHECK(condition)                                                                     \
-	do {                                                                                 \
-		if (!(condition)) {                                                          \
-			fprintf(stderr, "%s:%d: in %s: not so: %s (errno %d: %s)\n",         \
-				__FILE__, __LINE__, current_step, #condition, errno,         \
-				strerror(errno));               \
-			exit(1);                                                             \
-		}                                                                            \
+#define CHECK(condition)                                                                           \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: in %s: not so: %s (errno %d: %s)\n", __FILE__,     \
+				__LINE__, current_step, #condition, errno, strerror(errno));       \
+			exit(1);                                                                   \
+		}                                                                                  \
 	} while (0)
 
-#define CHECK_EQUAL(got, expected)                                                           \
-	do {                                                                                 \
-		long long got_ = (long long)(got);                                           \
-		long long expected_ = (long long)(expected);                                 \
-		if (got_ != expected_) {                                                     \
-			fprintf(stderr, "%s:%d: in %s: %s is %lld, expected %s = %lld (errno " \
-				"%d)\n", __FILE__, __LINE__, current_step, #got, got_,       \
-				#expected, expected_, errno);                                \
-			exit(1);                                                             \
-		}                                                                            \
+#define CHECK_EQUAL(got, expected)                                                                 \
+	do {                                                                                       \
+		long long got_ = (long long)(got);                                                 \
+		long long expected_ = (long long)(expected);                                       \
+		if (got_ != expected_) {                                                           \
+			fprintf(stderr,                                                            \
+				"%s:%d: in %s: %s is %lld, expected %s = %lld (errno "             \
+				"%d)\n",                                                           \
+				__FILE__, __LINE__, current_step, #got, got_, #expected,           \
+				expected_, errno);                                                 \
+			exit(1);                                                                   \
+		}                                                                                  \
 	} while (0)
 
 /* A call that must fail: -1 and this errno. */
-#define CHECK_FAILS(call, error)                                                             \
-	do {                                                                                 \
-		errno = 0;                                                                   \
-		CHECK_EQUAL(call, -1);                                                       \
-		CHECK_EQUAL(errno, error);                                                   \
+#define CHECK_FAILS(call, error)                                                                   \
+	do {                                                                                       \
+		errno = 0;                                                                         \
+		CHECK_EQUAL(call, -1);                                                             \
+		CHECK_EQUAL(errno, error);                                                         \
 	} while (0)
 
 #endif

@@ -59,7 +59,7 @@ static inline socklen_t address_length(const union address *address)
 
 static inline union address address_of(const char *text, uint16_t port)
 {
-	union address address = { 0 };
+	union address address = {0};
 
 	if (inet_pton(AF_INET, text, &address.v4.sin_addr) == 1) {
 		address.v4.sin_family = AF_INET;
@@ -127,7 +127,9 @@ static inline void expect_nothing(struct rdma_event_channel *channel)
 
 /* ---- a side -------------------------------------------------------------------------------- */
 
-enum { MESSAGE = 64 };
+enum {
+	MESSAGE = 64
+};
 
 struct side {
 	struct rdma_event_channel *channel;
@@ -140,7 +142,7 @@ struct side {
 
 static inline struct side side_open(void)
 {
-	struct side side = { 0 };
+	struct side side = {0};
 
 	side.channel = rdma->rdma_create_event_channel();
 	CHECK(side.channel);
@@ -161,7 +163,7 @@ static inline struct ibv_qp_init_attr side_attributes(struct side *side)
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 	};
 
 	return attr;
@@ -181,8 +183,8 @@ static inline void side_memory(struct side *side)
 
 static inline void side_post_receive(struct side *side)
 {
-	struct ibv_sge sge = { (uintptr_t)side->buffer + MESSAGE, MESSAGE, side->mr->lkey };
-	struct ibv_recv_wr receive = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_sge sge = {(uintptr_t)side->buffer + MESSAGE, MESSAGE, side->mr->lkey};
+	struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = &sge, .num_sge = 1};
 	struct ibv_recv_wr *bad;
 
 	CHECK_EQUAL(side->id->verbs->ops.post_recv(side->id->qp, &receive, &bad), 0);
@@ -213,9 +215,12 @@ static inline struct ibv_wc side_completion(struct side *side)
 
 static inline void send_message(struct side *from, struct side *to, uint8_t seed)
 {
-	struct ibv_sge sge = { (uintptr_t)from->buffer, MESSAGE, from->mr->lkey };
-	struct ibv_send_wr send = { .wr_id = 1, .sg_list = &sge, .num_sge = 1,
-				    .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_sge sge = {(uintptr_t)from->buffer, MESSAGE, from->mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 1,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
 	struct ibv_send_wr *bad;
 	struct ibv_wc wc;
 
@@ -289,12 +294,12 @@ static inline void resolve_to(struct side *side, const char *text, uint16_t port
 
 static inline struct rdma_conn_param parameters(const void *private_data, uint8_t length)
 {
-	return (struct rdma_conn_param){ .private_data = private_data,
-					 .private_data_len = length,
-					 .responder_resources = 1,
-					 .initiator_depth = 1,
-					 .retry_count = 7,
-					 .rnr_retry_count = 7 };
+	return (struct rdma_conn_param){.private_data = private_data,
+					.private_data_len = length,
+					.responder_resources = 1,
+					.initiator_depth = 1,
+					.retry_count = 7,
+					.rnr_retry_count = 7};
 }
 
 /* A side that has asked; the request waits at the listener. */
@@ -314,7 +319,7 @@ static inline struct side take_request(struct side *listener)
 {
 	struct rdma_cm_event *event =
 		expect(listener->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
-	struct side side = { .id = event->id, .channel = listener->channel };
+	struct side side = {.id = event->id, .channel = listener->channel};
 
 	CHECK(event->listen_id == listener->id);
 	acknowledge(event);

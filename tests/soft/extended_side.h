@@ -11,8 +11,8 @@ static const uint64_t all_times =
 static inline struct verbs_context *extended(struct ibv_context *context)
 {
 	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
-	struct verbs_context *found = (struct verbs_context *)((char *)context -
-							       offsetof(struct verbs_context, context));
+	struct verbs_context *found =
+		(struct verbs_context *)((char *)context - offsetof(struct verbs_context, context));
 
 	CHECK(found->sz >= sizeof(*found));
 	return found;
@@ -39,7 +39,9 @@ static inline struct ibv_qp_init_attr_ex qp_attr_ex(struct side *side, struct ex
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
 		.cap = {8, 8, 4, 4, extras.inline_data ? extras.inline_data : 256},
-		.qp_type = side->options.ud ? IBV_QPT_UD : side->options.uc ? IBV_QPT_UC : IBV_QPT_RC,
+		.qp_type = side->options.ud   ? IBV_QPT_UD
+			   : side->options.uc ? IBV_QPT_UC
+					      : IBV_QPT_RC,
 		.sq_sig_all = !side->options.signal_none,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
 			     IBV_QP_INIT_ATTR_CREATE_FLAGS,

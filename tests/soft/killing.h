@@ -124,11 +124,11 @@ static inline void isolate(void)
 	struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
 	int fd;
 
-	isolated = namespaces() &&
-		   mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && empty_tmp() &&
-		   mount("none", "/dev/shm", "tmpfs", 0, NULL) == 0;
+	isolated = namespaces() && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+		   empty_tmp() && mount("none", "/dev/shm", "tmpfs", 0, NULL) == 0;
 	if (!isolated) {
-		printf("no namespaces for this user: what is left in the file system is not looked at\n");
+		printf("no namespaces for this user: what is left in the file system is not looked "
+		       "at\n");
 		return;
 	}
 	fd = socket(AF_INET, SOCK_DGRAM, 0);
@@ -139,7 +139,9 @@ static inline void isolate(void)
 
 /* ---- peers --------------------------------------------------------------------------------- */
 
-enum { PEERS_MOST = 900 };
+enum {
+	PEERS_MOST = 900
+};
 
 static struct peer {
 	pid_t pid;
@@ -304,7 +306,9 @@ static inline struct held held_now(void)
 /* The survivor is back where it was, when the links that linger have gone. */
 static inline void expect_held(const struct held *before)
 {
-	enum { SLACK = 256 << 10 }; /* tables have grown */
+	enum {
+		SLACK = 256 << 10
+	}; /* tables have grown */
 	uint64_t end = watched_ns() + PATIENCE;
 	struct held now;
 

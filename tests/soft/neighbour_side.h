@@ -10,7 +10,10 @@
 #include "objects.h"
 #include "verbs_side.h"
 
-enum { REFUSE_ME = 99, HOLD_ME };
+enum {
+	REFUSE_ME = 99,
+	HOLD_ME
+};
 
 /* One end of a way, and what it has been told. */
 struct end {
@@ -23,9 +26,9 @@ struct end {
 	uint64_t bytes; /* taken in; each byte is checked: see pattern */
 	uint64_t sent;
 	uint64_t to_send; /* whenever there is room */
-	uint32_t most;    /* in one record */
-	bool echo;        /* answer each record with one byte */
-	int told;         /* an eventfd: anything has happened */
+	uint32_t most; /* in one record */
+	bool echo; /* answer each record with one byte */
+	int told; /* an eventfd: anything has happened */
 };
 
 static struct end *callee; /* who is called next */
@@ -59,7 +62,8 @@ static inline void send_more(struct end *end)
 		for (uint32_t i = 0; i < length; i++)
 			bytes[i] = pattern(end->sent + i);
 		/* In two pieces. */
-		struct iovec iov[2] = {{bytes, length / 2}, {bytes + length / 2, length - length / 2}};
+		struct iovec iov[2] = {{bytes, length / 2},
+				       {bytes + length / 2, length - length / 2}};
 
 		soft_way_write(&end->way, iov, 2, length);
 		end->sent += length;

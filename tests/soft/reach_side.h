@@ -23,8 +23,9 @@ static inline void forbid_copying(void)
 
 	CHECK_EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 	/* With all threads: the device's own one is there already, perhaps. */
-	CHECK_EQUAL(syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC,
-			    &program), 0);
+	CHECK_EQUAL(
+		syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program),
+		0);
 }
 
 static inline uint32_t next_random(void)

@@ -41,12 +41,12 @@ static inline bool refused_now(int error)
 	return true;
 }
 
-#define REFUSABLE(result, name, parameters, arguments, error, failure)                       \
-	result __real_##name parameters;                                                     \
-	result __wrap_##name parameters;                                                     \
-	result __wrap_##name parameters                                                      \
-	{                                                                                    \
-		return refused_now(error) ? (failure) : __real_##name arguments;             \
+#define REFUSABLE(result, name, parameters, arguments, error, failure)                             \
+	result __real_##name parameters;                                                           \
+	result __wrap_##name parameters;                                                           \
+	result __wrap_##name parameters                                                            \
+	{                                                                                          \
+		return refused_now(error) ? (failure) : __real_##name arguments;                   \
 	}
 
 REFUSABLE(void *, malloc, (size_t size), (size), ENOMEM, NULL)
@@ -71,9 +71,9 @@ REFUSABLE(int, bind, (int fd, const struct sockaddr *address, socklen_t length),
 REFUSABLE(int, listen, (int fd, int backlog), (fd, backlog), EADDRINUSE, -1)
 REFUSABLE(int, getsockname, (int fd, struct sockaddr *address, socklen_t *length),
 	  (fd, address, length), ENOBUFS, -1)
-REFUSABLE(int, getifaddrs, (struct ifaddrs **list), (list), ENOMEM, -1)
+REFUSABLE(int, getifaddrs, (struct ifaddrs * *list), (list), ENOMEM, -1)
 REFUSABLE(int, pthread_create,
-	  (pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *with),
+	  (pthread_t * thread, const pthread_attr_t *attr, void *(*run)(void *), void *with),
 	  (thread, attr, run, with), EAGAIN, EAGAIN)
 
 #endif

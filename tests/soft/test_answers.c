@@ -8,12 +8,12 @@ static void rates(void)
 		enum ibv_rate rate;
 		int mult, mbps;
 	} known[] = {
-		{IBV_RATE_2_5_GBPS, 1, 2500},   {IBV_RATE_5_GBPS, 2, 5000},
-		{IBV_RATE_40_GBPS, 16, 40000},  {IBV_RATE_120_GBPS, 48, 120000},
-		{IBV_RATE_14_GBPS, -1, 14062},  {IBV_RATE_100_GBPS, -1, 103125},
-		{IBV_RATE_28_GBPS, 11, 28125},  {IBV_RATE_50_GBPS, 20, 53125},
-		{IBV_RATE_400_GBPS, 160, 425000},
-		{IBV_RATE_MAX, -1, -1},         {(enum ibv_rate)99, -1, -1},
+		{IBV_RATE_2_5_GBPS, 1, 2500},     {IBV_RATE_5_GBPS, 2, 5000},
+		{IBV_RATE_40_GBPS, 16, 40000},    {IBV_RATE_120_GBPS, 48, 120000},
+		{IBV_RATE_14_GBPS, -1, 14062},    {IBV_RATE_100_GBPS, -1, 103125},
+		{IBV_RATE_28_GBPS, 11, 28125},    {IBV_RATE_50_GBPS, 20, 53125},
+		{IBV_RATE_400_GBPS, 160, 425000}, {IBV_RATE_MAX, -1, -1},
+		{(enum ibv_rate)99, -1, -1},
 	};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
@@ -43,7 +43,7 @@ static void texts(void)
 	CHECK(!strcmp(verbs->ibv_port_state_str(IBV_PORT_DOWN), "down"));
 	CHECK(!strcmp(verbs->ibv_port_state_str(IBV_PORT_ACTIVE_DEFER), "active defer"));
 	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)6), "unknown"));
-	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state)-1), "unknown"));
+	CHECK(!strcmp(verbs->ibv_port_state_str((enum ibv_port_state) - 1), "unknown"));
 	CHECK(!strcmp(verbs->ibv_wc_status_str(IBV_WC_SUCCESS), "success"));
 	CHECK(!strcmp(verbs->ibv_wc_status_str(IBV_WC_TM_RNDV_INCOMPLETE),
 		      "tag matching rendezvous incomplete"));
@@ -54,10 +54,10 @@ static void texts(void)
 
 	/* rdma_event_str(3): the names of the enum. */
 	static const char *const events[] = {
-		"ADDR_RESOLVED", "ADDR_ERROR", "ROUTE_RESOLVED", "ROUTE_ERROR", "CONNECT_REQUEST",
-		"CONNECT_RESPONSE", "CONNECT_ERROR", "UNREACHABLE", "REJECTED", "ESTABLISHED",
-		"DISCONNECTED", "DEVICE_REMOVAL", "MULTICAST_JOIN", "MULTICAST_ERROR", "ADDR_CHANGE",
-		"TIMEWAIT_EXIT",
+		"ADDR_RESOLVED",   "ADDR_ERROR",       "ROUTE_RESOLVED", "ROUTE_ERROR",
+		"CONNECT_REQUEST", "CONNECT_RESPONSE", "CONNECT_ERROR",  "UNREACHABLE",
+		"REJECTED",        "ESTABLISHED",      "DISCONNECTED",   "DEVICE_REMOVAL",
+		"MULTICAST_JOIN",  "MULTICAST_ERROR",  "ADDR_CHANGE",    "TIMEWAIT_EXIT",
 	};
 	static const char prefix[] = "RDMA_CM_EVENT_";
 
@@ -117,9 +117,12 @@ static void forking(void)
 		_exit(0);
 	}
 	fill(a.memory, 8192, 2); /* ours is now another page than the one registered */
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1,
-					      .length = 8192, .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = 8192,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(b.memory, 8192, 2));
 	CHECK_EQUAL(kill(child, SIGKILL), 0);

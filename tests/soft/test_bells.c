@@ -8,7 +8,9 @@
 #include "objects.h"
 #include "verbs_side.h"
 
-enum { MANY = AIORDMA_BELLS + 2 };
+enum {
+	MANY = AIORDMA_BELLS + 2
+};
 
 /* What a loop watches. */
 struct loop {

@@ -23,7 +23,7 @@ static void bind_fails(const char *text, uint16_t port, int error)
 static void port_zero(const char *text)
 {
 	struct side side = bound_to(text, 0);
-	union address shown = { .storage = side.id->route.addr.src_storage };
+	union address shown = {.storage = side.id->route.addr.src_storage};
 
 	CHECK(port_of(side.id) != 0);
 	if (shown.any.sa_family == AF_INET)
@@ -51,7 +51,7 @@ static void device_binding(void)
 static void wrong_addresses(void)
 {
 	struct side side = side_with_id();
-	union address strange = { .any = { .sa_family = AF_UNIX } };
+	union address strange = {.any = {.sa_family = AF_UNIX}};
 	union address here = address_of(host, 0);
 
 	CHECK_FAILS(rdma->rdma_bind_addr(side.id, &strange.any), EINVAL);
@@ -179,21 +179,26 @@ static void options(void)
 	int number = 1;
 
 	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &number,
-					  sizeof(number)), EINVAL);
+					  sizeof(number)),
+		    EINVAL);
 	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &byte,
-					  sizeof(byte)), EINVAL);
+					  sizeof(byte)),
+		    EINVAL);
 	if (!on_system) /* the kernel takes it, and fails when it is used */
 		CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID,
 						  RDMA_OPTION_ID_ACK_TIMEOUT, &too_much,
-						  sizeof(too_much)), EINVAL);
+						  sizeof(too_much)),
+			    EINVAL);
 	CHECK_FAILS(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, 99, &byte, sizeof(byte)),
 		    ENOSYS);
 	CHECK_FAILS(rdma->rdma_set_option(side.id, 99, RDMA_OPTION_ID_TOS, &byte, sizeof(byte)),
 		    ENOSYS);
 	CHECK_EQUAL(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &byte,
-					  sizeof(byte)), 0);
+					  sizeof(byte)),
+		    0);
 	CHECK_EQUAL(rdma->rdma_set_option(side.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
-					  &byte, sizeof(byte)), 0);
+					  &byte, sizeof(byte)),
+		    0);
 	side_close(&side);
 }
 
@@ -207,11 +212,14 @@ static void options_arrive(void)
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1), 0);
+	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1),
+		    0);
 	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
-					  &timeout, 1), 0);
+					  &timeout, 1),
+		    0);
 	resolve_to(&client, host, port_of(listener.id));
-	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1), 0);
+	CHECK_EQUAL(rdma->rdma_set_option(client.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1),
+		    0);
 	side_queue_pair(&client);
 	CHECK_EQUAL(rdma->rdma_connect(client.id, &ask), 0);
 	server = take_request(&listener);

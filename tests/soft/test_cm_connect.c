@@ -54,7 +54,8 @@ static void check_queue_pair(struct side *side, const struct side *other, int re
 				       IBV_QP_STATE | IBV_QP_DEST_QPN | IBV_QP_MAX_QP_RD_ATOMIC |
 					       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_RETRY_CNT |
 					       IBV_QP_RNR_RETRY | IBV_QP_ACCESS_FLAGS,
-				       &init), 0);
+				       &init),
+		    0);
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);
 	CHECK_EQUAL(attr.dest_qp_num, other->id->qp->qp_num);
 	CHECK_EQUAL(attr.max_dest_rd_atomic, responder);
@@ -79,7 +80,7 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	static int context;
 	struct side listener = listen_at(text, 0);
 	struct side client = side_with_id();
-	struct side server = { .channel = listener.channel };
+	struct side server = {.channel = listener.channel};
 	struct rdma_conn_param ask = parameters(pattern, (uint8_t)asked);
 	struct rdma_conn_param answer = parameters(pattern, (uint8_t)answered);
 	struct side *ends = client_ends ? &client : &server;
@@ -161,7 +162,7 @@ static void reject(int length)
 	check_padded(event, length, 148);
 	acknowledge(event);
 	qp_state_is(&client, IBV_QPS_ERR);
-	CHECK_FAILS(rdma->rdma_accept(server.id, &(struct rdma_conn_param){ .qp_num = 1 }), EINVAL);
+	CHECK_FAILS(rdma->rdma_accept(server.id, &(struct rdma_conn_param){.qp_num = 1}), EINVAL);
 	side_drop(&server);
 	side_close(&client);
 	side_close(&listener);
@@ -245,7 +246,7 @@ static void send_before_established(void)
 
 static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 {
-	struct ibv_qp_attr attr = { .qp_state = state };
+	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask;
 
 	CHECK_EQUAL(rdma->rdma_init_qp_attr(side->id, &attr, &mask), 0);
@@ -280,7 +281,11 @@ static void exchange(struct side *client, struct ibv_qp *client_qp, struct side 
 	server->id->qp = NULL;
 }
 
-enum moment { BEFORE_ACCEPT, BEFORE_ESTABLISHED, AFTER_ESTABLISHED };
+enum moment {
+	BEFORE_ACCEPT,
+	BEFORE_ESTABLISHED,
+	AFTER_ESTABLISHED
+};
 
 static void own_queue_pairs(enum moment server_moves)
 {
@@ -290,7 +295,7 @@ static void own_queue_pairs(enum moment server_moves)
 	struct ibv_qp *client_qp, *server_qp;
 	struct rdma_conn_param ask = parameters(pattern, 7);
 	struct rdma_conn_param answer = parameters(pattern, 9);
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR };
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
 	struct rdma_cm_event *event;
 	int mask;
 
@@ -347,8 +352,8 @@ static void no_queue_pair(void)
 	struct side listener = listen_at(host, 0);
 	struct side client = side_with_id();
 	struct side server;
-	struct rdma_conn_param ask = { .qp_num = 0x123456 };
-	struct rdma_conn_param answer = { .qp_num = 0x654321 };
+	struct rdma_conn_param ask = {.qp_num = 0x123456};
+	struct rdma_conn_param answer = {.qp_num = 0x654321};
 
 	resolve_to(&client, host, port_of(listener.id));
 	CHECK_EQUAL(rdma->rdma_connect(client.id, &ask), 0);
@@ -374,7 +379,7 @@ static void everything_from_the_library(void)
 	struct side client = side_with_id();
 	struct ibv_qp_init_attr attr = {
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 	};
 
 	if (!on_system) /* no device yet: librdmacm 44 crashes */
@@ -431,7 +436,9 @@ static void several_listeners(void)
 /* Requests wait their turn behind a small backlog; none is lost. */
 static void small_backlog(void)
 {
-	enum { CLIENTS = 6 };
+	enum {
+		CLIENTS = 6
+	};
 	struct side listener = side_with_id();
 	struct side clients[CLIENTS], servers[CLIENTS];
 	union address address = address_of(host, 0);

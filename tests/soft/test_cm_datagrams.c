@@ -26,7 +26,7 @@ static struct side serve_at(const char *text, uint16_t port, int backlog)
 static struct side ask_for(const char *text, uint16_t port, const void *data, uint8_t length)
 {
 	struct side side = datagram_side();
-	struct rdma_conn_param question = { .private_data = data, .private_data_len = length };
+	struct rdma_conn_param question = {.private_data = data, .private_data_len = length};
 
 	resolve_to(&side, text, port);
 	CHECK_EQUAL(rdma->rdma_connect(side.id, &question), 0);
@@ -35,8 +35,7 @@ static struct side ask_for(const char *text, uint16_t port, const void *data, ui
 
 static struct rdma_cm_id *take(struct side *service, const void *data, uint8_t length)
 {
-	struct rdma_cm_event *event =
-		expect(service->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct rdma_cm_event *event = expect(service->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *id = event->id;
 
 	CHECK(event->listen_id == service->id);
@@ -48,16 +47,15 @@ static struct rdma_cm_id *take(struct side *service, const void *data, uint8_t l
 
 static void answer(struct rdma_cm_id *id, uint32_t qpn, const void *data, uint8_t length)
 {
-	struct rdma_conn_param said = { .private_data = data, .private_data_len = length,
-					.qp_num = qpn };
+	struct rdma_conn_param said = {
+		.private_data = data, .private_data_len = length, .qp_num = qpn};
 
 	CHECK_EQUAL(rdma->rdma_accept(id, &said), 0);
 }
 
 static void expect_found(struct side *asker, uint32_t qpn, const void *data, uint8_t length)
 {
-	struct rdma_cm_event *event =
-		expect(asker->channel, RDMA_CM_EVENT_ESTABLISHED, asker->id);
+	struct rdma_cm_event *event = expect(asker->channel, RDMA_CM_EVENT_ESTABLISHED, asker->id);
 
 	CHECK_EQUAL(event->param.ud.qp_num, qpn);
 	CHECK_EQUAL(event->param.ud.qkey, RDMA_UDP_QKEY);
@@ -78,7 +76,8 @@ static void found(const char *listens, const char *asked)
 	CHECK(request->verbs);
 	CHECK_EQUAL(port_of(request), port_of(service.id));
 	CHECK_EQUAL(rdma->rdma_get_dst_port(request), rdma->rdma_get_src_port(asker.id));
-	CHECK_EQUAL(request->route.addr.src_addr.sa_family, asker.id->route.addr.dst_addr.sa_family);
+	CHECK_EQUAL(request->route.addr.src_addr.sa_family,
+		    asker.id->route.addr.dst_addr.sa_family);
 	answer(request, 0x1234, "here", 4);
 	expect_found(&asker, 0x1234, "here", 4);
 	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
@@ -93,8 +92,8 @@ static void refused(void)
 	struct side asker = ask_for(host, port_of(service.id), "?", 1);
 	struct rdma_cm_id *request = take(&service, "?", 1);
 	struct rdma_cm_event *event;
-	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = { 'n', 'o' };
-	struct pollfd come = { .events = POLLIN };
+	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = {'n', 'o'};
+	struct pollfd come = {.events = POLLIN};
 
 	CHECK_FAILS(rdma->rdma_reject(request, data, sizeof(data)), EINVAL);
 	CHECK_EQUAL(rdma->rdma_reject(request, data, 2), 0);
@@ -176,8 +175,7 @@ static void backlog(void)
 	struct side service = serve_at(host, 0, 1);
 	struct side first = ask_for(host, port_of(service.id), "1", 1);
 	struct side second = ask_for(host, port_of(service.id), "2", 1);
-	struct rdma_cm_event *event =
-		expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct rdma_cm_event *event = expect(service.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *request = event->id;
 	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;
 
@@ -199,7 +197,7 @@ static void backlog(void)
 static int udp_socket(union address *own)
 {
 	socklen_t length = sizeof(own->storage);
-	struct timeval limit = { .tv_sec = 20 };
+	struct timeval limit = {.tv_sec = 20};
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 
 	*own = address_of("127.0.0.1", 0);
@@ -236,7 +234,7 @@ static void said_again(void)
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
 	int fd = udp_socket(&own);
-	struct soft_sidr_message question = { .type = SOFT_SIDR_REQ, .number = 77 }, got;
+	struct soft_sidr_message question = {.type = SOFT_SIDR_REQ, .number = 77}, got;
 	struct rdma_cm_id *request;
 
 	put(fd, &there, &question);
@@ -270,7 +268,7 @@ static void strangers(void)
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
 	int fd = udp_socket(&own);
-	struct soft_sidr_message question = { .type = SOFT_SIDR_REQ, .number = 5 };
+	struct soft_sidr_message question = {.type = SOFT_SIDR_REQ, .number = 5};
 	uint8_t bytes[2000];
 	size_t length = soft_sidr_encode(&question, bytes);
 
@@ -283,8 +281,8 @@ static void strangers(void)
 		CHECK(sendto(fd, bytes, length, 0, &there.any, sizeof(there.v4)) >= 0);
 		bytes[at] ^= 0x55;
 	}
-	put(fd, &there, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP, .number = 5 });
-	put(fd, &there, &(struct soft_sidr_message){ .type = SOFT_SIDR_WAIT, .number = 5 });
+	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_REP, .number = 5});
+	put(fd, &there, &(struct soft_sidr_message){.type = SOFT_SIDR_WAIT, .number = 5});
 	put(fd, &there, &question);
 	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_WAIT); /* of the last one alone */
 	CHECK_EQUAL(rdma->rdma_destroy_id(take(&service, "", 0)), 0);
@@ -304,13 +302,16 @@ static void lost_datagrams(void)
 	CHECK_EQUAL(first.type, SOFT_SIDR_REQ);
 	CHECK_EQUAL(again.number, first.number);
 	CHECK(memcmp(again.private_data, "lost", 4) == 0);
-	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP,
-						    .number = first.number + 1, .status = 2 });
-	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_WAIT,
-						    .number = first.number });
-	put(fd, &from, &(struct soft_sidr_message){ .type = SOFT_SIDR_REP, .qpn = 3,
-						    .qkey = RDMA_UDP_QKEY, .lid = 0x4321,
-						    .number = first.number });
+	put(fd, &from,
+	    &(struct soft_sidr_message){
+		    .type = SOFT_SIDR_REP, .number = first.number + 1, .status = 2});
+	put(fd, &from, &(struct soft_sidr_message){.type = SOFT_SIDR_WAIT, .number = first.number});
+	put(fd, &from,
+	    &(struct soft_sidr_message){.type = SOFT_SIDR_REP,
+					.qpn = 3,
+					.qkey = RDMA_UDP_QKEY,
+					.lid = 0x4321,
+					.number = first.number});
 	expect_found(&asker, 3, "", 0);
 	side_close(&asker);
 
@@ -327,11 +328,10 @@ static void wrong_uses(void)
 {
 	struct side service = serve_at(host, 0, 0);
 	struct side asker = datagram_side();
-	uint8_t data[SOFT_SIDR_REQ_PRIVATE + 1] = { 0 };
-	struct rdma_conn_param question = { .private_data = data,
-					    .private_data_len = sizeof(data) };
+	uint8_t data[SOFT_SIDR_REQ_PRIVATE + 1] = {0};
+	struct rdma_conn_param question = {.private_data = data, .private_data_len = sizeof(data)};
 	struct rdma_cm_id *request;
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT};
 	int mask;
 
 	CHECK_FAILS(rdma->rdma_connect(asker.id, &question), EINVAL);
@@ -368,7 +368,8 @@ static void ports(void)
 
 	CHECK_EQUAL(port_of(service.id), port_of(connections.id));
 	CHECK_EQUAL(rdma->rdma_set_option(other.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on,
-					  sizeof(on)), 0);
+					  sizeof(on)),
+		    0);
 	CHECK_FAILS(rdma->rdma_bind_addr(other.id, &address.any), EADDRINUSE);
 	side_close(&other);
 	side_close(&service);

@@ -2,14 +2,16 @@
  * rdma_reject_ece(3) (docs of librdmacm; reason 35 is "vendor option not supported", IBTA 12.6.7.2). */
 #include "cm_side.h"
 
-enum { VENDOR_OPTION = 35 };
+enum {
+	VENDOR_OPTION = 35
+};
 
 /* A client that has offered, and the request that came of it. */
 static void offer(struct side *listener, struct side *client, struct side *server,
 		  const struct ibv_ece *options)
 {
-	struct rdma_conn_param ask = { .qp_num = 0x123456 };
-	struct ibv_ece heard = { 0 };
+	struct rdma_conn_param ask = {.qp_num = 0x123456};
+	struct ibv_ece heard = {0};
 
 	*client = side_with_id();
 	resolve_to(client, host, port_of(listener->id));
@@ -27,11 +29,11 @@ static void offer(struct side *listener, struct side *client, struct side *serve
 static void choose(void)
 {
 	struct side listener = listen_at(host, 0), client, server;
-	struct ibv_ece choice = { .vendor_id = 0x15b3, .options = 0x10 }, heard = { 0 };
-	struct rdma_conn_param answer = { .qp_num = 0x654321 };
+	struct ibv_ece choice = {.vendor_id = 0x15b3, .options = 0x10}, heard = {0};
+	struct rdma_conn_param answer = {.qp_num = 0x654321};
 
 	offer(&listener, &client, &server,
-	      &(struct ibv_ece){ .vendor_id = 0xffffffff, .options = 0x10000001 });
+	      &(struct ibv_ece){.vendor_id = 0xffffffff, .options = 0x10000001});
 	CHECK_EQUAL(rdma->rdma_set_local_ece(server.id, &choice), 0);
 	CHECK_EQUAL(rdma->rdma_accept(server.id, &answer), 0);
 	expect_status(client.channel, RDMA_CM_EVENT_CONNECT_RESPONSE, client.id, 0);
@@ -47,7 +49,7 @@ static void refuse(void)
 {
 	struct side listener = listen_at(host, 0), client, server;
 
-	offer(&listener, &client, &server, &(struct ibv_ece){ .vendor_id = 1 });
+	offer(&listener, &client, &server, &(struct ibv_ece){.vendor_id = 1});
 	CHECK_EQUAL(rdma->rdma_reject_ece(server.id, "no", 2), 0);
 	struct rdma_cm_event *event = expect(client.channel, RDMA_CM_EVENT_REJECTED, client.id);
 
@@ -65,7 +67,7 @@ static void refuse(void)
 static void wrong(void)
 {
 	struct side listener = listen_at(host, 0), client = side_with_id();
-	struct ibv_ece ece = { .vendor_id = 1 }, nobody = { 0 }, more = { 1, 0, 1 };
+	struct ibv_ece ece = {.vendor_id = 1}, nobody = {0}, more = {1, 0, 1};
 
 	CHECK_FAILS(rdma->rdma_set_local_ece(NULL, &ece), EINVAL);
 	CHECK_FAILS(rdma->rdma_set_local_ece(client.id, NULL), EINVAL);

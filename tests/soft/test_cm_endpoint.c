@@ -12,7 +12,7 @@ struct peer {
 
 static struct rdma_addrinfo *look_up(const char *node, const char *service, int flags)
 {
-	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP };
+	struct rdma_addrinfo hints = {.ai_flags = flags, .ai_port_space = RDMA_PS_TCP};
 	struct rdma_addrinfo *answer;
 
 	CHECK_EQUAL(rdma->rdma_getaddrinfo(node, service, &hints, &answer), 0);
@@ -21,19 +21,17 @@ static struct rdma_addrinfo *look_up(const char *node, const char *service, int 
 
 static struct ibv_qp_init_attr small_queues(void)
 {
-	return (struct ibv_qp_init_attr){ .qp_type = IBV_QPT_RC,
-					  .sq_sig_all = 1,
-					  .cap = { .max_send_wr = 2,
-						   .max_recv_wr = 2,
-						   .max_send_sge = 1,
-						   .max_recv_sge = 1 } };
+	return (struct ibv_qp_init_attr){
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+		.cap = {.max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1}};
 }
 
 /* ---- names and devices --------------------------------------------------------------------- */
 
 static void names(void)
 {
-	struct rdma_addrinfo hints = { 0 };
+	struct rdma_addrinfo hints = {0};
 	struct rdma_addrinfo *answer = look_up("127.0.0.1", "7471", RAI_NUMERICHOST);
 
 	CHECK_EQUAL(answer->ai_family, AF_INET);
@@ -65,9 +63,9 @@ static void names(void)
 static void source_in_the_hints(void)
 {
 	union address source = address_of(host, 0);
-	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
-				       .ai_src_addr = &source.any,
-				       .ai_src_len = sizeof(source.v4) };
+	struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP,
+				      .ai_src_addr = &source.any,
+				      .ai_src_len = sizeof(source.v4)};
 	struct rdma_addrinfo *answer;
 
 	CHECK_EQUAL(rdma->rdma_getaddrinfo(host, "7", &hints, &answer), 0);
@@ -158,7 +156,7 @@ static void finish(pthread_t thread, struct peer *peer, int result)
 static void endpoints(void)
 {
 	struct ibv_qp_init_attr attr = small_queues();
-	struct peer peer = { 0 };
+	struct peer peer = {0};
 	struct rdma_cm_id *listener = listening(&attr, &peer);
 	struct rdma_cm_id *server;
 	struct ibv_qp_attr state;
@@ -187,7 +185,7 @@ static void endpoints(void)
 
 static void rejected(void)
 {
-	struct peer peer = { 0 };
+	struct peer peer = {0};
 	struct rdma_cm_id *listener = listening(NULL, &peer);
 	struct rdma_cm_id *server;
 	pthread_t thread;
@@ -240,7 +238,7 @@ static struct side resolved(struct side *listener)
 static void shared_receives(void)
 {
 	struct side listener = listen_at(host, 0), side = resolved(&listener);
-	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 8, .max_sge = 1}};
 	struct ibv_qp_init_attr queues = small_queues();
 	struct ibv_srq_attr got;
 
@@ -265,7 +263,7 @@ static void extended_queue_pair(void)
 	struct side side = resolved(&listener), other = resolved(&listener);
 	struct ibv_qp_init_attr_ex attr = {
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = {.max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1},
 		.comp_mask = IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_SEND,
 	};

@@ -45,8 +45,11 @@ static void is_closed(int fd)
 
 static size_t request_bytes(uint8_t bytes[SOFT_CM_MESSAGE_MAX])
 {
-	struct soft_cm_message request = { .type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP,
-					   .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 1 };
+	struct soft_cm_message request = {.type = SOFT_CM_REQ,
+					  .port_space = RDMA_PS_TCP,
+					  .qp_type = IBV_QPT_RC,
+					  .qpn = 77,
+					  .psn = 1};
 
 	return soft_cm_encode(&request, bytes);
 }
@@ -107,8 +110,9 @@ static void garbage_clients(void)
 	fd = tcp_to(port_of(listener.id)); /* nothing at all, closed and reset */
 	close(fd);
 	fd = tcp_to(port_of(listener.id));
-	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 },
-			       sizeof(struct linger)), 0);
+	CHECK_EQUAL(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
+			       sizeof(struct linger)),
+		    0);
 	close(fd);
 	still_works(&listener);
 	side_close(&listener);
@@ -144,7 +148,7 @@ static void slow_client(void)
 	size_t length = request_bytes(request);
 	int fd = tcp_to(port_of(listener.id));
 
-	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, 1 /* TCP_NODELAY */, &(int){ 1 }, sizeof(int)), 0);
+	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, 1 /* TCP_NODELAY */, &(int){1}, sizeof(int)), 0);
 	for (size_t i = 0; i < length; i++)
 		write_all(fd, request + i, 1);
 	server = take_request(&listener);
@@ -172,9 +176,9 @@ static void refused_requests(void)
 		uint8_t value;
 		int reason;
 	} cases[] = {
-		{ 4, 3, SOFT_CM_REASON_INVALID_VERSION },
-		{ 16, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID }, /* RDMA_PS_UDP */
-		{ 18, IBV_QPT_UD, SOFT_CM_REASON_INVALID_TRANSPORT },
+		{4, 3, SOFT_CM_REASON_INVALID_VERSION},
+		{16, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID}, /* RDMA_PS_UDP */
+		{18, IBV_QPT_UD, SOFT_CM_REASON_INVALID_TRANSPORT},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -224,7 +228,7 @@ static void client_leaves(void)
 	write_all(fd, request, length);
 	write_all(fd, "ARCM\x02\x05\x98\x00\x04\x00\x00\x00", 12); /* taken back: REJ "timeout" */
 	{
-		uint8_t zeros[148] = { 0 };
+		uint8_t zeros[148] = {0};
 
 		write_all(fd, zeros, sizeof(zeros));
 	}
@@ -255,7 +259,7 @@ static void garbage_after_rtu(void)
 	struct soft_cm_message message;
 	uint8_t request[SOFT_CM_MESSAGE_MAX + 8 + 64], answer[SOFT_CM_MESSAGE_MAX];
 	size_t length = request_bytes(request);
-	struct soft_cm_message ready = { .type = SOFT_CM_RTU };
+	struct soft_cm_message ready = {.type = SOFT_CM_RTU};
 	struct rdma_cm_event *event;
 	int fd = tcp_to(port_of(listener.id));
 
@@ -328,7 +332,7 @@ static void ends_before_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 	struct soft_cm_message message;
 	int fd;
@@ -373,7 +377,11 @@ static void door_closes(void)
  * process keeps its file descriptors. */
 static void flood(bool few_descriptors)
 {
-	enum { STRANGERS = 400, LIMIT = 64, CLOSING = 16 }; /* of still_works, on their way out */
+	enum {
+		STRANGERS = 400,
+		LIMIT = 64,
+		CLOSING = 16
+	}; /* of still_works, on their way out */
 	struct soft_cm_limits before = soft_cm_limits;
 	struct side listener = listen_at(host, 0);
 	static int strangers[STRANGERS];
@@ -414,7 +422,11 @@ static void flood(bool few_descriptors)
  * wait as may, then they are refused. */
 static void flood_of_requests(void)
 {
-	enum { STRANGERS = 100, BACKLOG = 8, LIMIT = 16 };
+	enum {
+		STRANGERS = 100,
+		BACKLOG = 8,
+		LIMIT = 16
+	};
 	struct soft_cm_limits before = soft_cm_limits;
 	struct side listener = side_with_id();
 	union address address = address_of(host, 0);
@@ -455,7 +467,7 @@ static void out_of_descriptors(void)
 	struct side listener = listen_at(host, 0);
 	struct rlimit limit, low;
 	int strangers[4], first, spare;
-	struct pollfd wait = { .events = POLLIN };
+	struct pollfd wait = {.events = POLLIN};
 	uint8_t request[SOFT_CM_MESSAGE_MAX];
 	size_t length = request_bytes(request);
 	struct side server;

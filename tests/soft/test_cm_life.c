@@ -37,7 +37,7 @@ static void while_asking(bool taken)
 		expect_status(listener.channel, RDMA_CM_EVENT_REJECTED, server.id, 4); /* timeout */
 		side_drop(&server);
 	} else {
-		struct pollfd readable = { .fd = listener.channel->fd, .events = POLLIN };
+		struct pollfd readable = {.fd = listener.channel->fd, .events = POLLIN};
 
 		CHECK_EQUAL(poll(&readable, 1, -1), 1);
 		side_close(&client);
@@ -68,7 +68,7 @@ static void listener_with_requests(void)
 	struct side listener = listen_at(host, 0);
 	struct side first = ask(host, port_of(listener.id));
 	struct side second = ask(host, port_of(listener.id));
-	struct pollfd readable = { .fd = listener.channel->fd, .events = POLLIN };
+	struct pollfd readable = {.fd = listener.channel->fd, .events = POLLIN};
 
 	CHECK_EQUAL(poll(&readable, 1, -1), 1);
 	side_drop(&listener);
@@ -263,8 +263,7 @@ static void request_outlives_its_id(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side client = ask(host, port_of(listener.id));
-	struct rdma_cm_event *event =
-		expect(listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
+	struct rdma_cm_event *event = expect(listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 
 	CHECK_EQUAL(rdma->rdma_destroy_id(event->id), 0);
 	CHECK_EQUAL(event->param.conn.private_data_len, 56);
@@ -282,7 +281,7 @@ static void the_descriptor(void)
 {
 	struct side side = side_with_id();
 	union address address = address_of(host, 7777);
-	struct pollfd readable = { .fd = side.channel->fd, .events = POLLIN };
+	struct pollfd readable = {.fd = side.channel->fd, .events = POLLIN};
 	struct rdma_cm_event *event;
 
 	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFL) & O_NONBLOCK, 0);
@@ -349,7 +348,7 @@ static void in_one_moment(struct timespec *moment)
  * then as well; a signal ends it. */
 static void channel_under_a_thread(bool late)
 {
-	struct sigaction interrupt = { .sa_handler = ignore }, before;
+	struct sigaction interrupt = {.sa_handler = ignore}, before;
 	struct side side = side_open();
 	struct timespec soon;
 	pthread_t thread;
@@ -419,7 +418,7 @@ static void migrate(void)
 	/* A listener moves with its requests. */
 	client = ask(host, port_of(listener.id));
 	{
-		struct pollfd readable = { .fd = listener.channel->fd, .events = POLLIN };
+		struct pollfd readable = {.fd = listener.channel->fd, .events = POLLIN};
 
 		CHECK_EQUAL(poll(&readable, 1, -1), 1);
 	}
@@ -484,7 +483,7 @@ static void *accept_all(void *argument)
 
 static struct side synchronous_client(uint16_t port)
 {
-	struct side client = { 0 };
+	struct side client = {0};
 	union address address = address_of(host, port);
 
 	CHECK_EQUAL(rdma->rdma_create_id(NULL, &client.id, NULL, RDMA_PS_TCP), 0);
@@ -500,7 +499,7 @@ static struct side synchronous_client(uint16_t port)
 
 static void synchronous(void)
 {
-	struct accepting accepting = { listen_at(host, 0), 2 };
+	struct accepting accepting = {listen_at(host, 0), 2};
 	uint16_t port = port_of(accepting.listener.id);
 	struct rdma_conn_param asked = parameters(NULL, 0);
 	struct side client;
@@ -528,7 +527,7 @@ static void synchronous(void)
 static void wrong_calls(struct rdma_cm_id *id, const char *allowed)
 {
 	union address address = address_of(host, 0), to = address_of(host, 7777);
-	struct rdma_conn_param any = { .qp_num = 1 };
+	struct rdma_conn_param any = {.qp_num = 1};
 
 	if (!strchr(allowed, 'b'))
 		CHECK_FAILS(rdma->rdma_bind_addr(id, &address.any), EINVAL);
@@ -557,7 +556,7 @@ static void wrong_states(void)
 	struct side side = side_with_id();
 	struct side listener = listen_at(host, 0);
 	struct side client, server;
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT};
 	int mask;
 
 	wrong_calls(side.id, "bal");
@@ -605,9 +604,9 @@ static void wrong_arguments(void)
 	rdma->rdma_destroy_event_channel(NULL);
 
 	/* No id, and no more than one of what an id has. */
-	struct rdma_conn_param parameters = { 0 };
-	struct ibv_qp_init_attr qp = { 0 };
-	struct ibv_srq_init_attr srq = { 0 };
+	struct rdma_conn_param parameters = {0};
+	struct ibv_qp_init_attr qp = {0};
+	struct ibv_srq_init_attr srq = {0};
 	union address address = address_of(host, 0);
 	struct rdma_cm_event *event;
 
@@ -639,7 +638,8 @@ static void wrong_arguments(void)
 	rdma->rdma_destroy_srq(NULL);
 	rdma->rdma_free_devices(NULL);
 	rdma->rdma_freeaddrinfo(NULL);
-	CHECK(!strcmp(rdma->rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED"));
+	CHECK(!strcmp(rdma->rdma_event_str(RDMA_CM_EVENT_ESTABLISHED),
+		      "RDMA_CM_EVENT_ESTABLISHED"));
 	CHECK(!strcmp(rdma->rdma_event_str((enum rdma_cm_event_type)99), "UNKNOWN EVENT"));
 	side_close(&side);
 }
@@ -704,7 +704,7 @@ static void any_moment(void)
 {
 	struct side listener = listen_at(host, 0);
 	uint16_t port = port_of(listener.id);
-	struct side *servers[128] = { NULL };
+	struct side *servers[128] = {NULL};
 	struct rdma_cm_event *event;
 	int asked = 0;
 	pthread_t clients;

@@ -45,7 +45,8 @@ static void at_once(int count)
 	for (int i = 0; i < count; i++) {
 		clients[i].channel = channel.channel;
 		CHECK_EQUAL(rdma->rdma_create_id(channel.channel, &clients[i].id, &clients[i],
-						 RDMA_PS_TCP), 0);
+						 RDMA_PS_TCP),
+			    0);
 		resolve_to(&clients[i], host, port);
 		side_queue_pair(&clients[i]);
 	}
@@ -56,8 +57,8 @@ static void at_once(int count)
 
 		CHECK_EQUAL(rdma->rdma_get_cm_event(listener.channel, &event), 0);
 		if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
-			servers[asked] = (struct side){ .id = event->id,
-							.channel = listener.channel };
+			servers[asked] =
+				(struct side){.id = event->id, .channel = listener.channel};
 			acknowledge(event);
 			accept_side(&servers[asked++]);
 		} else {

@@ -36,8 +36,7 @@ static struct rdma_cm_join_mc_attr_ex wish(union address *group, uint32_t flags)
 /* The event's group; the queue pair is attached by then. */
 static union ibv_gid joined(struct side *side, void *context)
 {
-	struct rdma_cm_event *event =
-		expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);
+	struct rdma_cm_event *event = expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);
 	union ibv_gid gid = event->param.ud.ah_attr.grh.dgid;
 
 	CHECK_EQUAL(event->status, 0);

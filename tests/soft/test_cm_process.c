@@ -75,9 +75,12 @@ static struct ibv_wc receive(struct side *side)
 
 static void send_only(struct side *side)
 {
-	struct ibv_sge sge = { (uintptr_t)side->buffer, MESSAGE, side->mr->lkey };
-	struct ibv_send_wr send = { .wr_id = 1, .sg_list = &sge, .num_sge = 1,
-				    .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 1,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
 	struct ibv_send_wr *bad;
 
 	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
@@ -264,7 +267,7 @@ static void server_stopped(void)
 {
 	struct child child = start(listen_only);
 	uint16_t port = hear(child.from);
-	struct pollfd readable = { .events = POLLIN };
+	struct pollfd readable = {.events = POLLIN};
 	struct side client;
 
 	CHECK_EQUAL(kill(child.pid, SIGSTOP), 0);

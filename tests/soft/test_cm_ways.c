@@ -49,9 +49,12 @@ static struct ibv_wc completion_of(struct side *side, uint64_t wr_id)
 
 static void send_one(struct side *side)
 {
-	struct ibv_sge sge = { (uintptr_t)side->buffer, MESSAGE, side->mr->lkey };
-	struct ibv_send_wr send = { .wr_id = 1, .sg_list = &sge, .num_sge = 1,
-				    .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 1,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
 	struct ibv_send_wr *bad;
 
 	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
@@ -152,7 +155,7 @@ static void say_frame(int fd, uint8_t opcode)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
-	soft_frame_encode(bytes, &(struct soft_frame){ .opcode = opcode });
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = opcode});
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
 }
 
@@ -172,7 +175,7 @@ static void nobody_there(void)
 	struct soft_cm_message request = hear(fd, SOFT_CM_REQ);
 
 	CHECK(request.lid);
-	say(fd, &(struct soft_cm_message){ .type = SOFT_CM_REP, .qpn = 77, .psn = 5, .lid = 1 });
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .lid = 1});
 	hear(fd, SOFT_CM_RTU);
 	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
@@ -192,17 +195,26 @@ static int undecided(struct side *listener, struct side *server)
 
 	CHECK(fd >= 0);
 	CHECK_EQUAL(connect(fd, &to.any, sizeof(to.v4)), 0);
-	say(fd, &(struct soft_cm_message){ .type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP,
-					   .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 5, .lid = 1 });
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REQ,
+					  .port_space = RDMA_PS_TCP,
+					  .qp_type = IBV_QPT_RC,
+					  .qpn = 77,
+					  .psn = 5,
+					  .lid = 1});
 	*server = take_request(listener);
 	accept_side(server);
 	CHECK(hear(fd, SOFT_CM_REP).lid);
-	say(fd, &(struct soft_cm_message){ .type = SOFT_CM_RTU });
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_RTU});
 	expect_status(listener->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	return fd;
 }
 
-enum what { CHOOSES_STREAM, DIES, IS_LEFT, WHATS };
+enum what {
+	CHOOSES_STREAM,
+	DIES,
+	IS_LEFT,
+	WHATS
+};
 
 static void while_undecided(enum what what)
 {

@@ -3,12 +3,12 @@
 
 #include "cm_check.h"
 
-static const enum soft_cm_type types[] = { SOFT_CM_REQ, SOFT_CM_MRA, SOFT_CM_REP, SOFT_CM_RTU,
-					   SOFT_CM_REJ };
+static const enum soft_cm_type types[] = {SOFT_CM_REQ, SOFT_CM_MRA, SOFT_CM_REP, SOFT_CM_RTU,
+					  SOFT_CM_REJ};
 
 static struct soft_cm_message example(enum soft_cm_type type)
 {
-	struct soft_cm_message message = { .type = type };
+	struct soft_cm_message message = {.type = type};
 
 	if (type == SOFT_CM_REQ || type == SOFT_CM_REP) {
 		message.qpn = 0x123456;
@@ -18,7 +18,7 @@ static struct soft_cm_message example(enum soft_cm_type type)
 		message.flow_control = 1;
 		message.srq = 1;
 		message.rnr_retry_count = 7;
-		message.ece = (struct soft_cm_ece){ 0x2c9, 0xa5b6c7d8 };
+		message.ece = (struct soft_cm_ece){0x2c9, 0xa5b6c7d8};
 		message.lid = 0x1234;
 	}
 	if (type == SOFT_CM_REQ) {
@@ -84,9 +84,10 @@ static void bytes_beyond(void)
 /* The layout itself, so that a change of it cannot pass unseen. */
 static void known_bytes(void)
 {
-	static const uint8_t expected[34] = { 'A', 'R', 'C', 'M', 2, 1, 82, 0, 0x56, 0x34, 0x12, 0,
-					      0xba, 0xdc, 0xfe, 0, 0x06, 0x01, 2, 3, 250, 3, 5, 7,
-					      0xc9, 0x02, 0, 0, 0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12 };
+	static const uint8_t expected[34] = {'A',  'R',  'C',  'M',  2,    1,    82,   0,    0x56,
+					     0x34, 0x12, 0,    0xba, 0xdc, 0xfe, 0,    0x06, 0x01,
+					     2,    3,    250,  3,    5,    7,    0xc9, 0x02, 0,
+					     0,    0xd8, 0xc7, 0xb6, 0xa5, 0x34, 0x12};
 	struct soft_cm_message request = example(SOFT_CM_REQ);
 	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
 
@@ -127,11 +128,11 @@ static void wrong_bytes(void)
 		int error;
 		size_t enough; /* bytes after which it is known */
 	} cases[] = {
-		{ 0, 'G', EPROTO, 1 },   { 3, 'm', EPROTO, 4 },  { 4, 3, EPROTONOSUPPORT, 5 },
-		{ 4, 0, EPROTONOSUPPORT, 5 }, { 5, 0, EPROTO, 6 }, { 5, 6, EPROTO, 6 },
-		{ 6, 83, EPROTO, 8 },    { 7, 1, EPROTO, 8 },    { 11, 1, EPROTO, 90 },
-		{ 15, 1, EPROTO, 90 },   { 21, 4, EPROTO, 90 },  { 22, 8, EPROTO, 90 },
-		{ 23, 255, EPROTO, 90 },
+		{0, 'G', EPROTO, 1},        {3, 'm', EPROTO, 4}, {4, 3, EPROTONOSUPPORT, 5},
+		{4, 0, EPROTONOSUPPORT, 5}, {5, 0, EPROTO, 6},   {5, 6, EPROTO, 6},
+		{6, 83, EPROTO, 8},         {7, 1, EPROTO, 8},   {11, 1, EPROTO, 90},
+		{15, 1, EPROTO, 90},        {21, 4, EPROTO, 90}, {22, 8, EPROTO, 90},
+		{23, 255, EPROTO, 90},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -161,7 +162,7 @@ static void random_bytes(void)
 
 		CHECK(bytes);
 		if (length >= SOFT_CM_HEADER && round % 3) {
-			struct soft_cm_message shape = { .type = types[round % 5] };
+			struct soft_cm_message shape = {.type = types[round % 5]};
 			uint8_t head[SOFT_CM_MESSAGE_MAX];
 
 			soft_cm_encode(&shape, head);

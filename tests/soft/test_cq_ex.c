@@ -32,14 +32,16 @@ static void queries(void)
 	/* A caller compiled with an older header, or a newer one. */
 	memset(&device, 0xee, sizeof(device));
 	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr,
-					offsetof(struct ibv_device_attr_ex, hca_core_clock)), 0);
+					offsetof(struct ibv_device_attr_ex, hca_core_clock)),
+		    0);
 	CHECK(device.attr.completion_timestamp_mask == UINT64_MAX);
 	CHECK(device.attr.hca_core_clock == 0xeeeeeeeeeeeeeeeeu);
 	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(device)), 0);
 	CHECK_EQUAL(device.after[0], 0);
 	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(plain) - 1), EINVAL);
 	input.comp_mask = 1;
-	CHECK_EQUAL(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)), EINVAL);
+	CHECK_EQUAL(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)),
+		    EINVAL);
 
 	memset(&port, 0xee, sizeof(port));
 	CHECK_EQUAL(ex->query_port(context, 1, &port.attr, sizeof(port.attr)), 0);
@@ -61,7 +63,8 @@ static void queries(void)
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
-static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr, int error)
+static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr,
+				int error)
 {
 	errno = 0;
 	struct ibv_cq_ex *cq = extended(context)->create_cq_ex(context, &attr);
@@ -94,11 +97,12 @@ static void creating(void)
 	};
 
 	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
-		try_cq(context, (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
-							     .comp_vector = refused[i].comp_vector,
-							     .wc_flags = refused[i].wc_flags,
-							     .comp_mask = refused[i].comp_mask,
-							     .flags = refused[i].flags},
+		try_cq(context,
+		       (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
+						    .comp_vector = refused[i].comp_vector,
+						    .wc_flags = refused[i].wc_flags,
+						    .comp_mask = refused[i].comp_mask,
+						    .flags = refused[i].flags},
 		       refused[i].error);
 	attr.flags = UINT32_MAX; /* not looked at without its bit in comp_mask */
 	struct ibv_cq_ex *bare = try_cq(context, attr, 0);
@@ -141,8 +145,11 @@ static int next_waiting(struct ibv_cq_ex *cq)
 
 static void send_with_number(struct side *from, uint64_t wr_id, uint32_t number)
 {
-	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = wr_id,
-						.length = (uint32_t)wr_id, .imm = number}), 0);
+	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
+						.wr_id = wr_id,
+						.length = (uint32_t)wr_id,
+						.imm = number}),
+		    0);
 }
 
 static void reading(void)
@@ -179,9 +186,11 @@ static void reading(void)
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start and end the application may post, and the device may complete. */
 		CHECK_EQUAL(post_recv_at(&b, 200 + i, 0, 4096), 0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 7,
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						      .wr_id = 7,
 						      .remote = (uintptr_t)a.memory,
-						      .rkey = a.mr->rkey}), 0);
+						      .rkey = a.mr->rkey}),
+			    0);
 		CHECK_EQUAL(next_waiting(cq), 0);
 	}
 	/* The writes come after the receives. */
@@ -204,8 +213,9 @@ static void as_plain_cq(void)
 	struct ibv_cq *found;
 	void *context;
 
-	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8});
+	open_extended_pair(
+		&a, &b, (struct options){0},
+		(struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8});
 	struct ibv_cq_ex *cq = as_extended(b.cq);
 
 	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
@@ -407,8 +417,10 @@ static void threads(void)
 		CHECK_EQUAL(pthread_create(&readers[i], NULL, read_some, NULL), 0);
 	for (unsigned i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&reader_side, 1 + i % 60, 0, 64), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 1 + i % 60}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = i,
+						      .length = 1 + i % 60}),
+			    0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	}
 	for (int i = 0; i < 2; i++)

@@ -6,7 +6,8 @@ static void send_and_recv(struct side *a, struct side *b)
 {
 	fill(a->memory, 1000, 1);
 	CHECK_EQUAL(post_recv_at(b, 7, 100, 2000), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 1000}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 1000}),
+		    0);
 	struct ibv_wc wc = expect_wc(b, 7, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
@@ -21,12 +22,19 @@ static void immediate(struct side *a, struct side *b)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 10), 0);
 	CHECK_EQUAL(post_recv_at(b, 2, 0, 0), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 3, .length = 5,
-					     .imm = 0x11223344}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4,
-					     .length = 6, .imm = 0xffffffff, .offset = 0,
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
+					     .wr_id = 3,
+					     .length = 5,
+					     .imm = 0x11223344}),
+		    0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+					     .wr_id = 4,
+					     .length = 6,
+					     .imm = 0xffffffff,
+					     .offset = 0,
 					     .remote = (uintptr_t)b->memory + 64,
-					     .rkey = b->mr->rkey}), 0);
+					     .rkey = b->mr->rkey}),
+		    0);
 	struct ibv_wc wc = expect_wc(b, 1, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
@@ -46,12 +54,19 @@ static void immediate(struct side *a, struct side *b)
 static void write_and_read(struct side *a, struct side *b)
 {
 	fill(a->memory, 5000, 9);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 5000,
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					     .wr_id = 1,
+					     .length = 5000,
 					     .remote = (uintptr_t)b->memory + 10000,
-					     .rkey = b->mr->rkey}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 5000,
-					     .offset = 20000, .remote = (uintptr_t)b->memory + 10000,
-					     .rkey = b->mr->rkey}), 0);
+					     .rkey = b->mr->rkey}),
+		    0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					     .wr_id = 2,
+					     .length = 5000,
+					     .offset = 20000,
+					     .remote = (uintptr_t)b->memory + 10000,
+					     .rkey = b->mr->rkey}),
+		    0);
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	struct ibv_wc wc = expect_wc(a, 2, IBV_WC_SUCCESS);
 
@@ -66,8 +81,13 @@ static void atomics(struct side *a, struct side *b)
 	uint64_t *word = (uint64_t *)(void *)(b->memory + 512);
 	uint64_t *old = (uint64_t *)(void *)(a->memory + 256);
 	struct request request = {
-		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .offset = 256, .length = 8,
-		.remote = (uintptr_t)word, .rkey = b->mr->rkey, .compare_add = 5,
+		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		.wr_id = 1,
+		.offset = 256,
+		.length = 8,
+		.remote = (uintptr_t)word,
+		.rkey = b->mr->rkey,
+		.compare_add = 5,
 	};
 
 	*word = 0xfffffffffffffffe;
@@ -114,7 +134,10 @@ static void scatter_and_gather(struct side *a, struct side *b)
 	for (int i = 0; i < 4; at += holes[i++] + 100)
 		to[i] = (struct ibv_sge){(uintptr_t)b->memory + at, holes[i], b->mr->lkey};
 	struct ibv_recv_wr recv = {.wr_id = 1, .sg_list = to, .num_sge = 4}, *bad_recv;
-	struct ibv_send_wr send = {.wr_id = 2, .sg_list = from, .num_sge = 4, .opcode = IBV_WR_SEND},
+	struct ibv_send_wr send = {.wr_id = 2,
+				   .sg_list = from,
+				   .num_sge = 4,
+				   .opcode = IBV_WR_SEND},
 			   *bad_send;
 
 	CHECK_EQUAL(b->context->ops.post_recv(b->qp, &recv, &bad_recv), 0);
@@ -133,8 +156,12 @@ static void inline_data(struct side *a, struct side *b)
 
 	fill(bytes, sizeof(bytes), 4);
 	struct ibv_sge sges[2] = {{(uintptr_t)bytes, 150, 0}, {(uintptr_t)bytes + 150, 50, 0}};
-	struct ibv_send_wr send = {.wr_id = 2, .sg_list = sges, .num_sge = 2, .opcode = IBV_WR_SEND,
-				   .send_flags = IBV_SEND_INLINE}, *bad;
+	struct ibv_send_wr send = {.wr_id = 2,
+				   .sg_list = sges,
+				   .num_sge = 2,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_INLINE},
+			   *bad;
 
 	CHECK_EQUAL(a->context->ops.post_send(a->qp, &send, &bad), 0);
 	memset(bytes, 0, sizeof(bytes));
@@ -147,16 +174,20 @@ static void inline_data(struct side *a, struct side *b)
 /* A chain of requests is posted with one call, and completes in its order. */
 static void chain(struct side *a, struct side *b)
 {
-	enum { COUNT = 60 };
+	enum {
+		COUNT = 60
+	};
 	struct ibv_send_wr sends[COUNT], *bad_send;
 	struct ibv_sge sges[COUNT];
 
 	for (int i = 0; i < COUNT; i++) {
 		fill(a->memory + i * 64, 64, (unsigned)i);
-		sges[i] = (struct ibv_sge){(uintptr_t)a->memory + (unsigned)i * 64u, 64,
-					   a->mr->lkey};
-		sends[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i, .sg_list = &sges[i],
-						.num_sge = 1, .opcode = IBV_WR_SEND,
+		sges[i] =
+			(struct ibv_sge){(uintptr_t)a->memory + (unsigned)i * 64u, 64, a->mr->lkey};
+		sends[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i,
+						.sg_list = &sges[i],
+						.num_sge = 1,
+						.opcode = IBV_WR_SEND,
 						.next = i + 1 < COUNT ? &sends[i + 1] : NULL};
 		CHECK_EQUAL(post_recv_at(b, 100u + (unsigned)i, (unsigned)i * 64u, 64), 0);
 	}
@@ -177,9 +208,12 @@ static void unsignaled(void)
 	for (unsigned round = 0; round < 20; round++) {
 		for (unsigned i = 0; i < 8; i++) {
 			CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-			CHECK_EQUAL(post(&a, (struct request){
-						     .opcode = IBV_WR_SEND, .wr_id = i, .length = 8,
-						     .flags = i == 7 ? IBV_SEND_SIGNALED : 0}), 0);
+			CHECK_EQUAL(
+				post(&a, (struct request){.opcode = IBV_WR_SEND,
+							  .wr_id = i,
+							  .length = 8,
+							  .flags = i == 7 ? IBV_SEND_SIGNALED : 0}),
+				0);
 		}
 		expect_wc(&a, 7, IBV_WC_SUCCESS);
 		for (unsigned i = 0; i < 8; i++)
@@ -191,10 +225,12 @@ static void unsignaled(void)
 /* All sizes around the borders of frames, copies and reads; both directions at once. */
 static void sizes(void)
 {
-	static const uint32_t lengths[] = {1, 39, 40, 41, 1023, 1024, 1025, 4095, 4096, 4097, 16384,
-					   32727, 32728, 32729, 65536, 262143, 262144, 262145, 524288,
-					   1000000, 3000000};
-	enum { HALF = 3 << 20 };
+	static const uint32_t lengths[] = {1,     39,     40,     41,     1023,   1024,    1025,
+					   4095,  4096,   4097,   16384,  32727,  32728,   32729,
+					   65536, 262143, 262144, 262145, 524288, 1000000, 3000000};
+	enum {
+		HALF = 3 << 20
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = 2 * HALF});
@@ -205,10 +241,14 @@ static void sizes(void)
 		fill(b.memory, length, (unsigned)i + 100);
 		CHECK_EQUAL(post_recv_at(&a, 1, HALF, HALF), 0);
 		CHECK_EQUAL(post_recv_at(&b, 1, HALF, HALF), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = length}), 0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = length}), 0);
+		CHECK_EQUAL(
+			post(&a,
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
+			0);
+		CHECK_EQUAL(
+			post(&b,
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
+			0);
 		for (int side = 0; side < 2; side++) {
 			struct side *at = side ? &b : &a;
 			uint64_t seen = 0;
@@ -226,14 +266,19 @@ static void sizes(void)
 		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
 
 		memset(a.memory + HALF, 0, length);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
-						      .length = length, .offset = HALF,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
+						      .wr_id = 3,
+						      .length = length,
+						      .offset = HALF,
 						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}), 0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 4,
+						      .rkey = b.mr->rkey}),
+			    0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						      .wr_id = 4,
 						      .length = length,
 						      .remote = (uintptr_t)a.memory,
-						      .rkey = a.mr->rkey}), 0);
+						      .rkey = a.mr->rkey}),
+			    0);
 		expect_wc(&a, 3, IBV_WC_SUCCESS);
 		expect_wc(&b, 4, IBV_WC_SUCCESS);
 		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
@@ -250,14 +295,20 @@ static void read_depth_and_fence(void)
 	open_pair(&a, &b, (struct options){.memory = 1 << 20, .depth = 2});
 	fill(b.memory, 1 << 19, 5);
 	for (unsigned i = 0; i < 16; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = i,
-						      .length = 1 << 15, .offset = i << 15,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
+						      .wr_id = i,
+						      .length = 1 << 15,
+						      .offset = i << 15,
 						      .remote = (uintptr_t)b.memory + (i << 15),
-						      .rkey = b.mr->rkey}), 0);
+						      .rkey = b.mr->rkey}),
+			    0);
 	/* Fenced: what it sends was brought by the READs before it. */
 	CHECK_EQUAL(post_recv_at(&b, 50, 1 << 19, 1 << 19), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 16,
-					      .flags = IBV_SEND_FENCE, .length = 1 << 19}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+					      .wr_id = 16,
+					      .flags = IBV_SEND_FENCE,
+					      .length = 1 << 19}),
+		    0);
 	for (unsigned i = 0; i < 17; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	expect_wc(&b, 50, IBV_WC_SUCCESS);
@@ -316,14 +367,18 @@ static void with_itself(void)
 	bring_up(&a, &own);
 	fill(a.memory, 2 << 20, 8);
 	CHECK_EQUAL(post_recv_at(&a, 1, 2 << 20, 2 << 20), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-					      .length = 2 << 20}), 0);
+	CHECK_EQUAL(
+		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 2 << 20}),
+		0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(a.memory + (2 << 20), 2 << 20, 8));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
-					      .length = 1 << 20, .remote = own.memory + (1 << 20),
-					      .rkey = own.rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					      .wr_id = 3,
+					      .length = 1 << 20,
+					      .remote = own.memory + (1 << 20),
+					      .rkey = own.rkey}),
+		    0);
 	expect_wc(&a, 3, IBV_WC_SUCCESS);
 	CHECK(!memcmp(a.memory, a.memory + (1 << 20), 1 << 20));
 	close_side(&a);
@@ -332,7 +387,11 @@ static void with_itself(void)
 /* Two processes: 2,000 messages of changing sizes there and back, writes and atomics in between. */
 static void between_processes(void)
 {
-	enum { ROUNDS = 2000, ROOM = 1 << 17, WORD = 4 * ROOM };
+	enum {
+		ROUNDS = 2000,
+		ROOM = 1 << 17,
+		WORD = 4 * ROOM
+	};
 	struct process process = split();
 	struct side side;
 
@@ -350,13 +409,19 @@ static void between_processes(void)
 
 		if (mine) {
 			fill(side.memory, length, round);
-			CHECK_EQUAL(post(&side, (struct request){
-							.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							.wr_id = 3, .length = 8, .offset = WORD + 8,
-							.remote = peer.memory + WORD,
-							.rkey = peer.rkey, .compare_add = 1}), 0);
-			CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-								 .length = length}), 0);
+			CHECK_EQUAL(
+				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							     .wr_id = 3,
+							     .length = 8,
+							     .offset = WORD + 8,
+							     .remote = peer.memory + WORD,
+							     .rkey = peer.rkey,
+							     .compare_add = 1}),
+				0);
+			CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
+								 .wr_id = 2,
+								 .length = length}),
+				    0);
 			expect_wc(&side, 3, IBV_WC_SUCCESS);
 			expect_wc(&side, 2, IBV_WC_SUCCESS);
 			CHECK(*(uint64_t *)(void *)(side.memory + WORD + 8) == round / 2);

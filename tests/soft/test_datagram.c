@@ -44,7 +44,8 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 			sum += (uint32_t)(grh[i] << 8 | grh[i + 1]);
 		CHECK_EQUAL((sum & 0xffff) + (sum >> 16), 0xffff);
 	} else {
-		CHECK_EQUAL(ntohl(*(const uint32_t *)(const void *)grh), 6u << 28 | 33 << 20 | 0x54321);
+		CHECK_EQUAL(ntohl(*(const uint32_t *)(const void *)grh),
+			    6u << 28 | 33 << 20 | 0x54321);
 		CHECK_EQUAL(grh[4] << 8 | grh[5], 8 + 12 + 8 + 4 + ((length + 3) & ~3u) + 4);
 		CHECK_EQUAL(grh[6], IPPROTO_UDP);
 		CHECK_EQUAL(grh[7], 17);
@@ -56,7 +57,9 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 /* Two processes in turns. The child answers to where the message came from. */
 static void between_processes(const char *ip)
 {
-	enum { ROUNDS = 100 };
+	enum {
+		ROUNDS = 100
+	};
 	struct process process = split();
 	struct side side;
 	struct ibv_context *context = open_device();
@@ -76,10 +79,14 @@ static void between_processes(const char *ip)
 
 		if ((round & 1) == (process.child == 0)) {
 			fill(side.memory, length, round);
-			CHECK_EQUAL(ud_post(&side, (struct ud_request){
-							   .ah = ah, .qpn = peer.qpn, .qkey = QKEY,
-							   .wr_id = 2, .length = length,
-							   .with_imm = true, .imm = round}), 0);
+			CHECK_EQUAL(ud_post(&side, (struct ud_request){.ah = ah,
+								       .qpn = peer.qpn,
+								       .qkey = QKEY,
+								       .wr_id = 2,
+								       .length = length,
+								       .with_imm = true,
+								       .imm = round}),
+				    0);
 			CHECK_EQUAL(expect_wc(&side, 2, IBV_WC_SUCCESS).opcode, IBV_WC_SEND);
 			continue;
 		}
@@ -130,9 +137,11 @@ static void from_any_to_any(void)
 			if (process.child) {
 				struct ibv_ah *ah = ud_path(&side, &peer, i);
 
-				CHECK_EQUAL(ud_post(&side, (struct ud_request){
-								   .ah = ah, .qpn = peer.qpn,
-								   .qkey = QKEY, .wr_id = 2}), 0);
+				CHECK_EQUAL(ud_post(&side, (struct ud_request){.ah = ah,
+									       .qpn = peer.qpn,
+									       .qkey = QKEY,
+									       .wr_id = 2}),
+					    0);
 				expect_wc(&side, 2, IBV_WC_SUCCESS);
 				CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 			} else {
@@ -151,13 +160,17 @@ static void from_any_to_any(void)
  * room for: UDP may lose them, but not needlessly. */
 static void burst(void)
 {
-	enum { MANY = 32, ROUNDS = 10 };
+	enum {
+		MANY = 32,
+		ROUNDS = 10
+	};
 	struct process process = split();
 	struct side side;
 
 	limit_seconds(60);
-	ud_open(&side, (struct options){.sends = MANY, .receives = MANY, .cqe = MANY,
-					.memory = MANY * 8192});
+	ud_open(&side,
+		(struct options){
+			.sends = MANY, .receives = MANY, .cqe = MANY, .memory = MANY * 8192});
 	struct address peer = exchange(&process, &side);
 	struct ibv_ah *ah = ud_path(&side, &peer, 0);
 
@@ -172,10 +185,13 @@ static void burst(void)
 		}
 		if (process.child) {
 			fill(side.memory + i * 8192u, MTU, i);
-			CHECK_EQUAL(ud_post(&side, (struct ud_request){
-							   .ah = ah, .qpn = peer.qpn, .qkey = QKEY,
-							   .wr_id = i, .offset = i * 8192u,
-							   .length = MTU}), 0);
+			CHECK_EQUAL(ud_post(&side, (struct ud_request){.ah = ah,
+								       .qpn = peer.qpn,
+								       .qkey = QKEY,
+								       .wr_id = i,
+								       .offset = i * 8192u,
+								       .length = MTU}),
+				    0);
 			expect_wc(&side, i, IBV_WC_SUCCESS);
 		} else {
 			CHECK_EQUAL(expect_wc(&side, i, IBV_WC_SUCCESS).byte_len, GRH + MTU);
@@ -198,9 +214,11 @@ static void hostile(void)
 
 	ud_open(&side, (struct options){0});
 	struct address own = address_of_side(&side);
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(own.lid),
+	struct sockaddr_in to = {.sin_family = AF_INET,
+				 .sin_port = htons(own.lid),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in from = {.sin_family = AF_INET,
+				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t length = sizeof(from);
 
 	CHECK_EQUAL(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
@@ -208,7 +226,10 @@ static void hostile(void)
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH + MTU), 0);
 	for (int wrong = 0; wrong < 14; wrong++) {
 		struct soft_datagram datagram = {
-			.source = own.gid, .destination = own.gid, .to = own.qpn, .from = 5,
+			.source = own.gid,
+			.destination = own.gid,
+			.to = own.qpn,
+			.from = 5,
 			.qkey = QKEY,
 		};
 		size_t size = SOFT_DATAGRAM_HEADER + 100;
@@ -245,9 +266,11 @@ static void hostile(void)
 		CHECK_EQUAL(send(fd, bytes, size, 0), size);
 	}
 	/* All in one socket: what is right comes after all of those. */
-	soft_datagram_encode(bytes, &(struct soft_datagram){
-					    .source = own.gid, .destination = own.gid,
-					    .to = own.qpn, .from = 5, .qkey = QKEY});
+	soft_datagram_encode(bytes, &(struct soft_datagram){.source = own.gid,
+							    .destination = own.gid,
+							    .to = own.qpn,
+							    .from = 5,
+							    .qkey = QKEY});
 	CHECK_EQUAL(send(fd, bytes, SOFT_DATAGRAM_HEADER + 3, 0), SOFT_DATAGRAM_HEADER + 3);
 	struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
 
@@ -284,7 +307,8 @@ static void deaf(void)
 
 	open_side(&rc, (struct options){0});
 	struct address own = address_of_side(&rc);
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(own.lid),
+	struct sockaddr_in to = {.sin_family = AF_INET,
+				 .sin_port = htons(own.lid),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
@@ -294,7 +318,8 @@ static void deaf(void)
 
 		CHECK_EQUAL(sendto(fd, "hello", 5, 0, (struct sockaddr *)&to, sizeof(to)), 5);
 		CHECK_EQUAL(queued_at("/proc/net/udp", own.lid) +
-				    queued_at("/proc/net/udp6", own.lid), 0);
+				    queued_at("/proc/net/udp6", own.lid),
+			    0);
 
 		/* The second round comes after one that listened. */
 		ud_open(&ud, (struct options){0});
@@ -307,13 +332,16 @@ static void deaf(void)
 /* As another process would. */
 static void send_raw(int fd, struct address address)
 {
-	const struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(address.lid),
+	const struct sockaddr_in to = {.sin_family = AF_INET,
+				       .sin_port = htons(address.lid),
 				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	uint8_t bytes[SOFT_DATAGRAM_HEADER];
 
-	soft_datagram_encode(bytes, &(struct soft_datagram){
-					    .source = address.gid, .destination = address.gid,
-					    .to = address.qpn, .from = 5, .qkey = QKEY});
+	soft_datagram_encode(bytes, &(struct soft_datagram){.source = address.gid,
+							    .destination = address.gid,
+							    .to = address.qpn,
+							    .from = 5,
+							    .qkey = QKEY});
 	CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (const struct sockaddr *)&to, sizeof(to)),
 		    sizeof(bytes));
 }

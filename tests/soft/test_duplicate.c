@@ -6,7 +6,10 @@
 #include "fault_side.h"
 #include "link.h"
 
-enum { FIRST = 100 /* PSN */, PIECE = 64 };
+enum {
+	FIRST = 100 /* PSN */,
+	PIECE = 64
+};
 
 struct stage {
 	struct side side;
@@ -94,14 +97,20 @@ static void close_stage(struct stage *stage)
 
 static struct soft_frame send_of(uint32_t psn, uint32_t offset, uint32_t length, uint32_t total)
 {
-	return (struct soft_frame){.opcode = SOFT_SEND, .psn = psn, .offset = offset,
-				   .length = length, .total = total};
+	return (struct soft_frame){.opcode = SOFT_SEND,
+				   .psn = psn,
+				   .offset = offset,
+				   .length = length,
+				   .total = total};
 }
 
 static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint32_t psn,
 				uint32_t length, uint32_t total)
 {
-	return (struct soft_frame){.opcode = opcode, .psn = psn, .length = length, .total = total,
+	return (struct soft_frame){.opcode = opcode,
+				   .psn = psn,
+				   .length = length,
+				   .total = total,
 				   .address = (uintptr_t)stage->side.memory,
 				   .rkey = stage->side.mr->rkey};
 }
@@ -148,7 +157,9 @@ static void sends_and_writes(void)
 /* The result that it had, and the word as it was left. */
 static void atomics(void)
 {
-	enum { DEPTH = 4 };
+	enum {
+		DEPTH = 4
+	};
 	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS] = {5}, result[SOFT_ATOMIC_RESULT];
 	struct soft_frame frame;
 	struct stage stage;
@@ -312,15 +323,19 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 /* Nobody answers: retry_cnt times again, then no more. */
 static void silence(void)
 {
-	enum { RETRIES = 3 };
+	enum {
+		RETRIES = 3
+	};
 	uint8_t data[4 * PIECE];
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 8, .retry_cnt = RETRIES});
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						       .length = PIECE}), 0);
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						       .length = 8}), 0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
+	CHECK_EQUAL(
+		post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+		0);
 	for (int i = 0; i <= RETRIES; i++) {
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, 1));
@@ -341,8 +356,10 @@ static void patience(void)
 	for (uint32_t i = 0; i < 4; i++) {
 		struct soft_frame ack = answer(SOFT_ACK, 0);
 
-		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-							       .length = PIECE}), 0);
+		CHECK_EQUAL(
+			post(&stage.side,
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = PIECE}),
+			0);
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
 		ack.flags = SOFT_FRAME_ACK;
@@ -354,8 +371,9 @@ static void patience(void)
 	close_stage(&stage);
 
 	open_stage(&stage, (struct options){.timeout = 255, .retry_cnt = 8});
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						       .length = PIECE}), 0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
 	get(&stage, data);
 	soft_lock();
 	CHECK(!soft_qp_of(stage.side.qp)->retry_timer.running);
@@ -374,8 +392,10 @@ static void told_of_a_gap(void)
 	const uint32_t psn = stage.side.psn;
 
 	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-							       .length = 2 * PIECE}), 0);
+		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND,
+							       .wr_id = i,
+							       .length = 2 * PIECE}),
+			    0);
 	for (uint32_t i = 0; i < 3; i++)
 		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(psn, i));
 	frame = answer(SOFT_NAK, soft_psn_add(psn, 1));
@@ -412,10 +432,12 @@ static void missing_answers(void)
 
 	fill(data, 4 * PIECE, 6);
 	for (unsigned i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&stage.side, (struct request){
-						      .opcode = IBV_WR_RDMA_READ, .wr_id = i,
-						      .offset = i * 4 * PIECE, .length = 4 * PIECE,
-						      .remote = 0x1000}), 0);
+		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_RDMA_READ,
+							       .wr_id = i,
+							       .offset = i * 4 * PIECE,
+							       .length = 4 * PIECE,
+							       .remote = 0x1000}),
+			    0);
 	for (uint32_t i = 0; i < 3; i++) {
 		uint8_t nothing[1];
 
@@ -470,13 +492,16 @@ static void draining(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.timeout = 8});
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						       .length = PIECE}), 0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
 	get(&stage, data);
 	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr,
-					 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						       .length = PIECE}), 0);
+					 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		    0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
+		    0);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
 	frame.flags = SOFT_FRAME_ACK;
@@ -489,7 +514,9 @@ static void draining(void)
 
 /* ---- frames that the wire has in part ------------------------------------------------------ */
 
-enum { LONG = SOFT_FRAME_MAX + 1000 };
+enum {
+	LONG = SOFT_FRAME_MAX + 1000
+};
 
 static uint8_t long_payload[SOFT_FRAME_MAX];
 
@@ -521,8 +548,10 @@ static void nobody_reads(void)
 	struct ibv_wc wc;
 
 	open_stage(&stage, (struct options){.memory = LONG, .timeout = 8, .retry_cnt = 1});
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						       .length = SOFT_FRAME_MAX}), 0);
+	CHECK_EQUAL(
+		post(&stage.side,
+		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
+		0);
 	CHECK(is_partial(&stage));
 	for (uint64_t end = now_ns(CLOCK_MONOTONIC) + 20000000; now_ns(CLOCK_MONOTONIC) < end;)
 		CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
@@ -539,15 +568,18 @@ static void answered_in_the_middle(void)
 
 	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
 	memset(stage.side.memory, 0xaa, LONG);
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						       .length = SOFT_FRAME_MAX}), 0);
+	CHECK_EQUAL(
+		post(&stage.side,
+		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
+		0);
 	CHECK(is_partial(&stage));
 	frame.flags = SOFT_FRAME_ACK;
 	frame.ack = stage.side.psn;
 	put(&stage, frame, NULL);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						       .length = PIECE}), 0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
+		    0);
 	frame = get_long(&stage);
 	CHECK_EQUAL(frame.psn, stage.side.psn);
 	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
@@ -603,7 +635,8 @@ static void planned_in_the_middle(void)
 		soft_progress();
 		soft_progress();
 		plan("delay=10us");
-		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0), sizeof(bytes) - cut);
+		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0),
+			    sizeof(bytes) - cut);
 		get_ack(&stage, FIRST);
 		expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 		CHECK(filled(stage.side.memory + 1024, PIECE, 7));

@@ -57,7 +57,7 @@ static void invalid_refused(struct options options, struct request request)
 static void bad_keys_and_ranges(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
-		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
+		IBV_WR_RDMA_WRITE,           IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
 		IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
 	};
 
@@ -100,9 +100,11 @@ static void rights_missing(void)
 						      (int)(ALL_RIGHTS & ~cases[i].right));
 
 		CHECK(mr);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode, .length = 8,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode,
+						      .length = 8,
 						      .remote = (uintptr_t)b.memory,
-						      .rkey = mr->rkey}), 0);
+						      .rkey = mr->rkey}),
+			    0);
 		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
 		expect_event(&b, IBV_EVENT_QP_ACCESS_ERR);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -114,9 +116,11 @@ static void rights_missing(void)
 
 		mr = verbs->ibv_reg_mr(pd, b.memory, 4096, ALL_RIGHTS);
 		CHECK(mr);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode, .length = 8,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = cases[i].opcode,
+						      .length = 8,
 						      .remote = (uintptr_t)b.memory,
-						      .rkey = mr->rkey}), 0);
+						      .rkey = mr->rkey}),
+			    0);
 		expect_wc(&a, 0, IBV_WC_REM_ACCESS_ERR);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
@@ -130,11 +134,15 @@ static void atomics(void)
 
 	for (uint64_t off = 1; off < 8; off += 3)
 		invalid_refused((struct options){0},
-				(struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8,
+				(struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+						 .length = 8,
 						 .remote = off});
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+					      .length = 4,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	expect_wc(&a, 0, IBV_WC_LOC_LEN_ERR);
 	close_pair(&a, &b);
 }
@@ -146,8 +154,9 @@ static void message_too_long(void)
 	open_pair(&a, &b, (struct options){.memory = 1 << 20});
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 100), 0);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 1000), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3,
-					      .length = 1 << 20}), 0);
+	CHECK_EQUAL(
+		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3, .length = 1 << 20}),
+		0);
 	expect_wc(&a, 3, IBV_WC_REM_INV_REQ_ERR);
 	expect_wc(&b, 1, IBV_WC_LOC_LEN_ERR);
 	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
@@ -189,9 +198,13 @@ static void local_protection(void)
 	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 4096, 0);
 
 	CHECK(mr);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 6, .length = 8,
-					      .lkey = mr->lkey, .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					      .wr_id = 6,
+					      .length = 8,
+					      .lkey = mr->lkey,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	expect_wc(&a, 6, IBV_WC_LOC_PROT_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
@@ -210,8 +223,11 @@ static void read_depth(void)
 
 	for (int i = 0; i < 8; i++)
 		wr[i] = (struct ibv_send_wr){
-			.wr_id = (uint64_t)i, .sg_list = &sge, .num_sge = 1,
-			.opcode = IBV_WR_RDMA_READ, .next = i < 7 ? &wr[i + 1] : NULL,
+			.wr_id = (uint64_t)i,
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = IBV_WR_RDMA_READ,
+			.next = i < 7 ? &wr[i + 1] : NULL,
 			.wr.rdma = {.remote_addr = (uintptr_t)b.memory, .rkey = b.mr->rkey},
 		};
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, wr, &bad), 0);
@@ -223,9 +239,12 @@ static void read_depth(void)
 
 	/* It was told none at all: such a READ could never be sent. */
 	open_pair(&a, &b, (struct options){.depth = 255});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 8,
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					      .wr_id = 1,
+					      .length = 8,
 					      .remote = (uintptr_t)b.memory,
-					      .rkey = b.mr->rkey}), 0);
+					      .rkey = b.mr->rkey}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_LOC_QP_OP_ERR);
 	close_pair(&a, &b);
 }
@@ -239,10 +258,14 @@ static void receiver_not_ready(void)
 	open_pair(&a, &b, (struct options){.rnr_timer = 1, .memory = 1 << 20});
 	fill(a.memory, 1 << 20, 6);
 	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .offset = i * 1000, .length = 1000}), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8,
-					      .length = 1 << 20}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = i,
+						      .offset = i * 1000,
+						      .length = 1000}),
+			    0);
+	CHECK_EQUAL(
+		post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8, .length = 1 << 20}),
+		0);
 	struct ibv_wc wc;
 
 	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
@@ -341,7 +364,8 @@ static void posting(void)
 	struct ibv_send_wr chain[6];
 
 	for (int i = 0; i < 6; i++)
-		chain[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i, .opcode = IBV_WR_SEND,
+		chain[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i,
+						.opcode = IBV_WR_SEND,
 						.next = i < 5 ? &chain[i + 1] : NULL};
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, chain, &bad), ENOMEM);
 	CHECK(bad == &chain[4]);
@@ -368,8 +392,9 @@ static void cq_overrun(void)
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 5; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 	}
 	for (unsigned i = 0; i < 5; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -393,7 +418,8 @@ static void drain(void)
 
 	open_pair(&a, &b, (struct options){.memory = 1 << 20});
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		    0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
@@ -423,8 +449,9 @@ static void reset_and_reuse(void)
 	for (int round = 0; round < 3; round++) {
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 		CHECK_EQUAL(post_recv_at(&b, 9, 0, 8), 0); /* never used */
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			0);
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 		expect_wc(&a, 2, IBV_WC_SUCCESS);
 		if (round == 1)
@@ -462,8 +489,9 @@ static void reset_takes_completions_back(bool destroyed)
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	for (unsigned i = 0; i < 3; i++) {
 		CHECK_EQUAL(post_recv_at(&b, 10 + i, 0, 8), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 	}
 	/* Without polling: the event, and then until all six are there. */
 	CHECK_EQUAL(verbs->ibv_get_cq_event(a.channel, &cq, &context), 0);
@@ -500,7 +528,10 @@ static void reset_takes_back_from_both(void)
 	CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
 	struct ibv_cq *sends = a.cq, *receives = verbs->ibv_create_cq(a.context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = {
-		.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.send_cq = sends,
+		.recv_cq = receives,
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
 		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 	};
 
@@ -534,15 +565,25 @@ static void reset_takes_back_from_both(void)
 /* In the middle of a long message, too: nothing completes after RESET. */
 static void reset_in_a_message(void)
 {
-	enum { BIG = 32 << 20 };
+	enum {
+		BIG = 32 << 20
+	};
 	struct side a, b;
 	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){.memory = BIG});
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = BIG,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = BIG,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = BIG,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 2,
+					      .length = BIG,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
 	while (poll_cq(&a, 1, &wc) == 1)
 		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS); /* it was quicker than we */
@@ -565,8 +606,9 @@ static void flush_order(void)
 	/* Sends that cannot go out: the peer has no receive. Unsignaled ones are flushed too. */
 	open_pair(&a, &b, (struct options){.signal_none = true, .rnr_timer = 31});
 	for (unsigned i = 0; i < 10; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
 	for (unsigned i = 0; i < 10; i++)
 		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
@@ -576,7 +618,9 @@ static void flush_order(void)
 /* When dereg_mr has returned, the peer's access ends, in the middle of a message if need be. */
 static void deregister_under_fire(void)
 {
-	enum { BIG = 64 << 20 };
+	enum {
+		BIG = 64 << 20
+	};
 
 	/* Should we not get our turn meanwhile, it may all be done before: once more. */
 	for (int round = 0, late = 0; round < 4;) {
@@ -584,10 +628,13 @@ static void deregister_under_fire(void)
 		struct side a, b;
 
 		open_pair(&a, &b, (struct options){.memory = BIG});
-		CHECK_EQUAL(post(&a, (struct request){
-					     .opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
-					     .wr_id = 1, .length = BIG,
-					     .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = write ? IBV_WR_RDMA_WRITE
+								      : IBV_WR_RDMA_READ,
+						      .wr_id = 1,
+						      .length = BIG,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = b.mr->rkey}),
+			    0);
 		struct ibv_wc wc;
 
 		CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);

@@ -18,7 +18,9 @@ struct stage {
 	uint32_t number;
 };
 
-enum { ANSWER = 77 };
+enum {
+	ANSWER = 77
+};
 
 static int answer(void)
 {
@@ -36,10 +38,16 @@ static int number_of(void *pointer)
 	return pointer ? (int)(uintptr_t)pointer : errno;
 }
 
-#define NUMBER(name, ...) \
-	static int call_##name(struct stage *s) { return aiordma_##name(__VA_ARGS__); }
-#define POINTER(name, ...) \
-	static int call_##name(struct stage *s) { return number_of(aiordma_##name(__VA_ARGS__)); }
+#define NUMBER(name, ...)                                                                          \
+	static int call_##name(struct stage *s)                                                    \
+	{                                                                                          \
+		return aiordma_##name(__VA_ARGS__);                                                \
+	}
+#define POINTER(name, ...)                                                                         \
+	static int call_##name(struct stage *s)                                                    \
+	{                                                                                          \
+		return number_of(aiordma_##name(__VA_ARGS__));                                     \
+	}
 
 NUMBER(query_device_ex, s->context, NULL)
 NUMBER(query_port, s->context, 1, NULL)
@@ -69,26 +77,26 @@ static const struct {
 	size_t member;
 	bool pointer;
 } calls[] = {
-	{ call_query_device_ex, OF(query_device_ex), false },
-	{ call_query_port, OF(query_port), false },
-	{ call_query_rt_values_ex, OF(query_rt_values), false },
-	{ call_create_cq_ex, OF(create_cq_ex), true },
-	{ call_modify_cq, OF(modify_cq), false },
-	{ call_advise_mr, OF(advise_mr), false },
-	{ call_alloc_null_mr, OF(alloc_null_mr), true },
-	{ call_alloc_dm, OF(alloc_dm), true },
-	{ call_free_dm, OF(free_dm), false },
-	{ call_reg_dm_mr, OF(reg_dm_mr), true },
-	{ call_alloc_td, OF(alloc_td), true },
-	{ call_dealloc_td, OF(dealloc_td), false },
-	{ call_alloc_parent_domain, OF(alloc_parent_domain), true },
-	{ call_open_xrcd, OF(open_xrcd), true },
-	{ call_close_xrcd, OF(close_xrcd), false },
-	{ call_create_srq_ex, OF(create_srq_ex), true },
-	{ call_get_srq_num, OF(get_srq_num), false },
-	{ call_create_qp_ex, OF(create_qp_ex), true },
-	{ call_open_qp, OF(open_qp), true },
-	{ call_modify_qp_rate_limit, OF(modify_qp_rate_limit), false },
+	{call_query_device_ex, OF(query_device_ex), false},
+	{call_query_port, OF(query_port), false},
+	{call_query_rt_values_ex, OF(query_rt_values), false},
+	{call_create_cq_ex, OF(create_cq_ex), true},
+	{call_modify_cq, OF(modify_cq), false},
+	{call_advise_mr, OF(advise_mr), false},
+	{call_alloc_null_mr, OF(alloc_null_mr), true},
+	{call_alloc_dm, OF(alloc_dm), true},
+	{call_free_dm, OF(free_dm), false},
+	{call_reg_dm_mr, OF(reg_dm_mr), true},
+	{call_alloc_td, OF(alloc_td), true},
+	{call_dealloc_td, OF(dealloc_td), false},
+	{call_alloc_parent_domain, OF(alloc_parent_domain), true},
+	{call_open_xrcd, OF(open_xrcd), true},
+	{call_close_xrcd, OF(close_xrcd), false},
+	{call_create_srq_ex, OF(create_srq_ex), true},
+	{call_get_srq_num, OF(get_srq_num), false},
+	{call_create_qp_ex, OF(create_qp_ex), true},
+	{call_open_qp, OF(open_qp), true},
+	{call_modify_qp_rate_limit, OF(modify_qp_rate_limit), false},
 };
 
 static void set_the_scene(struct stage *s, struct ibv_context *context)
@@ -110,8 +118,8 @@ static void the_right_one_is_called(size_t i)
 {
 	struct verbs_context *x = calloc(1, sizeof(*x));
 	struct stage s;
-	void (*function)(void) = calls[i].pointer ? (void (*)(void))pointer_answer :
-						    (void (*)(void))answer;
+	void (*function)(void) =
+		calls[i].pointer ? (void (*)(void))pointer_answer : (void (*)(void))answer;
 
 	CHECK(x);
 	set_the_scene(&s, &x->context);
@@ -159,8 +167,9 @@ static int sees_its_arguments(struct ibv_context *context,
 
 static void arguments_arrive(void)
 {
-	struct verbs_context x = { .sz = sizeof(x), .query_device_ex = sees_its_arguments,
-				   .context.abi_compat = AIORDMA_ABI_EXTENDED };
+	struct verbs_context x = {.sz = sizeof(x),
+				  .query_device_ex = sees_its_arguments,
+				  .context.abi_compat = AIORDMA_ABI_EXTENDED};
 	struct ibv_device_attr_ex attr;
 
 	CHECK_EQUAL(aiordma_query_device_ex(&x.context, &attr), 0);
@@ -191,11 +200,11 @@ static int dealloc_window(struct ibv_mw *mw)
 /* These are in the context itself; a window of type 2 is bound by posting (ibv_bind_mw(3)). */
 static void windows(void)
 {
-	struct ibv_context context = { .cmd_fd = -1 };
-	struct ibv_pd pd = { .context = &context };
-	struct ibv_qp qp = { .context = &context };
-	struct ibv_mw mw = { .context = &context, .type = IBV_MW_TYPE_1 };
-	struct ibv_mw_bind bind = { .wr_id = 1 };
+	struct ibv_context context = {.cmd_fd = -1};
+	struct ibv_pd pd = {.context = &context};
+	struct ibv_qp qp = {.context = &context};
+	struct ibv_mw mw = {.context = &context, .type = IBV_MW_TYPE_1};
+	struct ibv_mw_bind bind = {.wr_id = 1};
 
 	CHECK_EQUAL(number_of(aiordma_alloc_mw(&pd, IBV_MW_TYPE_2)), EOPNOTSUPP);
 	CHECK_EQUAL(aiordma_bind_mw(&qp, &mw, &bind), EOPNOTSUPP);
@@ -212,7 +221,7 @@ static void windows(void)
 
 static void device_memory_without_copying(void)
 {
-	struct ibv_dm dm = { .comp_mask = 0 };
+	struct ibv_dm dm = {.comp_mask = 0};
 	char byte = 0;
 
 	CHECK_EQUAL(aiordma_memcpy_to_dm(&dm, 0, &byte, 1), EOPNOTSUPP);

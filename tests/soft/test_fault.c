@@ -83,7 +83,9 @@ static void right_plans(void)
 /* As often as asked for, and other places with another seed. */
 static void chance(void)
 {
-	enum { MANY = 100000 };
+	enum {
+		MANY = 100000
+	};
 	unsigned struck[3] = {0}, same = 0;
 
 	for (unsigned seed = 0; seed < 3; seed++) {
@@ -101,7 +103,9 @@ static void chance(void)
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
-enum { DATAGRAMS = 60 };
+enum {
+	DATAGRAMS = 60
+};
 
 struct pair {
 	struct side a, b;
@@ -125,10 +129,14 @@ static void close_datagrams(struct pair *pair)
 
 static void send_datagram(struct pair *pair, uint32_t imm)
 {
-	CHECK_EQUAL(ud_post(&pair->a, (struct ud_request){
-					      .ah = pair->ah, .qpn = pair->b.qp->qp_num,
-					      .qkey = QKEY, .wr_id = 1, .length = 16,
-					      .with_imm = true, .imm = imm}), 0);
+	CHECK_EQUAL(ud_post(&pair->a, (struct ud_request){.ah = pair->ah,
+							  .qpn = pair->b.qp->qp_num,
+							  .qkey = QKEY,
+							  .wr_id = 1,
+							  .length = 16,
+							  .with_imm = true,
+							  .imm = imm}),
+		    0);
 	expect_wc(&pair->a, 1, IBV_WC_SUCCESS);
 }
 
@@ -228,8 +236,11 @@ static void late_frames(bool up_before)
 
 	for (unsigned i = 1; i < 8; i++) {
 		a.memory[0] = (uint8_t)i;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = i,
+						      .flags = IBV_SEND_INLINE,
+						      .length = 8}),
+			    0);
 	}
 	for (unsigned i = 1; i < 8; i++) {
 		expect_wc(&b, i, IBV_WC_SUCCESS);
@@ -245,13 +256,19 @@ static void late_frames(bool up_before)
 		CHECK_EQUAL(post_recv_at(&b, 8, 0, 8), 0);
 		CHECK_EQUAL(post_recv_at(&b, 9, 8, 8), 0);
 		a.memory[0] = 8;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 8,
-						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = 8,
+						      .flags = IBV_SEND_INLINE,
+						      .length = 8}),
+			    0);
 		soft_progress();
 		no_plan();
 		a.memory[0] = 9;
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
-						      .flags = IBV_SEND_INLINE, .length = 8}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = 9,
+						      .flags = IBV_SEND_INLINE,
+						      .length = 8}),
+			    0);
 		expect_wc(&b, 8, IBV_WC_SUCCESS);
 		expect_wc(&b, 9, IBV_WC_SUCCESS);
 		CHECK_EQUAL(b.memory[0], 8);
@@ -270,7 +287,9 @@ static void late_frames(bool up_before)
 /* A plan that comes and goes in the middle of a long message, again and again. */
 static void in_the_middle(void)
 {
-	enum { LONG = 8 << 20 };
+	enum {
+		LONG = 8 << 20
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
@@ -337,7 +356,10 @@ static void late_ends(bool killed)
 /* What is late waits in memory, which is bounded: beyond that the oldest comes early. */
 static void much_is_late(void)
 {
-	enum { LONG = 1 << 20, MANY = 70 };
+	enum {
+		LONG = 1 << 20,
+		MANY = 70
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG, .sends = MANY, .receives = MANY});
@@ -355,7 +377,9 @@ static void much_is_late(void)
 /* No more than so many bytes in so much time. */
 static void slow_device(void)
 {
-	enum { LONG = 400000 };
+	enum {
+		LONG = 400000
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
@@ -382,10 +406,13 @@ static void one_lost_frame(const char *which)
 
 	plan("loss=@2,frames=%s", which);
 	for (unsigned i = 0; i < 4; i++) {
-		CHECK_EQUAL(post(&a, (struct request){
-					     .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = i,
-					     .length = 8, .remote = peer.memory, .rkey = peer.rkey,
-					     .compare_add = 1}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+						      .wr_id = i,
+						      .length = 8,
+						      .remote = peer.memory,
+						      .rkey = peer.rkey,
+						      .compare_add = 1}),
+			    0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		CHECK_EQUAL(*(uint64_t *)(void *)a.memory, i);
 	}
@@ -442,8 +469,11 @@ static void one_queue_pair(void)
 static void send_uc(struct side *side, uint32_t length, uint32_t imm)
 {
 	fill(side->memory, length, imm);
-	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 9,
-						.length = length, .imm = imm}), 0);
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND_WITH_IMM,
+						.wr_id = 9,
+						.length = length,
+						.imm = imm}),
+		    0);
 	expect_wc(side, 9, IBV_WC_SUCCESS);
 }
 
@@ -461,7 +491,9 @@ static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
  * What comes twice is received twice. */
 static void lost_on_uc(void)
 {
-	enum { LONG = 600000 };
+	enum {
+		LONG = 600000
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.uc = true, .memory = LONG});
@@ -516,7 +548,9 @@ static void cut_links(void)
 
 static void cut_after_bytes(void)
 {
-	enum { MESSAGE = 1000 };
+	enum {
+		MESSAGE = 1000
+	};
 	struct side a, b;
 	struct ibv_wc wc;
 	unsigned came = 0;
@@ -552,10 +586,12 @@ static void not_ready(void)
 	plan("rnr=@2-4");
 	for (unsigned i = 0; i < 2; i++) {
 		CHECK_EQUAL(post(&a, i ? (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-							  .wr_id = i, .length = 8,
+							  .wr_id = i,
+							  .length = 8,
 							  .remote = peer.memory,
-							  .rkey = peer.rkey} :
-					 send_request(i, 8)), 0);
+							  .rkey = peer.rkey}
+				       : send_request(i, 8)),
+			    0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	}
@@ -667,9 +703,10 @@ int main(void)
 	limit_seconds(100);
 	STEP(environment("", 0, ""));
 	STEP(environment("seed=3,loss=0.5", 0, ""));
-	STEP(environment("loss=x", EINVAL,
-			 "aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 to 1, an "
-			 "occurrence as @3, @3-5 or @3-, or both are expected\n"));
+	STEP(environment(
+		"loss=x", EINVAL,
+		"aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 to 1, an "
+		"occurrence as @3, @3-5 or @3-, or both are expected\n"));
 	for (int wire = 0; wire < 2; wire++) {
 		links_of(wire ? "tcp" : "shared");
 		STEP(late_ends(false));

@@ -37,18 +37,40 @@ static void requests_of(struct side *side, const struct address *peer, unsigned 
 	uint32_t length = length_of(round);
 	bool write = round % 3 == 0;
 	const struct request requests[] = {
-		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .offset = ADDED,
-		 .length = 8, .remote = peer->memory + COUNTER, .rkey = peer->rkey, .compare_add = 1},
-		{.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM, .wr_id = 2,
-		 .offset = SENT, .length = length, .imm = round, .remote = peer->memory + WRITTEN,
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		 .wr_id = 1,
+		 .offset = ADDED,
+		 .length = 8,
+		 .remote = peer->memory + COUNTER,
+		 .rkey = peer->rkey,
+		 .compare_add = 1},
+		{.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM,
+		 .wr_id = 2,
+		 .offset = SENT,
+		 .length = length,
+		 .imm = round,
+		 .remote = peer->memory + WRITTEN,
 		 .rkey = peer->rkey},
-		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 3, .offset = SENT, .length = length,
-		 .remote = peer->memory + WRITTEN, .rkey = peer->rkey},
-		{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr_id = 4, .offset = SWAPPED, .length = 8,
-		 .remote = peer->memory + WORD, .rkey = peer->rkey, .compare_add = round,
+		{.opcode = IBV_WR_RDMA_WRITE,
+		 .wr_id = 3,
+		 .offset = SENT,
+		 .length = length,
+		 .remote = peer->memory + WRITTEN,
+		 .rkey = peer->rkey},
+		{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+		 .wr_id = 4,
+		 .offset = SWAPPED,
+		 .length = 8,
+		 .remote = peer->memory + WORD,
+		 .rkey = peer->rkey,
+		 .compare_add = round,
 		 .swap = round + 1},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 5, .offset = READ, .length = length,
-		 .remote = peer->memory + WRITTEN, .rkey = peer->rkey},
+		{.opcode = IBV_WR_RDMA_READ,
+		 .wr_id = 5,
+		 .offset = READ,
+		 .length = length,
+		 .remote = peer->memory + WRITTEN,
+		 .rkey = peer->rkey},
 	};
 
 	fill(side->memory + SENT, length, round);
@@ -158,7 +180,9 @@ static void between_processes(unsigned seed, bool late)
 /* Many requests at once, so that a gap has much behind it. */
 static void a_full_queue(unsigned seed)
 {
-	enum { MANY = 60 };
+	enum {
+		MANY = 60
+	};
 	struct side a, b;
 
 	plan("seed=%u,loss=0.15", seed);
@@ -169,13 +193,17 @@ static void a_full_queue(unsigned seed)
 		CHECK_EQUAL(post_recv_at(&b, i, 1024 + i * 64, 64), 0);
 	for (unsigned i = 0; i < MANY; i++) {
 		fill(a.memory + 1024 + i * 64, 64, i);
-		CHECK_EQUAL(post(&a, i % 4 ? (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
+		CHECK_EQUAL(post(&a, i % 4 ? (struct request){.opcode = IBV_WR_SEND,
+							      .wr_id = i,
 							      .offset = 1024 + i * 64,
-							      .length = 64} :
-					     (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							      .wr_id = i, .offset = i * 8,
-							      .length = 8, .remote = peer.memory,
-							      .rkey = peer.rkey, .compare_add = 3}),
+							      .length = 64}
+					   : (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							      .wr_id = i,
+							      .offset = i * 8,
+							      .length = 8,
+							      .remote = peer.memory,
+							      .rkey = peer.rkey,
+							      .compare_add = 3}),
 			    0);
 	}
 	for (unsigned i = 0, received = 0; i < MANY; i++) {

@@ -12,7 +12,10 @@
 #include "meeting.h"
 #include "objects.h"
 
-enum { PEER_PSN = 100, SECRET = 0x5a };
+enum {
+	PEER_PSN = 100,
+	SECRET = 0x5a
+};
 
 struct scene {
 	struct side side;
@@ -100,10 +103,12 @@ static void guessed(void)
 		} else {
 			key ^= 1u << bit;
 		}
-		refused(&scene, (struct soft_frame){.opcode = bit & 1 ? SOFT_READ : SOFT_WRITE,
-						    .address = (uintptr_t)scene.side.memory,
-						    .rkey = key, .total = 8,
-						    .length = bit & 1 ? 0 : 8},
+		refused(&scene,
+			(struct soft_frame){.opcode = bit & 1 ? SOFT_READ : SOFT_WRITE,
+					    .address = (uintptr_t)scene.side.memory,
+					    .rkey = key,
+					    .total = 8,
+					    .length = bit & 1 ? 0 : 8},
 			SOFT_NAK_REMOTE_ACCESS);
 		close_scene(&scene);
 	}
@@ -113,7 +118,9 @@ static void guessed(void)
  * do not count up. */
 static void keys_are_random(void)
 {
-	enum { KEYS = 1000 };
+	enum {
+		KEYS = 1000
+	};
 	static uint32_t keys[KEYS];
 	uint32_t ones = 0, zeros = 0;
 	int rising = 0;
@@ -152,16 +159,18 @@ static void keys_of_others(void)
 		if (way < 2)
 			CHECK(other = verbs->ibv_alloc_pd(side->context));
 		CHECK(mr = verbs->ibv_reg_mr(other ? other : side->pd, side->memory, 4096,
-					     way == 2 ? IBV_ACCESS_REMOTE_READ :
-					     way == 3 ? IBV_ACCESS_LOCAL_WRITE |
-								IBV_ACCESS_REMOTE_WRITE :
-							ALL_RIGHTS));
+					     way == 2   ? IBV_ACCESS_REMOTE_READ
+					     : way == 3 ? IBV_ACCESS_LOCAL_WRITE |
+								  IBV_ACCESS_REMOTE_WRITE
+							: ALL_RIGHTS));
 		bool read = way & 1;
 
-		refused(&scene, (struct soft_frame){.opcode = read ? SOFT_READ : SOFT_WRITE,
-						    .address = (uintptr_t)side->memory,
-						    .rkey = mr->rkey, .total = 8,
-						    .length = read ? 0 : 8},
+		refused(&scene,
+			(struct soft_frame){.opcode = read ? SOFT_READ : SOFT_WRITE,
+					    .address = (uintptr_t)side->memory,
+					    .rkey = mr->rkey,
+					    .total = 8,
+					    .length = read ? 0 : 8},
 			SOFT_NAK_REMOTE_ACCESS);
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 		if (other)
@@ -179,16 +188,11 @@ static void ranges_that_wrap(void)
 		uint64_t address; /* in its place, if not 0 */
 		uint32_t total;
 	} cases[] = {
-		{.offset = -1, .total = 8},
-		{.offset = 4089, .total = 8},
-		{.offset = 4096, .total = 1},
-		{.offset = 0, .total = 4097},
-		{.offset = 1, .total = 4096},
-		{.offset = 0, .total = 1u << 31},
-		{.address = UINT64_MAX, .total = 1},
-		{.address = UINT64_MAX - 3, .total = 8},
-		{.address = 1, .total = 1u << 31},
-		{.offset = -0x7fffffff, .total = 1u << 31},
+		{.offset = -1, .total = 8},          {.offset = 4089, .total = 8},
+		{.offset = 4096, .total = 1},        {.offset = 0, .total = 4097},
+		{.offset = 1, .total = 4096},        {.offset = 0, .total = 1u << 31},
+		{.address = UINT64_MAX, .total = 1}, {.address = UINT64_MAX - 3, .total = 8},
+		{.address = 1, .total = 1u << 31},   {.offset = -0x7fffffff, .total = 1u << 31},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
@@ -198,14 +202,16 @@ static void ranges_that_wrap(void)
 			open_scene(&scene, (struct options){.memory = 4096});
 			uint64_t start = (uintptr_t)scene.side.memory;
 
-			refused(&scene, (struct soft_frame){
-						.opcode = read ? SOFT_READ : SOFT_WRITE,
-						.address = cases[i].address ? cases[i].address :
-									      start + (uint64_t)cases[i].offset,
-						.rkey = scene.side.mr->rkey,
-						.total = cases[i].total,
-						.length = read ? 0 : 1,
-					},
+			refused(&scene,
+				(struct soft_frame){
+					.opcode = read ? SOFT_READ : SOFT_WRITE,
+					.address = cases[i].address
+							   ? cases[i].address
+							   : start + (uint64_t)cases[i].offset,
+					.rkey = scene.side.mr->rkey,
+					.total = cases[i].total,
+					.length = read ? 0 : 1,
+				},
 				SOFT_NAK_REMOTE_ACCESS);
 			close_scene(&scene);
 		}
@@ -217,13 +223,17 @@ static void ranges_that_wrap(void)
  * the answers.  Another queue pair does not wait for that one. */
 static void answers_that_nobody_fetches(void)
 {
-	enum { BIG = 8 << 20, DEPTH = 4 };
+	enum {
+		BIG = 8 << 20,
+		DEPTH = 4
+	};
 	struct scene scene;
 	struct side a, b;
 
 	open_scene(&scene, (struct options){.memory = BIG, .depth = DEPTH});
 	for (int i = 0; i < DEPTH; i++)
-		say(&scene, (struct soft_frame){.opcode = SOFT_READ, .total = BIG,
+		say(&scene, (struct soft_frame){.opcode = SOFT_READ,
+						.total = BIG,
 						.address = (uintptr_t)scene.side.memory,
 						.rkey = scene.side.mr->rkey});
 	for (int i = 0; i < 100; i++)
@@ -237,7 +247,8 @@ static void answers_that_nobody_fetches(void)
 	close_pair(&a, &b);
 
 	/* One more than was agreed on: IBTA 9.7.4.3.1. */
-	say(&scene, (struct soft_frame){.opcode = SOFT_READ, .total = 8,
+	say(&scene, (struct soft_frame){.opcode = SOFT_READ,
+					.total = 8,
 					.address = (uintptr_t)scene.side.memory,
 					.rkey = scene.side.mr->rkey});
 	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
@@ -264,13 +275,15 @@ static void messages_that_nobody_wants(void)
 static int visit(uint16_t lid)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+	int length =
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address,
-			    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
-		    0);
+	CHECK_EQUAL(
+		connect(fd, (struct sockaddr *)&address,
+			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
+		0);
 	return fd;
 }
 
@@ -311,7 +324,11 @@ static void turned_away(int fd)
 	close(fd);
 }
 
-enum { HELLO = 1, READY, LID };
+enum {
+	HELLO = 1,
+	READY,
+	LID
+};
 
 /* Memory that could be cut off, is no memory, is too little, or belongs to another protocol; words
  * that are out of place. */
@@ -346,7 +363,8 @@ static void bad_memory(void)
 		if (memory >= 0)
 			close(memory);
 	}
-	while (entries_of("/proc/self/fd") != files) /* the last one's pidfd goes after its socket */
+	while (entries_of("/proc/self/fd") !=
+	       files) /* the last one's pidfd goes after its socket */
 		sched_yield();
 	close_side(&side);
 }
@@ -355,7 +373,9 @@ static void bad_memory(void)
  * in. */
 static void silent_visitors(void)
 {
-	enum { VISITORS = 100 };
+	enum {
+		VISITORS = 100
+	};
 	int fds[VISITORS];
 	struct side side;
 

@@ -7,9 +7,15 @@
 #include "killing.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 60, MANY_ROUNDS = 3 };
+enum {
+	ROUNDS = 60,
+	MANY_ROUNDS = 3
+};
 #else
-enum { ROUNDS = 200, MANY_ROUNDS = 10 };
+enum {
+	ROUNDS = 200,
+	MANY_ROUNDS = 10
+};
 #endif
 
 enum {
@@ -25,11 +31,17 @@ enum {
 	IN = SLOTS * MESSAGE,
 	LANDING = 2 * SLOTS * MESSAGE, /* of READs */
 	WORDS = LANDING + ZONE,        /* a pattern: read by the peer, and written to it */
-	EXPOSED = WORDS + ZONE,        /* written by the peer: its words, in their places, or zeros */
+	EXPOSED = WORDS + ZONE, /* written by the peer: its words, in their places, or zeros */
 	MEMORY = EXPOSED + ZONE,
 };
 
-enum { SEND = 1, RECV, WRITE, READ, ADD };
+enum {
+	SEND = 1,
+	RECV,
+	WRITE,
+	READ,
+	ADD
+};
 
 /* ---- one end of a connection --------------------------------------------------------------- */
 
@@ -75,11 +87,13 @@ static void open_end(struct end *end, uint32_t longest, bool gives_up)
 	memset(end, 0, sizeof(*end));
 	end->longest = longest;
 	/* 1 s four times, or never. */
-	open_side(&end->side, (struct options){
-				      .memory = MEMORY, .timeout = gives_up ? 18 : 255, .retry_cnt = 3});
+	open_side(
+		&end->side,
+		(struct options){.memory = MEMORY, .timeout = gives_up ? 18 : 255, .retry_cnt = 3});
 	end->words = expose(end, WORDS, IBV_ACCESS_REMOTE_READ);
-	end->exposed = expose(end, EXPOSED, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-						    IBV_ACCESS_REMOTE_ATOMIC);
+	end->exposed =
+		expose(end, EXPOSED,
+		       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
 	for (uint32_t i = 0; i < ZONE / 8; i++)
 		words_of(end, WORDS)[i] = word(i);
 }
@@ -320,7 +334,14 @@ static void see_witness_go_on(void)
 		see_witness();
 }
 
-enum fate { KILLED, STOPPED_AND_KILLED, STOPPED_AND_KILLED_LATER, LEAVES, LEFT_BEHIND, FATES };
+enum fate {
+	KILLED,
+	STOPPED_AND_KILLED,
+	STOPPED_AND_KILLED_LATER,
+	LEAVES,
+	LEFT_BEHIND,
+	FATES
+};
 
 struct round {
 	struct peer *peer; /* NULL: none is under way */
@@ -339,8 +360,8 @@ static void begin(struct round *round)
 	round->gone_ns = 0;
 	round->stopped = round->closed = false;
 	round->patient = chance(16) == 0;
-	give_order(round->peer, &round->end, 1, MESSAGE,
-		   round->fate == LEAVES ? moment_ns() : 0, round->patient);
+	give_order(round->peer, &round->end, 1, MESSAGE, round->fate == LEAVES ? moment_ns() : 0,
+		   round->patient);
 }
 
 static void kill_now(struct round *round)
@@ -483,7 +504,8 @@ static void survive(const char *wire)
 	struct line line;
 
 	prepare_peers(1 + WARM_UP + ROUNDS + MANY_ROUNDS, obey);
-	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* sanitizers start a thread with ours */
+	CHECK_EQUAL(verbs->ibv_close_device(open_device()),
+		    0); /* sanitizers start a thread with ours */
 	before = held_now();
 	peer = next_peer();
 	give_order(peer, &witness, 1, 4096, 0, false);

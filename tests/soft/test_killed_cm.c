@@ -6,16 +6,20 @@
 #include <arpa/inet.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 50 };
+enum {
+	ROUNDS = 50
+};
 #else
-enum { ROUNDS = 150 };
+enum {
+	ROUNDS = 150
+};
 #endif
 
 enum {
 	AT_ONCE = 3, /* peers, beside the witness */
 	WARM_UP = 10,
 	CONNECTIONS = 64,
-	EACH = 2,    /* connections that one peer makes at a time */
+	EACH = 2, /* connections that one peer makes at a time */
 	MESSAGE = 32 << 10,
 	WITNESS = 0, /* the first peer, whose connection never ends */
 };
@@ -53,7 +57,9 @@ static struct connection *new_connection(struct rdma_cm_id *id, uint32_t peer, b
 	struct connection *it = connection_of(NULL);
 
 	CHECK(it);
-	*it = (struct connection){.id = id, .peer = peer, .active = active,
+	*it = (struct connection){.id = id,
+				  .peer = peer,
+				  .active = active,
 				  .echoes = active ? 1 + chance(4) : UINT32_MAX};
 	return it;
 }
@@ -154,16 +160,20 @@ static void step_connection(struct connection *it)
 static struct rdma_conn_param parameters(const uint32_t *number)
 {
 	return (struct rdma_conn_param){
-		.private_data = number, .private_data_len = sizeof(*number),
-		.responder_resources = 1, .initiator_depth = 1,
-		.retry_count = 7, .rnr_retry_count = 7,
+		.private_data = number,
+		.private_data_len = sizeof(*number),
+		.responder_resources = 1,
+		.initiator_depth = 1,
+		.retry_count = 7,
+		.rnr_retry_count = 7,
 	};
 }
 
 /* To a listener on that port of this host. */
 static void dial(uint16_t port, uint32_t peer)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port),
+	struct sockaddr_in address = {.sin_family = AF_INET,
+				      .sin_port = htons(port),
 				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct rdma_cm_id *id;
 
@@ -270,8 +280,7 @@ static int connection_count(void)
 /* An event channel that does not block, and a listener; its port. */
 static uint16_t open_machine(void)
 {
-	struct sockaddr_in any = {.sin_family = AF_INET,
-				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 
 	CHECK(channel = verbs->rdma_create_event_channel());
 	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
@@ -285,7 +294,7 @@ static uint16_t open_machine(void)
 
 struct order {
 	uint32_t number;
-	uint16_t port;      /* connect there; 0: be connected to */
+	uint16_t port; /* connect there; 0: be connected to */
 	uint64_t leaves_ns; /* by itself, after so long; 0: never */
 };
 
@@ -312,7 +321,13 @@ static void obey(int fd)
 
 /* ---- the survivor -------------------------------------------------------------------------- */
 
-enum fate { KILLED, STOPPED_AND_KILLED, STOPPED_AND_KILLED_LATER, LEAVES, FATES };
+enum fate {
+	KILLED,
+	STOPPED_AND_KILLED,
+	STOPPED_AND_KILLED_LATER,
+	LEAVES,
+	FATES
+};
 
 struct round {
 	struct peer *peer; /* NULL: none is under way */
@@ -451,7 +466,8 @@ static void survive(const char *wire)
 	struct held before, with_witness;
 
 	prepare_peers(1 + WARM_UP + ROUNDS, obey);
-	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* sanitizers start a thread with ours */
+	CHECK_EQUAL(verbs->ibv_close_device(open_device()),
+		    0); /* sanitizers start a thread with ours */
 	before = held_now();
 	own_port = open_machine();
 	STEP(meet_witness());

@@ -22,8 +22,9 @@ static void late_peer(void)
 		struct side *first = order ? &b : &a, *second = order ? &a : &b;
 
 		bring_up(first, order ? &address_a : &address_b);
-		CHECK_EQUAL(post(first, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-							 .length = 8}), 0);
+		CHECK_EQUAL(post(first,
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+			    0);
 		CHECK_EQUAL(to_init(second), 0);
 		CHECK_EQUAL(post_recv_at(second, 2, 0, 8), 0);
 		CHECK_EQUAL(to_rtr(second, order ? &address_b : &address_a), 0);
@@ -55,8 +56,9 @@ static void nobody(void)
 		bring_up(&a, &address);
 		if (way == 2)
 			bring_up(&b, &own);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+			0);
 		expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 		CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
 		close_pair(&a, &b);
@@ -89,7 +91,8 @@ static void wrong_psn_found_late(void)
 
 static int dial(uint16_t port)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port),
+	struct sockaddr_in address = {.sin_family = AF_INET,
+				      .sin_port = htons(port),
 				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -122,14 +125,19 @@ static void strangers(void)
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 	expect_hung_up(fd);
 	fd = dial(address.lid);
-	static const char get[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n";
+	static const char get[] =
+		"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n";
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
 	for (int wrong = 0; wrong < 4; wrong++) {
 		struct soft_greeting greeting = {
-			.kind = SOFT_GREETING_HELLO, .from = a.qp->qp_num, .to = b.qp->qp_num,
-			.receive_psn = b.psn, .send_psn = a.psn, .flags = SOFT_GREETING_SENDS,
+			.kind = SOFT_GREETING_HELLO,
+			.from = a.qp->qp_num,
+			.to = b.qp->qp_num,
+			.receive_psn = b.psn,
+			.send_psn = a.psn,
+			.flags = SOFT_GREETING_SENDS,
 		};
 
 		if (wrong == 0)
@@ -178,7 +186,8 @@ static void strangers(void)
  * nothing that an idle queue pair hears of). */
 static void leaves_unanswered(void)
 {
-	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in here = {.sin_family = AF_INET,
+				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t length = sizeof(here);
 	uint8_t bytes[SOFT_GREETING + SOFT_FRAME_HEADER];
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -214,8 +223,9 @@ static void orderly_end(void)
 
 		open_pair(&a, &b, (struct options){0});
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			0);
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 		if (way == 0)
 			CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
@@ -227,8 +237,9 @@ static void orderly_end(void)
 		}
 		/* What was received has been acknowledged, however quickly the end came. */
 		expect_wc(&a, 2, IBV_WC_SUCCESS);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 3, .length = 8}),
+			0);
 		CHECK_EQUAL(post_recv_at(&a, 4, 0, 8), 0);
 		expect_wc(&a, 3, IBV_WC_RETRY_EXC_ERR);
 		expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
@@ -240,7 +251,9 @@ static void orderly_end(void)
  * direction, and while a child of its own is still alive. */
 static void killed(int way)
 {
-	enum { BIG = 64 << 20 };
+	enum {
+		BIG = 64 << 20
+	};
 	struct process process = split();
 	struct side side;
 
@@ -273,8 +286,10 @@ static void killed(int way)
 		}
 		tell(&process, "", 1);
 		if (way == 1)
-			post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2,
-						     .length = BIG, .remote = peer.memory,
+			post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						     .wr_id = 2,
+						     .length = BIG,
+						     .remote = peer.memory,
 						     .rkey = peer.rkey});
 		for (;;)
 			pause();
@@ -283,9 +298,12 @@ static void killed(int way)
 
 	hear(&process, &byte, 1);
 	if (way == 2) /* a READ of which something has come */
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
-							 .length = BIG, .remote = peer.memory,
-							 .rkey = peer.rkey}), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ,
+							 .wr_id = 3,
+							 .length = BIG,
+							 .remote = peer.memory,
+							 .rkey = peer.rkey}),
+			    0);
 	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
 	if (way == 2)
 		expect_wc(&side, 3, IBV_WC_RETRY_EXC_ERR);
@@ -315,16 +333,18 @@ static void stopped(void)
 	CHECK_EQUAL(to_rts(&side), 0);
 	if (process.child) {
 		/* A link that is not there yet is waited for no longer than the time-outs say. */
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-							 .length = 8}), 0);
+		CHECK_EQUAL(post(&side,
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+			    0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		meet(&process);
 		CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
 		int status;
 
 		CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-							 .length = 8}), 0);
+		CHECK_EQUAL(post(&side,
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			    0);
 		for (uint64_t end = now_ns(CLOCK_MONOTONIC) + SECOND / 10;
 		     now_ns(CLOCK_MONOTONIC) < end;)
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
@@ -376,20 +396,25 @@ static void impossible_frames(void)
 		{.opcode = SOFT_SEND, .psn = 100, .length = SOFT_FRAME_MAX + 1, .total = 1 << 30},
 		{.opcode = SOFT_SEND, .psn = 101},                           /* one missing */
 		{.opcode = SOFT_SEND, .psn = 99},                            /* one too many */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .total = 4},  /* more than there is */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 0, .total = 4},  /* no progress */
+		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .total = 4}, /* more than there is */
+		{.opcode = SOFT_SEND, .psn = 100, .length = 0, .total = 4}, /* no progress */
 		{.opcode = SOFT_SEND, .psn = 100, .length = 4, .total = 8, .offset = 4},
 		{.opcode = SOFT_SEND, .psn = 100, .total = 0xffffffff, .length = 8},
 		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8, .total = 8},
 		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .total = 8, .offset = 0xfffffff8},
-		{.opcode = SOFT_WRITE, .psn = 100, .flags = SOFT_FRAME_INVALIDATE}, /* SEND's alone */
+		{.opcode = SOFT_WRITE,
+		 .psn = 100,
+		 .flags = SOFT_FRAME_INVALIDATE}, /* SEND's alone */
 		{.opcode = SOFT_READ, .psn = 100, .length = 8, .total = 8},
 		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = 8, .total = 8},
 		{.opcode = SOFT_COMPARE_SWAP, .psn = 100, .length = 64, .total = 8},
 		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 16, .total = 16},
 		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .total = 16},
 		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .total = 8, .offset = 8},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .total = 8,
+		{.opcode = SOFT_ATOMIC_WRITE,
+		 .psn = 100,
+		 .length = 8,
+		 .total = 8,
 		 .flags = SOFT_FRAME_INVALIDATE},
 		{.opcode = SOFT_ACK, .length = 4},
 		{.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK, .ack = 5},
@@ -430,11 +455,13 @@ static void impossible_answers(void)
 		{IBV_WR_SEND, {.opcode = SOFT_NAK, .syndrome = 77}},
 		{IBV_WR_RDMA_READ, {.opcode = SOFT_ACK, .flags = SOFT_FRAME_ACK}},
 		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 16, .total = 16}},
-		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 4, .total = 8, .offset = 4}},
+		{IBV_WR_RDMA_READ,
+		 {.opcode = SOFT_READ_DATA, .length = 4, .total = 8, .offset = 4}},
 		{IBV_WR_RDMA_READ, {.opcode = SOFT_READ_DATA, .length = 0, .total = 8}},
 		{IBV_WR_RDMA_READ, {.opcode = SOFT_ATOMIC_DATA, .length = 8, .total = 8}},
 		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_READ_DATA, .length = 8, .total = 8}},
-		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_ATOMIC_DATA, .length = 4, .total = 8}},
+		{IBV_WR_ATOMIC_FETCH_AND_ADD,
+		 {.opcode = SOFT_ATOMIC_DATA, .length = 4, .total = 8}},
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -444,8 +471,10 @@ static void impossible_answers(void)
 		open_side(&side, (struct options){0});
 		int fd = adopted(&side);
 
-		CHECK_EQUAL(post(&side, (struct request){.opcode = cases[i].opcode, .wr_id = 1,
-							 .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&side,
+			     (struct request){.opcode = cases[i].opcode, .wr_id = 1, .length = 8}),
+			0);
 		frame.psn = frame.ack = side.psn;
 		put_frame(fd, &frame);
 		expect_wc(&side, 1, IBV_WC_BAD_RESP_ERR);
@@ -471,8 +500,10 @@ static void mutations(void)
 
 		for (unsigned i = 0; i < 8; i++)
 			CHECK_EQUAL(post_recv_at(&side, i, i * 64, 64), 0);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 20,
-							 .length = 64}), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ,
+							 .wr_id = 20,
+							 .length = 64}),
+			    0);
 		for (uint32_t i = 0; i < 12; i++) {
 			static const uint8_t opcodes[] = {SOFT_SEND, SOFT_WRITE, SOFT_READ,
 							  SOFT_FETCH_ADD, SOFT_READ_DATA};
@@ -481,7 +512,9 @@ static void mutations(void)
 			struct soft_frame frame = {
 				.opcode = opcode,
 				.flags = (uint8_t)(seed >> (i + 8)) & SOFT_FRAME_IMMEDIATE,
-				.length = atomic ? SOFT_ATOMIC_ARGUMENTS : read ? 0 : 64,
+				.length = atomic ? SOFT_ATOMIC_ARGUMENTS
+					  : read ? 0
+						 : 64,
 				.total = 64,
 				.psn = opcode == SOFT_READ_DATA ? side.psn : 100 + i,
 				.address = (uintptr_t)side.memory + i * 64,

@@ -40,9 +40,11 @@ static double seconds(clockid_t clock)
 
 static void open_crowd(struct crowd *crowd, int count)
 {
-	open_side(&crowd->side, (struct options){
-					.sends = 1, .receives = 1, .sges = 1, .cqe = 2 * count,
-					.memory = (size_t)count * 16});
+	open_side(&crowd->side, (struct options){.sends = 1,
+						 .receives = 1,
+						 .sges = 1,
+						 .cqe = 2 * count,
+						 .memory = (size_t)count * 16});
 	CHECK_EQUAL(verbs->ibv_destroy_qp(crowd->side.qp), 0);
 	crowd->count = count;
 	crowd->left = 0;
@@ -66,8 +68,9 @@ static void receive_all(struct crowd *crowd, int from, int to)
 {
 	for (int i = from; i < to; i++) {
 		crowd->side.qp = crowd->qps[i];
-		CHECK_EQUAL(post_recv_at(&crowd->side, (uint64_t)i,
-					 (size_t)(crowd->count + i) * 8, 8), 0);
+		CHECK_EQUAL(
+			post_recv_at(&crowd->side, (uint64_t)i, (size_t)(crowd->count + i) * 8, 8),
+			0);
 	}
 	crowd->side.qp = NULL;
 }
@@ -83,9 +86,11 @@ static void send_all(struct crowd *crowd, int from, int to)
 	for (int i = from; i < to; i++) {
 		crowd->side.qp = crowd->qps[i];
 		*(uint64_t *)(void *)(crowd->side.memory + (size_t)i * 8) = (uint64_t)i;
-		CHECK_EQUAL(post(&crowd->side, (struct request){.opcode = IBV_WR_SEND, .length = 8,
+		CHECK_EQUAL(post(&crowd->side, (struct request){.opcode = IBV_WR_SEND,
+								.length = 8,
 								.wr_id = (uint64_t)i,
-								.offset = (size_t)i * 8}), 0);
+								.offset = (size_t)i * 8}),
+			    0);
 	}
 	crowd->side.qp = NULL;
 }
@@ -135,7 +140,8 @@ static void check_idle(void)
 	do {
 		cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
 		time = seconds(CLOCK_MONOTONIC);
-		poll(NULL, 0, 500); /* not to wait for something: this is how much time is looked at */
+		poll(NULL, 0,
+		     500); /* not to wait for something: this is how much time is looked at */
 		cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
 		time = seconds(CLOCK_MONOTONIC) - time;
 	} while (cpu > time / 5);

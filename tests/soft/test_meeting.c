@@ -53,7 +53,9 @@ static void connect_them(struct end *end)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-enum { LAST_WORDS = 400000 };
+enum {
+	LAST_WORDS = 400000
+};
 
 /* Killed, with much in the ring that we have not looked at: all of it arrives, then the end. */
 static void killed(void)
@@ -227,7 +229,11 @@ static void forked(void)
 
 /* ---- visitors ------------------------------------------------------------------------------ */
 
-enum { HELLO = 1, READY, LID };
+enum {
+	HELLO = 1,
+	READY,
+	LID
+};
 
 struct word {
 	uint32_t word;
@@ -237,13 +243,15 @@ struct word {
 static int knock(uint16_t lid)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+	int length =
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
 	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address,
 			    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) +
-				    (socklen_t)length), 0);
+				    (socklen_t)length),
+		    0);
 	return fd;
 }
 
@@ -418,7 +426,9 @@ static void wrong_words(uint16_t lid)
 /* More than are let in at a time: the first must go. */
 static void crowd(uint16_t lid)
 {
-	enum { MANY = 80 };
+	enum {
+		MANY = 80
+	};
 	int doors[MANY];
 
 	for (int i = 0; i < MANY; i++)
@@ -514,8 +524,8 @@ static void reads_nothing(struct soft_neighbour *host)
 			soft_meeting_ring(host);
 			sched_yield();
 		}
-		soft_ring_put(&host->out,
-			      &(struct soft_record){1, 0, i, sizeof(greeting), NULL}, &iov, 1);
+		soft_ring_put(&host->out, &(struct soft_record){1, 0, i, sizeof(greeting), NULL},
+			      &iov, 1);
 	}
 }
 
@@ -529,9 +539,8 @@ static void reads_ahead(struct soft_neighbour *host)
 static void visitors(void)
 {
 	static void (*const vandals[])(struct soft_neighbour *host) = {
-		strange_kind, short_greeting, long_greeting, call_from_nobody,
-		empty_data,   too_long,	      far_ahead,     reads_nothing,
-		reads_ahead,
+		strange_kind, short_greeting, long_greeting, call_from_nobody, empty_data,
+		too_long,     far_ahead,      reads_nothing, reads_ahead,
 	};
 	struct end end;
 
@@ -568,7 +577,8 @@ static void visitors(void)
 static void other_user(void)
 {
 	if (geteuid()) {
-		fprintf(stderr, "test_meeting: needs root to be another user: other_user left out\n");
+		fprintf(stderr,
+			"test_meeting: needs root to be another user: other_user left out\n");
 		return;
 	}
 	process = split();

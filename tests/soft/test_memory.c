@@ -3,7 +3,10 @@
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 
-enum { PAGE = 4096, REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
+enum {
+	PAGE = 4096,
+	REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
+};
 
 static uint8_t *pages(size_t count)
 {
@@ -26,8 +29,12 @@ static bool resident(uint8_t *page)
 static enum ibv_wc_status reach(struct side *a, enum ibv_wr_opcode opcode, const struct ibv_mr *mr,
 				uint64_t address, uint32_t length)
 {
-	CHECK_EQUAL(post(a, (struct request){.opcode = opcode, .wr_id = 1, .length = length,
-					     .remote = address, .rkey = mr->rkey}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = opcode,
+					     .wr_id = 1,
+					     .length = length,
+					     .remote = address,
+					     .rkey = mr->rkey}),
+		    0);
 	return next_wc(a).status;
 }
 
@@ -45,11 +52,11 @@ static void again(struct side *a, struct side *b)
 	connect_pair(a, b);
 }
 
-#define REFUSED(call, error)                                                                 \
-	do {                                                                                 \
-		errno = 0;                                                                   \
-		CHECK(!(call));                                                              \
-		CHECK_EQUAL(errno, error);                                                   \
+#define REFUSED(call, error)                                                                       \
+	do {                                                                                       \
+		errno = 0;                                                                         \
+		CHECK(!(call));                                                                    \
+		CHECK_EQUAL(errno, error);                                                         \
 	} while (0)
 
 /* ---- on demand ----------------------------------------------------------------------------- */
@@ -82,9 +89,11 @@ static void on_demand(void)
 	again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
+		    IBV_WC_SUCCESS);
 	/* A long one that comes to a hole on its way, in either direction. */
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
+		    IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
 	/* Mapped later. */
 	CHECK(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE,
@@ -98,16 +107,24 @@ static void on_demand(void)
 	CHECK(mw);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights | IBV_ACCESS_MW_BIND));
-	struct ibv_send_wr bind = {
-		.wr_id = 6, .opcode = IBV_WR_BIND_MW,
-		.bind_mw = {mw, mw->rkey + 1, {mr, (uintptr_t)memory, 3 * PAGE, REMOTE}},
-	}, *bad;
+	struct ibv_send_wr bind =
+				   {
+					   .wr_id = 6,
+					   .opcode = IBV_WR_BIND_MW,
+					   .bind_mw = {mw,
+						       mw->rkey + 1,
+						       {mr, (uintptr_t)memory, 3 * PAGE, REMOTE}},
+				   },
+			   *bad;
 
 	CHECK_EQUAL(b.context->ops.post_send(b.qp, &bind, &bad), 0);
 	expect_wc(&b, 6, IBV_WC_SUCCESS);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = 8,
 					      .remote = (uintptr_t)memory + 2 * PAGE,
-					      .rkey = bind.bind_mw.rkey}), 0);
+					      .rkey = bind.bind_mw.rkey}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_REM_ACCESS_ERR); /* that page cannot be written */
 	again(&a, &b);
 	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
@@ -121,7 +138,8 @@ static void on_demand(void)
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 
 	/* Combinations that ibv_reg_mr(3) excludes. */
-	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB), EINVAL);
+	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB),
+		EINVAL);
 	REFUSED(verbs->ibv_reg_mr_iova2(b.pd, NULL, SIZE_MAX, 4096, IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(verbs->ibv_reg_mr(b.pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX, 0), EFAULT);
@@ -177,9 +195,13 @@ static void all(void)
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
 	fill(memory, 2 * PAGE, 9);
 	struct request request = {
-		.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = PAGE, .lkey = mr->lkey,
+		.opcode = IBV_WR_RDMA_WRITE,
+		.wr_id = 1,
+		.length = PAGE,
+		.lkey = mr->lkey,
 		.offset = (size_t)(memory - a.memory),
-		.remote = (uintptr_t)b.memory, .rkey = b.mr->rkey,
+		.remote = (uintptr_t)b.memory,
+		.rkey = b.mr->rkey,
 	};
 
 	CHECK_EQUAL(post(&a, request), 0);
@@ -201,8 +223,8 @@ static void implicit(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, NULL, SIZE_MAX,
-					      IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE);
+	struct ibv_mr *mr = verbs->ibv_reg_mr(
+		b.pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | REMOTE);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
 	uint8_t *memory = pages(2);
@@ -241,7 +263,8 @@ static void advising(void)
 {
 	const enum ib_uverbs_advise_mr_advice prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
 					      for_write = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
-					      no_fault = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+					      no_fault =
+						      IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
 	const uint32_t flush = IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
 	struct side a, other;
 	uint8_t *memory = pages(4);
@@ -261,7 +284,8 @@ static void advising(void)
 	CHECK(resident(memory + PAGE) && resident(memory + 2 * PAGE));
 	CHECK_EQUAL(advise(&a, prefetch, flush, readable->lkey, memory, 4 * PAGE), 0);
 
-	CHECK_EQUAL(advise(&a, (enum ib_uverbs_advise_mr_advice)7, 0, mr->lkey, memory, 1), ENOTSUP);
+	CHECK_EQUAL(advise(&a, (enum ib_uverbs_advise_mr_advice)7, 0, mr->lkey, memory, 1),
+		    ENOTSUP);
 	CHECK_EQUAL(advise(&a, prefetch, 2, mr->lkey, memory, 1), EINVAL);
 	CHECK_EQUAL(extended(a.context)->advise_mr(a.pd, prefetch, 0, NULL, 0), EINVAL);
 	CHECK_EQUAL(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1), EINVAL); /* not on demand */
@@ -298,9 +322,12 @@ static void null_region(void)
 		{12345, 700000, mr->lkey},
 		{(uintptr_t)a.memory + 50, 50, a.mr->lkey},
 	};
-	struct ibv_send_wr wr = {.wr_id = 1, .sg_list = sges, .num_sge = 3,
+	struct ibv_send_wr wr = {.wr_id = 1,
+				 .sg_list = sges,
+				 .num_sge = 3,
 				 .opcode = IBV_WR_RDMA_WRITE,
-				 .wr.rdma = {(uintptr_t)b.memory, b.mr->rkey}}, *bad;
+				 .wr.rdma = {(uintptr_t)b.memory, b.mr->rkey}},
+			   *bad;
 
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -323,8 +350,11 @@ static void null_region(void)
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(errno, EINVAL);
-	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8,
-					      .rkey = mr->lkey}), 0);
+	CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 2,
+					      .length = 8,
+					      .rkey = mr->lkey}),
+		    0);
 	expect_wc(&b, 2, IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a.pd), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -350,8 +380,10 @@ static void dmabuf(void)
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, PAGE, 4 * PAGE, 0, fd, rights), EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 5 * PAGE, 1, 0, fd, rights), EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, SIZE_MAX, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED), EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND),
+		EINVAL);
+	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED),
+		EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, fd, REMOTE), EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b.pd, 0, PAGE, 0, b.channel->fd, rights), EINVAL);
 
@@ -395,8 +427,8 @@ static void dmabuf(void)
 
 static void device_memory(void)
 {
-	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | REMOTE |
-				IBV_ACCESS_REMOTE_ATOMIC;
+	const unsigned rights =
+		IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_device_attr_ex attr;
 	struct side a, b;
 	uint8_t seen[300];
@@ -408,16 +440,22 @@ static void device_memory(void)
 	CHECK_EQUAL(ex->query_device_ex(b.context, NULL, &attr, sizeof(attr)), 0);
 	CHECK(attr.max_dm_size >= 65536);
 	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
-	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}), EINVAL);
-	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}), EINVAL);
-	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}), EINVAL);
-	struct ibv_dm *all = ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
+	REFUSED(ex->alloc_dm(b.context,
+			     &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}),
+		EINVAL);
+	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}),
+		EINVAL);
+	REFUSED(ex->alloc_dm(b.context,
+			     &(struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}),
+		EINVAL);
+	struct ibv_dm *all =
+		ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
 
 	CHECK(all);
 	REFUSED(ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 1}), ENOMEM);
 	CHECK_EQUAL(ex->free_dm(all), 0);
-	struct ibv_dm *dm = ex->alloc_dm(b.context, &(struct ibv_alloc_dm_attr){.length = 4096,
-										.log_align_req = 3});
+	struct ibv_dm *dm = ex->alloc_dm(
+		b.context, &(struct ibv_alloc_dm_attr){.length = 4096, .log_align_req = 3});
 
 	CHECK(dm && dm->context == b.context);
 	fill(a.memory, 300, 2);
@@ -427,7 +465,8 @@ static void device_memory(void)
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a.memory, 97), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX, 2), EFAULT);
 
-	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED), EINVAL);
+	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights & ~(unsigned)IBV_ACCESS_ZERO_BASED),
+		EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 1, 4096, rights), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, rights | IBV_ACCESS_ON_DEMAND), EINVAL);
 	REFUSED(ex->reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_ZERO_BASED | REMOTE), EINVAL);
@@ -453,17 +492,24 @@ static void device_memory(void)
 	CHECK(filled(seen, 300, 8));
 	before = 41;
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1008, &before, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1,
-					      .length = 8, .remote = 8, .rkey = mr->rkey,
-					      .compare_add = 1}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+					      .wr_id = 1,
+					      .length = 8,
+					      .remote = 8,
+					      .rkey = mr->rkey,
+					      .compare_add = 1}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(dm->memcpy_from_dm(&before, dm, 1008, 8), 0);
 	CHECK_EQUAL(before, 42);
 	/* As the source of the owner's own request. */
 	struct ibv_sge sge = {.addr = 700, .length = 300, .lkey = mr->lkey};
-	struct ibv_send_wr wr = {.wr_id = 4, .sg_list = &sge, .num_sge = 1,
+	struct ibv_send_wr wr = {.wr_id = 4,
+				 .sg_list = &sge,
+				 .num_sge = 1,
 				 .opcode = IBV_WR_RDMA_WRITE,
-				 .wr.rdma = {(uintptr_t)a.memory + 4096, a.mr->rkey}}, *bad;
+				 .wr.rdma = {(uintptr_t)a.memory + 4096, a.mr->rkey}},
+			   *bad;
 
 	CHECK_EQUAL(b.context->ops.post_send(b.qp, &wr, &bad), 0);
 	expect_wc(&b, 4, IBV_WC_SUCCESS);
@@ -476,7 +522,8 @@ static void device_memory(void)
 
 /* ---- registered anew ----------------------------------------------------------------------- */
 
-static int rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+static int rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length,
+		 int access)
 {
 	errno = 0;
 	return verbs->ibv_rereg_mr(mr, flags, pd, addr, length, access);
@@ -544,7 +591,8 @@ static void reregistering(void)
 	/* To on demand and back, and zero based. */
 	mr = verbs->ibv_reg_mr(b.pd, memory, PAGE, ALL_RIGHTS);
 	CHECK_EQUAL(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
-			  ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED), 0);
+			  ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED),
+		    0);
 	CHECK_EQUAL(write_to(&a, mr, 8, 8), IBV_WC_SUCCESS);
 	CHECK(filled(memory + 8, 8, 6));
 	CHECK_EQUAL(write_to(&a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
@@ -560,8 +608,8 @@ static void zero_based(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory + 100, PAGE,
-					      ALL_RIGHTS | IBV_ACCESS_ZERO_BASED);
+	struct ibv_mr *mr =
+		verbs->ibv_reg_mr(b.pd, b.memory + 100, PAGE, ALL_RIGHTS | IBV_ACCESS_ZERO_BASED);
 
 	CHECK(mr && mr->addr == b.memory + 100);
 	fill(a.memory, 8, 1);
@@ -586,7 +634,8 @@ static void parent_domains(void)
 	struct ibv_td *td = ex->alloc_td(b.context, &(struct ibv_td_init_attr){0});
 
 	CHECK(td && td->context == b.context);
-	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){0}), EINVAL);
+	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){0}),
+		EINVAL);
 	REFUSED(ex->alloc_parent_domain(a.context, &init), EINVAL);
 	init.comp_mask = 4;
 	REFUSED(ex->alloc_parent_domain(b.context, &init), EINVAL);
@@ -597,7 +646,8 @@ static void parent_domains(void)
 	struct ibv_pd *parent = ex->alloc_parent_domain(b.context, &init);
 
 	CHECK(parent && parent != b.pd && parent->context == b.context);
-	REFUSED(ex->alloc_parent_domain(b.context, &(struct ibv_parent_domain_init_attr){.pd = parent}),
+	REFUSED(ex->alloc_parent_domain(b.context,
+					&(struct ibv_parent_domain_init_attr){.pd = parent}),
 		EINVAL);
 	CHECK_EQUAL(ex->dealloc_td(td), EBUSY);
 
@@ -619,8 +669,8 @@ static void parent_domains(void)
 	CHECK_EQUAL(write_to(&b, a.mr, (uintptr_t)a.memory, 8), IBV_WC_SUCCESS);
 
 	/* A CQ of it. */
-	struct ibv_cq_init_attr_ex cq_init = {.cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
-					      .parent_domain = base};
+	struct ibv_cq_init_attr_ex cq_init = {
+		.cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = base};
 
 	REFUSED(ex->create_cq_ex(b.context, &cq_init), EINVAL); /* no parent domain */
 	cq_init.parent_domain = parent;

@@ -6,7 +6,10 @@
 
 #include "objects.h"
 
-enum { EVERYBODY = 0xffffff, PORT = 14791 };
+enum {
+	EVERYBODY = 0xffffff,
+	PORT = 14791
+};
 
 static union ibv_gid group_of(const char *ip)
 {
@@ -34,8 +37,12 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 	struct ibv_ah *ah = path_to_group(side, group, index);
 
 	fill(side->memory, 64, (unsigned)seed);
-	CHECK_EQUAL(ud_post(side, (struct ud_request){.ah = ah, .qpn = EVERYBODY, .qkey = QKEY,
-						      .wr_id = 100, .length = 64}), 0);
+	CHECK_EQUAL(ud_post(side, (struct ud_request){.ah = ah,
+						      .qpn = EVERYBODY,
+						      .qkey = QKEY,
+						      .wr_id = 100,
+						      .length = 64}),
+		    0);
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0); /* what is posted has been sent */
 }
 
@@ -146,7 +153,8 @@ static void members(void)
 static void refused(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.1");
-	static const char *const unicast[] = {"::ffff:10.1.1.1", "fe80::1", "::224.1.1.1", "2001::1"};
+	static const char *const unicast[] = {"::ffff:10.1.1.1", "fe80::1", "::224.1.1.1",
+					      "2001::1"};
 	struct side ud, rc;
 
 	open_side(&rc, (struct options){0});
@@ -215,7 +223,10 @@ static void hostile(void)
 
 	for (int wrong = 0; wrong < 7; wrong++) {
 		struct soft_datagram datagram = {
-			.source = own.gid, .destination = group, .to = EVERYBODY, .from = 5,
+			.source = own.gid,
+			.destination = group,
+			.to = EVERYBODY,
+			.from = 5,
 			.qkey = QKEY,
 		};
 

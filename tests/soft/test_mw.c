@@ -43,7 +43,8 @@ static uint32_t next_key(uint32_t rkey)
 	return (rkey & ~0xffu) | ((rkey + 1) & 0xff);
 }
 
-static struct ibv_mw_bind_info part(struct ibv_mr *mr, size_t offset, uint64_t length, unsigned access)
+static struct ibv_mw_bind_info part(struct ibv_mr *mr, size_t offset, uint64_t length,
+				    unsigned access)
 {
 	return (struct ibv_mw_bind_info){
 		.mr = mr,
@@ -103,16 +104,21 @@ static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
 
 static int invalidate(struct side *side, uint64_t wr_id, uint32_t rkey, unsigned flags)
 {
-	struct ibv_send_wr wr = {.wr_id = wr_id, .opcode = IBV_WR_LOCAL_INV,
-				 .invalidate_rkey = rkey, .send_flags = flags};
+	struct ibv_send_wr wr = {.wr_id = wr_id,
+				 .opcode = IBV_WR_LOCAL_INV,
+				 .invalidate_rkey = rkey,
+				 .send_flags = flags};
 
 	return post_wr(side, &wr);
 }
 
 static struct request write_to(struct scene *scene, size_t offset, uint32_t length, uint32_t rkey)
 {
-	return (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = length,
-				.remote = (uintptr_t)scene->b.memory + offset, .rkey = rkey};
+	return (struct request){.opcode = IBV_WR_RDMA_WRITE,
+				.wr_id = 1,
+				.length = length,
+				.remote = (uintptr_t)scene->b.memory + offset,
+				.rkey = rkey};
 }
 
 static void allowed(struct scene *scene, struct request request)
@@ -178,8 +184,10 @@ static void not_an_lkey(void)
 	open_scene(&scene, IBV_MW_TYPE_1);
 	uint32_t key = bound(&scene, part(scene.mr, 0, 4096, REMOTE_RIGHTS));
 
-	CHECK_EQUAL(post(&scene.b, (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 8,
-						    .lkey = key}), 0);
+	CHECK_EQUAL(
+		post(&scene.b,
+		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 5, .length = 8, .lkey = key}),
+		0);
 	expect_wc(&scene.b, 5, IBV_WC_LOC_PROT_ERR);
 	close_scene(&scene);
 }
@@ -224,10 +232,13 @@ static void zero_based(void)
 		struct scene scene;
 
 		open_scene(&scene, (enum ibv_mw_type)type);
-		uint32_t key = bound(&scene, part(scene.mr, 1024, 64,
-						  REMOTE_RIGHTS | IBV_ACCESS_ZERO_BASED));
-		struct request write = {.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
-					.remote = 56, .rkey = key};
+		uint32_t key = bound(
+			&scene, part(scene.mr, 1024, 64, REMOTE_RIGHTS | IBV_ACCESS_ZERO_BASED));
+		struct request write = {.opcode = IBV_WR_RDMA_WRITE,
+					.wr_id = 1,
+					.length = 8,
+					.remote = 56,
+					.rkey = key};
 
 		fill(scene.a.memory, 8, 9);
 		allowed(&scene, write);
@@ -270,14 +281,16 @@ static void rights(void)
 		struct request request;
 
 		open_scene(&scene, IBV_MW_TYPE_2);
-		request = write_to(&scene, 0, 8, bound(&scene, part(scene.mr, 0, 64, cases[i].right)));
+		request = write_to(&scene, 0, 8,
+				   bound(&scene, part(scene.mr, 0, 64, cases[i].right)));
 		request.opcode = cases[i].opcode;
 		allowed(&scene, request);
 		close_scene(&scene);
 
 		open_scene(&scene, IBV_MW_TYPE_2);
-		request = write_to(&scene, 0, 8, bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS &
-								    ~cases[i].right)));
+		request = write_to(
+			&scene, 0, 8,
+			bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS & ~cases[i].right)));
 		request.opcode = cases[i].opcode;
 		refused(&scene, request);
 	}
@@ -425,8 +438,11 @@ static void invalidation_refused(void)
 		struct side *from = way == 5 ? &c : &scene.a;
 
 		CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
-		CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 4,
-							.length = 8, .imm = key}), 0);
+		CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND_WITH_INV,
+							.wr_id = 4,
+							.length = 8,
+							.imm = key}),
+			    0);
 		expect_wc(from, 4, IBV_WC_REM_ACCESS_ERR);
 		CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_REM_INV_REQ_ERR).wc_flags, 0);
 		expect_event(&scene.b, IBV_EVENT_QP_ACCESS_ERR);
@@ -448,7 +464,7 @@ static void local_invalidation_refused(void)
 
 		open_scene(&scene, way == 0 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
 		uint32_t key = way == 3 ? scene.mw->rkey : /* not bound */
-					  bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+				       bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
 
 		if (way == 1)
 			key = scene.mr->lkey; /* registered for good, until it is deregistered */
@@ -466,7 +482,9 @@ static void local_invalidation_refused(void)
 /* The peer is stopped in the middle of what it does, and nothing is touched after the completion. */
 static void invalidated_under_fire(void)
 {
-	enum { BIG = 64 << 20 };
+	enum {
+		BIG = 64 << 20
+	};
 
 	/* Should we not get our turn meanwhile, it may all be done before: once more. */
 	for (int round = 0, late = 0; round < 2;) {
@@ -567,7 +585,8 @@ static void wrong_objects(void)
 	bind_fails(&scene, next_key(scene.mw->rkey), part(other.mr, 0, 64, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
 	CHECK_EQUAL(bind_type_2(&scene.b, other.mw, 72, next_key(other.mw->rkey),
-				part(scene.mr, 0, 64, REMOTE_RIGHTS)), 0);
+				part(scene.mr, 0, 64, REMOTE_RIGHTS)),
+		    0);
 	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
 	close_scene(&other);
 	close_scene(&scene);
@@ -666,22 +685,26 @@ static void among_messages(void)
 	for (unsigned round = 0; round < 50; round++) {
 		bool late = round % 2;
 		struct ibv_send_wr wrs[8];
-		struct ibv_sge sge = {.addr = (uintptr_t)scene.b.memory + 4096, .length = 8,
+		struct ibv_sge sge = {.addr = (uintptr_t)scene.b.memory + 4096,
+				      .length = 8,
 				      .lkey = scene.b.mr->lkey};
 		static const enum ibv_wr_opcode opcodes[8] = {
-			IBV_WR_SEND, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND, IBV_WR_BIND_MW,
-			IBV_WR_SEND, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
+			IBV_WR_SEND,    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND,
+			IBV_WR_BIND_MW, IBV_WR_SEND,    IBV_WR_LOCAL_INV, IBV_WR_BIND_MW,
 		};
 
 		for (unsigned i = 0; i < 8; i++) {
-			wrs[i] = (struct ibv_send_wr){.wr_id = i, .opcode = opcodes[i],
-						      .sg_list = &sge, .num_sge = 1,
+			wrs[i] = (struct ibv_send_wr){.wr_id = i,
+						      .opcode = opcodes[i],
+						      .sg_list = &sge,
+						      .num_sge = 1,
 						      .next = i < 7 ? &wrs[i + 1] : NULL};
 			if (opcodes[i] == IBV_WR_BIND_MW) {
 				struct ibv_send_wr *next = wrs[i].next;
 
 				key = next_key(key);
-				wrs[i] = bind_wr(scene.mw, i, key, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+				wrs[i] = bind_wr(scene.mw, i, key,
+						 part(scene.mr, 0, 64, REMOTE_RIGHTS));
 				wrs[i].next = next;
 			}
 			if (opcodes[i] == IBV_WR_LOCAL_INV)
@@ -720,7 +743,8 @@ static void unsignaled(void)
 	CHECK(scene.mw = scene.b.context->ops.alloc_mw(scene.b.pd, IBV_MW_TYPE_2));
 	uint32_t key = next_key(scene.mw->rkey);
 
-	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)), 0);
+	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)),
+		    0);
 	CHECK_EQUAL(invalidate(&scene.b, 2, key, IBV_SEND_SIGNALED), 0);
 	expect_wc(&scene.b, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(invalidate(&scene.b, 3, key, 0), 0);
@@ -746,19 +770,24 @@ static void fence(void)
 
 		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, MR_RIGHTS);
 		struct ibv_mw *mw = side.context->ops.alloc_mw(side.pd, IBV_MW_TYPE_1);
-		struct ibv_mw_bind bind = {.wr_id = 2, .bind_info = part(mr, 0, 64, REMOTE_RIGHTS),
+		struct ibv_mw_bind bind = {.wr_id = 2,
+					   .bind_info = part(mr, 0, 64, REMOTE_RIGHTS),
 					   .send_flags = fenced ? IBV_SEND_FENCE : 0};
 		uint8_t frame[SOFT_FRAME_HEADER + 8];
 
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1,
-							 .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&side,
+			     (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 8}),
+			0);
 		CHECK_EQUAL(recv(fds[0], frame, SOFT_FRAME_HEADER, MSG_WAITALL), SOFT_FRAME_HEADER);
 		CHECK_EQUAL(side.context->ops.bind_mw(side.qp, mw, &bind), 0);
 		CHECK_EQUAL(poll_cq(&side, 1, &(struct ibv_wc){0}), 0);
 		/* A region with a window bound to it is busy, so we see whether it is. */
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
-		soft_frame_encode(frame, &(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8,
-							      .total = 8, .psn = side.psn});
+		soft_frame_encode(frame, &(struct soft_frame){.opcode = SOFT_READ_DATA,
+							      .length = 8,
+							      .total = 8,
+							      .psn = side.psn});
 		CHECK_EQUAL(send(fds[0], frame, sizeof(frame), 0), sizeof(frame));
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		/* Fenced it comes too late for the region. */
@@ -813,7 +842,8 @@ static void unreliable(void)
 	/* A bind that fails stops the send queue alone (IBTA 10.3.1.6). */
 	open_uc(&scene);
 	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 72, next_key(scene.mw->rkey),
-				part(scene.mr, 8190, 64, REMOTE_RIGHTS)), 0);
+				part(scene.mr, 8190, 64, REMOTE_RIGHTS)),
+		    0);
 	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
 	CHECK_EQUAL(state_of(&scene.b), IBV_QPS_SQE);
 	CHECK_EQUAL(to_state(&scene.b, IBV_QPS_RTS), 0);
@@ -831,7 +861,8 @@ static void *bind_and_invalidate(void *of)
 	for (int i = 0; i < 300; i++) {
 		key = next_key(key);
 		CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, key,
-					part(scene->mr, 0, 64, REMOTE_RIGHTS)), 0);
+					part(scene->mr, 0, 64, REMOTE_RIGHTS)),
+			    0);
 		CHECK_EQUAL(invalidate(&scene->b, 2, key, 0), 0);
 		expect_wc(&scene->b, 1, IBV_WC_SUCCESS);
 		expect_wc(&scene->b, 2, IBV_WC_SUCCESS);
@@ -845,7 +876,9 @@ static void *bind_and_invalidate(void *of)
 
 static void threads(void)
 {
-	enum { THREADS = 3 };
+	enum {
+		THREADS = 3
+	};
 	struct scene scenes[THREADS];
 	pthread_t ids[THREADS];
 

@@ -81,7 +81,8 @@ static void taken_back(void)
 
 	soft_lock();
 	CHECK_EQUAL(soft_way_accept(&b.way, soft_neighbour_at(soft_listener_port()), held_peer,
-				    greeting), 0);
+				    greeting),
+		    0);
 	soft_unlock();
 	CHECK(b.gone && b.error == 0);
 	end_done(&a);
@@ -116,7 +117,10 @@ static void own_flood(void)
 /* Many ways in one ring: none is kept from it by the others. */
 static void turns(void)
 {
-	enum { WAYS = 8, AMOUNT = 8000000 };
+	enum {
+		WAYS = 8,
+		AMOUNT = 8000000
+	};
 	static struct end a[WAYS], b[WAYS];
 
 	for (int i = 0; i < WAYS; i++)
@@ -176,19 +180,26 @@ static void part(struct end *end, bool polling)
 		end_done(end);
 }
 
-enum mood { ASLEEP, POLLING, EITHER };
+enum mood {
+	ASLEEP,
+	POLLING,
+	EITHER
+};
 
 /* Whoever misses a wake-up sleeps for ever. */
 static void echo(enum mood mood)
 {
-	enum { ROUNDS = 3000 };
+	enum {
+		ROUNDS = 3000
+	};
 	struct end end;
 
 	call_child(&end, mood != ASLEEP);
 	end.most = 1;
 	for (unsigned i = 1; i <= ROUNDS; i++) {
-		bool polling = mood == EITHER ? (i * 2654435761u + (unsigned)process.child) >> 16 & 1 :
-						mood == POLLING;
+		bool polling = mood == EITHER
+				       ? (i * 2654435761u + (unsigned)process.child) >> 16 & 1
+				       : mood == POLLING;
 
 		if (process.child)
 			send_now(&end, 1);

@@ -56,15 +56,19 @@ static void device_and_port(void)
 
 		CHECK_EQUAL(entries[i].gid_index, i);
 		CHECK_EQUAL(entries[i].gid_type, IBV_GID_TYPE_ROCE_V2);
-		CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0,
-						     sizeof(entry)), 0);
+		CHECK_EQUAL(
+			verbs->_ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0, sizeof(entry)),
+			0);
 		CHECK(!memcmp(&entry, &entries[i], sizeof(entry)));
 		CHECK_EQUAL(verbs->ibv_query_gid(context, 1, (int)i, &gid), 0);
 		CHECK(!memcmp(&gid, &entry.gid, sizeof(gid)));
 	}
-	CHECK_EQUAL(verbs->_ibv_query_gid_table(context, entries, 0, 0, sizeof(entries[0])), -EINVAL);
-	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 255, entries, 0, sizeof(entries[0])), EINVAL);
-	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 0, entries, 1, sizeof(entries[0])), EINVAL);
+	CHECK_EQUAL(verbs->_ibv_query_gid_table(context, entries, 0, 0, sizeof(entries[0])),
+		    -EINVAL);
+	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 255, entries, 0, sizeof(entries[0])),
+		    EINVAL);
+	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 0, entries, 1, sizeof(entries[0])),
+		    EINVAL);
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 }
 
@@ -90,8 +94,8 @@ static void regions(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
-	uint8_t *memory = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-			       -1, 0);
+	uint8_t *memory =
+		mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	CHECK_EQUAL(munmap(memory + 4096, 4096), 0);
 	CHECK_EQUAL(mprotect(memory + 2 * 4096, 4096, PROT_READ), 0);
@@ -127,17 +131,25 @@ static void iova(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	struct ibv_mr *mr = verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4096, 4096, 0x1000000, ALL_RIGHTS);
+	struct ibv_mr *mr =
+		verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4096, 4096, 0x1000000, ALL_RIGHTS);
 
 	CHECK(mr);
 	fill(a.memory, 4096, 1);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 4096,
-					      .remote = 0x1000000, .rkey = mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = 4096,
+					      .remote = 0x1000000,
+					      .rkey = mr->rkey}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(b.memory + 4096, 4096, 1));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 1,
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 2,
+					      .length = 1,
 					      .remote = (uintptr_t)b.memory + 4096,
-					      .rkey = mr->rkey}), 0);
+					      .rkey = mr->rkey}),
+		    0);
 	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
 	close_pair(&a, &b);
@@ -222,8 +234,12 @@ static void transitions(void)
 	CHECK_EQUAL(to_rts(&a), EINVAL);
 
 	struct ibv_qp_attr rtr = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .rq_psn = 5, .dest_qp_num = own.qpn,
-		.ah_attr = {.dlid = own.lid, .port_num = 1}, .max_dest_rd_atomic = 1,
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.rq_psn = 5,
+		.dest_qp_num = own.qpn,
+		.ah_attr = {.dlid = own.lid, .port_num = 1},
+		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
 	};
 	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -299,8 +315,10 @@ static bool readable(int fd)
 static void send_one(struct side *a, struct side *b, unsigned flags)
 {
 	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8,
-					     .flags = flags}), 0);
+	CHECK_EQUAL(post(a,
+			 (struct request){
+				 .opcode = IBV_WR_SEND, .wr_id = 2, .length = 8, .flags = flags}),
+		    0);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 }
 
@@ -495,8 +513,12 @@ static void closing_early(void)
 	CHECK_EQUAL(verbs->ibv_close_device(b.context), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = 8,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	/* As long as eight tries of 4.096 us * 2^14 take, not sooner: IBTA 9.7.6.1.3. */
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 8 * (4096ull << 14));

@@ -11,7 +11,9 @@
 
 #include "verbs_side.h"
 
-enum { BIG = 8 << 20 };
+enum {
+	BIG = 8 << 20
+};
 
 /* Only loopback, and only ours; false where this user may not have that. */
 static bool set_loopback(bool up)
@@ -28,7 +30,8 @@ static bool set_loopback(bool up)
 
 static bool own_network(void)
 {
-	return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) && set_loopback(true);
+	return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) &&
+	       set_loopback(true);
 }
 
 /* A stream from 127.0.0.1 to 127.0.0.2; the other end is ours to speak for. */
@@ -66,8 +69,10 @@ static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
 
 static void write_bytes(struct side *a, uint32_t length)
 {
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1,
-					     .length = length}), 0);
+	CHECK_EQUAL(
+		post(a,
+		     (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = length}),
+		0);
 }
 
 static struct soft_link link_of(const struct side *a)

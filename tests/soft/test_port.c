@@ -38,7 +38,9 @@ static bool event_is_there(struct side *side)
 static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 {
 	CHECK_EQUAL(post_recv_at(to, wr_id, 0, 64), 0);
-	CHECK_EQUAL(post(from, (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = 8}), 0);
+	CHECK_EQUAL(
+		post(from, (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = 8}),
+		0);
 	expect_wc(from, wr_id, IBV_WC_SUCCESS);
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
@@ -137,9 +139,12 @@ static void given_up_by_the_peer(void)
 	bring_up(&side, &peer);
 	meet(&process);
 	if (process.child) {
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1,
-							 .length = 8, .remote = peer.memory,
-							 .rkey = peer.rkey}), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+							 .wr_id = 1,
+							 .length = 8,
+							 .remote = peer.memory,
+							 .rkey = peer.rkey}),
+			    0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
 	meet(&process);
@@ -148,9 +153,12 @@ static void given_up_by_the_peer(void)
 	meet(&process);
 	if (process.child) {
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2,
-							 .length = 8, .remote = peer.memory,
-							 .rkey = peer.rkey}), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+							 .wr_id = 2,
+							 .length = 8,
+							 .remote = peer.memory,
+							 .rkey = peer.rkey}),
+			    0);
 		expect_wc(&side, 2, IBV_WC_RETRY_EXC_ERR);
 	}
 	meet(&process);
@@ -238,12 +246,14 @@ static void device_fatal(void)
 static void only_told(void)
 {
 	static const enum ibv_event_type told[] = {
-		IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER,
+		IBV_EVENT_PKEY_CHANGE,
+		IBV_EVENT_SM_CHANGE,
+		IBV_EVENT_CLIENT_REREGISTER,
 		IBV_EVENT_GID_CHANGE,
 	};
 	static const enum ibv_event_type refused[] = {
-		IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_SRQ_ERR, IBV_EVENT_WQ_FATAL,
-		(enum ibv_event_type)99,
+		IBV_EVENT_CQ_ERR,   IBV_EVENT_QP_FATAL,      IBV_EVENT_SRQ_ERR,
+		IBV_EVENT_WQ_FATAL, (enum ibv_event_type)99,
 	};
 	struct side a;
 
@@ -333,9 +343,11 @@ static void addresses_change(void)
 		CHECK_EQUAL(try_gid(&side, fixed), EINVAL);
 		side.options.gid = 0;
 		CHECK_EQUAL(verbs->_ibv_query_gid_ex(side.context, 1, (uint32_t)fixed, entries, 0,
-						     sizeof(entries[0])), ENODATA);
+						     sizeof(entries[0])),
+			    ENODATA);
 		CHECK_EQUAL(verbs->_ibv_query_gid_table(side.context, entries, 8, 0,
-							sizeof(entries[0])), fixed + 1);
+							sizeof(entries[0])),
+			    fixed + 1);
 		CHECK_EQUAL(entries[fixed].gid_index, fixed + 1);
 		change_interface("lo:3", "127.9.9.3", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);

@@ -18,8 +18,10 @@ static void nothing_left(void)
 		open_pair(&a, &b, (struct options){0});
 		if (round % 2) {
 			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-							      .length = 8}), 0);
+			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+							      .wr_id = 2,
+							      .length = 8}),
+				    0);
 			expect_wc(&a, 2, IBV_WC_SUCCESS);
 		}
 		close_pair(&a, &b);
@@ -110,8 +112,9 @@ static void idle_neighbours(void)
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		meet(&process);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-							 .length = 8}), 0);
+		CHECK_EQUAL(post(&side,
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+			    0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
@@ -127,7 +130,11 @@ static void idle_neighbours(void)
  * one that has said that it would be back soon, and is not. */
 static void busy_application(bool stays)
 {
-	enum { WRITES = 200, POLLED = 50, DONE = 1 };
+	enum {
+		WRITES = 200,
+		POLLED = 50,
+		DONE = 1
+	};
 	struct process process;
 	struct side side;
 	struct address peer = open_neighbours(&process, &side);
@@ -135,17 +142,25 @@ static void busy_application(bool stays)
 
 	if (process.child) {
 		for (int i = 0; i < WRITES; i++) {
-			CHECK_EQUAL(post(&side, (struct request){
-							.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							.wr_id = 1, .length = 8, .offset = 64,
-							.remote = peer.memory, .rkey = peer.rkey,
-							.compare_add = 1}), 0);
+			CHECK_EQUAL(
+				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							     .wr_id = 1,
+							     .length = 8,
+							     .offset = 64,
+							     .remote = peer.memory,
+							     .rkey = peer.rkey,
+							     .compare_add = 1}),
+				0);
 			expect_wc(&side, 1, IBV_WC_SUCCESS);
 		}
 		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							 .wr_id = 2, .length = 8, .offset = 64,
+							 .wr_id = 2,
+							 .length = 8,
+							 .offset = 64,
 							 .remote = peer.memory + 8 * DONE,
-							 .rkey = peer.rkey, .compare_add = 1}), 0);
+							 .rkey = peer.rkey,
+							 .compare_add = 1}),
+			    0);
 		expect_wc(&side, 2, IBV_WC_SUCCESS);
 	} else {
 		struct ibv_wc wc;
@@ -197,7 +212,8 @@ static void waking(void)
 			if (mine)
 				CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
 									 .wr_id = 2,
-									 .length = 8}), 0);
+									 .length = 8}),
+					    0);
 			CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 			struct ibv_wc wc;
 
@@ -234,12 +250,17 @@ static void *talk(void *unused)
 	open_pair(&a, &b, (struct options){0});
 	for (unsigned i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 4000), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 1 + i * 19}), 0);
-		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 1000,
-						      .length = 4000, .offset = 8192,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
+						      .wr_id = i,
+						      .length = 1 + i * 19}),
+			    0);
+		CHECK_EQUAL(post(&b, (struct request){.opcode = IBV_WR_RDMA_READ,
+						      .wr_id = 1000,
+						      .length = 4000,
+						      .offset = 8192,
 						      .remote = (uintptr_t)a.memory + 8192,
-						      .rkey = a.mr->rkey}), 0);
+						      .rkey = a.mr->rkey}),
+			    0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		for (int n = 0; n < 2; n++)
 			CHECK_EQUAL(next_wc(&b).status, IBV_WC_SUCCESS);
@@ -319,15 +340,17 @@ static void forking(void)
 	if (child == 0) {
 		limit_seconds(60);
 		/* Its streams are the parent's: this one goes nowhere, but does no harm. */
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = 8}),
+			0);
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
 		struct side c, d;
 
 		open_pair(&c, &d, (struct options){0});
 		CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
-		CHECK_EQUAL(post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&c, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			0);
 		expect_wc(&c, 2, IBV_WC_SUCCESS);
 		expect_wc(&d, 1, IBV_WC_SUCCESS);
 		close_pair(&c, &d);
@@ -353,7 +376,9 @@ static void forking(void)
  * whole, and not what asks for a READ. */
 static void parts(void)
 {
-	enum { LONG = 3 * 1024 * 1024 };
+	enum {
+		LONG = 3 * 1024 * 1024
+	};
 	static const struct {
 		enum ibv_wr_opcode opcode;
 		uint32_t length;
@@ -387,7 +412,9 @@ static void parts(void)
  * device's thread may have done all of the work, so once in a hundred messages is enough. */
 static void in_the_middle(void)
 {
-	enum { LONG = 16 * 1024 * 1024 };
+	enum {
+		LONG = 16 * 1024 * 1024
+	};
 	struct aiordma_completion completion;
 	struct side a, b;
 	bool heard = false;
@@ -403,7 +430,8 @@ static void in_the_middle(void)
 						      .wr_id = 1,
 						      .length = LONG,
 						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}), 0);
+						      .rkey = b.mr->rkey}),
+			    0);
 		while (!(n = aiordma_drain(&state, &completion, 1, &more)))
 			heard = heard || state.busy;
 		CHECK_EQUAL(n, 1);
@@ -422,7 +450,10 @@ static void in_the_middle(void)
 /* Who has nothing of its own hears that it has served a peer, however small what the peer wanted. */
 static void serving(void)
 {
-	enum { TIMES = 1000, DONE = 1 };
+	enum {
+		TIMES = 1000,
+		DONE = 1
+	};
 	struct process process;
 	struct side side;
 	struct address peer = open_neighbours(&process, &side);
@@ -432,11 +463,15 @@ static void serving(void)
 		for (int i = 0; i <= TIMES; i++) {
 			uint64_t word = peer.memory + (i == TIMES ? 8 * DONE : 0);
 
-			CHECK_EQUAL(post(&side, (struct request){
-							.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-							.wr_id = 1, .length = 8, .offset = 64,
-							.remote = word, .rkey = peer.rkey,
-							.compare_add = 1}), 0);
+			CHECK_EQUAL(
+				post(&side, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							     .wr_id = 1,
+							     .length = 8,
+							     .offset = 64,
+							     .remote = word,
+							     .rkey = peer.rkey,
+							     .compare_add = 1}),
+				0);
 			expect_wc(&side, 1, IBV_WC_SUCCESS);
 		}
 	} else {
@@ -463,15 +498,22 @@ static void serving(void)
 /* Who writes to another process hears whether that was awake; over TCP nobody knows. */
 static void meeting(void)
 {
-	enum { TIMES = 1000, DONE = 1 };
+	enum {
+		TIMES = 1000,
+		DONE = 1
+	};
 	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
 	bool knows = !links || strcmp(links, "tcp");
 	struct process process;
 	struct side side;
 	struct address peer = open_neighbours(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
-	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
-				  .offset = 64, .remote = peer.memory, .rkey = peer.rkey,
+	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				  .wr_id = 1,
+				  .length = 8,
+				  .offset = 64,
+				  .remote = peer.memory,
+				  .rkey = peer.rkey,
 				  .compare_add = 1};
 
 	if (process.child) {

@@ -4,9 +4,8 @@
 
 enum {
 	RC_OPERATIONS = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
-			IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
-			IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-			IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+		IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+		IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
 };
 
 static struct ibv_qp *try_qp(struct side *side, struct ibv_qp_init_attr_ex attr, int error)
@@ -100,7 +99,8 @@ static void operations(void)
 {
 	struct side a, b;
 
-	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
+	open_extended_pair(&a, &b, (struct options){0},
+			   (struct extras){.operations = RC_OPERATIONS});
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 	uint64_t remote = (uintptr_t)b.memory;
 	uint32_t rkey = b.mr->rkey;
@@ -120,10 +120,10 @@ static void operations(void)
 	sge(qp, &a, 1000, 1000);
 	qp->wr_id = 3;
 	qp->wr_send(qp);
-	qp->wr_set_sge_list(qp, 3, (struct ibv_sge[]){
-		{(uintptr_t)a.memory, 10, a.mr->lkey},
-		{(uintptr_t)a.memory + 10, 0, 0},
-		{(uintptr_t)a.memory + 10, 20, a.mr->lkey}});
+	qp->wr_set_sge_list(qp, 3,
+			    (struct ibv_sge[]){{(uintptr_t)a.memory, 10, a.mr->lkey},
+					       {(uintptr_t)a.memory + 10, 0, 0},
+					       {(uintptr_t)a.memory + 10, 20, a.mr->lkey}});
 	qp->wr_id = 4;
 	qp->wr_send_imm(qp, 78); /* nothing set: an empty message */
 	qp->wr_id = 5;
@@ -141,8 +141,8 @@ static void operations(void)
 	CHECK_EQUAL(qp->wr_complete(qp), 0);
 
 	static const enum ibv_wc_opcode sent[] = {
-		IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE, IBV_WC_SEND, IBV_WC_SEND,
-		IBV_WC_RDMA_READ, IBV_WC_FETCH_ADD, IBV_WC_COMP_SWAP,
+		IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE, IBV_WC_SEND,      IBV_WC_SEND,
+		IBV_WC_RDMA_READ,  IBV_WC_FETCH_ADD,  IBV_WC_COMP_SWAP,
 	};
 
 	for (unsigned i = 0; i < 7; i++)
@@ -173,12 +173,14 @@ static void atomic_write(void)
 	uint64_t seen;
 
 	/* No room for inline data was asked for: the word is something else. */
-	open_extended_side(&a, (struct options){0},
-			   (struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_SEND,
-					   .inline_data = 1});
+	open_extended_side(
+		&a, (struct options){0},
+		(struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_SEND,
+				.inline_data = 1});
 	open_side(&b, (struct options){0});
 	connect_pair(&a, &b);
-	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &device, sizeof(device)), 0);
+	CHECK_EQUAL(extended(a.context)->query_device_ex(a.context, NULL, &device, sizeof(device)),
+		    0);
 	CHECK(device.device_cap_flags_ex & UINT64_C(1) << 40);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
@@ -197,8 +199,11 @@ static void atomic_write(void)
 		CHECK_EQUAL(seen, word + i);
 	}
 	/* By ibv_post_send, from memory. */
-	struct request request = {.opcode = IBV_WR_ATOMIC_WRITE, .wr_id = 9, .length = 8,
-				  .remote = (uintptr_t)b.memory + 64, .rkey = b.mr->rkey};
+	struct request request = {.opcode = IBV_WR_ATOMIC_WRITE,
+				  .wr_id = 9,
+				  .length = 8,
+				  .remote = (uintptr_t)b.memory + 64,
+				  .rkey = b.mr->rkey};
 
 	memcpy(a.memory, &word, 8);
 	CHECK_EQUAL(post(&a, request), 0);
@@ -215,7 +220,7 @@ static void atomic_write(void)
 	CHECK_EQUAL(post(&a, request), EINVAL);
 	request.flags = 0;
 	static const enum ibv_wc_status expected[] = {
-		IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR,
+		IBV_WC_LOC_LEN_ERR,    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR,
 		IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
 	};
 	struct ibv_mr *readable = verbs->ibv_reg_mr(b.pd, b.memory, 4096, IBV_ACCESS_REMOTE_READ);
@@ -264,7 +269,8 @@ static void unreliable(void)
 
 static void datagrams(void)
 {
-	const struct extras extras = {.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM};
+	const struct extras extras = {.operations =
+					      IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM};
 	struct side a, b;
 
 	open_extended_side(&a, (struct options){.ud = true}, extras);
@@ -357,7 +363,8 @@ static void windows(void)
 	struct ibv_mw *mw;
 
 	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.operations = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND |
+			   (struct extras){.operations = IBV_QP_EX_WITH_BIND_MW |
+							 IBV_QP_EX_WITH_SEND |
 							 IBV_QP_EX_WITH_LOCAL_INV |
 							 IBV_QP_EX_WITH_SEND_WITH_INV |
 							 IBV_QP_EX_WITH_RDMA_WRITE});
@@ -436,10 +443,10 @@ static void inline_data(void)
 	char first[] = "one ", second[] = "", third[] = "two";
 	struct ibv_data_buf list[] = {{first, 4}, {second, 0}, {third, 3}};
 
-	open_extended_pair(&a, &b, (struct options){.signal_none = true},
-			   (struct extras){.operations = IBV_QP_EX_WITH_SEND |
-							 IBV_QP_EX_WITH_RDMA_READ,
-					   .inline_data = 16});
+	open_extended_pair(
+		&a, &b, (struct options){.signal_none = true},
+		(struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
+				.inline_data = 16});
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 6; i++)
@@ -503,10 +510,10 @@ static void mistakes(void)
 	struct ibv_sge sges[5] = {{0}};
 	uint8_t data[64] = {0};
 
-	open_extended_pair(&a, &b, (struct options){0},
-			   (struct extras){.operations = IBV_QP_EX_WITH_SEND |
-							 IBV_QP_EX_WITH_RDMA_READ,
-					   .inline_data = 16});
+	open_extended_pair(
+		&a, &b, (struct options){0},
+		(struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
+				.inline_data = 16});
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 	struct ibv_data_buf huge = {data, SIZE_MAX};
 
@@ -516,16 +523,16 @@ static void mistakes(void)
 	nothing_happened(&a, &b);
 
 /* A good request, a mistake, a good request: the first error is told, and none of it posted. */
-#define MISTAKE(error, ...)                                                                  \
-	do {                                                                                 \
-		qp->wr_start(qp);                                                            \
-		qp->wr_id = 99;                                                              \
-		qp->wr_send(qp);                                                             \
-		__VA_ARGS__;                                                                 \
-		qp->wr_send(qp);                                                             \
-		qp->wr_rdma_write(qp, 1, 1);                                                 \
-		CHECK_EQUAL(qp->wr_complete(qp), error);                                     \
-		nothing_happened(&a, &b);                                                    \
+#define MISTAKE(error, ...)                                                                        \
+	do {                                                                                       \
+		qp->wr_start(qp);                                                                  \
+		qp->wr_id = 99;                                                                    \
+		qp->wr_send(qp);                                                                   \
+		__VA_ARGS__;                                                                       \
+		qp->wr_send(qp);                                                                   \
+		qp->wr_rdma_write(qp, 1, 1);                                                       \
+		CHECK_EQUAL(qp->wr_complete(qp), error);                                           \
+		nothing_happened(&a, &b);                                                          \
 	} while (0)
 	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write(qp, 1, 1));
 	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write_imm(qp, 1, 1, 1));

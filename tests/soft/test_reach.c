@@ -8,7 +8,10 @@
 #include "objects.h"
 #include "reach.h"
 
-enum { MIB = 1 << 20, PAGE = 4096 };
+enum {
+	MIB = 1 << 20,
+	PAGE = 4096
+};
 
 static struct soft_reach_page *pages; /* of the parent, of the child */
 
@@ -41,8 +44,8 @@ static bool probe(const struct process *process, struct soft_reach *reach)
 
 static uint8_t *map(size_t length)
 {
-	uint8_t *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-			       -1, 0);
+	uint8_t *memory =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	CHECK(memory != MAP_FAILED);
 	return memory;
@@ -106,7 +109,9 @@ static void every_byte(void)
 	struct process process = part();
 	struct soft_reach reach;
 	uint8_t *memory = map(MIB);
-	enum { ROUNDS = 300 };
+	enum {
+		ROUNDS = 300
+	};
 
 	open_reach(&process, &reach);
 	if (process.child)
@@ -168,7 +173,8 @@ static void every_byte(void)
 			size_t from = reference.pieces[i].address - (uintptr_t)theirs;
 
 			for (size_t j = 0; j < reference.pieces[i].length; j++)
-				CHECK_EQUAL(*at++, (uint8_t)(5 + (from + j) * 7 + ((from + j) >> 8)));
+				CHECK_EQUAL(*at++,
+					    (uint8_t)(5 + (from + j) * 7 + ((from + j) >> 8)));
 		}
 		CHECK_EQUAL(at - memory, reference.length);
 		CHECK(at == memory + MIB || *at == 0xee);
@@ -317,7 +323,8 @@ static void forbidden(void)
 		} else {
 			forbid_copying();
 			hear(&process, &reference, sizeof(reference));
-			CHECK_EQUAL(copy_all(&reach, &reference, memory, MIB), SOFT_REACH_FORBIDDEN);
+			CHECK_EQUAL(copy_all(&reach, &reference, memory, MIB),
+				    SOFT_REACH_FORBIDDEN);
 		}
 		meet(&process);
 		CHECK_EQUAL(soft_reach_is_open(&reach), !process.child); /* now it is known */
@@ -405,7 +412,10 @@ static void unmapped_at_once(void)
 	struct soft_reach reach;
 	uint8_t *own = map(MIB);
 	unsigned made_use = 0, lost_some = 0;
-	enum { ROUNDS = 2000, LENGTH = 256 * 1024 };
+	enum {
+		ROUNDS = 2000,
+		LENGTH = 256 * 1024
+	};
 
 	open_reach(&process, &reach);
 	CHECK(probe(&process, &reach));
@@ -581,7 +591,9 @@ static void bookkeeping(void)
 
 static void as_bytes(void)
 {
-	struct soft_reference reference = {.slot = 5, .generation = 0xfffffffe, .count = 2,
+	struct soft_reference reference = {.slot = 5,
+					   .generation = 0xfffffffe,
+					   .count = 2,
 					   .length = 300,
 					   .pieces = {{1ull << 63, 100}, {4096, 200}}};
 	struct soft_reference got;

@@ -6,7 +6,11 @@
 
 #include "reference.h"
 
-enum { MIB = 1 << 20, PAGE = 4096, PIECES = 20 };
+enum {
+	MIB = 1 << 20,
+	PAGE = 4096,
+	PIECES = 20
+};
 
 static bool forbidden; /* for the whole program */
 
@@ -109,13 +113,14 @@ static void post_receive(struct side *side, struct ibv_sge *sges, int count)
 static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct ibv_sge *sges,
 			int count, uint64_t remote)
 {
-	struct ibv_send_wr *bad, wr = {
-		.wr_id = 1,
-		.sg_list = sges,
-		.num_sge = count,
-		.opcode = opcode,
-		.wr.rdma = {.remote_addr = remote, .rkey = scene->peer.rkey},
-	};
+	struct ibv_send_wr *bad,
+		wr = {
+			.wr_id = 1,
+			.sg_list = sges,
+			.num_sge = count,
+			.opcode = opcode,
+			.wr.rdma = {.remote_addr = remote, .rkey = scene->peer.rkey},
+		};
 
 	CHECK_EQUAL(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad), 0);
 }
@@ -205,8 +210,8 @@ static void every_byte(void)
 						     IBV_WR_RDMA_READ};
 	static const int pieces[] = {1, 2, 7, SOFT_REACH_PIECES, PIECES};
 	const uint32_t least = soft_reference_least;
-	const uint32_t lengths[] = {1, least - 1, least, least + 1, MIB - 1, MIB, MIB + 1,
-				    MIB + least, 3 * MIB + 17};
+	const uint32_t lengths[] = {1,   least - 1, least,       least + 1,   MIB - 1,
+				    MIB, MIB + 1,   MIB + least, 3 * MIB + 17};
 	struct scene scene;
 	unsigned seed = 0;
 
@@ -223,7 +228,11 @@ static void every_byte(void)
 /* Many at once, in both directions, of all lengths: in order, and more than there are grants. */
 static void both_ways(void)
 {
-	enum { EACH = 256 * 1024, WINDOW = 8, COUNT = 600 };
+	enum {
+		EACH = 256 * 1024,
+		WINDOW = 8,
+		COUNT = 600
+	};
 	struct scene scene;
 	struct side *side = &scene.side;
 	unsigned posted = 0, sent = 0, received = 0;
@@ -241,14 +250,16 @@ static void both_ways(void)
 		struct ibv_wc wc;
 
 		/* Not more than the other side has receives for. */
-		while (posted < COUNT && posted - sent < WINDOW / 2 && posted - received < WINDOW / 2) {
+		while (posted < COUNT && posted - sent < WINDOW / 2 &&
+		       posted - received < WINDOW / 2) {
 			uint32_t length = 1 + (posted * 7919u) % EACH;
 
 			fill(side->memory + posted % WINDOW * EACH, length, own + posted);
 			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
 								.wr_id = posted,
 								.offset = posted % WINDOW * EACH,
-								.length = length}), 0);
+								.length = length}),
+				    0);
 			posted++;
 		}
 		wc = next_wc(side);
@@ -271,7 +282,9 @@ static void both_ways(void)
 /* The child may copy at first, and then not any more: what was under way is sent again. */
 static void forbidden_later(void)
 {
-	enum { EACH = 4 * MIB };
+	enum {
+		EACH = 4 * MIB
+	};
 
 	for (int read = 0; read < 2; read++) {
 		struct scene scene;
@@ -293,16 +306,20 @@ static void forbidden_later(void)
 			hand_over(side);
 			meet(&scene.process);
 			for (unsigned i = 0; asks && i < 2; i++)
-				CHECK_EQUAL(post(side, (struct request){
-							       .opcode = read ? IBV_WR_RDMA_READ :
-										IBV_WR_RDMA_WRITE,
-							       .wr_id = i, .offset = i * EACH,
-							       .length = EACH,
-							       .remote = scene.peer.memory + i * EACH,
-							       .rkey = scene.peer.rkey}), 0);
+				CHECK_EQUAL(post(side,
+						 (struct request){
+							 .opcode = read ? IBV_WR_RDMA_READ
+									: IBV_WR_RDMA_WRITE,
+							 .wr_id = i,
+							 .offset = i * EACH,
+							 .length = EACH,
+							 .remote = scene.peer.memory + i * EACH,
+							 .rkey = scene.peer.rkey}),
+					    0);
 			if (asks) {
 				CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
-									.wr_id = 5}), 0);
+									.wr_id = 5}),
+					    0);
 				expect_wc(side, 0, IBV_WC_SUCCESS);
 				expect_wc(side, 1, IBV_WC_SUCCESS);
 				expect_wc(side, 5, IBV_WC_SUCCESS);
@@ -362,18 +379,24 @@ static void requester_deregisters(void)
 		uint64_t given = given_so_far();
 
 		meet(&scene.process);
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-							.length = 8, .flags = IBV_SEND_INLINE}), 0);
-		CHECK_EQUAL(post(side, (struct request){
-					       .opcode = send ? IBV_WR_SEND :
-								IBV_WR_RDMA_WRITE_WITH_IMM,
-					       .wr_id = 2, .length = MIB,
-					       .remote = scene.peer.memory + MIB,
-					       .rkey = scene.peer.rkey}), 0);
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 3,
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+							.wr_id = 1,
+							.length = 8,
+							.flags = IBV_SEND_INLINE}),
+			    0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = send ? IBV_WR_SEND
+								       : IBV_WR_RDMA_WRITE_WITH_IMM,
+							.wr_id = 2,
+							.length = MIB,
+							.remote = scene.peer.memory + MIB,
+							.rkey = scene.peer.rkey}),
+			    0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+							.wr_id = 3,
 							.length = MIB,
 							.remote = scene.peer.memory,
-							.rkey = scene.peer.rkey}), 0);
+							.rkey = scene.peer.rkey}),
+			    0);
 		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
 		deregister(side);
 		meet(&scene.process);
@@ -398,9 +421,11 @@ static void responder_deregisters(void)
 		meet(&scene.process); /* the other side's port is down */
 		for (unsigned i = 1; i <= 2; i++)
 			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_READ,
-								.wr_id = i, .length = 2 * MIB,
+								.wr_id = i,
+								.length = 2 * MIB,
 								.remote = scene.peer.memory,
-								.rkey = scene.peer.rkey}), 0);
+								.rkey = scene.peer.rkey}),
+				    0);
 		port(false);
 		meet(&scene.process);
 		meet(&scene.process);
@@ -439,7 +464,10 @@ static void responder_deregisters(void)
  * the bytes that were there. */
 static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 {
-	enum { ROUNDS = 40, WINDOW = 4 };
+	enum {
+		ROUNDS = 40,
+		WINDOW = 4
+	};
 	bool read = opcode == IBV_WR_RDMA_READ;
 	struct scene scene;
 	struct side *side = &scene.side;
@@ -462,11 +490,13 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		meet(&scene.process);
 		if (is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
-				CHECK_EQUAL(post(side, (struct request){
-							       .opcode = opcode, .wr_id = i,
-							       .offset = i * MIB, .length = MIB,
-							       .remote = scene.peer.memory,
-							       .rkey = scene.peer.rkey}), 0);
+				CHECK_EQUAL(post(side, (struct request){.opcode = opcode,
+									.wr_id = i,
+									.offset = i * MIB,
+									.length = MIB,
+									.remote = scene.peer.memory,
+									.rkey = scene.peer.rkey}),
+					    0);
 		if (owner) {
 			for (volatile unsigned wait = next_random() % 400000; wait; wait--)
 				;
@@ -475,7 +505,8 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			CHECK(mmap(side->memory, length, PROT_READ | PROT_WRITE,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == side->memory);
 			memset(side->memory, 0xff, length / 2);
-			CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, length, ALL_RIGHTS));
+			CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, length,
+							   ALL_RIGHTS));
 		}
 		/* The requests of the parent, one after the other. */
 		for (unsigned i = 0; is_parent(&scene) && i < WINDOW; i++) {

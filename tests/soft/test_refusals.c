@@ -22,10 +22,18 @@ static void too_many_atomics(void)
 	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 2 << 20});
 	connect_pair(&a, &b);
 	const struct request requests[] = {
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20,
-		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
-		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 2, .length = 8, .offset = 1 << 20,
-		 .remote = (uintptr_t)b.memory + (1 << 20), .rkey = b.mr->rkey, .compare_add = 1},
+		{.opcode = IBV_WR_RDMA_READ,
+		 .wr_id = 1,
+		 .length = 1 << 20,
+		 .remote = (uintptr_t)b.memory,
+		 .rkey = b.mr->rkey},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		 .wr_id = 2,
+		 .length = 8,
+		 .offset = 1 << 20,
+		 .remote = (uintptr_t)b.memory + (1 << 20),
+		 .rkey = b.mr->rkey,
+		 .compare_add = 1},
 	};
 
 	last_refused(&a, &b, requests, 2, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
@@ -37,7 +45,9 @@ static void too_many_atomics(void)
  * and takes no receive. */
 static void nothing_written(bool immediate)
 {
-	enum { BIG = 1 << 20 };
+	enum {
+		BIG = 1 << 20
+	};
 	struct side a, b;
 
 	for (int round = 0; round < 2; round++) {
@@ -49,7 +59,10 @@ static void nothing_written(bool immediate)
 		memset(a.memory, 1, BIG);
 		const struct request request = {
 			.opcode = immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
-			.wr_id = 1, .length = BIG, .remote = (uintptr_t)b.memory, .rkey = mr->rkey,
+			.wr_id = 1,
+			.length = BIG,
+			.remote = (uintptr_t)b.memory,
+			.rkey = mr->rkey,
 		};
 
 		/* Without a receive, too: what it may not do comes before what it could not. */
@@ -70,13 +83,17 @@ static void alignment(void)
 
 	for (int i = 0; i < 2; i++) {
 		open_pair(&a, &b, (struct options){0});
-		struct ibv_mr *mr = verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4, 4096, 0x10000,
-							    ALL_RIGHTS);
+		struct ibv_mr *mr =
+			verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4, 4096, 0x10000, ALL_RIGHTS);
 
 		CHECK(mr);
 		const struct request request = {
-			.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
-			.remote = addresses[i], .rkey = mr->rkey, .compare_add = 1,
+			.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+			.wr_id = 1,
+			.length = 8,
+			.remote = addresses[i],
+			.rkey = mr->rkey,
+			.compare_add = 1,
 		};
 
 		last_refused(&a, &b, &request, 1, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
@@ -94,8 +111,12 @@ static void taken_away(enum ibv_wr_opcode opcode)
 
 	open_pair(&a, &b, (struct options){0});
 	plan("delay=30ms");
-	CHECK_EQUAL(post(&a, (struct request){.opcode = opcode, .wr_id = 1, .length = 8,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = opcode,
+					      .wr_id = 1,
+					      .length = 8,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(a.mr), 0);
 	a.mr = NULL;
 	CHECK_EQUAL(mprotect(a.memory, 4096, PROT_NONE), 0); /* an access would be seen */

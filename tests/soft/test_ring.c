@@ -39,8 +39,9 @@ static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 	struct iovec iov[2] = {{payload, half}, {payload + half, length - half}};
 
 	memset(payload, (int)(kind + to + length), length);
-	soft_ring_put(&writer, &(struct soft_record){.kind = kind, .to = to, .from = from,
-						     .length = length}, iov, 2);
+	soft_ring_put(&writer,
+		      &(struct soft_record){.kind = kind, .to = to, .from = from, .length = length},
+		      iov, 2);
 }
 
 static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
@@ -60,7 +61,10 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 /* By whatever instructions this processor has it: all of it, and nothing beside it. */
 static void copying(void)
 {
-	enum { MOST = 70000, BESIDE = 64 };
+	enum {
+		MOST = 70000,
+		BESIDE = 64
+	};
 	static uint8_t from[MOST + BESIDE], to[MOST + 2 * BESIDE];
 	static const size_t lengths[] = {0, 1, 63, 64, 65, 130, 4095, 4096, 4097, 32768, MOST};
 	bool here = soft_copies_plainly;
@@ -74,7 +78,8 @@ static void copying(void)
 
 				memset(to, 0, sizeof(to));
 				soft_copies_plainly = way == 1;
-				(way == 2 ? soft_copy_plainly : soft_copy)(to + at, from + BESIDE - at, length);
+				(way == 2 ? soft_copy_plainly
+					  : soft_copy)(to + at, from + BESIDE - at, length);
 				CHECK(!memcmp(to + at, from + BESIDE - at, length));
 				for (size_t j = 0; j < BESIDE; j++)
 					CHECK(!to[at + length + j] && (j >= at || !to[j]));
@@ -183,7 +188,11 @@ static void room(void)
 	nothing();
 }
 
-enum { PAGE = 4096, LINE = 64, LONG = 8192 };
+enum {
+	PAGE = 4096,
+	LINE = 64,
+	LONG = 8192
+};
 
 /* How far behind its source, but for whole pages, a payload is that begins `offset` bytes into a page. */
 static uint64_t behind_its_source(uint32_t offset)
@@ -193,8 +202,8 @@ static uint64_t behind_its_source(uint32_t offset)
 	struct soft_record record;
 
 	memset(pages, (int)offset, sizeof(pages));
-	soft_ring_put(&writer, &(struct soft_record){.kind = 1, .to = offset, .length = 24 + LONG}, iov,
-		      2);
+	soft_ring_put(&writer, &(struct soft_record){.kind = 1, .to = offset, .length = 24 + LONG},
+		      iov, 2);
 	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
 	CHECK_EQUAL(record.to, offset);
 	CHECK_EQUAL(record.length, 24 + LONG);
@@ -255,7 +264,9 @@ static void waking(void)
 
 /* ---- two threads --------------------------------------------------------------------------- */
 
-enum { RECORDS = 60000 };
+enum {
+	RECORDS = 60000
+};
 static int reader_bell, writer_bell;
 
 static void ring_bell(int fd)
@@ -383,8 +394,8 @@ static void impossible_positions(void)
 
 static void impossible_lengths(void)
 {
-	static const uint32_t lengths[] = {100, 1000, SOFT_RING_SIZE - 16, SOFT_RING_SIZE,
-					   0x7fffffff, 0xfffffff0, 0xffffffff};
+	static const uint32_t lengths[] = {
+		100, 1000, SOFT_RING_SIZE - 16, SOFT_RING_SIZE, 0x7fffffff, 0xfffffff0, 0xffffffff};
 
 	for (uint32_t kind = 0; kind < 2; kind++)
 		for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {

@@ -69,7 +69,8 @@ static void rnr_counts(void)
 			told = counts().not_ready;
 			plan("rnr=@1-%u", retries);
 			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
+			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}),
+				    0);
 			expect_wc(&a, 0, IBV_WC_SUCCESS);
 			expect_wc(&b, 1, IBV_WC_SUCCESS);
 			CHECK_EQUAL(counts().not_ready - told, retries);
@@ -99,7 +100,7 @@ static void giving_up(void)
 {
 	static const struct {
 		uint8_t timeout, retry_cnt; /* 255 and 8 for 0 */
-		uint64_t wait_ns;           /* 0: for ever */
+		uint64_t wait_ns; /* 0: for ever */
 	} cases[] = {
 		{255, 7, 0},
 		{1, 7, 500000000},
@@ -179,7 +180,8 @@ static void needs_no_receive(void)
 		expect_wc(&a, request.wr_id, IBV_WC_SUCCESS);
 	}
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4}),
+		    0);
 	expect_wc(&a, 4, IBV_WC_RNR_RETRY_EXC_ERR);
 	close_pair(&a, &b);
 }
@@ -199,7 +201,9 @@ static void zero_bytes(void)
 	struct side a, b;
 
 	for (int i = 0; i < 2; i++) {
-		struct request request = {.opcode = cases[i].opcode, .wr_id = 1, .remote = UINT64_MAX,
+		struct request request = {.opcode = cases[i].opcode,
+					  .wr_id = 1,
+					  .remote = UINT64_MAX,
 					  .rkey = 0x12345};
 
 		open_pair(&a, &b, (struct options){0});
@@ -216,8 +220,10 @@ static void zero_bytes(void)
 	open_pair(&a, &b, (struct options){0});
 	memset(b.memory, 7, 8);
 	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1,
-					      .imm = 5}), 0);
+	CHECK_EQUAL(
+		post(&a,
+		     (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5}),
+		0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
 
@@ -249,10 +255,19 @@ static void drained(bool notify)
 	*(uint64_t *)(void *)(a.memory + 64) = 5;
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
-		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 5, .length = 8, .offset = 128,
-		 .remote = (uintptr_t)a.memory + 64, .rkey = a.mr->rkey, .compare_add = 1},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 6, .length = 8, .offset = 136,
-		 .remote = (uintptr_t)a.memory + 64, .rkey = a.mr->rkey},
+		{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		 .wr_id = 5,
+		 .length = 8,
+		 .offset = 128,
+		 .remote = (uintptr_t)a.memory + 64,
+		 .rkey = a.mr->rkey,
+		 .compare_add = 1},
+		{.opcode = IBV_WR_RDMA_READ,
+		 .wr_id = 6,
+		 .length = 8,
+		 .offset = 136,
+		 .remote = (uintptr_t)a.memory + 64,
+		 .rkey = a.mr->rkey},
 	};
 
 	CHECK_EQUAL(post_chain(&b, requests, 3), 0);
@@ -274,20 +289,27 @@ static void drained(bool notify)
  * it goes out behind a SEND that has no receive yet.  Seen by what the peer's memory has got. */
 static void fence(void)
 {
-	enum { BIG = 8 << 20 };
+	enum {
+		BIG = 8 << 20
+	};
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = 2 * BIG, .depth = 4});
 	fill(b.memory, BIG, 3);
-	for (enum ibv_wr_opcode opcode = IBV_WR_RDMA_READ;;
-	     opcode = IBV_WR_ATOMIC_FETCH_AND_ADD) {
+	for (enum ibv_wr_opcode opcode = IBV_WR_RDMA_READ;; opcode = IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		uint32_t length = opcode == IBV_WR_RDMA_READ ? BIG : 8;
 		const struct request requests[] = {
-			{.opcode = opcode, .wr_id = 1, .length = length,
-			 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+			{.opcode = opcode,
+			 .wr_id = 1,
+			 .length = length,
+			 .remote = (uintptr_t)b.memory,
+			 .rkey = b.mr->rkey},
 			/* What it writes is what the first one has brought. */
-			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 2, .length = length,
-			 .flags = IBV_SEND_FENCE, .remote = (uintptr_t)b.memory + BIG,
+			{.opcode = IBV_WR_RDMA_WRITE,
+			 .wr_id = 2,
+			 .length = length,
+			 .flags = IBV_SEND_FENCE,
+			 .remote = (uintptr_t)b.memory + BIG,
 			 .rkey = b.mr->rkey},
 		};
 
@@ -306,7 +328,9 @@ static void fence(void)
 /* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2). */
 static void nothing_is_sent_in_vain(void)
 {
-	enum { BIG = 1 << 20 };
+	enum {
+		BIG = 1 << 20
+	};
 
 	for (int reading = 0; reading < 2; reading++) {
 		struct side a, b;
@@ -315,18 +339,21 @@ static void nothing_is_sent_in_vain(void)
 		bool over = false;
 
 		open_pair(&a, &b, (struct options){.memory = BIG});
-		struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* not to be written */
+		struct ibv_mr *mr =
+			verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* not to be written */
 
 		CHECK(mr);
 		struct ibv_sge sges[2] = {
 			{(uintptr_t)a.memory, BIG / 2, mr->lkey},
 			{(uintptr_t)a.memory, BIG / 2, reading ? mr->lkey : 0x2468},
 		};
-		struct ibv_send_wr *bad, wr = {
-			.sg_list = sges, .num_sge = 2,
-			.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-			.wr.rdma = {(uintptr_t)b.memory, b.mr->rkey},
-		};
+		struct ibv_send_wr *bad,
+			wr = {
+				.sg_list = sges,
+				.num_sge = 2,
+				.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+				.wr.rdma = {(uintptr_t)b.memory, b.mr->rkey},
+			};
 
 		memset(a.memory, 1, BIG);
 		CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), 0);
@@ -417,7 +444,9 @@ static void flushes(void)
 	for (int i = 0; i < 10; i++) {
 		wc = next_wc(&a);
 		CHECK_EQUAL(wc.status, wc.wr_id == 1 ? IBV_WC_REM_ACCESS_ERR : IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(wc.wr_id, wc.wr_id < 10 ? sends++ : wc.wr_id < 20 ? receives++ : others++);
+		CHECK_EQUAL(wc.wr_id, wc.wr_id < 10   ? sends++
+				      : wc.wr_id < 20 ? receives++
+						      : others++);
 		CHECK_EQUAL(wc.qp_num, wc.wr_id < 20 ? a.qp->qp_num : b.qp->qp_num);
 	}
 	nothing_completes(&a);
@@ -444,8 +473,9 @@ static void established(void)
 	CHECK_EQUAL(to_rtr(&b, &at), 0);
 	for (unsigned i = 0; i < 2; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		if (i == 0)
@@ -494,8 +524,9 @@ static void limit_again(void)
 	for (unsigned i = 0; i < 5; i++) {
 		if (i == 2 || i == 4)
 			CHECK_EQUAL(verbs->ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		if (i >= 3) /* one left, and then none */

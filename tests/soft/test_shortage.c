@@ -18,7 +18,9 @@ struct attempt {
 
 static void try_with_shortages(const struct attempt *attempt)
 {
-	enum { MOST = 100 };
+	enum {
+		MOST = 100
+	};
 	int refused = 0, failures = 0;
 	unsigned nth = 0;
 
@@ -174,7 +176,8 @@ static void free_device_memory(void *made)
 
 static void *device_region(void)
 {
-	return extended(own.context)->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED);
+	return extended(own.context)
+		->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED);
 }
 
 static void *channel(void)
@@ -195,7 +198,8 @@ static void *completions(void)
 static void *stamped_completions(void)
 {
 	struct ibv_cq_init_attr_ex attr = {
-		.cqe = 16, .wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+		.cqe = 16,
+		.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
 
 	return extended(own.context)->create_cq_ex(own.context, &attr);
@@ -214,9 +218,12 @@ static void *resized(void)
 static void *pair(enum ibv_qp_type type, uint64_t operations)
 {
 	struct ibv_qp_init_attr_ex attr = {
-		.send_cq = own.cq, .recv_cq = own.cq, .qp_type = type, .pd = own.pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD |
-			     (operations ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0u),
+		.send_cq = own.cq,
+		.recv_cq = own.cq,
+		.qp_type = type,
+		.pd = own.pd,
+		.comp_mask =
+			IBV_QP_INIT_ATTR_PD | (operations ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0u),
 		.cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
 		.send_ops_flags = operations,
 	};

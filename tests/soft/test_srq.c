@@ -1,7 +1,10 @@
 /* Shared receive queues: ibv_create_srq(3) and its family, IBTA 10.2.9. */
 #include "verbs_side.h"
 
-enum { SLOT = 64, MOST_QPS = 4 };
+enum {
+	SLOT = 64,
+	MOST_QPS = 4
+};
 
 /* One side whose queue pairs all take from its shared queue, and a peer for each. */
 struct star {
@@ -41,8 +44,9 @@ static void close_star(struct star *star)
 static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned seed, uint32_t length)
 {
 	fill(star->peers[peer].memory, length, seed);
-	CHECK_EQUAL(post(&star->peers[peer], (struct request){.opcode = IBV_WR_SEND,
-							      .wr_id = wr_id, .length = length}), 0);
+	CHECK_EQUAL(post(&star->peers[peer],
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length}),
+		    0);
 	expect_wc(&star->peers[peer], wr_id, IBV_WC_SUCCESS);
 }
 
@@ -66,7 +70,8 @@ static struct ibv_srq_attr query(struct ibv_srq *srq)
 
 static int set_limit(struct ibv_srq *srq, uint32_t limit)
 {
-	return verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = limit}, IBV_SRQ_LIMIT);
+	return verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = limit},
+				     IBV_SRQ_LIMIT);
 }
 
 static int set_max_wr(struct ibv_srq *srq, uint32_t max_wr)
@@ -118,7 +123,8 @@ static void objects(void)
 	try_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
 	try_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
 	CHECK_EQUAL(verbs->ibv_destroy_srq(try_srq(pd, (uint32_t)device.max_srq_wr,
-						   (uint32_t)device.max_srq_sge, 0)), 0);
+						   (uint32_t)device.max_srq_sge, 0)),
+		    0);
 
 	struct ibv_srq *srq = try_srq(pd, 10, 2, 0);
 
@@ -131,13 +137,18 @@ static void objects(void)
 	CHECK_EQUAL(set_max_wr(srq, (uint32_t)device.max_srq_wr + 1), EINVAL);
 	CHECK_EQUAL(set_max_wr(srq, 0), EINVAL);
 	/* "If any of the modify attributes is invalid, none": ibv_modify_srq(3). */
-	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 21},
-					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), EINVAL);
-	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5), EINVAL);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq,
+					  &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 21},
+					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT),
+		    EINVAL);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5),
+		    EINVAL);
 	CHECK_EQUAL(query(srq).max_wr, 10);
 	CHECK_EQUAL(query(srq).srq_limit, 10);
-	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 20},
-					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), 0);
+	CHECK_EQUAL(verbs->ibv_modify_srq(srq,
+					  &(struct ibv_srq_attr){.max_wr = 20, .srq_limit = 20},
+					  IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT),
+		    0);
 	CHECK_EQUAL(query(srq).max_wr, 20);
 	CHECK_EQUAL(query(srq).srq_limit, 20);
 	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0), 0);
@@ -149,8 +160,8 @@ static void objects(void)
 static void extended(void)
 {
 	struct ibv_context *context = open_device();
-	struct verbs_context *more = (struct verbs_context *)((char *)context -
-							      offsetof(struct verbs_context, context));
+	struct verbs_context *more =
+		(struct verbs_context *)((char *)context - offsetof(struct verbs_context, context));
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 	struct ibv_srq_init_attr_ex init = {
 		.srq_context = &init,
@@ -184,12 +195,14 @@ static void posting(void)
 {
 	struct side side;
 	struct ibv_sge sges[3] = {{0}};
-	struct ibv_recv_wr wrs[4] = {
-		{.wr_id = 1, .next = &wrs[1], .sg_list = sges, .num_sge = 2},
-		{.wr_id = 2, .next = &wrs[2], .sg_list = sges, .num_sge = 3},
-		{.wr_id = 3, .next = &wrs[3], .num_sge = -1},
-		{.wr_id = 4},
-	}, *bad = NULL;
+	struct ibv_recv_wr wrs[4] =
+		{
+			{.wr_id = 1, .next = &wrs[1], .sg_list = sges, .num_sge = 2},
+			{.wr_id = 2, .next = &wrs[2], .sg_list = sges, .num_sge = 3},
+			{.wr_id = 3, .next = &wrs[3], .num_sge = -1},
+			{.wr_id = 4},
+		},
+			   *bad = NULL;
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 
@@ -274,7 +287,9 @@ static void writes(void)
 	struct star star;
 
 	open_star(&star, 2, (struct options){.shared = 4});
-	struct request write = {.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
+	struct request write = {.opcode = IBV_WR_RDMA_WRITE,
+				.wr_id = 1,
+				.length = 8,
 				.remote = (uintptr_t)star.hub.memory + 1024,
 				.rkey = star.hub.mr->rkey};
 
@@ -399,15 +414,17 @@ static void empty(void)
 	open_star(&star, 2, (struct options){.shared = 2, .rnr_retry = 8});
 	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
 	send_to_hub(&star, 0, 0, 1, 8);
-	CHECK_EQUAL(post(&star.peers[1], (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-							  .length = 8}), 0);
+	CHECK_EQUAL(post(&star.peers[1],
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+		    0);
 	expect_wc(&star.peers[1], 1, IBV_WC_RNR_RETRY_EXC_ERR);
 	close_star(&star);
 
 	open_star(&star, 2, (struct options){.shared = 2});
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(post(&star.peers[i], (struct request){.opcode = IBV_WR_SEND, .wr_id = 1,
-								  .length = 8}), 0);
+		CHECK_EQUAL(post(&star.peers[i],
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}),
+			    0);
 	CHECK_EQUAL(poll_cq(&star.hub, 1, &(struct ibv_wc){0}), 0);
 	CHECK_EQUAL(post_recv_at(&star.hub, 5, 0, SLOT), 0);
 	CHECK_EQUAL(post_recv_at(&star.hub, 6, SLOT, SLOT), 0);
@@ -451,8 +468,9 @@ static void too_long(void)
 	open_star(&star, 2, (struct options){.shared = 4});
 	CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, 8), 0);
 	CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, 16), 0);
-	CHECK_EQUAL(post(&star.peers[0], (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
-							  .length = 9}), 0);
+	CHECK_EQUAL(post(&star.peers[0],
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = 9}),
+		    0);
 	expect_wc(&star.peers[0], 9, IBV_WC_REM_INV_REQ_ERR);
 	hub_wc(&star, 1, IBV_WC_LOC_LEN_ERR, 0);
 	expect_event(&star.hub, IBV_EVENT_QP_REQ_ERR);
@@ -466,7 +484,9 @@ static void too_long(void)
  * The limit event tells that it has begun; it might be over before we have stopped it. */
 static void flushed_in_a_message(void)
 {
-	enum { BIG = 64 << 20 };
+	enum {
+		BIG = 64 << 20
+	};
 	struct ibv_wc wc;
 	int rounds = 0;
 
@@ -478,8 +498,10 @@ static void flushed_in_a_message(void)
 		CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, BIG), 0);
 		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
 		CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
-		CHECK_EQUAL(post(&star.peers[0], (struct request){.opcode = IBV_WR_SEND, .wr_id = 9,
-								  .length = BIG}), 0);
+		CHECK_EQUAL(
+			post(&star.peers[0],
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = 9, .length = BIG}),
+			0);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
 		CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
 		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -508,13 +530,15 @@ static void domains(void)
 		b.srq = try_srq(pd, 2, 1, 0);
 		b.qp = create_qp(&b);
 		connect_pair(&a, &b);
-		struct ibv_sge sge = {.addr = (uintptr_t)b.memory, .length = SLOT,
+		struct ibv_sge sge = {.addr = (uintptr_t)b.memory,
+				      .length = SLOT,
 				      .lkey = own ? mr->lkey : b.mr->lkey};
 		struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1}, *bad;
 
 		CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), 0);
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-						      .length = 8}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			0);
 		expect_wc(&a, 2, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR);
 		expect_wc(&b, 1, own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
 		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
@@ -556,7 +580,9 @@ static void unreliable(void)
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
-enum { MESSAGES = 500 };
+enum {
+	MESSAGES = 500
+};
 
 static void *send_many(void *of)
 {
@@ -564,8 +590,10 @@ static void *send_many(void *of)
 
 	for (uint64_t i = 0; i < MESSAGES; i++) {
 		memcpy(side->memory, &i, sizeof(i));
-		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = i,
-							.length = sizeof(i)}), 0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+							.wr_id = i,
+							.length = sizeof(i)}),
+			    0);
 		expect_wc(side, i, IBV_WC_SUCCESS);
 	}
 	return NULL;

@@ -7,7 +7,9 @@
 #include "trace_side.h"
 #include "ud_side.h"
 
-enum { MOST = 4096 };
+enum {
+	MOST = 4096
+};
 
 struct posted {
 	const char *type;
@@ -258,20 +260,41 @@ static void operations(void)
 	for (unsigned round = 0; round < 20; round++) {
 		const struct request requests[] = {
 			{.opcode = IBV_WR_SEND, .wr_id = 100, .length = 10},
-			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = UINT64_MAX, .length = 8,
-			 .remote = remote + 1024, .rkey = rkey},
-			{.opcode = IBV_WR_RDMA_READ, .flags = IBV_SEND_SIGNALED, .wr_id = 102,
-			 .offset = 64, .length = 5000, .remote = remote, .rkey = rkey},
+			{.opcode = IBV_WR_RDMA_WRITE,
+			 .wr_id = UINT64_MAX,
+			 .length = 8,
+			 .remote = remote + 1024,
+			 .rkey = rkey},
+			{.opcode = IBV_WR_RDMA_READ,
+			 .flags = IBV_SEND_SIGNALED,
+			 .wr_id = 102,
+			 .offset = 64,
+			 .length = 5000,
+			 .remote = remote,
+			 .rkey = rkey},
 			{.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-			 .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE, .wr_id = 103, .length = 8,
-			 .remote = remote, .rkey = rkey, .compare_add = 1},
-			{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr_id = 100, .length = 8,
-			 .remote = remote, .rkey = rkey},
-			{.opcode = IBV_WR_SEND_WITH_IMM, .flags = IBV_SEND_SOLICITED, .wr_id = 105,
+			 .flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE,
+			 .wr_id = 103,
+			 .length = 8,
+			 .remote = remote,
+			 .rkey = rkey,
+			 .compare_add = 1},
+			{.opcode = IBV_WR_ATOMIC_CMP_AND_SWP,
+			 .wr_id = 100,
+			 .length = 8,
+			 .remote = remote,
+			 .rkey = rkey},
+			{.opcode = IBV_WR_SEND_WITH_IMM,
+			 .flags = IBV_SEND_SOLICITED,
+			 .wr_id = 105,
 			 .imm = htonl(77)},
 			{.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-			 .flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE, .wr_id = 106, .length = 16,
-			 .imm = htonl(UINT32_MAX), .remote = remote, .rkey = rkey},
+			 .flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+			 .wr_id = 106,
+			 .length = 16,
+			 .imm = htonl(UINT32_MAX),
+			 .remote = remote,
+			 .rkey = rkey},
 		};
 
 		for (unsigned i = 0; i < 3; i++)
@@ -316,8 +339,11 @@ static void failures(void)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
-		{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .length = 8,
-		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey + 256},
+		{.opcode = IBV_WR_RDMA_READ,
+		 .wr_id = 2,
+		 .length = 8,
+		 .remote = (uintptr_t)b.memory,
+		 .rkey = b.mr->rkey + 256},
 		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 10},
 		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
 	};
@@ -349,8 +375,7 @@ static void failures(void)
 			CHECK_EQUAL(number(line, "errno"), ENOMEM);
 		errors += is_type(line, "qp_state") && is(line, "cur_qp_state", "RTS") &&
 			  is(line, "qp_state", "ERR");
-		events += is_type(line, "async_event") &&
-			  is(line, "event_type", "QP_ACCESS_ERR") &&
+		events += is_type(line, "async_event") && is(line, "event_type", "QP_ACCESS_ERR") &&
 			  number(line, "qp_num") == b.qp->qp_num;
 	}
 	CHECK_EQUAL(errors, 2);
@@ -370,7 +395,9 @@ static void shared(void)
 		CHECK_EQUAL(post_recv_at(&b, 50 + i, 0, 64), 0);
 	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
 	for (unsigned i = 0; i < 8; i++) {
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i}), 0);
+		CHECK_EQUAL(
+			post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i}),
+			0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
@@ -392,9 +419,13 @@ static void datagrams(void)
 
 	for (unsigned i = 0; i < 10; i++) {
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 100), 0);
-		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
-							    .wr_id = 20 + i, .length = i,
-							    .with_imm = i % 2, .imm = htonl(i)}),
+		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah,
+							    .qpn = b.qp->qp_num,
+							    .qkey = QKEY,
+							    .wr_id = 20 + i,
+							    .length = i,
+							    .with_imm = i % 2,
+							    .imm = htonl(i)}),
 			    0);
 		expect_wc(&a, 20 + i, IBV_WC_SUCCESS);
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
@@ -444,10 +475,10 @@ static void extended_calls(void)
 	struct side a, b;
 	int refused = 0;
 
-	open_extended_pair(&a, &b, (struct options){.signal_none = true},
-			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM,
-					   .operations = IBV_QP_EX_WITH_SEND |
-							 IBV_QP_EX_WITH_RDMA_WRITE});
+	open_extended_pair(
+		&a, &b, (struct options){.signal_none = true},
+		(struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM,
+				.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE});
 	wrap(&b);
 	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(a.qp);
 
@@ -481,8 +512,8 @@ static void extended_calls(void)
 	compare();
 	read_trace(&trace, path);
 	for (size_t i = 0; i < trace.count; i++)
-		refused += is_type(trace.lines[i], "refused") &&
-			   number(trace.lines[i], "wr_id") == 91;
+		refused +=
+			is_type(trace.lines[i], "refused") && number(trace.lines[i], "wr_id") == 91;
 	CHECK_EQUAL(refused, 1);
 	forget_trace(&trace);
 	close_pair(&a, &b);
@@ -496,9 +527,12 @@ static void overrun(void)
 
 	open_pair(&a, &b, (struct options){.cqe = 4});
 	for (unsigned i = 0; i < 6; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i,
-						      .length = 8, .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}), 0);
+		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						      .wr_id = i,
+						      .length = 8,
+						      .remote = (uintptr_t)b.memory,
+						      .rkey = b.mr->rkey}),
+			    0);
 	expect_event(&a, IBV_EVENT_CQ_ERR);
 	aiordma_trace_flush();
 	read_trace(&trace, path);
@@ -532,7 +566,9 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 {
 	for (unsigned i = 0; i < rounds; i++) {
 		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
-		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}), 0);
+		CHECK_EQUAL(
+			post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = 8}),
+			0);
 		expect_wc(a, i, IBV_WC_SUCCESS);
 		expect_wc(b, i, IBV_WC_SUCCESS);
 	}
@@ -551,8 +587,12 @@ static void faults(void)
 	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
 	plan("register=@1,cut=1,cut_after=100");
 	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500,
-					      .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey}), 0);
+	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+					      .wr_id = 1,
+					      .length = 500,
+					      .remote = (uintptr_t)b.memory,
+					      .rkey = b.mr->rkey}),
+		    0);
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
 	struct aiordma_fault_counts cuts = counts();
 
@@ -633,7 +673,8 @@ static void late(void)
 	for (size_t i = 0; i < trace.count; i++) {
 		if (!is_type(trace.lines[i], "completion"))
 			continue;
-		CHECK_EQUAL(!number(trace.lines[i], "request"), number(trace.lines[i], "wr_id") == 1);
+		CHECK_EQUAL(!number(trace.lines[i], "request"),
+			    number(trace.lines[i], "wr_id") == 1);
 		completions++;
 	}
 	CHECK_EQUAL(completions, 2);

@@ -13,9 +13,12 @@ static struct trace trace;
 static void work(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
-		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = i,
-						     .length = 8, .remote = (uintptr_t)b->memory,
-						     .rkey = b->mr->rkey}), 0);
+		CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+						     .wr_id = i,
+						     .length = 8,
+						     .remote = (uintptr_t)b->memory,
+						     .rkey = b->mr->rkey}),
+			    0);
 		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
 }
@@ -186,7 +189,8 @@ static void behind_what_is_there(void)
 		aiordma_trace_stop();
 		read_anew();
 		CHECK_EQUAL(strlen(trace.lines[trace.count - 1]) +
-			    (size_t)(trace.lines[trace.count - 1] - trace.text) + 1, trace.size);
+				    (size_t)(trace.lines[trace.count - 1] - trace.text) + 1,
+			    trace.size);
 		CHECK_EQUAL(count_type("post_send"), 2);
 		CHECK(is_type(trace.lines[befores[i].lines], "trace"));
 		if (befores[i].lines)
@@ -300,7 +304,9 @@ static void children_of_the_engine(void)
 
 /* ---- killed ---------------------------------------------------------------------------------- */
 
-enum { BEFORE_DEATH = 1000 };
+enum {
+	BEFORE_DEATH = 1000
+};
 
 static int deadly;
 
@@ -384,7 +390,8 @@ static void impossible_files(void)
 	refused(longest, ENAMETOOLONG);
 	/* Both names are taken. */
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
-	int first = open(path, O_CREAT | O_RDWR, 0600), second = open(other, O_CREAT | O_RDWR, 0600);
+	int first = open(path, O_CREAT | O_RDWR, 0600),
+	    second = open(other, O_CREAT | O_RDWR, 0600);
 
 	CHECK_EQUAL(flock(first, LOCK_EX), 0);
 	CHECK_EQUAL(flock(second, LOCK_EX), 0);

@@ -6,7 +6,9 @@
 
 #include "objects.h"
 
-enum { ROOM = 1 << 20 };
+enum {
+	ROOM = 1 << 20
+};
 
 static const struct options uc = {.uc = true};
 
@@ -21,7 +23,9 @@ static struct request send_of(uint64_t wr_id, uint32_t length)
  * of several frames. */
 static void between_processes(void)
 {
-	enum { ROUNDS = 200 };
+	enum {
+		ROUNDS = 200
+	};
 	struct process process = split();
 	struct side side;
 
@@ -40,12 +44,16 @@ static void between_processes(void)
 
 		if (mine) {
 			fill(side.memory, length, round);
-			CHECK_EQUAL(post(&side, (struct request){
-							.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM :
-									  IBV_WR_SEND_WITH_IMM,
-							.wr_id = 2, .length = length, .imm = round,
-							.remote = peer.memory + ROOM,
-							.rkey = peer.rkey}), 0);
+			CHECK_EQUAL(
+				post(&side,
+				     (struct request){.opcode = write ? IBV_WR_RDMA_WRITE_WITH_IMM
+								      : IBV_WR_SEND_WITH_IMM,
+						      .wr_id = 2,
+						      .length = length,
+						      .imm = round,
+						      .remote = peer.memory + ROOM,
+						      .rkey = peer.rkey}),
+				0);
 			expect_wc(&side, 2, IBV_WC_SUCCESS);
 		} else {
 			struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
@@ -84,15 +92,17 @@ static void with_itself(void)
 /* READs and atomics are for RC: ibv_post_send(3). */
 static void no_answers(void)
 {
-	static const enum ibv_wr_opcode opcodes[] = {
-		IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP};
+	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
+						     IBV_WR_ATOMIC_CMP_AND_SWP};
 	struct side a, b;
 
 	open_pair(&a, &b, uc);
 	for (int i = 0; i < 3; i++)
-		CHECK_EQUAL(post(&a, (struct request){.opcode = opcodes[i], .length = 8,
+		CHECK_EQUAL(post(&a, (struct request){.opcode = opcodes[i],
+						      .length = 8,
 						      .remote = (uintptr_t)b.memory,
-						      .rkey = b.mr->rkey}), EINVAL);
+						      .rkey = b.mr->rkey}),
+			    EINVAL);
 	close_pair(&a, &b);
 }
 
@@ -105,7 +115,8 @@ static void drained(void)
 
 	open_pair(&a, &b, uc);
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		    0);
 	expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	CHECK_EQUAL(post(&a, send_of(2, 8)), 0);
 	CHECK_EQUAL(poll_cq(&a, 1, &wc), 0);
@@ -193,8 +204,11 @@ static void no_receive(void)
 		send_of(1, 8),
 		{.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 2},
 		{.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 3, .length = 0},
-		{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 4, .length = 8,
-		 .remote = (uintptr_t)b.memory, .rkey = b.mr->rkey},
+		{.opcode = IBV_WR_RDMA_WRITE,
+		 .wr_id = 4,
+		 .length = 8,
+		 .remote = (uintptr_t)b.memory,
+		 .rkey = b.mr->rkey},
 	};
 	struct ibv_wc wc;
 

@@ -7,7 +7,9 @@
 /* More than is sent in one turn. */
 static void long_chain(void)
 {
-	enum { MANY = 1000 };
+	enum {
+		MANY = 1000
+	};
 	struct side a, b;
 	struct ibv_wc wc;
 	unsigned sent = 0, received = 0;
@@ -49,10 +51,17 @@ static void shapes(void)
 		{.addr = (uintptr_t)side.memory + 10, .length = 20, .lkey = side.mr->lkey},
 		{.addr = (uintptr_t)side.memory + 30, .length = 70, .lkey = side.mr->lkey},
 	};
-	struct ibv_send_wr wr = {
-		.wr_id = 2, .sg_list = sges, .num_sge = 3, .opcode = IBV_WR_SEND,
-		.wr.ud = {.ah = ah, .remote_qpn = side.qp->qp_num, .remote_qkey = QKEY},
-	}, *bad;
+	struct ibv_send_wr wr =
+				   {
+					   .wr_id = 2,
+					   .sg_list = sges,
+					   .num_sge = 3,
+					   .opcode = IBV_WR_SEND,
+					   .wr.ud = {.ah = ah,
+						     .remote_qpn = side.qp->qp_num,
+						     .remote_qkey = QKEY},
+				   },
+			   *bad;
 	struct ibv_sge parts[2] = {
 		{.addr = (uintptr_t)side.memory + 4096, .length = 33, .lkey = side.mr->lkey},
 		{.addr = (uintptr_t)side.memory + 5000, .length = 107, .lkey = side.mr->lkey},
@@ -86,8 +95,10 @@ static void without_a_lid(void)
 		struct ibv_ah *ah = ud_path(&side, &own, index);
 
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH), 0);
-		CHECK_EQUAL(ud_post(&side, (struct ud_request){.ah = ah, .qpn = own.qpn, .qkey = QKEY,
-							       .wr_id = 2}), 0);
+		CHECK_EQUAL(ud_post(&side,
+				    (struct ud_request){
+					    .ah = ah, .qpn = own.qpn, .qkey = QKEY, .wr_id = 2}),
+			    0);
 		CHECK_EQUAL(poll_one(&side).wr_id, 1);
 		CHECK_EQUAL(poll_one(&side).wr_id, 2);
 		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
@@ -107,9 +118,11 @@ static void solicited(void)
 	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 1), 0);
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-		CHECK_EQUAL(ud_post(&a, (struct ud_request){
-						.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
-						.flags = i ? IBV_SEND_SOLICITED : 0}), 0);
+		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah,
+							    .qpn = b.qp->qp_num,
+							    .qkey = QKEY,
+							    .flags = i ? IBV_SEND_SOLICITED : 0}),
+			    0);
 		CHECK_EQUAL(poll(&fd, 1, 0), i);
 	}
 	struct ibv_cq *cq;
@@ -167,17 +180,18 @@ static void shared_receives(void)
 /* Built by wr_* and read by an extended CQ: ibv_wr_post(3), ibv_create_cq_ex(3). */
 static void extended_calls(void)
 {
-	const uint64_t fields = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM |
-				IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
+	const uint64_t fields = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM |
+				IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_SRC_QP |
+				IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
 				IBV_WC_EX_WITH_DLID_PATH_BITS;
 	struct side side;
 	struct ibv_poll_cq_attr none = {0};
 
 	open_extended_side(&side, (struct options){.ud = true, .signal_none = true},
 			   (struct extras){.wc_flags = fields});
-	struct ibv_qp_init_attr_ex init = qp_attr_ex(
-		&side, (struct extras){.operations = IBV_QP_EX_WITH_SEND |
-						     IBV_QP_EX_WITH_SEND_WITH_IMM});
+	struct ibv_qp_init_attr_ex init =
+		qp_attr_ex(&side, (struct extras){.operations = IBV_QP_EX_WITH_SEND |
+								IBV_QP_EX_WITH_SEND_WITH_IMM});
 
 	init.qp_type = IBV_QPT_UD;
 	CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);
@@ -229,7 +243,6 @@ static uint32_t bad_qkeys(struct side *side)
 		    0);
 	return port.qkey_viol_cntr;
 }
-
 
 /* IBTA 10.2.5 and 9.8.3.2: a wrong key is dropped and counted; with its highest bit set the request
  * uses the sender's own. */
@@ -324,7 +337,8 @@ static void states(void)
 	attr.qp_state = IBV_QPS_RTS;
 	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
 	attr.qp_state = IBV_QPS_SQD;
-	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		    0);
 	expect_event(&b, IBV_EVENT_SQ_DRAINED);
 	CHECK_EQUAL(post_recv_at(&a, 5, 0, GRH), 0);
 	CHECK_EQUAL(ud_post(&b, answer), 0);
@@ -356,8 +370,12 @@ static void send_queue_error(void)
 
 		open_two(&a, &b);
 		struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
-		struct ud_request good = {.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY, .wr_id = 1,
-					  .length = 8}, bad = good;
+		struct ud_request good = {.ah = ah,
+					  .qpn = b.qp->qp_num,
+					  .qkey = QKEY,
+					  .wr_id = 1,
+					  .length = 8},
+				  bad = good;
 
 		if (way == 0)
 			bad.length = MTU + 1;
@@ -387,7 +405,7 @@ static void send_queue_error(void)
 static void refused_requests(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
-		IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
+		IBV_WR_RDMA_WRITE,           IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
 		IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
 	};
 	struct side a, b;
@@ -424,8 +442,10 @@ static void bad_receive(void)
 	sges[1] = (struct ibv_sge){(uintptr_t)b.memory + GRH, 64, 0x12345};
 	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), 0);
 	CHECK_EQUAL(post_recv_at(&b, 11, 0, 64), 0);
-	CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY,
-						    .length = 64}), 0);
+	CHECK_EQUAL(ud_post(&a,
+			    (struct ud_request){
+				    .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY, .length = 64}),
+		    0);
 	expect_wc(&b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(&b, 11, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_ERR);

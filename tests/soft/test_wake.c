@@ -3,7 +3,9 @@
  * completion queues; classic ones and extended ones. */
 #include "extended_side.h"
 
-enum { ROUNDS = 3000 };
+enum {
+	ROUNDS = 3000
+};
 
 static bool over;
 
@@ -77,8 +79,9 @@ static void *play(void *argument)
 		if (!player->begins)
 			await(player, &counts, round, 0);
 		CHECK_EQUAL(post_recv_at(&player->side, 1, 0, 8), 0);
-		CHECK_EQUAL(post(&player->side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-								 .length = 8}), 0);
+		CHECK_EQUAL(post(&player->side,
+				 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+			    0);
 		if (player->begins)
 			await(player, &counts, round, round);
 	}
@@ -95,7 +98,8 @@ static void *disturb(void *argument)
 	for (unsigned i = 0; !__atomic_load_n(&over, __ATOMIC_RELAXED); i++) {
 		struct ibv_cq *cq = players[i & 1].side.cq;
 
-		attr.moderate = (struct ibv_moderate_cq){(uint16_t)(i & 2), (uint16_t)(10 * (i & 2))};
+		attr.moderate =
+			(struct ibv_moderate_cq){(uint16_t)(i & 2), (uint16_t)(10 * (i & 2))};
 		CHECK_EQUAL(extended(cq->context)->modify_cq(cq, &attr), 0);
 		CHECK_EQUAL(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)), 0);
 		sched_yield();

@@ -36,9 +36,12 @@ static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	CHECK(filled(b->memory, length, seed));
 	memset(a->memory, 0, length);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ, .wr_id = 3,
-					     .length = length, .remote = address.memory,
-					     .rkey = address.rkey}), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					     .wr_id = 3,
+					     .length = length,
+					     .remote = address.memory,
+					     .rkey = address.rkey}),
+		    0);
 	expect_wc(a, 3, IBV_WC_SUCCESS);
 	CHECK(filled(a->memory, length, seed));
 }
@@ -87,7 +90,9 @@ static void itself(void)
 /* However many queue pairs, there are no more sockets than for the first. */
 static void many(void)
 {
-	enum { MANY = 20 };
+	enum {
+		MANY = 20
+	};
 	static struct side sides[MANY];
 	struct process process = split();
 	int sockets = 0;
@@ -102,8 +107,11 @@ static void many(void)
 		CHECK_EQUAL(to_rtr(&sides[i], &peer), 0);
 		CHECK_EQUAL(to_rts(&sides[i]), 0);
 		fill(sides[i].memory + 64, 64, (unsigned)i);
-		CHECK_EQUAL(post(&sides[i], (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-							     .offset = 64, .length = 64}), 0);
+		CHECK_EQUAL(post(&sides[i], (struct request){.opcode = IBV_WR_SEND,
+							     .wr_id = 2,
+							     .offset = 64,
+							     .length = 64}),
+			    0);
 		/* Sent and received, in either order. */
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
@@ -121,7 +129,10 @@ static void many(void)
 /* Writes and reads of more than a ring holds, of several links, both ways at once. */
 static void crowded(void)
 {
-	enum { LINKS = 6, SIZE = 3 << 20 };
+	enum {
+		LINKS = 6,
+		SIZE = 3 << 20
+	};
 	static struct side sides[LINKS];
 	static struct address peers[LINKS];
 	struct process process = split();
@@ -136,10 +147,17 @@ static void crowded(void)
 	meet(&process);
 	for (int i = 0; i < LINKS; i++) {
 		const struct request requests[] = {
-			{.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = SIZE,
-			 .remote = peers[i].memory + SIZE, .rkey = peers[i].rkey},
-			{.opcode = IBV_WR_RDMA_READ, .wr_id = 2, .offset = 2 * SIZE, .length = SIZE,
-			 .remote = peers[i].memory, .rkey = peers[i].rkey},
+			{.opcode = IBV_WR_RDMA_WRITE,
+			 .wr_id = 1,
+			 .length = SIZE,
+			 .remote = peers[i].memory + SIZE,
+			 .rkey = peers[i].rkey},
+			{.opcode = IBV_WR_RDMA_READ,
+			 .wr_id = 2,
+			 .offset = 2 * SIZE,
+			 .length = SIZE,
+			 .remote = peers[i].memory,
+			 .rkey = peers[i].rkey},
 		};
 
 		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);
@@ -175,8 +193,11 @@ static void unwilling(void)
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
 		CHECK_EQUAL(to_rtr(&side, &peer), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
-		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2,
-							 .offset = 64, .length = 64}), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
+							 .wr_id = 2,
+							 .offset = 64,
+							 .length = 64}),
+			    0);
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		soft_lock();
@@ -203,8 +224,10 @@ static void another_name(void)
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
 	CHECK_EQUAL(to_rtr(&side, &peer), 0);
 	CHECK_EQUAL(to_rts(&side), 0);
-	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .offset = 64,
-						 .length = 64}), 0);
+	CHECK_EQUAL(post(&side,
+			 (struct request){
+				 .opcode = IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64}),
+		    0);
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	soft_lock();
@@ -229,7 +252,7 @@ struct raw {
 	struct soft_way way;
 	bool accepted, gone;
 	unsigned records, frames; /* that have come */
-	unsigned acks;		  /* among the frames */
+	unsigned acks;    /* among the frames */
 };
 
 static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREETING])
@@ -272,7 +295,10 @@ static void raw_gone(struct soft_way *way, int error)
 }
 
 static const struct soft_way_calls raw_calls = {
-	.accepted = raw_accepted, .data = raw_data, .writable = raw_writable, .gone = raw_gone,
+	.accepted = raw_accepted,
+	.data = raw_data,
+	.writable = raw_writable,
+	.gone = raw_gone,
 };
 
 /* Under the lock. */
@@ -298,7 +324,10 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
  * suffers from that. */
 static void strangers(void)
 {
-	enum { MANY = 300, HELD = 256 };
+	enum {
+		MANY = 300,
+		HELD = 256
+	};
 	static struct raw raws[MANY];
 	struct process process = split();
 	struct side side, other;
@@ -455,7 +484,11 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
  * wait for the last to go on. */
 static void acknowledged(void)
 {
-	enum { COUNT = 4, LENGTH = 16 * 1024, PSN = 5 };
+	enum {
+		COUNT = 4,
+		LENGTH = 16 * 1024,
+		PSN = 5
+	};
 	static struct raw raw;
 	struct process process = split();
 	struct side side;
@@ -499,7 +532,10 @@ static void acknowledged(void)
  * first before the last is written. */
 static void in_parts(void)
 {
-	enum { COUNT = 60, PSN = 5 };
+	enum {
+		COUNT = 60,
+		PSN = 5
+	};
 	static struct raw raw;
 	struct process process = split();
 	struct side side;

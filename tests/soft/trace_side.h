@@ -4,7 +4,9 @@
 
 #include "verbs_side.h"
 
-enum { MOST_LINES = 100000 };
+enum {
+	MOST_LINES = 100000
+};
 
 struct trace {
 	char *text;

@@ -4,14 +4,19 @@
 
 #include "verbs_side.h"
 
-enum { GRH = 40, QKEY = 0x1234567, OWN_QKEY = 0x80000000u, MTU = 4096 };
+enum {
+	GRH = 40,
+	QKEY = 0x1234567,
+	OWN_QKEY = 0x80000000u,
+	MTU = 4096
+};
 
 static inline int ud_to_init(struct side *side, uint32_t qkey)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = qkey};
 
-	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
-							     IBV_QP_PORT | IBV_QP_QKEY);
+	return verbs->ibv_modify_qp(side->qp, &attr,
+				    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
 }
 
 static inline void ud_bring_up(struct side *side, uint32_t qkey)
@@ -66,15 +71,20 @@ static inline int ud_post(struct side *side, struct ud_request request)
 		.length = request.length,
 		.lkey = request.lkey ? request.lkey : side->mr->lkey,
 	};
-	struct ibv_send_wr wr = {
-		.wr_id = request.wr_id,
-		.sg_list = &sge,
-		.num_sge = request.length ? 1 : 0,
-		.opcode = request.with_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
-		.send_flags = request.flags,
-		.imm_data = request.imm,
-		.wr.ud = {.ah = request.ah, .remote_qpn = request.qpn, .remote_qkey = request.qkey},
-	}, *bad;
+	struct ibv_send_wr wr =
+				   {
+					   .wr_id = request.wr_id,
+					   .sg_list = &sge,
+					   .num_sge = request.length ? 1 : 0,
+					   .opcode = request.with_imm ? IBV_WR_SEND_WITH_IMM
+								      : IBV_WR_SEND,
+					   .send_flags = request.flags,
+					   .imm_data = request.imm,
+					   .wr.ud = {.ah = request.ah,
+						     .remote_qpn = request.qpn,
+						     .remote_qkey = request.qkey},
+				   },
+			   *bad;
 
 	return side->context->ops.post_send(side->qp, &wr, &bad);
 }
@@ -111,8 +121,10 @@ static inline void nothing(struct side *side)
 /* An empty message. */
 static inline void send_with(struct side *a, struct ibv_ah *ah, const struct side *b, uint32_t qkey)
 {
-	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = ah, .qpn = b->qp->qp_num, .qkey = qkey,
-						   .wr_id = 2}), 0);
+	CHECK_EQUAL(ud_post(a,
+			    (struct ud_request){
+				    .ah = ah, .qpn = b->qp->qp_num, .qkey = qkey, .wr_id = 2}),
+		    0);
 	CHECK_EQUAL(poll_one(a).status, IBV_WC_SUCCESS);
 }
 

@@ -21,8 +21,10 @@
 
 static const struct aiordma_calls *verbs;
 
-enum { ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		    IBV_ACCESS_REMOTE_ATOMIC };
+enum {
+	ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC
+};
 
 struct options {
 	size_t memory;       /* bytes; 64 KiB if 0 */
@@ -41,7 +43,7 @@ struct options {
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair: see ud_side.h */
 	int gid;             /* 1 + the GID index to use; 0: the LID alone */
-	uint32_t shared;     /* receives of a shared queue, which takes the place of the own one */
+	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
 
 struct side {
@@ -94,14 +96,17 @@ static inline struct ibv_qp *create_qp(struct side *side)
 		.send_cq = side->cq,
 		.recv_cq = side->cq,
 		.srq = side->srq,
-		.cap = {
-			.max_send_wr = options->sends ? options->sends : 64,
-			.max_recv_wr = options->receives ? options->receives : 64,
-			.max_send_sge = options->sges ? options->sges : 4,
-			.max_recv_sge = options->sges ? options->sges : 4,
-			.max_inline_data = 256,
-		},
-		.qp_type = options->ud ? IBV_QPT_UD : options->uc ? IBV_QPT_UC : IBV_QPT_RC,
+		.cap =
+			{
+				.max_send_wr = options->sends ? options->sends : 64,
+				.max_recv_wr = options->receives ? options->receives : 64,
+				.max_send_sge = options->sges ? options->sges : 4,
+				.max_recv_sge = options->sges ? options->sges : 4,
+				.max_inline_data = 256,
+			},
+		.qp_type = options->ud   ? IBV_QPT_UD
+			   : options->uc ? IBV_QPT_UC
+					 : IBV_QPT_RC,
 		.sq_sig_all = !options->signal_none,
 	};
 	struct ibv_qp *qp = verbs->ibv_create_qp(side->pd, &init);
@@ -130,7 +135,8 @@ static inline void open_side(struct side *side, struct options options)
 	if (options.shared) {
 		struct ibv_srq_init_attr init = {
 			.srq_context = side,
-			.attr = {.max_wr = options.shared, .max_sge = options.sges ? options.sges : 4},
+			.attr = {.max_wr = options.shared,
+				 .max_sge = options.sges ? options.sges : 4},
 		};
 
 		CHECK(side->srq = verbs->ibv_create_srq(side->pd, &init));
@@ -138,7 +144,8 @@ static inline void open_side(struct side *side, struct options options)
 	side->qp = create_qp(side);
 	/* Different ones, some of which will wrap. */
 	side->psn = (0xfffff0u + __atomic_fetch_add(&psns, 1, __ATOMIC_RELAXED) * 2654435761u +
-		     (uint32_t)getpid()) & 0xffffff;
+		     (uint32_t)getpid()) &
+		    0xffffff;
 }
 
 static inline void close_side(struct side *side)
@@ -166,12 +173,13 @@ static inline struct address address_of_side(const struct side *side)
 		.rkey = side->mr ? side->mr->rkey : 0,
 	};
 
-	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1,
-					  (struct _compat_ibv_port_attr *)&port), 0);
+	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1, (struct _compat_ibv_port_attr *)&port),
+		    0);
 	address.lid = port.lid;
 	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1,
 					 side->options.gid ? side->options.gid - 1 : 0,
-					 &address.gid), 0);
+					 &address.gid),
+		    0);
 	return address;
 }
 
@@ -185,8 +193,9 @@ static inline int to_init(struct side *side)
 		.qp_access_flags = side->options.rights ? side->options.rights : ALL_RIGHTS,
 	};
 
-	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
-							     IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	return verbs->ibv_modify_qp(side->qp, &attr,
+				    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					    IBV_QP_ACCESS_FLAGS);
 }
 
 static inline uint8_t or_default(uint8_t value, uint8_t standard, uint8_t zero)
@@ -202,8 +211,9 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
 		.ah_attr = {.dlid = peer->lid, .port_num = 1},
-		.max_dest_rd_atomic = side->options.answers ? side->options.answers :
-					      or_default(side->options.depth, 4, 255),
+		.max_dest_rd_atomic = side->options.answers
+					      ? side->options.answers
+					      : or_default(side->options.depth, 4, 255),
 		.min_rnr_timer = or_default(side->options.rnr_timer, 1, 255),
 	};
 
@@ -212,11 +222,10 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		attr.ah_attr.grh.sgid_index = (uint8_t)(side->options.gid - 1);
 		attr.ah_attr.grh.dgid = peer->gid;
 	}
-	return verbs->ibv_modify_qp(side->qp, &attr,
-				    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-					    IBV_QP_RQ_PSN |
-					    (side->options.uc ? 0 : IBV_QP_MAX_DEST_RD_ATOMIC |
-								    IBV_QP_MIN_RNR_TIMER));
+	return verbs->ibv_modify_qp(
+		side->qp, &attr,
+		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			(side->options.uc ? 0 : IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
 
 static inline int to_rts(struct side *side)
@@ -232,9 +241,10 @@ static inline int to_rts(struct side *side)
 
 	return verbs->ibv_modify_qp(side->qp, &attr,
 				    IBV_QP_STATE | IBV_QP_SQ_PSN |
-					    (side->options.uc ? 0 : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-								    IBV_QP_RNR_RETRY |
-								    IBV_QP_MAX_QP_RD_ATOMIC));
+					    (side->options.uc ? 0
+							      : IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+									IBV_QP_RNR_RETRY |
+									IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static inline int to_state(struct side *side, enum ibv_qp_state state)
@@ -286,7 +296,7 @@ static inline void close_pair(struct side *a, struct side *b)
 
 struct process {
 	pid_t child; /* 0 in the child itself */
-	int fd;      /* to the other */
+	int fd; /* to the other */
 };
 
 /* Before a device is opened. */
@@ -357,8 +367,8 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 	};
 	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;
 
-	return side->srq ? side->context->ops.post_srq_recv(side->srq, &wr, &bad) :
-			   side->context->ops.post_recv(side->qp, &wr, &bad);
+	return side->srq ? side->context->ops.post_srq_recv(side->srq, &wr, &bad)
+			 : side->context->ops.post_recv(side->qp, &wr, &bad);
 }
 
 struct request {
