@@ -8,7 +8,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "arena.h"
 
-#include "objects.h"
+#include "objects/objects.h"
 
 enum {
 	VICTIMS = 4,

@@ -1,7 +1,7 @@
 /* The shared memory between two processes of a user: a neighbour who writes whatever it likes into
  * rings and positions, and says whatever it likes on the socket.
  *
- * The stranger is a visitor at the device's door (native/soft/meeting.c) with memory of its own
+ * The stranger is a visitor at the device's door (native/softdev/shm/attach.c) with memory of its own
  * making.  A queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared
  * is neither changed nor told, every work request completes once, two other queue pairs of the process
  * go on, and nothing is left over.
@@ -12,8 +12,8 @@
 
 #include "arena.h"
 
-#include "meeting.h"
-#include "objects.h"
+#include "shm/shm_internal.h"
+#include "objects/objects.h"
 
 enum {
 	QUEUE = 16,
@@ -22,7 +22,7 @@ enum {
 	PEER_LID = 1
 };
 
-/* What memory.c says of its layout. */
+/* What segment.c says of its layout. */
 enum {
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,

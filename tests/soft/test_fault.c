@@ -2,7 +2,7 @@
  * strikes at the same places.  test_fault_traffic.c has what reliable connections make of it. */
 #include "fault_side.h"
 
-#include "fault.h"
+#include "inject/inject.h"
 #include "ud_side.h"
 
 /* ---- plans --------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  * time, as on a network (IBTA vol 1, 12.9.8). */
 #include "cm_side.h"
 
-#include "cm.h"
+#include "cm/cm.h"
 
 static void plan(const char *text)
 {

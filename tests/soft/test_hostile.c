@@ -9,8 +9,8 @@
 #include "verbs_side.h"
 
 #include "leaks.h"
-#include "meeting.h"
-#include "objects.h"
+#include "shm/shm_internal.h"
+#include "objects/objects.h"
 
 enum {
 	PEER_PSN = 100,

@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 #include <signal.h>
 
-#include "link.h"
+#include "wire/link.h"
 
 #define SECOND 1000000000ull
 

@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "objects.h"
+#include "objects/objects.h"
 
 enum {
 	EVERYBODY = 0xffffff,

@@ -1,6 +1,6 @@
 /* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely: the
  * numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once. */
-#include "objects.h"
+#include "objects/objects.h"
 
 #include "fault_side.h"
 

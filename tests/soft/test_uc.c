@@ -4,7 +4,7 @@
 
 #include <signal.h>
 
-#include "objects.h"
+#include "objects/objects.h"
 
 enum {
 	ROOM = 1 << 20
