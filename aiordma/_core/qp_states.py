@@ -288,7 +288,7 @@ static const struct soft_qp_transition soft_qp_transitions[] = {
 
 
 def c_header() -> str:
-    """The table as a C header: the text of ``native/softdev/objects/qp_states.h``, the same every time."""
+    """The table as a C header: ``native/softdev/objects/qp_states.h``, the same every time."""
     lines = [_HEADER_TOP]
     lines += [
         f"\t{{ {row.qp_type:2d}, {row.current:d}, {row.next:d}, "

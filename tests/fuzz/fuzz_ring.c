@@ -1,4 +1,4 @@
-/* The shared memory between two processes of a user: a neighbour who writes whatever it likes into
+/* The shared memory between two processes of a user: a local peer who writes whatever it likes into
  * rings and positions, and says whatever it likes on the socket.
  *
  * The stranger is a visitor at the device's door (native/softdev/shm/attach.c) with memory of its own
@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <sys/un.h>
 
+#include "wire/wire.h"
 #include "arena.h"
 
 #include "shm/shm_internal.h"
@@ -26,7 +27,7 @@ enum {
 enum {
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,
-	RINGS = 8192 + 2 * SOFT_NEIGHBOUR_AREA
+	RINGS = 8192 + 2 * SOFT_SHM_AREA
 };
 
 static struct world {
@@ -144,7 +145,7 @@ static void visit(unsigned wrong)
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u",
 			      world.lid);
-	int memory = soft_memory_make();
+	int memory = soft_segment_make();
 
 	leave();
 	world.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -196,22 +197,21 @@ static void put(const struct soft_record *record, const void *payload)
 
 static void say_greeting(const uint8_t *r)
 {
-	uint8_t bytes[SOFT_GREETING];
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
-	soft_greeting_encode(bytes,
-			     &(struct soft_greeting){
-				     .kind = r[1] & 1 ? SOFT_GREETING_WELCOME : SOFT_GREETING_HELLO,
-				     .from = PEER_QPN + (r[2] & 1),
-				     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
-				     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
-				     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
-				     .flags = r[3],
-			     });
-	bytes[r[4] % SOFT_GREETING] ^= r[5];
+	soft_handshake_encode(bytes, &(struct soft_handshake){
+					     .kind = r[1] & 1 ? SOFT_HELLO_ACK : SOFT_HELLO,
+					     .from = PEER_QPN + (r[2] & 1),
+					     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
+					     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
+					     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
+					     .flags = r[3],
+				     });
+	bytes[r[4] % SOFT_HANDSHAKE_SIZE] ^= r[5];
 	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
 				  .to = r[7],
 				  .from = 1 + r[8],
-				  .length = SOFT_GREETING - (r[9] & 7)},
+				  .length = SOFT_HANDSHAKE_SIZE - (r[9] & 7)},
 	    bytes);
 }
 

@@ -121,7 +121,7 @@ static void run(struct bench *bench, enum way way, uint32_t length)
 {
 	bool asks = bench->process.child;
 
-	soft_reference_least = way >= WRITE && (way - WRITE) % 2 ? 1 : UINT32_MAX;
+	soft_cma_desc_least = way >= WRITE && (way - WRITE) % 2 ? 1 : UINT32_MAX;
 	switch (way) {
 	case COPY:
 		if (asks)
@@ -147,7 +147,7 @@ int main(void)
 	struct bench bench = {.process = split()};
 
 	limit_seconds(300);
-	soft_reach_slow = UINT64_MAX;
+	soft_cma_slow = UINT64_MAX;
 	settle(&bench.process);
 	bench.fd = tcp_pair(&bench.process);
 	for (int i = 0; i < 2; i++) {

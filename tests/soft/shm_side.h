@@ -1,4 +1,4 @@
-/* Ways between neighbours, without links above them: this stands in for handshake.c (the linker is told
+/* Channels between local peers, without links above them: this stands in for handshake.c (the linker is told
  * so: see meson.build), which accepts or refuses what is asked for. */
 #ifndef AIORDMA_TESTS_NEIGHBOUR_SIDE_H
 #define AIORDMA_TESTS_NEIGHBOUR_SIDE_H
@@ -15,11 +15,11 @@ enum {
 	HOLD_ME
 };
 
-/* One end of a way, and what it has been told. */
+/* One end of a channel, and what it has been told. */
 struct end {
-	struct soft_way way;
+	struct soft_shm_chan chan;
 	bool accepted;
-	uint8_t greeting[SOFT_GREETING];
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 	bool gone;
 	int error;
 	uint64_t records;
@@ -32,8 +32,8 @@ struct end {
 };
 
 static struct end *callee; /* who is called next */
-static uint32_t held_peer, uncalled_peer;
-static unsigned refused, uncalled_all;
+static uint32_t held_id, withdrawn_id;
+static unsigned refused, withdrawn_all;
 
 static inline uint8_t pattern(uint64_t at)
 {
@@ -49,11 +49,11 @@ static inline void tell_end(struct end *end)
 
 static inline void send_more(struct end *end)
 {
-	static uint8_t bytes[SOFT_WAY_LEAST];
+	static uint8_t bytes[SOFT_SHM_CHAN_LEAST];
 
 	while (end->sent < end->to_send) {
 		uint32_t length = end->most;
-		size_t room = soft_way_room(&end->way, length);
+		size_t room = soft_shm_chan_room(&end->chan, length);
 
 		if (!room)
 			return;
@@ -65,25 +65,25 @@ static inline void send_more(struct end *end)
 		struct iovec iov[2] = {{bytes, length / 2},
 				       {bytes + length / 2, length - length / 2}};
 
-		soft_way_write(&end->way, iov, 2, length);
+		soft_shm_chan_write(&end->chan, iov, 2, length);
 		end->sent += length;
 	}
 }
 
-static inline void end_accepted(struct soft_way *way, const uint8_t *greeting)
+static inline void end_accepted(struct soft_shm_chan *chan, const uint8_t *handshake)
 {
-	struct end *end = soft_container(way, struct end, way);
+	struct end *end = soft_container(chan, struct end, chan);
 
 	CHECK(!end->accepted);
 	end->accepted = true;
-	memcpy(end->greeting, greeting, SOFT_GREETING);
+	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
 	send_more(end);
 	tell_end(end);
 }
 
-static inline void end_data(struct soft_way *way, const uint8_t *bytes, size_t length)
+static inline void end_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
 {
-	struct end *end = soft_container(way, struct end, way);
+	struct end *end = soft_container(chan, struct end, chan);
 
 	for (size_t i = 0; i < length; i++)
 		CHECK_EQUAL(bytes[i], pattern(end->bytes + i));
@@ -96,65 +96,65 @@ static inline void end_data(struct soft_way *way, const uint8_t *bytes, size_t l
 	tell_end(end);
 }
 
-static inline void end_writable(struct soft_way *way)
+static inline void end_writable(struct soft_shm_chan *chan)
 {
-	struct end *end = soft_container(way, struct end, way);
+	struct end *end = soft_container(chan, struct end, chan);
 
 	send_more(end);
 	tell_end(end);
 }
 
-static inline void end_gone(struct soft_way *way, int error)
+static inline void end_gone(struct soft_shm_chan *chan, int error)
 {
-	struct end *end = soft_container(way, struct end, way);
+	struct end *end = soft_container(chan, struct end, chan);
 
 	CHECK(!end->gone);
-	CHECK(!way->neighbour);
+	CHECK(!chan->peer);
 	end->gone = true;
 	end->error = error;
 	tell_end(end);
 }
 
-static const struct soft_way_calls end_calls = {
+static const struct soft_shm_chan_ops end_calls = {
 	.accepted = end_accepted,
 	.data = end_data,
 	.writable = end_writable,
 	.gone = end_gone,
 };
 
-void __wrap_soft_greeting_called(struct soft_neighbour *neighbour, uint32_t peer,
-				 const uint8_t greeting[SOFT_GREETING]);
-void __wrap_soft_greeting_uncalled(struct soft_neighbour *neighbour, uint32_t peer);
+void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id);
 
-void __wrap_soft_greeting_called(struct soft_neighbour *neighbour, uint32_t peer,
-				 const uint8_t greeting[SOFT_GREETING])
+void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct end *end = callee;
-	uint8_t answer[SOFT_GREETING];
+	uint8_t answer[SOFT_HANDSHAKE_SIZE];
 
-	if (greeting[0] == HOLD_ME) {
-		held_peer = peer;
+	if (handshake[0] == HOLD_ME) {
+		held_id = remote_id;
 		return;
 	}
-	if (!end || greeting[0] == REFUSE_ME) {
+	if (!end || handshake[0] == REFUSE_ME) {
 		refused++;
-		soft_neighbour_refuse(neighbour, peer);
+		soft_shm_peer_refuse(peer, remote_id);
 		return;
 	}
 	callee = NULL;
-	memcpy(end->greeting, greeting, SOFT_GREETING);
-	memset(answer, greeting[0] + 1, sizeof(answer));
-	CHECK_EQUAL(soft_way_accept(&end->way, neighbour, peer, answer), 0);
+	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	memset(answer, handshake[0] + 1, sizeof(answer));
+	CHECK_EQUAL(soft_shm_chan_accept(&end->chan, peer, remote_id, answer), 0);
 	end->accepted = true;
 	send_more(end);
 	tell_end(end);
 }
 
-void __wrap_soft_greeting_uncalled(struct soft_neighbour *neighbour, uint32_t peer)
+void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 {
-	(void)neighbour;
-	uncalled_peer = peer;
-	uncalled_all += peer == 0;
+	(void)peer;
+	withdrawn_id = remote_id;
+	withdrawn_all += remote_id == 0;
 }
 
 /* ---- the tests' side ----------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ void __wrap_soft_greeting_uncalled(struct soft_neighbour *neighbour, uint32_t pe
 static inline void end_init(struct end *end)
 {
 	*end = (struct end){
-		.way.calls = &end_calls,
+		.chan.calls = &end_calls,
 		.most = 1000,
 		.told = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
 	};
@@ -172,7 +172,7 @@ static inline void end_init(struct end *end)
 static inline void end_done(struct end *end)
 {
 	soft_lock();
-	soft_way_end(&end->way);
+	soft_shm_chan_end(&end->chan);
 	soft_unlock();
 	close(end->told);
 }
@@ -187,7 +187,7 @@ static inline void call_next(struct end *end)
 static inline uint16_t own_lid(void)
 {
 	soft_lock();
-	uint16_t lid = soft_listener_port();
+	uint16_t lid = soft_port_lid();
 
 	soft_unlock();
 	CHECK(lid);
@@ -196,15 +196,15 @@ static inline uint16_t own_lid(void)
 
 static inline int open_to(struct end *end, uint16_t lid, uint8_t byte)
 {
-	uint8_t greeting[SOFT_GREETING];
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 	int rc = EHOSTUNREACH;
 
-	memset(greeting, byte, sizeof(greeting));
+	memset(handshake, byte, sizeof(handshake));
 	soft_lock();
-	struct soft_neighbour *neighbour = soft_neighbour_at(lid);
+	struct soft_shm_peer *peer = soft_shm_peer_at(lid);
 
-	if (neighbour)
-		rc = soft_way_open(&end->way, neighbour, greeting);
+	if (peer)
+		rc = soft_shm_chan_open(&end->chan, peer, handshake);
 	soft_unlock();
 	return rc;
 }

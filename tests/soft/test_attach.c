@@ -1,6 +1,7 @@
 /* How processes come to share memory and how they part: death, other users, and visitors who do not
  * keep to the rules. */
 #define _GNU_SOURCE /* memfd_create, setresuid */
+#include "wire/link.h"
 #include "shm_side.h"
 
 #include <sys/un.h>
@@ -37,7 +38,7 @@ static uint16_t lid_of_parent(void)
 	return lid;
 }
 
-/* The child has a way to the parent. */
+/* The child has a channel to the parent. */
 static void connect_them(struct end *end)
 {
 	uint16_t lid;
@@ -81,8 +82,8 @@ static void killed(void)
 	UNTIL(&end, false, end.gone);
 	CHECK_EQUAL(end.error, ECONNRESET);
 	CHECK_EQUAL(end.bytes, LAST_WORDS);
-	CHECK_EQUAL(uncalled_all, 1);
-	uncalled_all = 0;
+	CHECK_EQUAL(withdrawn_all, 1);
+	withdrawn_all = 0;
 	end_done(&end);
 	soft_engine_put();
 	close(process.fd);
@@ -138,9 +139,9 @@ static void moved(void)
 		hear(&process, &after, sizeof(after));
 		meet(&process);
 		/* The news is on its way. */
-		UNTIL(&end, true, end.way.neighbour == soft_neighbour_at(after));
+		UNTIL(&end, true, end.chan.peer == soft_shm_peer_at(after));
 		soft_lock();
-		CHECK(!soft_neighbour_at(before));
+		CHECK(!soft_shm_peer_at(before));
 		soft_unlock();
 		meet(&process);
 		end_init(&other);
@@ -148,7 +149,7 @@ static void moved(void)
 	}
 	UNTIL(&other, false, other.accepted);
 	soft_lock();
-	CHECK(other.way.neighbour == end.way.neighbour);
+	CHECK(other.chan.peer == end.chan.peer);
 	soft_unlock();
 	meet(&process);
 	end_done(&other);
@@ -182,7 +183,7 @@ static void port_down(void)
 }
 
 #ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
-/* A child has nothing of its parent's neighbours, and does them no harm. */
+/* A child has nothing of its parent's local peers, and does them no harm. */
 static void forked(void)
 {
 	struct end end;
@@ -197,9 +198,9 @@ static void forked(void)
 		if (child == 0) {
 			struct end own, peer;
 
-			CHECK(!end.way.neighbour);
+			CHECK(!end.chan.peer);
 			soft_lock();
-			soft_way_end(&end.way);
+			soft_shm_chan_end(&end.chan);
 			soft_unlock();
 			/* It is somebody of its own. */
 			CHECK_EQUAL(soft_engine_get(), 0);
@@ -240,7 +241,7 @@ struct word {
 	uint32_t lid;
 };
 
-static int knock(uint16_t lid)
+static int attempt_shm(uint16_t lid)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length =
@@ -303,15 +304,15 @@ static int memory_of(size_t size, int seals, const char *beginning)
 }
 
 /* HELLO with these, as far as there are any. */
-static void with_both(uint16_t lid, int memory, int bell)
+static void with_both(uint16_t lid, int memory, int pipe)
 {
 	struct word hello = {HELLO, 1};
-	int door = knock(lid), fds[2], count = 0;
+	int door = attempt_shm(lid), fds[2], count = 0;
 
 	if (memory >= 0)
 		fds[count++] = memory;
-	if (bell >= 0)
-		fds[count++] = bell;
+	if (pipe >= 0)
+		fds[count++] = pipe;
 	say(door, &hello, sizeof(hello), fds, count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
@@ -332,38 +333,38 @@ static void wrong_bell(uint16_t lid)
 {
 	int ends[2];
 
-	with_both(lid, soft_memory_make(), -1);
-	with_both(lid, soft_memory_make(), open("/dev/zero", O_RDWR));
-	with_both(lid, soft_memory_make(), eventfd(0, 0));
+	with_both(lid, soft_segment_make(), -1);
+	with_both(lid, soft_segment_make(), open("/dev/zero", O_RDWR));
+	with_both(lid, soft_segment_make(), eventfd(0, 0));
 	/* Nobody will ring it any more. */
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	close(ends[1]);
-	with_both(lid, soft_memory_make(), ends[0]);
+	with_both(lid, soft_segment_make(), ends[0]);
 	/* The end that one writes to. */
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
-	with_both(lid, soft_memory_make(), ends[1]);
+	with_both(lid, soft_segment_make(), ends[1]);
 	close(ends[0]);
 }
 
 /* Its maker has the same description and may change its flags: who hears it never waits for all that. */
 static void bell_made_to_block(void)
 {
-	struct soft_bell made, hung;
+	struct soft_notify_pipe made, hung;
 
-	soft_bell_init(&made, NULL);
-	soft_bell_init(&hung, NULL);
-	CHECK_EQUAL(soft_bell_make(&made), 0);
+	soft_notify_pipe_init(&made, NULL);
+	soft_notify_pipe_init(&hung, NULL);
+	CHECK_EQUAL(soft_notify_pipe_make(&made), 0);
 	soft_lock();
-	CHECK(soft_bell_hang(&hung, dup(made.end)));
-	CHECK(!soft_bell_hang(&hung, dup(made.end))); /* one is enough */
-	CHECK_EQUAL(fcntl(made.end, F_SETFL, 0), 0);
-	CHECK(soft_bell_hear(&hung));
-	soft_bell_ring(&made);
-	CHECK(soft_bell_hear(&hung));
-	CHECK(soft_bell_hear(&hung));
-	soft_bell_close(&made);
-	CHECK(!soft_bell_hear(&hung));
-	soft_bell_close(&hung);
+	CHECK(soft_notify_pipe_receive(&hung, dup(made.read_fd)));
+	CHECK(!soft_notify_pipe_receive(&hung, dup(made.read_fd))); /* one is enough */
+	CHECK_EQUAL(fcntl(made.read_fd, F_SETFL, 0), 0);
+	CHECK(soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_notify(&made);
+	CHECK(soft_notify_pipe_drain(&hung));
+	CHECK(soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_close(&made);
+	CHECK(!soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_close(&hung);
 	soft_unlock();
 }
 
@@ -371,7 +372,7 @@ static void bell_made_to_block(void)
 static void wrong_memory(uint16_t lid)
 {
 	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-	int fd = soft_memory_make();
+	int fd = soft_segment_make();
 	off_t size = lseek(fd, 0, SEEK_END);
 	char beginning[16], later[16];
 
@@ -398,19 +399,19 @@ static void wrong_words(uint16_t lid)
 	const char bytes[100] = {HELLO};
 
 	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-		int door = knock(lid);
+		int door = attempt_shm(lid);
 
 		say(door, &words[i], sizeof(words[i]), NULL, 0);
 		refused_at(door);
 	}
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-		int door = knock(lid), fds[4] = {door, door, door, door};
+		int door = attempt_shm(lid), fds[4] = {door, door, door, door};
 
 		/* With more than was asked for. */
 		say(door, bytes, lengths[i], fds, 4);
 		refused_at(door);
 	}
-	int door = knock(lid), memory = soft_memory_make(), ends[2];
+	int door = attempt_shm(lid), memory = soft_segment_make(), ends[2];
 
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	int fds[4] = {memory, ends[0], memory, ends[0]};
@@ -432,7 +433,7 @@ static void crowd(uint16_t lid)
 	int doors[MANY];
 
 	for (int i = 0; i < MANY; i++)
-		doors[i] = knock(lid);
+		doors[i] = attempt_shm(lid);
 	for (int i = 0; i < MANY - 64; i++)
 		refused_at(doors[i]);
 	for (int i = MANY - 64; i < MANY; i++)
@@ -440,30 +441,30 @@ static void crowd(uint16_t lid)
 }
 
 /* Comes in well, and then writes into the shared memory what it likes. */
-static void vandal(uint16_t lid, void (*what)(struct soft_neighbour *host))
+static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
 {
-	struct soft_neighbour host = {0};
+	struct soft_shm_peer host = {0};
 	struct word word;
-	int door = knock(lid), memory = soft_memory_make();
+	int door = attempt_shm(lid), memory = soft_segment_make();
 
-	soft_meeting_init(&host);
-	CHECK_EQUAL(soft_bell_make(&host.bell), 0);
-	int fds[2] = {memory, host.bell.end};
+	soft_attach_init(&host);
+	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
+	int fds[2] = {memory, host.pipe.read_fd};
 
 	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2);
 	CHECK_EQUAL(recv(door, &word, sizeof(word), 0), sizeof(word));
 	CHECK_EQUAL(word.word, READY);
-	CHECK_EQUAL(soft_memory_enter(&host, memory, true), 0);
+	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);
 	close(memory);
 	host.socket.fd = door;
 	what(&host);
-	soft_meeting_ring(&host);
+	soft_attach_notify(&host);
 	refused_at(door);
-	soft_bell_close(&host.bell);
-	soft_memory_leave(&host);
+	soft_notify_pipe_close(&host.pipe);
+	soft_segment_unmap(&host);
 }
 
-static void record(struct soft_neighbour *host, uint32_t kind, uint32_t to, uint32_t from,
+static void record(struct soft_shm_peer *host, uint32_t kind, uint32_t to, uint32_t from,
 		   uint32_t length)
 {
 	static uint8_t zeros[SOFT_RECORD_MOST];
@@ -472,32 +473,32 @@ static void record(struct soft_neighbour *host, uint32_t kind, uint32_t to, uint
 	soft_ring_put(&host->out, &(struct soft_record){kind, to, from, length, NULL}, &iov, 1);
 }
 
-static void strange_kind(struct soft_neighbour *host)
+static void strange_kind(struct soft_shm_peer *host)
 {
 	record(host, 5, 0, 0, 0);
 }
 
-static void short_greeting(struct soft_neighbour *host)
+static void short_greeting(struct soft_shm_peer *host)
 {
-	record(host, 1, 0, 8, SOFT_GREETING - 1);
+	record(host, 1, 0, 8, SOFT_HANDSHAKE_SIZE - 1);
 }
 
-static void long_greeting(struct soft_neighbour *host)
+static void long_greeting(struct soft_shm_peer *host)
 {
-	record(host, 2, 0, 8, SOFT_GREETING + 1);
+	record(host, 2, 0, 8, SOFT_HANDSHAKE_SIZE + 1);
 }
 
-static void call_from_nobody(struct soft_neighbour *host)
+static void call_from_nobody(struct soft_shm_peer *host)
 {
-	record(host, 1, 0, 0, SOFT_GREETING);
+	record(host, 1, 0, 0, SOFT_HANDSHAKE_SIZE);
 }
 
-static void empty_data(struct soft_neighbour *host)
+static void empty_data(struct soft_shm_peer *host)
 {
 	record(host, 3, 0, 0, 0);
 }
 
-static void too_long(struct soft_neighbour *host)
+static void too_long(struct soft_shm_peer *host)
 {
 	const uint32_t length = 0xffffffff;
 
@@ -505,32 +506,32 @@ static void too_long(struct soft_neighbour *host)
 	memcpy(host->out.bytes + 12, &length, sizeof(length));
 }
 
-static void far_ahead(struct soft_neighbour *host)
+static void far_ahead(struct soft_shm_peer *host)
 {
 	host->out.shared->tail = 1ull << 40;
 }
 
 /* Asks and asks, and reads none of the answers. */
-static void reads_nothing(struct soft_neighbour *host)
+static void reads_nothing(struct soft_shm_peer *host)
 {
 	for (uint32_t i = 1; i < 200000; i++) {
-		uint8_t greeting[SOFT_GREETING] = {REFUSE_ME};
-		struct iovec iov = {greeting, sizeof(greeting)};
+		uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {REFUSE_ME};
+		struct iovec iov = {handshake, sizeof(handshake)};
 		struct pollfd over = {.fd = host->socket.fd, .events = POLLRDHUP};
 
-		while (soft_ring_room(&host->out, SOFT_GREETING) < SOFT_GREETING) {
+		while (soft_ring_room(&host->out, SOFT_HANDSHAKE_SIZE) < SOFT_HANDSHAKE_SIZE) {
 			if (poll(&over, 1, 0) && over.revents & (POLLRDHUP | POLLHUP))
 				return;
-			soft_meeting_ring(host);
+			soft_attach_notify(host);
 			sched_yield();
 		}
-		soft_ring_put(&host->out, &(struct soft_record){1, 0, i, sizeof(greeting), NULL},
+		soft_ring_put(&host->out, &(struct soft_record){1, 0, i, sizeof(handshake), NULL},
 			      &iov, 1);
 	}
 }
 
 /* The same, but has read what was never written. */
-static void reads_ahead(struct soft_neighbour *host)
+static void reads_ahead(struct soft_shm_peer *host)
 {
 	host->in.shared->head = 1ull << 40;
 	reads_nothing(host);
@@ -538,7 +539,7 @@ static void reads_ahead(struct soft_neighbour *host)
 
 static void visitors(void)
 {
-	static void (*const vandals[])(struct soft_neighbour *host) = {
+	static void (*const vandals[])(struct soft_shm_peer *host) = {
 		strange_kind, short_greeting, long_greeting, call_from_nobody, empty_data,
 		too_long,     far_ahead,      reads_nothing, reads_ahead,
 	};
@@ -573,7 +574,7 @@ static void visitors(void)
 	finish();
 }
 
-/* Another user has no business here; it may knock, and is not heard. */
+/* Another user has no business here; it may attempt_shm, and is not heard. */
 static void other_user(void)
 {
 	if (geteuid()) {
@@ -593,8 +594,8 @@ static void other_user(void)
 
 		end_init(&end);
 		CHECK_EQUAL(open_to(&end, lid, 1), EHOSTUNREACH);
-		refused_at(knock(lid));
-		with(lid, soft_memory_make());
+		refused_at(attempt_shm(lid));
+		with(lid, soft_segment_make());
 		end_done(&end);
 	}
 	meet(&process);

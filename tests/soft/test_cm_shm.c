@@ -1,5 +1,5 @@
-/* Which wire a connection of the CM gets: a way through shared memory where both sides are willing, the
- * handshake's own stream where one is not, or says that it found no way. */
+/* Which wire a connection of the CM gets: a channel through shared memory where both sides are willing, the
+ * handshake's own stream where one is not, or says that it found no channel. */
 #include "cm_side.h"
 
 #include <sys/prctl.h>
@@ -9,16 +9,16 @@
 
 /* ---- what it is ---------------------------------------------------------------------------- */
 
-static bool is_over_way(const struct side *side)
+static bool is_over_shm(const struct side *side)
 {
 	soft_lock();
-	const struct soft_link *link = soft_qp_of(side->id->qp)->link;
-	bool way = link->way.neighbour, stream = link->source.fd >= 0;
+	const struct soft_link *link = soft_link_of(soft_qp_of(side->id->qp));
+	bool chan = link->chan.peer, stream = link->watch.fd >= 0;
 
-	CHECK_EQUAL(link->state, SOFT_LINK_UP);
+	CHECK_EQUAL(link->base.state, SOFT_LINK_UP);
 	soft_unlock();
-	CHECK(way != stream); /* one of them, and nothing is left of the other */
-	return way;
+	CHECK(chan != stream); /* one of them, and nothing is left of the other */
+	return chan;
 }
 
 static void one_process(void)
@@ -29,8 +29,8 @@ static void one_process(void)
 	connect_sides(&listener, host, &client, &server);
 	send_message(&client, &server, 0x5a);
 	send_message(&server, &client, 0x5b);
-	CHECK(is_over_way(&client));
-	CHECK(is_over_way(&server));
+	CHECK(is_over_shm(&client));
+	CHECK(is_over_shm(&server));
 	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
 	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 	side_drop(&server);
@@ -63,7 +63,7 @@ static void send_one(struct side *side)
 /* The client asks, the server speaks first. */
 static void two_processes(const char *of_server, const char *of_client)
 {
-	bool way = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
+	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
 	int ports[2], status;
 
 	CHECK_EQUAL(pipe(ports), 0);
@@ -84,7 +84,7 @@ static void two_processes(const char *of_server, const char *of_client)
 		expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
 		send_one(&server);
 		completion_of(&server, 1);
-		CHECK_EQUAL(is_over_way(&server), way);
+		CHECK_EQUAL(is_over_shm(&server), chan);
 		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port)); /* looked */
 		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 		side_drop(&server);
@@ -98,7 +98,7 @@ static void two_processes(const char *of_server, const char *of_client)
 
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	completion_of(&client, 2);
-	CHECK_EQUAL(is_over_way(&client), way);
+	CHECK_EQUAL(is_over_shm(&client), chan);
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
 	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
 	expect_end(&client);
@@ -179,7 +179,7 @@ static void nobody_there(void)
 	hear(fd, SOFT_CM_RTU);
 	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
-	CHECK(!is_over_way(&client));
+	CHECK(!is_over_shm(&client));
 	say_frame(fd, SOFT_DISCONNECT);
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
 	close(fd);
@@ -230,7 +230,7 @@ static void while_undecided(enum what what)
 	case CHOOSES_STREAM:
 		say_frame(fd, SOFT_ACK);
 		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_SEND);
-		CHECK(!is_over_way(&server));
+		CHECK(!is_over_shm(&server));
 		break;
 	case DIES:
 		shutdown(fd, SHUT_WR);

@@ -63,9 +63,9 @@ static void close_scene(struct scene *scene)
 }
 
 /* The bytes of a message that take no way through the rings: all but a last frame that is short. */
-static uint64_t referred(uint32_t length)
+static uint64_t cma_bytes(uint32_t length)
 {
-	return forbidden ? 0 : length - (length % MIB < soft_reference_least ? length % MIB : 0);
+	return forbidden ? 0 : length - (length % MIB < soft_cma_desc_least ? length % MIB : 0);
 }
 
 /* Pieces of about the same length, each a little away from the next. */
@@ -143,12 +143,12 @@ static uint64_t under_lock(const uint64_t *count)
 
 static uint64_t copied_so_far(void)
 {
-	return under_lock(&soft_reach_copied);
+	return under_lock(&soft_cma_copied);
 }
 
 static uint64_t given_so_far(void)
 {
-	return under_lock(&soft_references_given);
+	return under_lock(&soft_cma_descs_sent);
 }
 
 /* ---- every byte ---------------------------------------------------------------------------- */
@@ -160,7 +160,7 @@ static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t
 {
 	bool read = opcode == IBV_WR_RDMA_READ, send = opcode == IBV_WR_SEND;
 	bool copies = read == is_parent(scene);
-	uint64_t expected = copies ? referred(length) : 0;
+	uint64_t expected = copies ? cma_bytes(length) : 0;
 	uint64_t copied = copied_so_far();
 	struct side *side = &scene->side;
 	struct ibv_sge sges[PIECES], whole;
@@ -191,9 +191,9 @@ static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t
 		CHECK(send ? pieces_filled(sges, pieces, seed) : pieces_filled(&whole, 1, seed));
 	}
 	meet(&scene->process);
-	if (read || pieces <= SOFT_REACH_PIECES)
+	if (read || pieces <= SOFT_CMA_PIECES)
 		CHECK_EQUAL(copied_so_far() - copied, expected);
-	else /* some of it carried, because a reference cannot have so many */
+	else /* some of it carried, because a descriptor cannot have so many */
 		CHECK(copied_so_far() - copied <= expected);
 	/* Before, between and behind there is what was there. */
 	CHECK(side->memory[at - 1] == 0xee);
@@ -208,8 +208,8 @@ static void every_byte(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
 						     IBV_WR_RDMA_READ};
-	static const int pieces[] = {1, 2, 7, SOFT_REACH_PIECES, PIECES};
-	const uint32_t least = soft_reference_least;
+	static const int pieces[] = {1, 2, 7, SOFT_CMA_PIECES, PIECES};
+	const uint32_t least = soft_cma_desc_least;
 	const uint32_t lengths[] = {1,   least - 1, least,       least + 1,   MIB - 1,
 				    MIB, MIB + 1,   MIB + least, 3 * MIB + 17};
 	struct scene scene;
@@ -225,7 +225,7 @@ static void every_byte(void)
 	close_scene(&scene);
 }
 
-/* Many at once, in both directions, of all lengths: in order, and more than there are grants. */
+/* Many at once, in both directions, of all lengths: in order, and more than there are exports. */
 static void both_ways(void)
 {
 	enum {
@@ -543,7 +543,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 int main(void)
 {
 	limit_seconds(110);
-	soft_reach_slow = UINT64_MAX; /* whatever the machine does meanwhile */
+	soft_cma_slow = UINT64_MAX; /* whatever the machine does meanwhile */
 	for (int way = 0; way < 2; way++) {
 		forbidden = way;
 		if (forbidden)

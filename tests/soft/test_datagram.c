@@ -1,4 +1,5 @@
 /* Datagrams between processes, and what else comes to their socket. */
+#include "ud/ud.h"
 #include "ud_side.h"
 
 #include <arpa/inet.h>

@@ -78,7 +78,7 @@ static void write_bytes(struct side *a, uint32_t length)
 static struct soft_link link_of(const struct side *a)
 {
 	soft_lock();
-	struct soft_link link = *soft_qp_of(a->qp)->link;
+	struct soft_link link = *soft_link_of(soft_qp_of(a->qp));
 
 	soft_unlock();
 	return link;
@@ -109,8 +109,8 @@ static void stopped(void)
 		struct soft_link link = link_of(&a);
 
 		CHECK_EQUAL(poll(&failure, 1, 10), 0);
-		looks += link.path_timer.deadline_ns != last;
-		last = link.path_timer.deadline_ns;
+		looks += link.liveness_timer.deadline_ns != last;
+		last = link.liveness_timer.deadline_ns;
 	}
 	close(other); /* as its end would */
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
@@ -163,7 +163,7 @@ static void patience(void)
 
 		int fd = open_to_elsewhere(&a, &other, cases[i].timeout);
 
-		CHECK(link_of(&a).path_patience == cases[i].ns);
+		CHECK(link_of(&a).liveness_limit == cases[i].ns);
 		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
 		if (cases[i].ns) {
 			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), cases[i].idle);

@@ -1,4 +1,5 @@
 /* Multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). */
+#include "ud/ud.h"
 #include "ud_side.h"
 
 #include <arpa/inet.h>

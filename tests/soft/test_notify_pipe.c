@@ -23,31 +23,31 @@ struct loop {
 
 /* A bell, and the other process that rings it. */
 struct pair {
-	struct soft_bell rings, rung;
+	struct soft_notify_pipe rings, rung;
 };
 
-static void heard(struct soft_source *source, uint32_t events)
+static void heard(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
-	soft_bell_hear(soft_container(source, struct soft_bell, source));
+	soft_notify_pipe_drain(soft_container(watch, struct soft_notify_pipe, in.watch));
 }
 
 static void hang(struct pair *pair)
 {
-	soft_bell_init(&pair->rings, NULL);
-	soft_bell_init(&pair->rung, heard);
-	CHECK_EQUAL(soft_bell_make(&pair->rings), 0);
+	soft_notify_pipe_init(&pair->rings, NULL);
+	soft_notify_pipe_init(&pair->rung, heard);
+	CHECK_EQUAL(soft_notify_pipe_make(&pair->rings), 0);
 	soft_lock();
-	CHECK(soft_bell_hang(&pair->rung, dup(pair->rings.end)));
+	CHECK(soft_notify_pipe_receive(&pair->rung, dup(pair->rings.read_fd)));
 	soft_unlock();
 }
 
 static void take_down(struct pair *pair)
 {
 	soft_lock();
-	soft_bell_close(&pair->rung);
+	soft_notify_pipe_close(&pair->rung);
 	soft_unlock();
-	soft_bell_close(&pair->rings);
+	soft_notify_pipe_close(&pair->rings);
 }
 
 static bool readable(int fd)
@@ -90,12 +90,12 @@ static void end(struct loop *loop)
 static void wakes(struct pair *pair, const struct loop *loop, int number)
 {
 	soft_lock();
-	soft_bell_ring(&pair->rings);
+	soft_notify_pipe_notify(&pair->rings);
 	CHECK(readable(soft_engine_epoll_fd())); /* the engine's thread, always */
 	CHECK_EQUAL(readable(loop->flat[0]), number < 0);
 	for (int i = 0; i < loop->count; i++)
 		CHECK_EQUAL(readable(loop->bells[i]), i == number);
-	CHECK(soft_bell_hear(&pair->rung));
+	CHECK(soft_notify_pipe_drain(&pair->rung));
 	CHECK(!readable(loop->flat[0]));
 	soft_unlock();
 }
@@ -141,16 +141,16 @@ static void several_loops(struct ibv_context *context)
 	wakes(&pair, &one, 0);
 	other = loop_of(context);
 	soft_lock();
-	soft_bell_ring(&pair.rings);
+	soft_notify_pipe_notify(&pair.rings);
 	CHECK(readable(other.flat[0]));
-	CHECK(soft_bell_hear(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
 	CHECK(aiordma_embedded_bells_changed() != one.change);
 	ask(&one);
 	soft_lock();
-	soft_bell_ring(&pair.rings);
+	soft_notify_pipe_notify(&pair.rings);
 	CHECK(readable(other.flat[0]));
-	CHECK(soft_bell_hear(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
 	ask(&other);
 	wakes(&pair, &one, 0);
@@ -182,11 +182,11 @@ static void by_the_channel_alone(struct ibv_context *context)
 	CHECK_EQUAL(aiordma_embedded_bells(channel->fd, fds, &change), 0);
 	CHECK_EQUAL(change, aiordma_embedded_bells_changed());
 	soft_lock();
-	soft_bell_ring(&pair.rings);
+	soft_notify_pipe_notify(&pair.rings);
 	CHECK(readable(channel->fd));
 	CHECK(!readable(loop.channel->fd));
 	CHECK(readable(loop.bells[0]));
-	CHECK(soft_bell_hear(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
 	take_down(&pair);
 	end(&loop);
@@ -222,17 +222,17 @@ static void port_down(struct ibv_context *context)
 	hang(&pair);
 	ask(&loop);
 	soft_lock();
-	soft_sources_silence(true);
+	soft_watches_silence(true);
 	soft_unlock();
 	CHECK(aiordma_embedded_bells_changed() != loop.change);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
-	soft_bell_ring(&pair.rings);
+	soft_notify_pipe_notify(&pair.rings);
 	CHECK(!readable(loop.flat[0]));
 	soft_lock();
-	soft_sources_silence(false);
+	soft_watches_silence(false);
 	CHECK(readable(loop.flat[0]));
-	CHECK(soft_bell_hear(&pair.rung));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
 	CHECK(aiordma_embedded_bells_changed() != loop.change);
 	ask(&loop);

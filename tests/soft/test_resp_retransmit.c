@@ -617,7 +617,7 @@ static void asked_in_the_middle(void)
 	close_stage(&stage);
 }
 
-/* ---- a plan that comes in the middle of a frame -------------------------------------------- */
+/* ---- a spec that comes in the middle of a frame -------------------------------------------- */
 
 static void planned_in_the_middle(void)
 {
@@ -634,7 +634,7 @@ static void planned_in_the_middle(void)
 		CHECK_EQUAL(send(stage.fd, bytes, cut, 0), cut);
 		soft_progress();
 		soft_progress();
-		plan("delay=10us");
+		spec("delay=10us");
 		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0),
 			    sizeof(bytes) - cut);
 		get_ack(&stage, FIRST);

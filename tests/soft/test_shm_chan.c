@@ -23,7 +23,7 @@ static int open_sockets(void)
 	return count;
 }
 
-/* A message each way, and what the other side's memory holds. */
+/* A message each channel, and what the other side's memory holds. */
 static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 {
 	struct address address = address_of_side(b);
@@ -126,7 +126,7 @@ static void many(void)
 	join(&process);
 }
 
-/* Writes and reads of more than a ring holds, of several links, both ways at once. */
+/* Writes and reads of more than a ring holds, of several links, both channels at once. */
 static void crowded(void)
 {
 	enum {
@@ -201,7 +201,7 @@ static void unwilling(void)
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 		soft_lock();
-		CHECK(soft_qp_of(side.qp)->link->source.fd >= 0);
+		CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd >= 0);
 		soft_unlock();
 		meet(&process);
 		close_side(&side);
@@ -231,7 +231,7 @@ static void another_name(void)
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
 	soft_lock();
-	CHECK(soft_qp_of(side.qp)->link->source.fd < 0);
+	CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd < 0);
 	soft_unlock();
 	meet(&process);
 	close_side(&side);
@@ -245,25 +245,25 @@ static void wrong_word(void)
 			       "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared' or 'tcp'");
 }
 
-/* ---- hostile neighbours -------------------------------------------------------------------- */
+/* ---- hostile local peers -------------------------------------------------------------------- */
 
-/* A way in our own hands. */
+/* A channel in our own hands. */
 struct raw {
-	struct soft_way way;
+	struct soft_shm_chan chan;
 	bool accepted, gone;
 	unsigned records, frames; /* that have come */
 	unsigned acks;    /* among the frames */
 };
 
-static void raw_accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREETING])
+static void raw_accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
-	(void)greeting;
-	soft_container(way, struct raw, way)->accepted = true;
+	(void)handshake;
+	soft_container(chan, struct raw, chan)->accepted = true;
 }
 
-static void raw_data(struct soft_way *way, const uint8_t *bytes, size_t length)
+static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
 {
-	struct raw *raw = soft_container(way, struct raw, way);
+	struct raw *raw = soft_container(chan, struct raw, chan);
 
 	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
 	raw->records++;
@@ -283,18 +283,18 @@ static struct raw raw_now(const struct raw *raw)
 	return now;
 }
 
-static void raw_writable(struct soft_way *way)
+static void raw_writable(struct soft_shm_chan *chan)
 {
-	(void)way;
+	(void)chan;
 }
 
-static void raw_gone(struct soft_way *way, int error)
+static void raw_gone(struct soft_shm_chan *chan, int error)
 {
 	CHECK_EQUAL(error, 0);
-	soft_container(way, struct raw, way)->gone = true;
+	soft_container(chan, struct raw, chan)->gone = true;
 }
 
-static const struct soft_way_calls raw_calls = {
+static const struct soft_shm_chan_ops raw_calls = {
 	.accepted = raw_accepted,
 	.data = raw_data,
 	.writable = raw_writable,
@@ -304,20 +304,20 @@ static const struct soft_way_calls raw_calls = {
 /* Under the lock. */
 static void raw_open(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
 {
-	uint8_t greeting[SOFT_GREETING];
-	struct soft_neighbour *neighbour = soft_neighbour_at(to->lid);
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+	struct soft_shm_peer *peer = soft_shm_peer_at(to->lid);
 
-	*raw = (struct raw){.way.calls = &raw_calls};
-	CHECK(neighbour);
-	soft_greeting_encode(greeting, &(struct soft_greeting){
-					       .kind = SOFT_GREETING_HELLO,
-					       .from = from,
-					       .to = to->qpn,
-					       .receive_psn = to->psn,
-					       .send_psn = from_psn,
-					       .flags = SOFT_GREETING_SENDS,
-				       });
-	CHECK_EQUAL(soft_way_open(&raw->way, neighbour, greeting), 0);
+	*raw = (struct raw){.chan.calls = &raw_calls};
+	CHECK(peer);
+	soft_handshake_encode(handshake, &(struct soft_handshake){
+						 .kind = SOFT_HELLO,
+						 .from = from,
+						 .to = to->qpn,
+						 .receive_psn = to->psn,
+						 .send_psn = from_psn,
+						 .flags = SOFT_HANDSHAKE_SENDS,
+					 });
+	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
 }
 
 /* Who asks for queue pairs that are not ready is held; more than so many are not, and nobody else
@@ -371,7 +371,7 @@ static void strangers(void)
 	meet(&process);
 	soft_lock();
 	for (int i = 0; i < MANY; i++)
-		soft_way_end(&raws[i].way);
+		soft_shm_chan_end(&raws[i].chan);
 	soft_unlock();
 	meet(&process);
 	close_side(&side);
@@ -428,14 +428,14 @@ static void leaving_or_broken(int what)
 		soft_lock();
 		raw_open(&raw, &peer, nobody.qpn, nobody.psn);
 		if (what == 0)
-			soft_way_end(&raw.way);
+			soft_shm_chan_end(&raw.chan);
 		soft_unlock();
 		for (bool over = what == 0; !over;) {
 			soft_progress();
 			soft_lock();
 			over = raw.gone;
-			if (raw.accepted && !over && soft_way_room(&raw.way, 64)) {
-				soft_way_write(&raw.way, &iov, 1, iov.iov_len);
+			if (raw.accepted && !over && soft_shm_chan_room(&raw.chan, 64)) {
+				soft_shm_chan_write(&raw.chan, &iov, 1, iov.iov_len);
 				raw.accepted = false;
 			}
 			soft_unlock();
@@ -476,8 +476,8 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 					  .total = length,
 					  .psn = psn,
 				  });
-	CHECK(soft_way_room(&raw->way, sizeof(header) + length));
-	soft_way_write(&raw->way, iov, 2, sizeof(header) + length);
+	CHECK(soft_shm_chan_room(&raw->chan, sizeof(header) + length));
+	soft_shm_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
 }
 
 /* Long records are acknowledged one by one, however many of them a step takes in: their sender need not
@@ -520,7 +520,7 @@ static void acknowledged(void)
 			soft_progress();
 		meet(&process);
 		soft_lock();
-		soft_way_end(&raw.way);
+		soft_shm_chan_end(&raw.chan);
 		soft_unlock();
 	}
 	meet(&process);
@@ -558,7 +558,7 @@ static void in_parts(void)
 		CHECK_EQUAL(to_rtr(&side, &peer), 0);
 		CHECK_EQUAL(to_rts(&side), 0);
 		meet(&process);
-		meet(&process); /* it is there, with a way for them */
+		meet(&process); /* it is there, with a channel for them */
 		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
 		meet(&process);
 	} else {
@@ -572,7 +572,7 @@ static void in_parts(void)
 		CHECK_EQUAL(all.frames, COUNT);
 		CHECK(all.records > 2 && all.records < COUNT / 10);
 		soft_lock();
-		soft_way_end(&raw.way);
+		soft_shm_chan_end(&raw.chan);
 		soft_unlock();
 		meet(&process);
 	}

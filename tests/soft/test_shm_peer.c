@@ -1,11 +1,11 @@
-/* Ways: through the ring of this process to itself, and through shared memory to another process. */
+/* Channels: through the ring of this process to itself, and through shared memory to another process. */
 #include "shm_side.h"
 
 static struct process process;
 
-static bool starts_with(const uint8_t *greeting, uint8_t byte)
+static bool starts_with(const uint8_t *handshake, uint8_t byte)
 {
-	return greeting[0] == byte && greeting[SOFT_GREETING - 1] == byte;
+	return handshake[0] == byte && handshake[SOFT_HANDSHAKE_SIZE - 1] == byte;
 }
 
 /* ---- this process -------------------------------------------------------------------------- */
@@ -20,7 +20,7 @@ static void call_oneself(struct end *a, struct end *b)
 	CHECK_EQUAL(open_to(a, own_lid(), 5), 0);
 	/* What goes to ourselves is there when the lock is given back. */
 	CHECK(a->accepted && b->accepted && !callee);
-	CHECK(starts_with(b->greeting, 5) && starts_with(a->greeting, 6));
+	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
 }
 
 static void own_ways(void)
@@ -33,15 +33,14 @@ static void own_ways(void)
 	CHECK_EQUAL(b.bytes, 1);
 	CHECK_EQUAL(a.bytes, 1);
 	soft_lock();
-	CHECK(soft_neighbour_is_self(a.way.neighbour) && a.way.neighbour == b.way.neighbour);
-	CHECK_EQUAL(soft_neighbour_pid(a.way.neighbour), getpid());
-	CHECK(soft_neighbour_own_area(a.way.neighbour) ==
-	      soft_neighbour_their_area(a.way.neighbour));
+	CHECK(soft_shm_peer_is_self(a.chan.peer) && a.chan.peer == b.chan.peer);
+	CHECK_EQUAL(soft_shm_peer_pid(a.chan.peer), getpid());
+	CHECK(soft_shm_peer_own_area(a.chan.peer) == soft_shm_peer_their_area(a.chan.peer));
 	/* The end comes after what was written before. */
 	a.to_send = 3;
 	send_more(&a);
-	soft_way_end(&a.way);
-	soft_way_end(&a.way);
+	soft_shm_chan_end(&a.chan);
+	soft_shm_chan_end(&a.chan);
 	soft_unlock();
 	CHECK_EQUAL(b.bytes, 3);
 	CHECK(b.gone && b.error == 0 && !a.gone);
@@ -70,18 +69,18 @@ static void taken_back(void)
 	end_init(&b);
 	CHECK_EQUAL(open_to(&a, own_lid(), HOLD_ME), 0);
 	CHECK(!a.accepted && !a.gone);
-	CHECK_EQUAL(held_peer, a.way.id);
+	CHECK_EQUAL(held_id, a.chan.id);
 	soft_lock();
-	CHECK_EQUAL(soft_way_room(&a.way, 1), 0);
-	soft_way_end(&a.way);
+	CHECK_EQUAL(soft_shm_chan_room(&a.chan, 1), 0);
+	soft_shm_chan_end(&a.chan);
 	soft_unlock();
-	CHECK_EQUAL(uncalled_peer, held_peer);
+	CHECK_EQUAL(withdrawn_id, held_id);
 	/* Who accepts all the same is told. */
-	uint8_t greeting[SOFT_GREETING] = {0};
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
 	soft_lock();
-	CHECK_EQUAL(soft_way_accept(&b.way, soft_neighbour_at(soft_listener_port()), held_peer,
-				    greeting),
+	CHECK_EQUAL(soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_port_lid()), held_id,
+					 handshake),
 		    0);
 	soft_unlock();
 	CHECK(b.gone && b.error == 0);
@@ -93,7 +92,7 @@ static void taken_back(void)
  * sleeps, the device's goes on. */
 static void own_flood(void)
 {
-	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_WAY_LEAST};
+	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_SHM_CHAN_LEAST};
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		struct end a, b;
@@ -114,7 +113,7 @@ static void own_flood(void)
 	}
 }
 
-/* Many ways in one ring: none is kept from it by the others. */
+/* Many channels in one ring: none is kept from it by the others. */
 static void turns(void)
 {
 	enum {
@@ -128,7 +127,7 @@ static void turns(void)
 	soft_lock();
 	for (int i = 0; i < WAYS; i++) {
 		a[i].to_send = AMOUNT;
-		a[i].most = SOFT_WAY_LEAST;
+		a[i].most = SOFT_SHM_CHAN_LEAST;
 		send_more(&a[i]);
 	}
 	soft_unlock();
@@ -160,11 +159,10 @@ static void call_child(struct end *end, bool polling)
 		CHECK_EQUAL(open_to(end, lid, 7), 0);
 	}
 	UNTIL(end, polling, end->accepted);
-	CHECK(starts_with(end->greeting, process.child ? 8 : 7));
+	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
 	soft_lock();
-	CHECK(!soft_neighbour_is_self(end->way.neighbour));
-	CHECK_EQUAL(soft_neighbour_pid(end->way.neighbour),
-		    process.child ? process.child : getppid());
+	CHECK(!soft_shm_peer_is_self(end->chan.peer));
+	CHECK_EQUAL(soft_shm_peer_pid(end->chan.peer), process.child ? process.child : getppid());
 	soft_unlock();
 }
 
@@ -213,7 +211,7 @@ static void echo(enum mood mood)
 /* In both directions at once; nobody overtakes the reader. */
 static void flood(bool polling)
 {
-	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_WAY_LEAST};
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_SHM_CHAN_LEAST};
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		struct end end;
@@ -235,18 +233,17 @@ static void areas(void)
 
 	call_child(&end, true);
 	soft_lock();
-	uint64_t *own = soft_neighbour_own_area(end.way.neighbour);
-	uint64_t *their = soft_neighbour_their_area(end.way.neighbour);
+	uint64_t *own = soft_shm_peer_own_area(end.chan.peer);
+	uint64_t *their = soft_shm_peer_their_area(end.chan.peer);
 
 	soft_unlock();
-	CHECK(__atomic_load_n(&their[SOFT_NEIGHBOUR_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
+	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
 	meet(&process);
-	__atomic_store_n(&own[SOFT_NEIGHBOUR_AREA / 8 - 1], mine, __ATOMIC_RELAXED);
+	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], mine, __ATOMIC_RELAXED);
 	meet(&process);
-	CHECK_EQUAL(__atomic_load_n(&their[SOFT_NEIGHBOUR_AREA / 8 - 1], __ATOMIC_RELAXED),
-		    33 - mine);
+	CHECK_EQUAL(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED), 33 - mine);
 	meet(&process);
-	__atomic_store_n(&own[SOFT_NEIGHBOUR_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
 	part(&end, true);
 }
 

@@ -21,9 +21,9 @@
 
 #include "cm_states.h"
 #include "cm_wire.h"
-#include "softdev.h"
+#include "engine/engine.h"
 
-/* How long the other side may take, and how many strangers may knock at once.  A variable, so that
+/* How long the other side may take, and how many strangers may attempt_shm at once.  A variable, so that
  * the tests need not wait as long as a slow network may take. */
 struct soft_cm_limits {
 	uint32_t response_ms; /* rdma_connect until the other side's first word */
@@ -40,6 +40,7 @@ extern struct soft_cm_limits soft_cm_limits;
 #define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port where nobody listens */
 
 struct soft_cm_id;
+struct soft_qp;
 struct soft_cm_link;
 struct soft_cm_listener;
 
@@ -47,7 +48,7 @@ struct soft_cm_listener;
 
 struct soft_cm_channel {
 	struct rdma_event_channel channel; /* the application's; first */
-	unsigned incarnation;              /* the process (of a fork) that made it */
+	unsigned fork_generation;              /* the process (of a fork) that made it */
 	struct soft_channel wake;
 	struct soft_node events; /* soft_cm_event.node, oldest first */
 	struct soft_node ids;    /* soft_cm_id.in_channel */
@@ -127,7 +128,7 @@ void soft_cm_device_each(void (*what)(struct soft_cm_id *id));
 
 struct soft_cm_id {
 	struct rdma_cm_id id;     /* the application's; first */
-	unsigned incarnation; /* the process (of a fork) that made it */
+	unsigned fork_generation; /* the process (of a fork) that made it */
 	struct soft_node in_channel;
 	enum soft_cm_state state;
 	bool synchronous;         /* the channel belongs to the id */
@@ -149,8 +150,8 @@ struct soft_cm_id {
 
 	/* of a datagram service (cm_sidr.h) */
 	struct soft_cm_service *service; /* LISTENING */
-	struct soft_cm_question *question; /* CONNECTING */
-	struct soft_cm_caller *caller; /* of a request */
+	struct soft_cm_sidr_query *question; /* CONNECTING */
+	struct soft_cm_sidr_client *caller; /* of a request */
 	struct soft_node groups; /* that it has joined (cm_multicast.c) */
 
 	/* the handshake, and the stream as long as no queue pair has it */
@@ -175,8 +176,8 @@ struct soft_cm_id {
 
 	/* Of the other side, on this host, if both are willing to meet in shared memory; 0: only the
 	 * stream is left.  Who asked for the connection opens the way. */
-	uint16_t meeting_lid;
-	bool opens_way;
+	uint16_t shm_lid;
+	bool opens_chan;
 
 	struct soft_node held; /* in cm_stream.c: the stream waits for the queue pair */
 	struct soft_timer timewait;
@@ -247,7 +248,7 @@ enum {
 };
 
 struct soft_cm_link {
-	struct soft_source source;
+	struct soft_fd_watch watch;
 	struct soft_timer deadline;
 	const struct soft_cm_link_calls *calls;
 	void *owner;
@@ -300,9 +301,9 @@ int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_d
 /* ---- cm_sidr_request.c ------------------------------------------------------------------------------ */
 
 /* rdma_connect of a datagram id.  0 or an errno value. */
-int soft_cm_ask(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
+int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 /* Asks no more.  Safe to repeat. */
-void soft_cm_question_end(struct soft_cm_id *id);
+void soft_cm_sidr_request_end(struct soft_cm_id *id);
 
 /* ---- cm_sidr_service.c -------------------------------------------------------------------------- */
 
@@ -312,7 +313,7 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length);
 /* The ends of a listener and of a request.  Safe to repeat. */
 void soft_cm_service_close(struct soft_cm_id *id);
-void soft_cm_caller_end(struct soft_cm_id *id);
+void soft_cm_sidr_client_end(struct soft_cm_id *id);
 /* As soft_cm_listener_taken. */
 void soft_cm_service_taken(struct soft_cm_id *id);
 
@@ -371,5 +372,16 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 void soft_cm_stream_forget(struct soft_cm_id *id);
 /* Ends a connection and tells the other side; no event. */
 void soft_cm_stream_close(struct soft_cm_id *id);
+
+/* ---- for softdev.c ------------------------------------------------------------------------- */
+
+/* cm_stream.c: the queue pair has come to RTR with a stream from the CM; which adopts it at once if
+ * the other side was quicker than the application. */
+void soft_cm_offer(struct soft_qp *qp);
+/* cm_device.c: something of the CM's device context has gone; closes it if nobody needs it any more.
+ * Not under the lock. */
+void soft_cm_device_sweep(void);
+/* cm_device_events.c */
+extern const struct soft_subsystem soft_cm_subsystem;
 
 #endif

@@ -45,7 +45,7 @@ static void connected(struct soft_cm_link *link)
 	int error;
 
 	if (!soft_rdma_get_src_port(&id->id)) /* chosen by connect() */
-		soft_cm_take_addresses(id, link->source.fd, NULL);
+		soft_cm_take_addresses(id, link->watch.fd, NULL);
 	error = soft_cm_link_send(link, &id->request);
 	if (error)
 		connect_failed(id, error);
@@ -65,7 +65,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_qpn = reply->qpn;
 	id->remote_psn = reply->psn;
 	id->remote_ece = reply->ece;
-	id->meeting_lid = id->request.lid ? reply->lid : 0;
+	id->shm_lid = id->request.lid ? reply->lid : 0;
 	/* rdma_accept(3): the other side may have adjusted both. */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
@@ -170,7 +170,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	soft_cm_fill_message(id, parameters, &id->request);
 	soft_cm_gid_from(&peer, &id->id.route.addr.dst_addr);
 	id->request.lid = soft_cm_own_lid(&peer);
-	id->opens_way = true;
+	id->opens_chan = true;
 	id->retry_count = id->request.retry_count;
 	return start_connecting(id);
 }
@@ -184,7 +184,8 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	soft_lock();
-	error = soft_cm_datagrams(id) ? soft_cm_ask(id, conn_param) : start(id, conn_param);
+	error = soft_cm_datagrams(id) ? soft_cm_sidr_request(id, conn_param)
+				      : start(id, conn_param);
 	soft_unlock();
 	return error ? soft_cm_fail(error) : soft_cm_complete(id);
 }

@@ -50,7 +50,7 @@ static int open_context(void)
 	soft_ibv_free_device_list(list);
 	if (error)
 		return error;
-	own.of_cm = true;
+	own.only_pd_left = soft_cm_device_sweep;
 	pd = soft_ibv_alloc_pd(&own.extended.context);
 	if (!pd) {
 		soft_context_stop(&own);
@@ -67,7 +67,7 @@ int soft_cm_device_get(void)
 
 	pthread_once(&guarded, guard_fork);
 	pthread_mutex_lock(&opening);
-	if (is_open && own.incarnation != soft_engine_incarnation()) {
+	if (is_open && own.fork_generation != soft_engine_fork_generation()) {
 		is_open = false; /* the parent's, before a fork */
 		holds = 0;
 		soft_list_init(&bound);
@@ -101,7 +101,7 @@ void soft_cm_device_sweep(void)
 	soft_lock();
 	unused = is_open && !holds && own.children == 1 &&
 		 !soft_container(pd, struct soft_pd, ibv)->users &&
-		 own.incarnation == soft_engine_incarnation();
+		 own.fork_generation == soft_engine_fork_generation();
 	if (unused)
 		soft_async_forget(&own, NULL);
 	soft_unlock();

@@ -14,8 +14,8 @@ static void remove_id(struct soft_cm_id *id)
 	if (id->listener)
 		soft_cm_listener_close(id);
 	soft_cm_service_close(id);
-	soft_cm_question_end(id);
-	soft_cm_caller_end(id);
+	soft_cm_sidr_request_end(id);
+	soft_cm_sidr_client_end(id);
 	soft_cm_stream_forget(id);
 	if (id->link)
 		soft_cm_link_free(id->link);
@@ -28,7 +28,7 @@ static void remove_id(struct soft_cm_id *id)
 	soft_cm_report(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
 }
 
-void soft_cm_device_removed(void)
+static void removed(void)
 {
 	soft_cm_device_each(remove_id);
 }
@@ -39,7 +39,17 @@ static void change_address(struct soft_cm_id *id)
 		soft_cm_report(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, NULL);
 }
 
-void soft_cm_device_moved(void)
+static void moved(void)
 {
 	soft_cm_device_each(change_address);
 }
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_FATAL)
+		removed();
+	else if (change == SOFT_PORT_LID)
+		moved();
+}
+
+const struct soft_subsystem soft_cm_subsystem = {.port_changed = port_changed};

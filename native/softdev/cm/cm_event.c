@@ -57,7 +57,7 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 		errno = error;
 		return NULL;
 	}
-	channel->incarnation = soft_engine_incarnation();
+	channel->fork_generation = soft_engine_fork_generation();
 	soft_list_init(&channel->events);
 	soft_list_init(&channel->ids);
 	channel->channel.fd = channel->wake.fd;
@@ -90,7 +90,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	if (!application)
 		return;
 	channel = soft_cm_channel_of(application);
-	if (channel->incarnation != soft_engine_incarnation())
+	if (channel->fork_generation != soft_engine_fork_generation())
 		return; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);
 	soft_lock();

@@ -40,7 +40,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 	id->id.context = context;
 	id->id.ps = port_space;
 	id->id.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
-	id->incarnation = soft_engine_incarnation();
+	id->fork_generation = soft_engine_fork_generation();
 	id->sock = -1;
 	id->timewait.expired = timewait_over;
 	soft_list_init(&id->in_channel);
@@ -132,8 +132,8 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 		soft_cm_stream_close(id);
 	leave_handshake(id);
 	soft_cm_service_close(id);
-	soft_cm_question_end(id);
-	soft_cm_caller_end(id);
+	soft_cm_sidr_request_end(id);
+	soft_cm_sidr_client_end(id);
 	soft_cm_leave_groups(id);
 	if (id->sock >= 0) {
 		close(id->sock);
@@ -167,7 +167,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
-	if (id->incarnation != soft_engine_incarnation())
+	if (id->fork_generation != soft_engine_fork_generation())
 		return 0; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);
 	soft_lock();
@@ -194,7 +194,7 @@ static int set_tos(struct soft_cm_id *id, uint8_t tos)
 	if (id->sock >= 0)
 		soft_cm_apply_tos(id->sock, tos);
 	if (id->link)
-		soft_cm_apply_tos(id->link->source.fd, tos);
+		soft_cm_apply_tos(id->link->watch.fd, tos);
 	return 0;
 }
 

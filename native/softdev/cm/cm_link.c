@@ -44,7 +44,7 @@ static bool take_messages(struct soft_cm_link *link)
 static void read_messages(struct soft_cm_link *link)
 {
 	for (;;) {
-		ssize_t got = recv(link->source.fd, link->input + link->have,
+		ssize_t got = recv(link->watch.fd, link->input + link->have,
 				   sizeof(link->input) - link->have, 0);
 
 		if (got > 0) {
@@ -69,12 +69,12 @@ static void connect_again(struct soft_timer *timer)
 	int error;
 
 	do /* Linux: the first call after one that failed later only says so, ECONNABORTED */
-		error = connect(link->source.fd, to, soft_cm_address_length(to)) ? errno : 0;
+		error = connect(link->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
 	while (error == ECONNABORTED);
 	if (error == EINPROGRESS || error == ECONNREFUSED)
 		error = 0;
 	if (!error) /* the socket tells what comes of it, or came already */
-		error = soft_watch(&link->source, EPOLLOUT);
+		error = soft_watch(&link->watch, EPOLLOUT);
 	if (error)
 		link->calls->failed(link, error);
 }
@@ -85,7 +85,7 @@ static bool insist(struct soft_cm_link *link, int error)
 {
 	if ((error != ECONNREFUSED && error != ECONNRESET) || soft_now() >= link->insists_until)
 		return false;
-	soft_unwatch(&link->source);
+	soft_unwatch(&link->watch);
 	soft_timer_start(&link->again, soft_now() + SOFT_CM_AGAIN_NS);
 	return true;
 }
@@ -98,10 +98,10 @@ static bool finish_connecting(struct soft_cm_link *link)
 	int error = 0;
 	socklen_t length = sizeof(error);
 
-	if (getsockopt(link->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+	if (getsockopt(link->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
 		error = errno;
-	if (!error && (getpeername(link->source.fd, (struct sockaddr *)&peer, &peer_length) ||
-		       getsockname(link->source.fd, (struct sockaddr *)&local, &local_length)))
+	if (!error && (getpeername(link->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
+		       getsockname(link->watch.fd, (struct sockaddr *)&local, &local_length)))
 		error = errno == ENOTCONN ? ECONNRESET : errno; /* over since the question before */
 	if (insist(link, error))
 		return false;
@@ -110,7 +110,7 @@ static bool finish_connecting(struct soft_cm_link *link)
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
 		error = ECONNREFUSED;
 	if (!error)
-		error = soft_watch(&link->source, reading);
+		error = soft_watch(&link->watch, reading);
 	if (error) {
 		link->calls->failed(link, error);
 		return false;
@@ -119,9 +119,9 @@ static bool finish_connecting(struct soft_cm_link *link)
 	return true;
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_cm_link *link = soft_container(source, struct soft_cm_link, source);
+	struct soft_cm_link *link = soft_container(watch, struct soft_cm_link, watch);
 
 	if (link->connecting) {
 		if (finish_connecting(link))
@@ -158,14 +158,14 @@ struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 	}
 	/* The stream's frames are whole requests and answers: none may wait for the next. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	link->source.fd = fd;
-	link->source.ready = ready;
+	link->watch.fd = fd;
+	link->watch.ready = ready;
 	link->deadline.expired = deadline_over;
 	link->again.expired = connect_again;
 	link->calls = calls;
 	link->owner = owner;
 	link->connecting = connecting;
-	*error = soft_watch(&link->source, connecting ? EPOLLOUT : reading);
+	*error = soft_watch(&link->watch, connecting ? EPOLLOUT : reading);
 	if (*error) {
 		soft_cm_link_free(link);
 		return NULL;
@@ -190,11 +190,11 @@ void soft_cm_link_free(struct soft_cm_link *link)
 
 int soft_cm_link_take(struct soft_cm_link *link)
 {
-	int fd = link->source.fd;
+	int fd = link->watch.fd;
 
 	soft_timer_stop(&link->deadline);
 	soft_timer_stop(&link->again);
-	soft_unwatch(&link->source);
+	soft_unwatch(&link->watch);
 	free(link);
 	return fd;
 }
@@ -213,7 +213,7 @@ int soft_cm_link_hold(struct soft_cm_link *link)
 {
 	soft_timer_stop(&link->deadline);
 	link->held = true;
-	return soft_watch(&link->source, EPOLLRDHUP);
+	return soft_watch(&link->watch, EPOLLRDHUP);
 }
 
 int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message)
@@ -223,7 +223,7 @@ int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *m
 	ssize_t sent;
 
 	do
-		sent = send(link->source.fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		sent = send(link->watch.fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0)
 		return errno == EAGAIN ? ENOBUFS : errno;

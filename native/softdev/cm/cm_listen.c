@@ -25,7 +25,7 @@ enum {
 };
 
 struct soft_cm_listener {
-	struct soft_source source;
+	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	struct soft_cm_id *id;
 	struct soft_node parked; /* incoming.node: requests without room in the backlog */
@@ -46,7 +46,7 @@ struct incoming {
 /* Of all listeners, oldest first. */
 static struct soft_node half_open = {&half_open, &half_open};
 static unsigned half_open_count;
-static unsigned incarnation; /* the process (of a fork) that the list belongs to */
+static unsigned fork_generation; /* the process (of a fork) that the list belongs to */
 
 static void drop(struct incoming *incoming)
 {
@@ -210,15 +210,15 @@ static bool out_of_files(int error)
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-static void knock(struct soft_source *source, uint32_t events)
+static void attempt_shm(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_cm_listener *listener = soft_container(source, struct soft_cm_listener, source);
+	struct soft_cm_listener *listener = soft_container(watch, struct soft_cm_listener, watch);
 
 	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
 		struct sockaddr_storage peer = {0};
 		socklen_t length = sizeof(peer);
-		int fd = accept4(source->fd, (struct sockaddr *)&peer, &length,
+		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
 				 SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
@@ -229,7 +229,7 @@ static void knock(struct soft_source *source, uint32_t events)
 			drop(incoming_at(&half_open));
 		} else if (out_of_files(errno)) {
 			/* The socket stays readable: looking again at once would not end. */
-			soft_unwatch(source);
+			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
 					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
 			return;
@@ -241,7 +241,7 @@ static void pause_over(struct soft_timer *timer)
 {
 	struct soft_cm_listener *listener = soft_container(timer, struct soft_cm_listener, pause);
 
-	if (soft_watch(&listener->source, EPOLLIN))
+	if (soft_watch(&listener->watch, EPOLLIN))
 		soft_timer_start(timer, soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
 }
 
@@ -255,14 +255,14 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 
 	if (!listener)
 		return ENOMEM;
-	if (incarnation != soft_engine_incarnation()) {
+	if (fork_generation != soft_engine_fork_generation()) {
 		soft_list_init(&half_open); /* the parent's */
 		half_open_count = 0;
-		incarnation = soft_engine_incarnation();
+		fork_generation = soft_engine_fork_generation();
 	}
 	listener->id = id;
-	listener->source.fd = id->sock;
-	listener->source.ready = knock;
+	listener->watch.fd = id->sock;
+	listener->watch.ready = attempt_shm;
 	listener->pause.expired = pause_over;
 	soft_list_init(&listener->parked);
 	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
@@ -272,7 +272,7 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	    listen(id->sock, SOMAXCONN))
 		error = errno;
 	if (!error)
-		error = soft_watch(&listener->source, EPOLLIN);
+		error = soft_watch(&listener->watch, EPOLLIN);
 	if (error) {
 		free(listener);
 		return error;
@@ -290,8 +290,8 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	struct soft_node *node = half_open.next;
 
 	id->listener = NULL;
-	soft_unwatch(&listener->source);
-	close(listener->source.fd);
+	soft_unwatch(&listener->watch);
+	close(listener->watch.fd);
 	soft_timer_stop(&listener->pause);
 	while (!soft_list_empty(&listener->parked))
 		refuse(incoming_at(&listener->parked), SOFT_CM_REASON_CONSUMER);

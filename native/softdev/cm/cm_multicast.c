@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "objects/objects.h"
+#include "ud/ud.h"
 
 struct group {
 	struct soft_node node; /* of soft_cm_id.groups, oldest first */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire/link.h"
+#include "wire/wire.h"
 
 static void failed(struct soft_cm_link *link, int error)
 {
@@ -59,7 +59,7 @@ static struct soft_cm_id *new_request(struct soft_cm_id *listener,
 	id->retry_count = request->retry_count;
 	id->rnr_retry_count = request->rnr_retry_count;
 	id->remote_ece = request->ece;
-	id->meeting_lid = request->lid;
+	id->shm_lid = request->lid;
 	return id;
 }
 
@@ -77,9 +77,9 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 	link->owner = id;
 	id->link = link;
 	soft_cm_device_bind(id);
-	soft_cm_take_addresses(id, link->source.fd, peer);
+	soft_cm_take_addresses(id, link->watch.fd, peer);
 	if (id->tos)
-		soft_cm_apply_tos(link->source.fd, id->tos);
+		soft_cm_apply_tos(link->watch.fd, id->tos);
 	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
 	return 0;
 }
@@ -110,10 +110,10 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 			return error;
 	}
 	soft_cm_fill_message(id, parameters, &reply);
-	if (id->meeting_lid && soft_links_meet())
-		reply.lid = soft_listener_port();
+	if (id->shm_lid && soft_links_may_use_shm())
+		reply.lid = soft_port_lid();
 	if (!reply.lid)
-		id->meeting_lid = 0;
+		id->shm_lid = 0;
 	error = soft_cm_link_send(id->link, &reply);
 	if (error) {
 		soft_cm_qp_error(id);

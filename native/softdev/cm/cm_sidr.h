@@ -6,8 +6,8 @@
 #include "cm_sidr_wire.h"
 
 /* The question that an id has asked, until it is answered. */
-struct soft_cm_question {
-	struct soft_source source; /* the id's socket, connected to the service's port */
+struct soft_cm_sidr_query {
+	struct soft_fd_watch source; /* the id's socket, connected to the service's port */
 	struct soft_timer again;
 	struct soft_cm_id *id;
 	uint64_t deadline;
@@ -23,15 +23,15 @@ struct soft_cm_question {
 struct soft_cm_service;
 
 /* What a request must keep in order to be answered. */
-struct soft_cm_caller {
+struct soft_cm_sidr_client {
 	struct soft_node node; /* of the service: all requests whose id is there */
 	struct soft_cm_service *service; /* NULL: answered, and the listener is gone */
 	bool answered;
 	uint64_t number;
 	struct sockaddr_storage address;
 	struct sockaddr_storage local; /* where the question came to */
-	unsigned interface;            /* and through which network interface (IPv6) */
-	size_t length;                 /* of the answer */
+	unsigned interface; /* and through which network interface (IPv6) */
+	size_t length; /* of the answer */
 	uint8_t bytes[SOFT_SIDR_MAX];
 };
 

@@ -19,9 +19,9 @@
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 #define LONGEST_PAUSE_NS UINT64_C(1000000000)
 
-void soft_cm_question_end(struct soft_cm_id *id)
+void soft_cm_sidr_request_end(struct soft_cm_id *id)
 {
-	struct soft_cm_question *question = id->question;
+	struct soft_cm_sidr_query *question = id->question;
 
 	if (!question)
 		return;
@@ -35,7 +35,7 @@ void soft_cm_question_end(struct soft_cm_id *id)
 
 static void unanswered(struct soft_cm_id *id, int status, const void *private_data)
 {
-	soft_cm_question_end(id);
+	soft_cm_sidr_request_end(id);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_report_datagrams(
 		id, id, RDMA_CM_EVENT_UNREACHABLE, status,
@@ -45,7 +45,7 @@ static void unanswered(struct soft_cm_id *id, int status, const void *private_da
 		});
 }
 
-static void say(struct soft_cm_question *question)
+static void say(struct soft_cm_sidr_query *question)
 {
 	/* What does not go out now goes out next time; who is not there shows when reading. */
 	(void)send(question->source.fd, question->bytes, question->length,
@@ -58,7 +58,8 @@ static void say(struct soft_cm_question *question)
 
 static void say_again(struct soft_timer *timer)
 {
-	struct soft_cm_question *question = soft_container(timer, struct soft_cm_question, again);
+	struct soft_cm_sidr_query *question =
+		soft_container(timer, struct soft_cm_sidr_query, again);
 
 	if (soft_now() >= question->deadline)
 		unanswered(question->id, -ETIMEDOUT, NULL);
@@ -75,13 +76,13 @@ static void established(struct soft_cm_id *id, const struct soft_sidr_message *a
 
 	soft_cm_fill_vector(id, &there.vector);
 	there.vector.dlid = answer->lid;
-	soft_cm_question_end(id);
+	soft_cm_sidr_request_end(id);
 	id->state = SOFT_CM_CONNECTED;
 	soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);
 }
 
 /* False: the question is gone. */
-static bool take(struct soft_cm_question *question, const struct soft_sidr_message *message)
+static bool take(struct soft_cm_sidr_query *question, const struct soft_sidr_message *message)
 {
 	if (message->number != question->number || message->type == SOFT_SIDR_REQ)
 		return true;
@@ -100,10 +101,11 @@ static bool take(struct soft_cm_question *question, const struct soft_sidr_messa
 	return false;
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *source, uint32_t events)
 {
 	static const uint8_t nothing[SOFT_SIDR_REP_PRIVATE];
-	struct soft_cm_question *question = soft_container(source, struct soft_cm_question, source);
+	struct soft_cm_sidr_query *question =
+		soft_container(source, struct soft_cm_sidr_query, source);
 
 	(void)events;
 	for (;;) {
@@ -134,7 +136,7 @@ static void ready(struct soft_source *source, uint32_t events)
 }
 
 /* The socket is connected, so that only the service's port is heard, and its host's "no". */
-static int ask(struct soft_cm_id *id, struct soft_cm_question *question)
+static int ask(struct soft_cm_id *id, struct soft_cm_sidr_query *question)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;
 	int error;
@@ -159,10 +161,10 @@ static int ask(struct soft_cm_id *id, struct soft_cm_question *question)
 	return 0;
 }
 
-int soft_cm_ask(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
+int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
 	struct soft_sidr_message message = {.type = SOFT_SIDR_REQ};
-	struct soft_cm_question *question;
+	struct soft_cm_sidr_query *question;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 
 	if (error)

@@ -23,7 +23,7 @@ enum {
 };
 
 struct soft_cm_service {
-	struct soft_source source;
+	struct soft_fd_watch source;
 	struct soft_cm_id *id; /* NULL when the listener is gone */
 	struct soft_node callers;
 	unsigned open; /* requests without an answer */
@@ -42,8 +42,8 @@ static void free_if_unused(struct soft_cm_service *service)
 	if (service->id || service->open)
 		return;
 	while (!soft_list_empty(&service->callers)) {
-		struct soft_cm_caller *caller =
-			soft_list_entry(service->callers.next, struct soft_cm_caller, node);
+		struct soft_cm_sidr_client *caller =
+			soft_list_entry(service->callers.next, struct soft_cm_sidr_client, node);
 
 		soft_list_remove(&caller->node);
 		caller->service = NULL;
@@ -54,7 +54,7 @@ static void free_if_unused(struct soft_cm_service *service)
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
-static void send_to(struct soft_cm_service *service, const struct soft_cm_caller *caller,
+static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller,
 		    const void *bytes, size_t length)
 {
 	struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
@@ -90,7 +90,7 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_caller
 	(void)sendmsg(service->source.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_caller *caller)
+static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller)
 {
 	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = caller->number};
 	uint8_t bytes[SOFT_SIDR_MAX];
@@ -100,7 +100,7 @@ static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_c
 
 /* Where it came to, with the service's port. */
 static void take_local(struct soft_cm_service *service, struct msghdr *header,
-		       struct soft_cm_caller *caller)
+		       struct soft_cm_sidr_client *caller)
 {
 	caller->local = service->id->id.route.addr.src_storage;
 	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
@@ -120,7 +120,7 @@ static void take_local(struct soft_cm_service *service, struct msghdr *header,
 }
 
 /* A request and who it is from; 0, EAGAIN, or EPROTO for something else. */
-static int receive(struct soft_cm_service *service, struct soft_cm_caller *caller,
+static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *caller,
 		   struct soft_sidr_message *message)
 {
 	uint8_t bytes[SOFT_SIDR_MAX + 1];
@@ -145,13 +145,14 @@ static int receive(struct soft_cm_service *service, struct soft_cm_caller *calle
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static struct soft_cm_caller *known(struct soft_cm_service *service,
-				    const struct soft_cm_caller *caller)
+static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
+					 const struct soft_cm_sidr_client *caller)
 {
 	struct soft_node *node = service->callers.next;
 
 	for (; node != &service->callers; node = node->next) {
-		struct soft_cm_caller *other = soft_list_entry(node, struct soft_cm_caller, node);
+		struct soft_cm_sidr_client *other =
+			soft_list_entry(node, struct soft_cm_sidr_client, node);
 
 		if (other->number == caller->number &&
 		    !memcmp(&other->address, &caller->address, sizeof(caller->address)))
@@ -160,14 +161,14 @@ static struct soft_cm_caller *known(struct soft_cm_service *service,
 	return NULL;
 }
 
-static int report(struct soft_cm_service *service, const struct soft_cm_caller *from,
+static int report(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
 		  const struct soft_sidr_message *message)
 {
 	const struct soft_cm_destination said = {.private_data = message->private_data,
 						 .private_data_len = message->private_data_len};
 	struct soft_cm_id *listener = service->id;
 	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
-	struct soft_cm_caller *caller = id ? malloc(sizeof(*caller)) : NULL;
+	struct soft_cm_sidr_client *caller = id ? malloc(sizeof(*caller)) : NULL;
 
 	if (!caller ||
 	    soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, &said)) {
@@ -190,10 +191,10 @@ static int report(struct soft_cm_service *service, const struct soft_cm_caller *
 	return 0;
 }
 
-static void take_request(struct soft_cm_service *service, const struct soft_cm_caller *from,
+static void take_request(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
 			 const struct soft_sidr_message *message)
 {
-	const struct soft_cm_caller *caller = known(service, from);
+	const struct soft_cm_sidr_client *caller = known(service, from);
 
 	if (caller && caller->answered) {
 		send_to(service, caller, caller->bytes, caller->length);
@@ -203,13 +204,13 @@ static void take_request(struct soft_cm_service *service, const struct soft_cm_c
 		tell_to_wait(service, from);
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *source, uint32_t events)
 {
 	struct soft_cm_service *service = soft_container(source, struct soft_cm_service, source);
 
 	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
-		struct soft_cm_caller caller = {0};
+		struct soft_cm_sidr_client caller = {0};
 		struct soft_sidr_message message;
 		int error = receive(service, &caller, &message);
 
@@ -222,7 +223,7 @@ static void ready(struct soft_source *source, uint32_t events)
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static void answer(struct soft_cm_caller *caller, struct soft_sidr_message *message)
+static void answer(struct soft_cm_sidr_client *caller, struct soft_sidr_message *message)
 {
 	struct soft_cm_service *service = caller->service;
 
@@ -248,7 +249,7 @@ static int take_private_data(struct soft_sidr_message *message, const void *data
 
 int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
-	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY, .lid = soft_listener_port()};
+	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY, .lid = soft_port_lid()};
 	const struct ibv_qp *qp = soft_cm_qp(id);
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
 
@@ -281,9 +282,9 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 	return 0;
 }
 
-void soft_cm_caller_end(struct soft_cm_id *id)
+void soft_cm_sidr_client_end(struct soft_cm_id *id)
 {
-	struct soft_cm_caller *caller = id->caller;
+	struct soft_cm_sidr_client *caller = id->caller;
 
 	if (!caller)
 		return;

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "wire/link.h"
+#include "wire/wire.h"
 
 /* Ids whose stream waits for their queue pair to reach RTR. */
 static struct soft_node held = {&held, &held};
@@ -80,7 +80,7 @@ void soft_cm_stream_close(struct soft_cm_id *id)
 
 uint16_t soft_cm_own_lid(const union ibv_gid *of_peer)
 {
-	return soft_links_meet() && soft_gid_is_of_host(of_peer) ? soft_listener_port() : 0;
+	return soft_links_may_use_shm() && soft_gid_is_of_host(of_peer) ? soft_port_lid() : 0;
 }
 
 static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
@@ -94,8 +94,8 @@ static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
 	soft_list_remove(&id->held);
 	fd = soft_cm_link_take(id->link);
 	/* Who has said something on the stream has chosen it. */
-	error = id->meeting_lid && !length
-			? soft_qp_adopt_or_meet(qp, fd, id->meeting_lid, id->opens_way)
+	error = id->shm_lid && !length
+			? soft_qp_adopt_or_attach(qp, fd, id->shm_lid, id->opens_chan)
 			: soft_qp_adopt(qp, fd, rest, length);
 	id->link = NULL;
 	if (error && id->state == SOFT_CM_CONNECTED) {

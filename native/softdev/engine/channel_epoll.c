@@ -51,7 +51,7 @@ void soft_engine_remove_channel(struct soft_channel *channel)
 {
 	soft_list_remove(&channel->node);
 	update_nesting();
-	soft_bells_settle();
+	soft_notify_fds_settle();
 }
 
 bool soft_channels_depend_on_engine(void)
@@ -67,7 +67,7 @@ bool soft_channels_depend_on_engine(void)
 	return false;
 }
 
-void soft_channels_forget(void)
+void soft_channels_reset_after_fork(void)
 {
 	soft_list_init(&channels);
 }
@@ -105,9 +105,9 @@ int aiordma_flat_fds(int fd, int flat[2])
 	if (channel && channel->completions && channel->nested) {
 		/* Another number for it: a child of a fork closes the engine's, and makes new ones. */
 		if (channel->flat_fd < 0) {
-			channel->flat_fd = fcntl(engine.rest_fd, F_DUPFD_CLOEXEC, 0);
+			channel->flat_fd = fcntl(engine.shared_epoll_fd, F_DUPFD_CLOEXEC, 0);
 			update_nesting();
-			soft_bells_changed();
+			soft_notify_fds_changed();
 		}
 		if (channel->flat_fd >= 0) {
 			flat[0] = channel->flat_fd;
@@ -119,7 +119,7 @@ int aiordma_flat_fds(int fd, int flat[2])
 	return count;
 }
 
-bool soft_channels_know_bells(unsigned change)
+bool soft_channels_know_notify_fds(unsigned change)
 {
 	bool any = false;
 
@@ -128,7 +128,7 @@ bool soft_channels_know_bells(unsigned change)
 
 		if (channel->flat_fd < 0)
 			continue;
-		if (channel->bells != change)
+		if (channel->notify_fds != change)
 			return false;
 		any = true;
 	}
@@ -139,7 +139,7 @@ int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change)
 {
 	soft_lock();
 	struct soft_channel *channel = channel_of(fd);
-	int count = channel && channel->flat_fd >= 0 ? soft_bells_open(channel, fds) : 0;
+	int count = channel && channel->flat_fd >= 0 ? soft_notify_fds_open(channel, fds) : 0;
 
 	*change = aiordma_embedded_bells_changed();
 	soft_unlock();

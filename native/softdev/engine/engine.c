@@ -10,14 +10,14 @@
  *
  * How the engine's own thread keeps out of the way: thread.c.  What it watches: fd_watch.c.
  *
- * What is asked.  A step looks into the rings of neighbours first (wakeup.c), without a system
+ * What is asked.  A step looks into the rings of local peers first (wakeup.c), without a system
  * call, then into the epoll set; a thread that polls, while there are such rings, asks epoll every
  * two microseconds, and one that was woken and has found in a ring what it was woken for asks now
- * and then only.  Neighbours need not ring as long as somebody is sure to come by.  That is so
+ * and then only.  Local peers need not ring as long as somebody is sure to come by.  That is so
  * while the engine's thread stands back or works, unless a completion queue is armed, because then
  * a thread of the application may go to sleep without telling us; and while a thread looks again
  * and again before it sleeps.  Where the first of these ends and the next begins,
- * soft_engine_mind_neighbours is called before anybody sleeps: with the sleep of the engine's
+ * soft_engine_update_notify_need is called before anybody sleeps: with the sleep of the engine's
  * thread, with arming, with the end of looking.  A polling application finds its work in the rings,
  * which wakes nobody: so the engine's thread is roused once, to stand back for as long as that goes
  * on.
@@ -36,15 +36,81 @@ enum {
 	FIND_NS = SOFT_TICK_NS,
 };
 
+/* In place of a folder that is not there, as in tests of those below it. */
+static bool nothing_to_poll(void)
+{
+	return false;
+}
+
+static void need_not_notify(bool on)
+{
+	(void)on;
+}
+
+static void nothing_delayed(uint64_t age_ns)
+{
+	(void)age_ns;
+}
+
+static const struct soft_subsystem no_subsystem = {
+	.poll = nothing_to_poll,
+	.has_input = nothing_to_poll,
+	.need_notify = need_not_notify,
+	.send_delayed = nothing_delayed,
+};
+static const struct soft_subsystem *const no_subsystems[] = {NULL};
+
 struct soft_engine engine = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.epoll_fd = -1,
-	.rest_fd = -1,
+	.shared_epoll_fd = -1,
 	.wake_fd = -1,
-	.sources = {&engine.sources, &engine.sources},
+	.watches = {&engine.watches, &engine.watches},
 	.deferred = {&engine.deferred, &engine.deferred},
 	.share = SOFT_STEP_BYTES,
+	.subsystems = no_subsystems,
+	.poller = &no_subsystem,
+	.delayer = &no_subsystem,
 };
+
+/* ---- subsystems ---------------------------------------------------------------------------- */
+
+void soft_engine_use(const struct soft_subsystem *const subsystems[])
+{
+	engine.subsystems = subsystems;
+	for (const struct soft_subsystem *const *it = subsystems; *it; it++) {
+		if ((*it)->poll)
+			engine.poller = *it;
+		if ((*it)->send_delayed)
+			engine.delayer = *it;
+	}
+}
+
+void soft_engine_port_changed(enum soft_port_change change)
+{
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->port_changed)
+			(*it)->port_changed(change);
+}
+
+void soft_engine_set_polls(bool polls)
+{
+	__atomic_store_n(&engine.polls, polls, __ATOMIC_RELAXED);
+}
+
+void soft_engine_set_delayed(bool delayed)
+{
+	__atomic_store_n(&engine.delayed, delayed, __ATOMIC_RELAXED);
+}
+
+void soft_engine_before_sleep(void)
+{
+	if (!soft_engine_has_delayed())
+		return;
+	soft_lock();
+	engine.delayer->send_delayed(0);
+	soft_unlock();
+}
 
 /* ---- the lock ------------------------------------------------------------------------------ */
 
@@ -77,13 +143,13 @@ void soft_unlock(void)
 			deferred->run(deferred);
 	}
 	engine.current = NULL;
-	engine.turns++;
+	engine.unlocks++;
 	pthread_mutex_unlock(&engine.lock);
 }
 
 unsigned soft_lock_turn(void)
 {
-	return engine.turns;
+	return engine.unlocks;
 }
 
 void soft_defer(struct soft_deferred *deferred)
@@ -114,15 +180,15 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Must neighbours ring?  Not when somebody is sure to come by.  Who stays may take longer than he
+/* Must local peers ring?  Not when somebody is sure to come by.  Who stays may take longer than he
  * thought, so he counts only while the engine's thread comes by every tick. */
-void soft_engine_mind_neighbours(void)
+void soft_engine_update_notify_need(void)
 {
 	bool armed = __atomic_load_n(&engine.armed, __ATOMIC_RELAXED);
 	bool spinning = __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED);
-	bool staying = engine.staying && !engine.asleep;
+	bool holding = engine.holding && !engine.asleep;
 
-	soft_neighbours_alert(!spinning && !staying && (armed || engine.asleep));
+	engine.poller->need_notify(!spinning && !holding && (armed || engine.asleep));
 }
 
 /* The engine's thread shall come by every tick. */
@@ -137,8 +203,8 @@ static void wake_thread(void)
 }
 
 /* A thread of the application polls and has found something, while the engine's thread sleeps: that
- * shall come by every tick, so that neighbours need not ring. */
-static void rouse(void)
+ * shall come by every tick, so that local peers need not ring. */
+static void start_ticking(void)
 {
 	if (!__atomic_load_n(&engine.armed, __ATOMIC_RELAXED))
 		wake_thread();
@@ -151,7 +217,7 @@ static bool need_not_ask(bool polling, bool found)
 {
 	uint64_t patience = polling ? ASK_NS : found ? FIND_NS : 0;
 
-	if (!patience || !soft_neighbours_attended())
+	if (!patience || !soft_engine_polls())
 		return false;
 	uint64_t now = soft_now();
 
@@ -161,13 +227,13 @@ static bool need_not_ask(bool polling, bool found)
 	return false;
 }
 
-bool soft_engine_step(enum soft_who who)
+bool soft_engine_step(enum soft_step_by who)
 {
 	if (!engine.running)
 		return false;
-	bool found = soft_neighbours_serve();
+	bool found = engine.poller->poll();
 
-	if (who != SOFT_ENGINE && need_not_ask(who == SOFT_POLLING, found))
+	if (who != SOFT_BY_ENGINE && need_not_ask(who == SOFT_BY_POLLING, found))
 		return found;
 	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
 
@@ -176,25 +242,26 @@ bool soft_engine_step(enum soft_who who)
 	engine.event_count = count;
 	engine.share = SOFT_STEP_BYTES / (size_t)count;
 	for (int i = 0; i < count; i++) {
-		struct soft_source *source = engine.events[i].data.ptr;
+		struct soft_fd_watch *watch = engine.events[i].data.ptr;
 
-		if (source)
-			source->ready(source, engine.events[i].events);
+		if (watch)
+			watch->ready(watch, engine.events[i].events);
 	}
 	engine.event_count = 0;
 	engine.share = SOFT_STEP_BYTES;
 	return true;
 }
 
-static void progress(struct soft_channel *channel, enum soft_who who)
+static void progress(struct soft_channel *channel, enum soft_step_by who)
 {
 	engine.current = channel;
-	soft_engine_mind_neighbours();
-	soft_acks_step();
+	soft_engine_update_notify_need();
+	if (soft_engine_has_delayed())
+		engine.delayer->send_delayed(SOFT_DELAY_NS);
 	if (soft_engine_step(who)) {
 		__atomic_fetch_add(&engine.served, 1, __ATOMIC_RELAXED);
-		if (soft_neighbours_attended())
-			rouse();
+		if (soft_engine_polls())
+			start_ticking();
 	}
 	soft_unlock();
 }
@@ -204,8 +271,8 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel,
-		 __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? SOFT_POLLING : SOFT_WOKEN);
+	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? SOFT_BY_POLLING
+									      : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -218,7 +285,7 @@ void soft_progress_try(void)
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
 	if (__atomic_load_n(&engine.waiting, __ATOMIC_RELAXED) == 0 &&
 	    pthread_mutex_trylock(&engine.lock) == 0)
-		progress(NULL, SOFT_POLLING);
+		progress(NULL, SOFT_BY_POLLING);
 }
 
 void soft_engine_armed(int change)
@@ -226,12 +293,12 @@ void soft_engine_armed(int change)
 	__atomic_fetch_add(&engine.armed, (unsigned)change, __ATOMIC_RELAXED);
 }
 
-/* Also when no neighbour is attended now: what is put before one later, by a call that makes no
+/* Also when no local peer is attended now: what is put before one later, by a call that makes no
  * progress, is announced only if it is known then that nobody comes by. */
-void soft_engine_sleepy(void)
+void soft_engine_may_sleep(void)
 {
 	soft_lock();
-	soft_engine_mind_neighbours();
+	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
@@ -239,17 +306,17 @@ void aiordma_embedded_spin(int begins)
 {
 	__atomic_fetch_add(&engine.spinning, begins ? 1u : -1u, __ATOMIC_RELAXED);
 	if (!begins)
-		soft_engine_sleepy();
+		soft_engine_may_sleep();
 }
 
 void aiordma_embedded_stay(int change)
 {
 	soft_lock();
-	if (change >= 0 || engine.staying) /* else it was said before a fork */
-		engine.staying += (unsigned)change;
+	if (change >= 0 || engine.holding) /* else it was said before a fork */
+		engine.holding += (unsigned)change;
 	if (change >= 0)
 		wake_thread();
-	soft_engine_mind_neighbours();
+	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
@@ -273,12 +340,12 @@ unsigned aiordma_embedded_met_awake(void)
 	return __atomic_load_n(&engine.met[false], __ATOMIC_RELAXED);
 }
 
-void soft_engine_met(bool asleep)
+void soft_engine_count_write(bool asleep)
 {
 	__atomic_store_n(&engine.met[asleep], engine.met[asleep] + 1, __ATOMIC_RELAXED);
 }
 
-void soft_engine_part(void)
+void soft_engine_count_part(void)
 {
 	__atomic_store_n(&engine.parts, engine.parts + 1, __ATOMIC_RELAXED);
 }

@@ -9,15 +9,15 @@
 
 struct soft_engine {
 	pthread_mutex_t lock;
-	unsigned turns;       /* how often the lock has been given back */
+	unsigned unlocks;       /* how often the lock has been given back */
 	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served; /* atomic: steps of application threads that found something to do */
 	unsigned parts; /* atomic: see interface.h */
 	unsigned met[2]; /* atomic: the same, awake and asleep */
 	unsigned armed; /* atomic: CQs that are to wake somebody through a channel */
 	unsigned spinning; /* atomic: threads that look again and again for a moment */
-	unsigned staying; /* those that have something else to do, and come back */
-	unsigned incarnation; /* grows in the child of a fork */
+	unsigned holding; /* those that have something else to do, and come back */
+	unsigned fork_generation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
 	bool ticking; /* the thread stands back, and looks around every tick */
@@ -27,13 +27,13 @@ struct soft_engine {
 	bool silent; /* sources of the port are not served */
 
 	int epoll_fd; /* all that is watched */
-	int rest_fd; /* but for bells that event loops watch themselves (notify_fds.c) */
+	int shared_epoll_fd; /* but for bells that event loops watch themselves (notify_fds.c) */
 	int wake_fd; /* eventfd that ends the thread's sleep, and nobody else's */
-	struct soft_source nudge; /* eventfd: there is work that no other fd tells of */
-	struct soft_source alarm; /* timerfd of timer.c */
+	struct soft_fd_watch nudge; /* eventfd: there is work that no other fd tells of */
+	struct soft_fd_watch alarm; /* timerfd of timer.c */
 	pthread_t thread;
 
-	struct soft_node sources; /* everything watched */
+	struct soft_node watches; /* everything watched */
 	struct soft_node deferred; /* to be done before the lock is given back */
 	struct soft_channel *current; /* whose owner runs the step under way */
 
@@ -41,38 +41,60 @@ struct soft_engine {
 	int event_count;
 	size_t share;
 	struct soft_scratch *scratch;
+
+	const struct soft_subsystem *const *subsystems;
+	const struct soft_subsystem *poller;  /* has poll, has_input and need_notify */
+	const struct soft_subsystem *delayer; /* has send_delayed */
+	bool polls;                           /* atomic: soft_engine_set_polls */
+	bool delayed;                         /* atomic: soft_engine_set_delayed */
 };
 
 extern struct soft_engine engine;
 
+/* How long a subsystem's output may be delayed: for a thread of the application that comes by, and for
+ * a tick of the engine's thread. */
+#define SOFT_DELAY_NS 20000u
+#define SOFT_DELAY_TICK_NS 100000u
+
 /* Who makes a step: the engine's thread, a thread that has been woken, one that polls. */
-enum soft_who {
-	SOFT_ENGINE,
-	SOFT_WOKEN,
-	SOFT_POLLING
+enum soft_step_by {
+	SOFT_BY_ENGINE,
+	SOFT_BY_WOKEN,
+	SOFT_BY_POLLING
 };
 
 /* engine.c.  Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
-bool soft_engine_step(enum soft_who who);
-/* Must neighbours ring?  To be asked anew before anybody sleeps. */
-void soft_engine_mind_neighbours(void);
+bool soft_engine_step(enum soft_step_by who);
+/* Is there something to be polled?  Without the lock: a hint. */
+static inline bool soft_engine_polls(void)
+{
+	return __atomic_load_n(&engine.polls, __ATOMIC_RELAXED);
+}
+
+static inline bool soft_engine_has_delayed(void)
+{
+	return __atomic_load_n(&engine.delayed, __ATOMIC_RELAXED);
+}
+
+/* Must local peers ring?  To be asked anew before anybody sleeps. */
+void soft_engine_update_notify_need(void);
 
 /* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can signal?
  * That is so when the application has armed a CQ and waits with its own poll() on a channel whose
  * fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
-void soft_channels_forget(void); /* in the child of a fork */
+void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* Has every event loop that watches bells itself asked for them since that change? */
-bool soft_channels_know_bells(unsigned change);
+bool soft_channels_know_notify_fds(unsigned change);
 
 /* fd_watch.c.  It need not wake those who watch engine.rest_fd, or it must. */
-void soft_source_set_apart(struct soft_source *source, bool apart);
+void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct);
 
 /* notify_fds.c.  Loops must ask for them anew; there is one loop less that has to. */
-void soft_bells_changed(void);
-void soft_bells_settle(void);
+void soft_notify_fds_changed(void);
+void soft_notify_fds_settle(void);
 /* For a channel's loop: descriptors that become its own.  Returns their number. */
-int soft_bells_open(struct soft_channel *channel, int fds[AIORDMA_BELLS]);
+int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_BELLS]);
 
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);

@@ -4,93 +4,94 @@
 
 #include "engine_internal.h"
 
-static bool is_silent(const struct soft_source *source)
+static bool is_silent(const struct soft_fd_watch *watch)
 {
-	return engine.silent && source->of_port;
+	return engine.silent && watch->of_port;
 }
 
-static int tell_epoll(int operation, struct soft_source *source, uint32_t events)
+static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
 {
-	struct epoll_event event = {.events = events, .data.ptr = source};
+	struct epoll_event event = {.events = events, .data.ptr = watch};
 
-	if (epoll_ctl(engine.epoll_fd, operation, source->fd, &event))
+	if (epoll_ctl(engine.epoll_fd, operation, watch->fd, &event))
 		return errno;
-	if (source->apart || !epoll_ctl(engine.rest_fd, operation, source->fd, &event))
+	if (watch->direct || !epoll_ctl(engine.shared_epoll_fd, operation, watch->fd, &event))
 		return 0;
 	int rc = errno;
 
 	if (operation == EPOLL_CTL_ADD)
-		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, source->fd, &event);
+		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, watch->fd, &event);
 	return rc;
 }
 
-int soft_watch(struct soft_source *source, uint32_t events)
+int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 {
 	int rc = 0;
 
-	if (source->watched && source->interest == events)
+	if (watch->watched && watch->interest == events)
 		return 0;
-	if (!is_silent(source))
-		rc = tell_epoll(source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source, events);
+	if (!is_silent(watch))
+		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
 	if (rc)
 		return rc;
-	if (!source->watched) {
-		source->watched = true;
-		soft_list_append(&engine.sources, &source->node);
+	if (!watch->watched) {
+		watch->watched = true;
+		soft_list_append(&engine.watches, &watch->node);
 	}
-	source->interest = events;
+	watch->interest = events;
 	return 0;
 }
 
 /* The step under way may have collected an event that has not been served yet. */
-static void forget_event(const struct soft_source *source)
+static void forget_event(const struct soft_fd_watch *watch)
 {
 	for (int i = 0; i < engine.event_count; i++)
-		if (engine.events[i].data.ptr == source)
+		if (engine.events[i].data.ptr == watch)
 			engine.events[i].data.ptr = NULL;
 }
 
-void soft_unwatch(struct soft_source *source)
+void soft_unwatch(struct soft_fd_watch *watch)
 {
-	if (!source->watched)
+	if (!watch->watched)
 		return;
-	if (!is_silent(source))
-		tell_epoll(EPOLL_CTL_DEL, source, 0);
-	source->watched = false;
-	source->interest = 0;
-	soft_list_remove(&source->node);
-	forget_event(source);
+	if (!is_silent(watch))
+		tell_epoll(EPOLL_CTL_DEL, watch, 0);
+	watch->watched = false;
+	watch->interest = 0;
+	soft_list_remove(&watch->node);
+	forget_event(watch);
 }
 
-void soft_sources_silence(bool silent)
+void soft_watches_silence(bool silent)
 {
-	soft_bells_changed();
-	for (struct soft_node *node = engine.sources.next; node != &engine.sources;
+	soft_notify_fds_changed();
+	for (struct soft_node *node = engine.watches.next; node != &engine.watches;
 	     node = node->next) {
-		struct soft_source *source = soft_list_entry(node, struct soft_source, node);
+		struct soft_fd_watch *watch = soft_list_entry(node, struct soft_fd_watch, node);
 
-		if (!source->of_port || silent == engine.silent)
+		if (!watch->of_port || silent == engine.silent)
 			continue;
 		/* What epoll had room for it has room for again. */
-		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, source, source->interest);
+		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch, watch->interest);
 		if (silent)
-			forget_event(source);
+			forget_event(watch);
 	}
 	engine.silent = silent;
-	soft_bells_changed();
+	soft_notify_fds_changed();
 }
 
-void soft_source_set_apart(struct soft_source *source, bool apart)
+void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct)
 {
-	struct epoll_event event = {.events = source->interest, .data.ptr = source};
+	struct epoll_event event = {.events = watch->interest, .data.ptr = watch};
 
-	if (source->apart == apart)
+	if (watch->direct == direct)
 		return;
 	/* Should the kernel refuse, it wakes in two ways; or the engine's thread alone, at first. */
-	if (source->watched && !is_silent(source) &&
-	    epoll_ctl(engine.rest_fd, apart ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, source->fd, &event))
+	if (watch->watched && !is_silent(watch) &&
+	    epoll_ctl(engine.shared_epoll_fd, direct ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch->fd,
+		      &event))
 		return;
-	source->apart = apart;
+	watch->direct = direct;
 }
 
 int soft_engine_epoll_fd(void)

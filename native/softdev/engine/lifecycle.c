@@ -7,31 +7,29 @@
 #include <unistd.h>
 
 #include "engine_internal.h"
-#include "inject/inject.h"
-#include "trace/trace.h"
 
 static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
 static unsigned users;
 
-static void alarm_ready(struct soft_source *source, uint32_t events)
+static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	uint64_t expirations;
 
 	(void)events;
-	if (read(source->fd, &expirations, sizeof(expirations)) == sizeof(expirations))
+	if (read(watch->fd, &expirations, sizeof(expirations)) == sizeof(expirations))
 		soft_timers_run();
 }
 
-static void nudge_ready(struct soft_source *source, uint32_t events)
+static void nudge_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	uint64_t count;
 
 	(void)events;
-	if (read(source->fd, &count, sizeof(count)) == sizeof(count))
-		soft_neighbours_serve();
+	if (read(watch->fd, &count, sizeof(count)) == sizeof(count))
+		engine.poller->poll();
 }
 
-void soft_engine_nudge(void)
+void soft_engine_schedule_step(void)
 {
 	const uint64_t one = 1;
 
@@ -63,7 +61,7 @@ static void close_all(void)
 	close_fd(&engine.wake_fd);
 	close_fd(&engine.nudge.fd);
 	close_fd(&engine.alarm.fd);
-	close_fd(&engine.rest_fd);
+	close_fd(&engine.shared_epoll_fd);
 	close_fd(&engine.epoll_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
@@ -86,43 +84,39 @@ static void after_fork_in_parent(void)
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void after_fork_in_child(void)
 {
-	while (!soft_list_empty(&engine.sources)) {
-		struct soft_source *source =
-			soft_list_entry(engine.sources.next, struct soft_source, node);
+	while (!soft_list_empty(&engine.watches)) {
+		struct soft_fd_watch *watch =
+			soft_list_entry(engine.watches.next, struct soft_fd_watch, node);
 
-		soft_list_remove(&source->node);
-		source->watched = false;
-		source->interest = 0;
-		close_fd(&source->fd);
+		soft_list_remove(&watch->node);
+		watch->watched = false;
+		watch->interest = 0;
+		close_fd(&watch->fd);
 	}
 	close_fd(&engine.epoll_fd);
-	close_fd(&engine.rest_fd);
+	close_fd(&engine.shared_epoll_fd);
 	close_fd(&engine.wake_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 	soft_timers_forget();
-	soft_links_forget();
-	soft_neighbours_forget();
-	soft_listener_shutdown();
-	soft_multicast_forget();
-	soft_faults_forget();
 	soft_list_init(&engine.deferred);
-	soft_channels_forget();
-	soft_port_reset();
-	soft_trace_forget();
+	soft_channels_reset_after_fork();
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->forked)
+			(*it)->forked();
 	engine.running = engine.ticking = engine.silent = engine.asleep = false;
 	engine.event_count = 0;
-	engine.incarnation++;
+	engine.fork_generation++;
 	engine.waiting = 0;
-	engine.staying = 0;
+	engine.holding = 0;
 	users = 0;
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
 }
 
-unsigned soft_engine_incarnation(void)
+unsigned soft_engine_fork_generation(void)
 {
-	return engine.incarnation;
+	return engine.fork_generation;
 }
 
 static int start(void)
@@ -137,28 +131,25 @@ static int start(void)
 			return rc;
 		fork_handled = true;
 	}
-	rc = soft_links_configure();
-	if (!rc)
-		rc = soft_path_configure();
-	if (!rc)
-		rc = soft_faults_of_environment();
-	if (!rc)
-		rc = soft_trace_begin();
+	rc = 0;
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it && !rc; it++)
+		if ((*it)->start)
+			rc = (*it)->start();
 	if (rc)
 		return rc;
 	soft_timers_forget();
 	engine.wake_fd = -1;
-	engine.nudge = (struct soft_source){.fd = -1, .ready = nudge_ready};
-	engine.alarm = (struct soft_source){.fd = -1, .ready = alarm_ready};
+	engine.nudge = (struct soft_fd_watch){.fd = -1, .ready = nudge_ready};
+	engine.alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
 	engine.scratch = malloc(sizeof(*engine.scratch));
 	if (!engine.scratch)
 		return ENOMEM;
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	engine.rest_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine.shared_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine.epoll_fd < 0 || engine.rest_fd < 0 || engine.wake_fd < 0 ||
+	if (engine.epoll_fd < 0 || engine.shared_epoll_fd < 0 || engine.wake_fd < 0 ||
 	    engine.nudge.fd < 0 || engine.alarm.fd < 0) {
 		rc = errno;
 		close_all();
@@ -211,13 +202,10 @@ void soft_engine_put(void)
 			abort(); /* an eventfd that is read now and then cannot be full */
 		pthread_join(engine.thread, NULL);
 		soft_lock();
-		soft_listener_shutdown();
-		soft_links_shutdown();
-		soft_neighbours_shutdown();
-		soft_port_reset();
-		soft_faults_forget();
+		for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+			if ((*it)->stop)
+				(*it)->stop();
 		soft_timers_forget();
-		soft_trace_pause();
 		engine.running = engine.silent = false;
 		close_all();
 		soft_unlock();

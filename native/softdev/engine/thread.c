@@ -41,7 +41,7 @@ static bool serve(void)
 {
 	make_room();
 	soft_lock();
-	bool worked = soft_engine_step(SOFT_ENGINE);
+	bool worked = soft_engine_step(SOFT_BY_ENGINE);
 	soft_unlock();
 	return worked;
 }
@@ -52,10 +52,10 @@ static bool work_is_ready(void)
 
 	if (epoll_wait(engine.epoll_fd, &event, 1, 0) > 0)
 		return true;
-	if (!soft_neighbours_attended())
+	if (!soft_engine_polls())
 		return false;
 	soft_lock();
-	bool ready = soft_neighbours_have_input();
+	bool ready = engine.poller->has_input();
 
 	soft_unlock();
 	return ready;
@@ -66,7 +66,7 @@ static void set_asleep(bool asleep)
 	soft_lock();
 	engine.asleep = asleep;
 	if (asleep)
-		soft_engine_mind_neighbours();
+		soft_engine_update_notify_need();
 	soft_unlock();
 }
 
@@ -112,9 +112,9 @@ static bool stand_back(unsigned *seen, unsigned *ticks)
 		++*ticks;
 		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
 
-		if (soft_acks_owed()) {
+		if (soft_engine_has_delayed()) {
 			soft_lock();
-			soft_acks_tick();
+			engine.delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
 		if (served != *seen) {
@@ -128,7 +128,7 @@ static bool stand_back(unsigned *seen, unsigned *ticks)
 	}
 	soft_lock();
 	engine.ticking = false;
-	soft_acks_send();
+	engine.delayer->send_delayed(0);
 	soft_unlock();
 	return left_lying;
 }

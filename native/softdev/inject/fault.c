@@ -1,23 +1,30 @@
-/* The plan of faults, and the kinds of them that are decided on the spot (delay_queue.c has those of
+/* The fault spec, and the kinds of them that are decided on the spot (delay_queue.c has those of
  * the way that frames take).
  */
 #include <errno.h>
 #include <string.h>
 
 #include "inject.h"
-#include "wire/link.h"
 #include "trace/trace.h"
 
+/* In place of folders that are not there. */
+static void ignore_spec(void)
+{
+}
+
+static const struct soft_fault_hooks no_hooks = {.spec_changed = ignore_spec};
+
+const struct soft_fault_hooks *soft_fault_hooks = &no_hooks;
 bool soft_faults_set;
-struct soft_fault_plan soft_faults;
+struct soft_fault_spec soft_faults;
 struct aiordma_fault_counts soft_fault_counts;
 
-/* Occurrences of what is counted in the process, since there is a plan. */
+/* Occurrences of what is counted in the process, since there is a spec. */
 static uint64_t seen[SOFT_FAULTS];
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
-/* A bijection under which neighbours are strangers: the finalizer of splitmix64 (Steele, Lea, Flood:
+/* A bijection under which local peers are strangers: the finalizer of splitmix64 (Steele, Lea, Flood:
  * Fast splittable pseudorandom number generators, 2014). */
 static uint64_t mix(uint64_t x)
 {
@@ -62,11 +69,10 @@ static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, u
 	return true;
 }
 
-bool soft_fault_fills(const struct soft_cq *cq)
+bool soft_fault_fills(uint32_t cq)
 {
-	return (!soft_faults.cq || soft_faults.cq == cq->ibv.handle) &&
-	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq->ibv.handle,
-			    &soft_fault_counts.overruns);
+	return (!soft_faults.cq || soft_faults.cq == cq) &&
+	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq, &soft_fault_counts.overruns);
 }
 
 bool soft_fault_registration(void)
@@ -81,25 +87,24 @@ bool soft_fault_handshake(void)
 
 /* ---- setting ------------------------------------------------------------------------------- */
 
-static void set(const struct soft_fault_plan *plan)
+static void set(const struct soft_fault_spec *spec)
 {
-	soft_faults_set = plan;
-	if (plan)
-		soft_faults = *plan;
+	soft_faults_set = spec;
+	if (spec)
+		soft_faults = *spec;
 	memset(seen, 0, sizeof(seen));
-	soft_faults_begin();
-	soft_links_plan();
+	soft_fault_hooks->spec_changed();
 }
 
 int aiordma_embedded_faults(const char *text, char *error, size_t room)
 {
-	struct soft_fault_plan plan;
-	int rc = text ? soft_fault_parse(text, &plan, error, room) : 0;
+	struct soft_fault_spec spec;
+	int rc = text ? soft_fault_parse(text, &spec, error, room) : 0;
 
 	if (rc)
 		return rc;
 	soft_lock();
-	set(text ? &plan : NULL);
+	set(text ? &spec : NULL);
 	soft_unlock();
 	return 0;
 }
@@ -110,3 +115,5 @@ void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts)
 	*counts = soft_fault_counts;
 	soft_unlock();
 }
+
+const struct soft_subsystem soft_inject_subsystem = {.start = soft_faults_of_environment};

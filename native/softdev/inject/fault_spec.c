@@ -1,4 +1,4 @@
-/* A plan of faults as text: what interface.h says of aiordma_embedded_faults.  Pure but for the
+/* A fault spec as text: what interface.h says of aiordma_embedded_faults.  Pure but for the
  * environment, which is asked once. */
 #include <errno.h>
 #include <stddef.h>
@@ -153,28 +153,28 @@ static const char *read_frames(const char *text, void *value)
 	return "requests, answers or all is expected";
 }
 
-/* ---- the plan ------------------------------------------------------------------------------ */
+/* ---- the spec ------------------------------------------------------------------------------ */
 
 static const struct {
 	const char *name;
 	reader read;
 	size_t offset;
 } parts[] = {
-	{"seed", read_number, offsetof(struct soft_fault_plan, seed)},
-	{"loss", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_LOSS])},
-	{"duplicate", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_DUPLICATE])},
-	{"frames", read_frames, offsetof(struct soft_fault_plan, frames)},
-	{"delay", read_time, offsetof(struct soft_fault_plan, delay_ns)},
-	{"jitter", read_time, offsetof(struct soft_fault_plan, jitter_ns)},
-	{"rate", read_rate, offsetof(struct soft_fault_plan, rate)},
-	{"cut", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_CUT])},
-	{"cut_after", read_bytes, offsetof(struct soft_fault_plan, cut_after)},
-	{"rnr", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_RNR])},
-	{"overrun", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_OVERRUN])},
-	{"register", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_REGISTER])},
-	{"handshake", read_when, offsetof(struct soft_fault_plan, when[SOFT_FAULT_HANDSHAKE])},
-	{"qp", read_number32, offsetof(struct soft_fault_plan, qp_num)},
-	{"cq", read_number32, offsetof(struct soft_fault_plan, cq)},
+	{"seed", read_number, offsetof(struct soft_fault_spec, seed)},
+	{"loss", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_LOSS])},
+	{"duplicate", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DUPLICATE])},
+	{"frames", read_frames, offsetof(struct soft_fault_spec, frames)},
+	{"delay", read_time, offsetof(struct soft_fault_spec, delay_ns)},
+	{"jitter", read_time, offsetof(struct soft_fault_spec, jitter_ns)},
+	{"rate", read_rate, offsetof(struct soft_fault_spec, rate)},
+	{"cut", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DISCONNECT])},
+	{"cut_after", read_bytes, offsetof(struct soft_fault_spec, cut_after)},
+	{"rnr", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_RNR])},
+	{"overrun", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_OVERRUN])},
+	{"register", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_REGISTER])},
+	{"handshake", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_HANDSHAKE])},
+	{"qp", read_number32, offsetof(struct soft_fault_spec, qp_num)},
+	{"cq", read_number32, offsetof(struct soft_fault_spec, cq)},
 };
 
 enum {
@@ -182,7 +182,7 @@ enum {
 };
 
 /* What is wrong with one name=value, or NULL. */
-static const char *read_part(char *part, struct soft_fault_plan *plan, unsigned *seen)
+static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)
 {
 	char *value = strchr(part, '=');
 	size_t length = value ? (size_t)(value - part) : strlen(part);
@@ -194,25 +194,25 @@ static const char *read_part(char *part, struct soft_fault_plan *plan, unsigned 
 			if (*seen & 1u << i)
 				return "it is there twice";
 			*seen |= 1u << i;
-			return parts[i].read(value + 1, (char *)plan + parts[i].offset);
+			return parts[i].read(value + 1, (char *)spec + parts[i].offset);
 		}
 	return "there is no such part; those are seed, loss, duplicate, frames, delay, jitter, "
 	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq";
 }
 
-int soft_fault_parse(const char *text, struct soft_fault_plan *plan, char *error, size_t room)
+int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room)
 {
 	char *copy = strdup(text), *rest = copy, *part;
 	unsigned seen = 0;
 	int rc = 0;
 
-	*plan = (struct soft_fault_plan){.frames = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS};
+	*spec = (struct soft_fault_spec){.frames = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS};
 	if (!copy) {
 		snprintf(error, room, "no memory");
 		return ENOMEM;
 	}
 	while (!rc && (part = strsep(&rest, ",")) != NULL) {
-		const char *wrong = read_part(part, plan, &seen);
+		const char *wrong = read_part(part, spec, &seen);
 
 		if (wrong) {
 			snprintf(error, room, "'%s': %s", part, wrong);

@@ -1,22 +1,23 @@
-/* Faults on command: a plan for this process, and what follows from it in each room.
+/* Faults on command: a spec for this process, and what follows from it in each room.
  *
- * The plan says how likely each kind of fault is, or which occurrence of it shall be.  Whether the
+ * The spec says how likely each kind of fault is, or which occurrence of it shall be.  Whether the
  * k-th frame of the n-th connection gets lost is a function of the seed, n and k alone: so the same
  * seed gives the same faults, whatever the threads and the other connections do meanwhile.
  */
 #ifndef AIORDMA_SOFT_FAULT_H
 #define AIORDMA_SOFT_FAULT_H
 
-#include "objects/objects.h"
+#include "engine/engine.h"
 
-struct soft_link;
+struct soft_datagram;
+struct soft_qp;
 
 enum soft_fault {
 	SOFT_FAULT_LOSS,      /* of a frame or datagram that comes in */
 	SOFT_FAULT_DUPLICATE, /* it comes twice */
 	SOFT_FAULT_JITTER,    /* only to draw numbers for it */
 	SOFT_FAULT_RNR,       /* a request that needs a receive is told that there is none */
-	SOFT_FAULT_CUT,       /* a connection breaks */
+	SOFT_FAULT_DISCONNECT,       /* a connection breaks */
 	SOFT_FAULT_OVERRUN,   /* a completion finds its queue full */
 	SOFT_FAULT_REGISTER,  /* a registration finds no memory */
 	SOFT_FAULT_HANDSHAKE, /* a message of the connection manager gets lost */
@@ -34,7 +35,7 @@ enum soft_fault_frames {
 	SOFT_FAULT_ANSWERS = 1 << 1
 };
 
-struct soft_fault_plan {
+struct soft_fault_spec {
 	uint64_t seed;
 	struct soft_fault_when when[SOFT_FAULTS];
 	uint64_t delay_ns;
@@ -46,12 +47,26 @@ struct soft_fault_plan {
 	uint32_t cq;        /* handle; 0: all */
 };
 
-extern bool soft_faults_set; /* there is a plan */
-extern struct soft_fault_plan soft_faults;
+extern bool soft_faults_set; /* there is a spec */
+extern struct soft_fault_spec soft_faults;
 extern struct aiordma_fault_counts soft_fault_counts;
 
+/* What the folders above do about faults; softdev.c gives it. */
+struct soft_fault_hooks {
+	/* There is another spec, or none. */
+	void (*spec_changed)(void);
+	/* Is the queue pair's peer told that there is no receive? */
+	bool (*refuses)(struct soft_qp *qp);
+	/* The datagram is kept, to be received later or never; false: it is to be received at once. */
+	bool (*keeps_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
+			       const uint8_t *payload, uint32_t length);
+};
+
+extern const struct soft_fault_hooks *soft_fault_hooks;
+extern const struct soft_subsystem soft_inject_subsystem;
+
 /* fault_spec.c.  0, or EINVAL and what is wrong with which part. */
-int soft_fault_parse(const char *text, struct soft_fault_plan *plan, char *error, size_t room);
+int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room);
 /* What the environment asks for, the first time: 0, or EINVAL and it has been said on stderr. */
 int soft_faults_of_environment(void);
 
@@ -62,31 +77,24 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
 			uint64_t occurrence);
 bool soft_fault_registration(void);
 bool soft_fault_handshake(void);
-bool soft_fault_fills(const struct soft_cq *cq);
-bool soft_fault_refuses(struct soft_qp *qp); /* delay_queue.c */
+bool soft_fault_fills(uint32_t cq);
 
 /* For every completion, and every message that needs a receive. */
-static inline bool soft_fault_overrun(const struct soft_cq *cq)
+static inline bool soft_fault_overrun(uint32_t cq)
 {
 	return soft_faults_set && soft_fault_fills(cq);
 }
 
 static inline bool soft_fault_not_ready(struct soft_qp *qp)
 {
-	return soft_faults_set && soft_fault_refuses(qp);
+	return soft_faults_set && soft_fault_hooks->refuses(qp);
 }
 
-/* delay_queue.c: the way that frames and datagrams take before they are taken in */
-void soft_fault_attach(struct soft_link *link); /* it is up, or there is another plan */
-/* It is up no more.  True: the other side's end had come already. */
-bool soft_fault_detach(struct soft_link *link);
-void soft_fault_input(struct soft_link *link, const uint8_t *data, size_t length);
-/* The stream has ended; true if frames are still under way, after which the link is finished. */
-bool soft_fault_outlives(struct soft_link *link, int error);
-/* False: it is to be received at once. */
-bool soft_fault_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
-			 const uint8_t *payload, uint32_t length);
-void soft_faults_begin(void);  /* another plan: count anew */
-void soft_faults_forget(void); /* datagrams that are under way */
+static inline bool soft_fault_keeps_datagram(const struct soft_qp *qp,
+					     const struct soft_datagram *datagram,
+					     const uint8_t *payload, uint32_t length)
+{
+	return soft_faults_set && soft_fault_hooks->keeps_datagram(qp, datagram, payload, length);
+}
 
 #endif

@@ -8,17 +8,17 @@
 
 #include "objects.h"
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	/* What exactly has changed is read from the source itself; that messages have been lost
 	 * (ENOBUFS) is news of the same kind. */
 	(void)events;
-	while (recv(source->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
+	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
 		;
 	soft_port_addresses();
 }
 
-static struct soft_source source = {.fd = -1, .ready = ready};
+static struct soft_fd_watch watch = {.fd = -1, .ready = ready};
 
 void soft_addresses_watch(void)
 {
@@ -27,19 +27,19 @@ void soft_addresses_watch(void)
 		.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
 	};
 
-	if (source.watched)
+	if (watch.watched)
 		return;
 	/* Where that is not allowed, the table is read again with every device that is opened. */
-	source.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
-	if (source.fd >= 0 && (bind(source.fd, (struct sockaddr *)&address, sizeof(address)) ||
-			       soft_watch(&source, EPOLLIN)))
+	watch.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+	if (watch.fd >= 0 && (bind(watch.fd, (struct sockaddr *)&address, sizeof(address)) ||
+			      soft_watch(&watch, EPOLLIN)))
 		soft_addresses_unwatch();
 }
 
 void soft_addresses_unwatch(void)
 {
-	soft_unwatch(&source);
-	if (source.fd >= 0)
-		close(source.fd);
-	source.fd = -1;
+	soft_unwatch(&watch);
+	if (watch.fd >= 0)
+		close(watch.fd);
+	watch.fd = -1;
 }

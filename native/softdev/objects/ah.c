@@ -21,11 +21,11 @@ enum {
 
 static unsigned handles;
 
-static int resolve(const struct ibv_ah_attr *attr, struct soft_path *path)
+static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
 {
 	struct soft_gid own = {.gid = soft_gid_loopback};
 
-	*path = (struct soft_path){
+	*path = (struct soft_ud_address){
 		.destination = soft_gid_loopback, /* without a GID: a process of this host */
 		.lid = attr->dlid,
 		.sl = attr->sl & 15,

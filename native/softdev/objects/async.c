@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "objects.h"
 #include "trace/trace.h"
 
 struct entry {

@@ -100,11 +100,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 /* Going to sleep: nothing that could be said now should wait for us. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
-	if (soft_acks_owed()) {
-		soft_lock();
-		soft_acks_send();
-		soft_unlock();
-	}
+	soft_engine_before_sleep();
 	return soft_channel_wait(&channel->channel);
 }
 

@@ -66,7 +66,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	else if (cq->armed == SOFT_UNARMED)
 		set_armed(cq, SOFT_ARMED_SOLICITED);
 	pthread_mutex_unlock(&cq->lock);
-	soft_engine_sleepy();
+	soft_engine_may_sleep();
 	return 0;
 }
 
@@ -157,7 +157,8 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return false;
 	}
-	if ((cq->count == cq->capacity || soft_fault_overrun(cq)) && !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || soft_fault_overrun(cq->ibv.handle)) &&
+	    !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_event(soft_context_of(cq->ibv.context),

@@ -1,4 +1,5 @@
 /* Work completions: what becomes of a request when it leaves its queue. */
+#include "objects.h"
 #include "trace/trace.h"
 
 static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
@@ -34,7 +35,7 @@ static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t reque
 
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	struct ibv_wc wc = {
 		.wr_id = send->wr_id,
 		.status = status,
@@ -53,7 +54,7 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 /* The receive at the head of the queue. */
 static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 {
-	const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
+	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
 
 	wc->wr_id = receive->wr_id;
 	wc->qp_num = qp->ibv.qp_num;
@@ -104,7 +105,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 /* What is left in the send queue, in the order it was posted. */
 void soft_flush_sends(struct soft_qp *qp)
 {
-	soft_references_flush(qp);
+	soft_links->revoke_requests(qp);
 	while (qp->sq.oldest != qp->sq.tail)
 		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
 	qp->sq.next = qp->sq.tail;

@@ -67,7 +67,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 		soft_engine_put();
 		return rc;
 	}
-	context->incarnation = soft_engine_incarnation();
+	context->fork_generation = soft_engine_fork_generation();
 	soft_list_init(&context->async_events);
 	soft_list_init(&context->qps);
 	context->extended.sz = sizeof(context->extended);
@@ -137,13 +137,13 @@ void soft_context_release(struct soft_context *context)
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;
-	bool only_cm = context->of_cm && context->children == 1;
+	bool only_pd = context->only_pd_left && context->children == 1;
 
 	soft_unlock();
 	if (last)
 		free_context(context);
-	else if (only_cm)
-		soft_cm_device_sweep();
+	else if (only_pd)
+		context->only_pd_left();
 }
 
 /* ibv_close_device(3) does not release what was made with the context, but it ends its work: the
@@ -153,7 +153,7 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 {
 	struct soft_context *context = soft_context_of(ibv);
 
-	if (context->of_cm)
+	if (context->only_pd_left)
 		return EINVAL; /* it is not the application's to close */
 	soft_lock();
 	context->closed = true;
@@ -225,9 +225,9 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.gid_tbl_len = soft_gid_count(),
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
 		.max_msg_sz = SOFT_MAX_MESSAGE,
-		.qkey_viol_cntr = soft_ud_bad_qkeys(),
+		.qkey_viol_cntr = soft_port_bad_qkeys,
 		.pkey_tbl_len = 1,
-		.lid = soft_listener_port(),
+		.lid = soft_port_lid(),
 		.max_vl_num = 1,
 		.active_width = 2, /* 4X */
 		.active_speed = 4, /* 10 Gb/s a lane: about what a loopback stream does */

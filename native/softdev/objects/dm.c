@@ -155,7 +155,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		.dm = dm,
 		.range =
 			{
-				.access = access | SOFT_ACCESS_REFERENCE,
+				.access = access | SOFT_ACCESS_CMA,
 				.memory = dm->memory + dm_offset,
 				.length = length,
 			},

@@ -16,7 +16,7 @@
  * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
  * rest of the message; its answers are known by how much of it is still to come.
  *
- * A stream that is not made by the connection manager begins with a greeting in each direction.
+ * A stream that is not made by the connection manager begins with a handshake in each direction.
  *
  *   offset  header of a frame
  *        0  u8   opcode            enum soft_opcode
@@ -40,14 +40,14 @@
  *        4  u32  its generation
  *        8  for each piece: u64 address, u64 length; the lengths make `length` together
  *
- *   offset  greeting (48 bytes)
+ *   offset  handshake (48 bytes)
  *        0  u8[8] "aiordma" and a zero
  *        8  u16  version
- *       10  u16  kind              enum soft_greeting_kind
+ *       10  u16  kind              enum soft_handshake_kind
  *       12  u32  from              QP number of the sender
  *       16  u32  to                QP number that it wants to talk to
  *       20  u32  receive_psn       first PSN that the sender will accept
- *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_GREETING_SENDS
+ *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HANDSHAKE_SENDS
  *       28  u32  flags
  *       32  16 zeros
  *
@@ -62,13 +62,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "shm/cma.h"
-
 enum {
 	SOFT_FRAME_HEADER = 40,
 	SOFT_FRAME_MAX = 256 * 1024, /* payload */
-	SOFT_REFERENCE_MAX = 1024 * 1024, /* the same, of a frame that refers to it */
-	SOFT_GREETING = 48,
+	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame that refers to it */
+	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
+	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
+	SOFT_CMA_DESC_PIECE = 16,
+	SOFT_HANDSHAKE_SIZE = 48,
 	SOFT_WIRE_VERSION = 1,
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
@@ -128,16 +129,16 @@ struct soft_frame {
 	uint32_t offset;
 };
 
-enum soft_greeting_kind {
-	SOFT_GREETING_HELLO = 1,
-	SOFT_GREETING_WELCOME
+enum soft_handshake_kind {
+	SOFT_HELLO = 1,
+	SOFT_HELLO_ACK
 };
-enum soft_greeting_flag {
-	SOFT_GREETING_SENDS = 1 << 0,
-	SOFT_GREETING_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
+enum soft_handshake_flag {
+	SOFT_HANDSHAKE_SENDS = 1 << 0,
+	SOFT_HANDSHAKE_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
 };
 
-struct soft_greeting {
+struct soft_handshake {
 	uint16_t kind;
 	uint32_t from;
 	uint32_t to;
@@ -211,8 +212,8 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	memcpy(&frame->immediate, at + 28, sizeof(frame->immediate));
 	frame->total = soft_take32(at + 32);
 	frame->offset = soft_take32(at + 36);
-	return frame->length <= (frame->pieces ? SOFT_REFERENCE_MAX : SOFT_FRAME_MAX) &&
-	       frame->pieces <= SOFT_REACH_PIECES && (!frame->pieces || frame->length) &&
+	return frame->length <= (frame->pieces ? SOFT_CMA_FRAME_MAX : SOFT_FRAME_MAX) &&
+	       frame->pieces <= SOFT_CMA_PIECES && (!frame->pieces || frame->length) &&
 	       frame->psn <= SOFT_PSN_MASK && frame->ack <= SOFT_PSN_MASK &&
 	       frame->total <= 1u << 31 && frame->offset <= frame->total;
 }
@@ -220,11 +221,11 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 /* Bytes that follow the header. */
 static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 {
-	return frame->pieces ? SOFT_REFERENCE_HEAD + frame->pieces * (uint32_t)SOFT_REFERENCE_PIECE
+	return frame->pieces ? SOFT_CMA_DESC_HEAD + frame->pieces * (uint32_t)SOFT_CMA_DESC_PIECE
 			     : frame->length;
 }
 
-void soft_greeting_encode(uint8_t *at, const struct soft_greeting *greeting);
-bool soft_greeting_decode(const uint8_t *at, struct soft_greeting *greeting);
+void soft_handshake_encode(uint8_t *at, const struct soft_handshake *handshake);
+bool soft_handshake_decode(const uint8_t *at, struct soft_handshake *handshake);
 
 #endif

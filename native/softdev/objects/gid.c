@@ -58,6 +58,14 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 	return -1;
 }
 
+bool soft_gid_is_multicast(const union ibv_gid *gid)
+{
+	const struct in6_addr *address = (const void *)gid->raw;
+
+	return gid->raw[0] == 0xff ||
+	       (IN6_IS_ADDR_V4MAPPED(address) && (gid->raw[12] & 0xf0) == 0xe0);
+}
+
 static bool is_link_local(const union ibv_gid *gid)
 {
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */

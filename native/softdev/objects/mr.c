@@ -55,7 +55,7 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 	else if (!promised)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
 	*range = (struct soft_range){
-		.access = access | SOFT_ACCESS_REFERENCE,
+		.access = access | SOFT_ACCESS_CMA,
 		.memory = addr,
 		.start = access & IBV_ACCESS_ZERO_BASED ? 0 : iova,
 		.length = length,
@@ -131,7 +131,7 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 	}
 	if (!mr->closed)
 		soft_range_remove(&mr->range);
-	soft_references_withdraw(ibv->lkey);
+	soft_links->revoke_key(ibv->lkey);
 	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
 	if (mr->dm)
 		soft_dm_release(mr->dm);
@@ -181,7 +181,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 			      moved ? (uintptr_t)addr : mr->range.start,
 			      flags & IBV_REREG_MR_CHANGE_ACCESS
 				      ? (unsigned)access
-				      : mr->range.access & ~SOFT_ACCESS_REFERENCE,
+				      : mr->range.access & ~SOFT_ACCESS_CMA,
 			      false);
 	soft_lock();
 	if (!input && mr->windows) {
@@ -199,11 +199,11 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 		mr->range = range;
 		ibv->addr = moved ? addr : ibv->addr;
 		ibv->length = range.length;
-		soft_references_withdraw(ibv->lkey);
+		soft_links->revoke_key(ibv->lkey);
 	} else if (!input) {
 		soft_range_remove(&mr->range);
 		mr->closed = true;
-		soft_references_withdraw(ibv->lkey);
+		soft_links->revoke_key(ibv->lkey);
 	}
 	soft_unlock();
 	if (!rc)

@@ -83,7 +83,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 		mr.ibv.addr = (void *)(uintptr_t)offset; /* as libibverbs does */
 		mr.range = (struct soft_range){
 			/* The kernel does not copy from the memory of a device. */
-			.access = rights | (is_file ? SOFT_ACCESS_REFERENCE : 0),
+			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,
 			.length = length,

@@ -68,7 +68,7 @@ static void unbind(struct soft_mw *mw)
 	mw->region->windows--;
 	mw->region = NULL;
 	mw->range.bound = false;
-	soft_references_withdraw(mw->range.key);
+	soft_links->revoke_key(mw->range.key);
 }
 
 /* ibv_alloc_mw(3): a bound window is unbound first. */
@@ -87,7 +87,7 @@ int soft_dealloc_mw(struct ibv_mw *ibv)
 
 /* ---- binding ------------------------------------------------------------------------------- */
 
-int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr)
+int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 {
 	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
 
@@ -143,7 +143,7 @@ static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
 	       soft_range_holds(&mr->range, bind->address, bind->length); /* C10-75 */
 }
 
-bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
+bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 {
 	const struct soft_bind *bind = &send->bind;
 	struct soft_mw *mw = mw_of(soft_range_at(bind->window));
@@ -171,7 +171,7 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send *send)
 	mw->region = mr;
 	mr->windows++;
 	mw->range.bound = true;
-	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_REFERENCE);
+	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_CMA);
 	mw->range.qp_num = mw->ibv.type == IBV_MW_TYPE_2 ? qp->ibv.qp_num : 0;
 	mw->range.on_demand = mr->range.on_demand;
 	mw->range.memory = mr->range.memory + (bind->address - mr->range.start);

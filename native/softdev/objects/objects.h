@@ -5,11 +5,11 @@
 #ifndef AIORDMA_SOFT_OBJECTS_H
 #define AIORDMA_SOFT_OBJECTS_H
 
-#include "ud/ud.h"
 #include "engine/engine.h"
 #include "frame.h"
 
 struct iovec;
+struct soft_qp;
 
 /* What the device offers; ibv_query_device(3) tells it, the create calls hold to it. */
 enum {
@@ -49,9 +49,10 @@ void soft_table_remove(struct soft_table *table, uint32_t key);
 
 struct soft_context {
 	struct verbs_context extended; /* the application's pointer is to its last member */
-	unsigned incarnation; /* of the engine that it holds */
+	unsigned fork_generation; /* of the engine that it holds */
 	bool closed;
-	bool of_cm;        /* cm_device.c: closes it when nothing but its own PD is left */
+	/* of the connection manager, or NULL: nothing but its own PD is left; without the lock */
+	void (*only_pd_left)(void);
 	unsigned children; /* objects that point here; the last one frees a closed context */
 	struct soft_channel async;
 	struct soft_node async_events;
@@ -85,7 +86,7 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
  * (ibv_fork_init(3)): threads that are not here may hold its locks, or owe acknowledgements. */
 static inline bool soft_context_inherited(const struct soft_context *context)
 {
-	return context->incarnation != soft_engine_incarnation();
+	return context->fork_generation != soft_engine_fork_generation();
 }
 
 /* Under the lock.  Release frees a closed context with its last child, after unlocking: so it is
@@ -115,6 +116,7 @@ int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
 /* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has. */
 bool soft_gid_is_of_host(const union ibv_gid *gid);
+bool soft_gid_is_multicast(const union ibv_gid *gid);
 /* The interface that a link-local address is on, as seen from our entry `own`; else 0. */
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
 /* The socket address that a GID stands for, as seen from there; port in host order.  Returns its
@@ -134,6 +136,9 @@ void soft_port_detach(struct soft_context *context);
 bool soft_port_is_down(void);
 /* The addresses of the host have changed, or may have. */
 void soft_port_addresses(void);
+/* Messages that came with a wrong Q_Key: ibv_query_port(3). */
+extern uint32_t soft_port_bad_qkeys;
+extern const struct soft_subsystem soft_port_subsystem;
 
 /* addresses.c: calls soft_port_addresses when the kernel says so, from one call to the other */
 void soft_addresses_watch(void);
@@ -161,7 +166,7 @@ struct soft_range {
 	bool bound; /* window: it opens anything at all */
 	bool on_demand; /* pages are asked for when they are needed */
 	bool null; /* no memory: zeros to read, and nothing kept of what is written */
-	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_REFERENCE */
+	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
 	uint32_t qp_num; /* window of type 2B: of the only queue pair it is for; else 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
@@ -171,7 +176,7 @@ struct soft_range {
 
 /* A right beside those of enum ibv_access_flags: it is memory like any other, of which another process
  * can copy. */
-#define SOFT_ACCESS_REFERENCE (1u << 31)
+#define SOFT_ACCESS_CMA (1u << 31)
 
 /* Give it a random key; 0 or an errno value. */
 int soft_range_add(struct soft_range *range);
@@ -197,10 +202,6 @@ void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32
 		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
 			 unsigned right);
-
-/* cma_descriptor.c.  The key opens nothing any more, or something else: what has been referred to by it is
- * not copied any more when this returns. */
-void soft_references_withdraw(uint32_t key);
 
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
@@ -229,7 +230,7 @@ int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */
 
-struct soft_send;
+struct soft_send_wqe;
 
 /* A bind as it waits in the send queue.  Keys and not pointers: region and window may be gone when
  * its turn comes. */
@@ -245,9 +246,9 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int soft_dealloc_mw(struct ibv_mw *mw);
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 /* An IBV_WR_BIND_MW becomes a slot of the send queue; 0 or an errno value. */
-int soft_bind_prepare(struct soft_send *send, const struct ibv_send_wr *wr);
+int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
 /* Carry it out; false if that may not be. */
-bool soft_bind(const struct soft_qp *qp, const struct soft_send *send);
+bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
 /* The window of type 2 that has this key opens nothing any more; false if the queue pair has no
  * such window. */
 bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
@@ -329,11 +330,49 @@ int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq);
 void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq);
 
+/* ---- datagrams ----------------------------------------------------------------------------- */
+
+enum {
+	SOFT_DATAGRAM_MAX = 4096, /* of the message: the port's MTU (IBTA 9.8.3) */
+	SOFT_GRH = 40, /* what a receive begins with */
+	SOFT_TRAFFIC_FLOW = (1 << 28) - 1,
+};
+
+enum soft_datagram_flag {
+	SOFT_DATAGRAM_IMMEDIATE = 1 << 0,
+	SOFT_DATAGRAM_SOLICITED = 1 << 1,
+};
+
+struct soft_datagram {
+	union ibv_gid source;
+	union ibv_gid destination;
+	uint32_t to;
+	uint32_t from;
+	uint32_t qkey;
+	uint32_t immediate; /* network order */
+	uint32_t traffic_flow; /* class << 20 | label */
+	uint16_t lid; /* not in the header: of the sender's process */
+	uint8_t flags;
+	uint8_t sl;
+	uint8_t hop_limit;
+};
+
+/* Where a UD message goes: what an address handle stands for (ah.c). */
+struct soft_ud_address {
+	union ibv_gid source;
+	union ibv_gid destination;
+	uint32_t traffic_flow;
+	uint32_t ifindex; /* of the source GID */
+	uint16_t lid;
+	uint8_t sl;
+	uint8_t hop_limit;
+};
+
 /* ---- ah.c: address handles ----------------------------------------------------------------- */
 
 struct soft_ah {
 	struct ibv_ah ibv;
-	struct soft_path path;
+	struct soft_ud_address path;
 };
 
 static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)
@@ -344,7 +383,7 @@ static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)
 /* ---- queue pairs --------------------------------------------------------------------------- */
 
 /* A work request in the send queue. */
-struct soft_send {
+struct soft_send_wqe {
 	uint64_t wr_id;
 	uint64_t remote_address;
 	union {
@@ -367,14 +406,14 @@ struct soft_send {
 
 /* Where it goes: UD. */
 struct soft_destination {
-	struct soft_path path;
+	struct soft_ud_address path;
 	uint32_t qpn;
 	uint32_t qkey; /* as in the request */
 };
 
 /* Indices count up for ever; a slot is index & mask. */
 struct soft_send_queue {
-	struct soft_send *slots;
+	struct soft_send_wqe *slots;
 	uint8_t *lists; /* for each slot: its SGEs, or its inline data in their place */
 	struct soft_destination *destinations; /* UD: one for each slot */
 	uint32_t mask;
@@ -388,7 +427,7 @@ struct soft_send_queue {
 	uint32_t sequence; /* messages posted */
 };
 
-struct soft_receive {
+struct soft_recv_wqe {
 	uint64_t wr_id;
 	uint64_t length; /* of all SGEs */
 	uint32_t num_sge;
@@ -398,7 +437,7 @@ struct soft_receive {
 /* Of a queue pair or shared.  That of a queue pair with a shared one has a single place, for the
  * receive that it has taken for the message under way. */
 struct soft_receive_queue {
-	struct soft_receive *slots;
+	struct soft_recv_wqe *slots;
 	struct ibv_sge *sges; /* max_sge for each slot */
 	uint32_t max_wr;
 	uint32_t max_sge;
@@ -448,7 +487,50 @@ struct soft_responder {
 	uint32_t atomics_done;
 };
 
-struct soft_link;
+/* A frame on its way out; what sending it means for the queue pair is done when its last byte is
+ * with the kernel (`commit`), because frames that do not fit are built anew later. */
+struct soft_tx_packet {
+	struct soft_frame frame;
+	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
+	bool last; /* of its message */
+	bool by_cma; /* a descriptor in place of its payload */
+};
+
+enum soft_link_state {
+	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
+	SOFT_LINK_HANDSHAKE, /* HELLO or HELLO_ACK is awaited */
+	SOFT_LINK_HELD, /* a HELLO whose queue pair is not in RTR yet */
+	SOFT_LINK_SELECTING, /* the CM's stream is there, but a channel may take its place */
+	SOFT_LINK_UP,
+	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
+	SOFT_LINK_DEAD,
+};
+
+/* A link as its queue pair knows it; struct soft_link (wire/) has the rest. */
+struct soft_qp_link {
+	enum soft_link_state state;
+	struct soft_deferred output;
+	bool lossy; /* frames get lost or doubled, here or there */
+	bool lossy_pending; /* LOSSY is to be sent */
+	bool blocked; /* waits for room on the wire */
+	bool partial; /* `packet` has been sent in part */
+	bool zero_fill; /* `packet` is not needed any more: zeros in place of what is left of it */
+	struct soft_tx_packet packet;
+	/* at most one NAK is ever waiting: the responder takes nothing in after it */
+	uint8_t nak_opcode; /* 0: none */
+	uint8_t nak_syndrome;
+	uint32_t nak_psn;
+	uint32_t nak_offset;
+};
+
+/* There may be something to send. */
+static inline void soft_qp_link_output(struct soft_qp_link *link)
+{
+	if (link->state == SOFT_LINK_UP && !link->blocked)
+		soft_defer(&link->output);
+}
+
+struct soft_transport;
 
 struct soft_qp {
 	union { /* one begins as the other; `ex` is whole if there is a batch */
@@ -463,10 +545,11 @@ struct soft_qp {
 	bool block_own; /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the address has dlid 0 */
 	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
-	bool unheard; /* UC: nobody is there, so what is sent is lost at once */
+	bool no_peer; /* UC: nobody is there, so what is sent is lost at once */
 	bool communicated; /* the first request has been seen (COMM_EST) */
 	bool draining; /* SQD was asked for, requests are still under way */
-	struct soft_link *link;
+	const struct soft_transport *transport;
+	struct soft_qp_link *link; /* or NULL */
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
@@ -507,7 +590,7 @@ static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 	return ((psn - other) & SOFT_PSN_MASK) >= 1u << 23;
 }
 
-static inline struct soft_send *soft_send_at(const struct soft_qp *qp, uint32_t index)
+static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint32_t index)
 {
 	return &qp->sq.slots[index & qp->sq.mask];
 }
@@ -540,7 +623,7 @@ static inline struct soft_destination *soft_send_destination(const struct soft_q
 }
 
 /* Is it answered with data? */
-static inline bool soft_send_is_read(const struct soft_send *send)
+static inline bool soft_send_is_read(const struct soft_send_wqe *send)
 {
 	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -554,8 +637,8 @@ static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 						     : soft_send_at(qp, index)->sequence);
 }
 
-static inline struct soft_receive *soft_receive_at(const struct soft_receive_queue *rq,
-						   uint32_t index)
+static inline struct soft_recv_wqe *soft_receive_at(const struct soft_receive_queue *rq,
+						    uint32_t index)
 {
 	return &rq->slots[index & rq->mask];
 }
@@ -601,6 +684,27 @@ static inline struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 	return qp->ibv.srq ? qp->ibv.srq->pd : qp->ibv.pd;
 }
 
+struct soft_qp *soft_qp_of(struct ibv_qp *qp);
+
+/* The queue pair of this device with that number, or NULL (an application may make and move its
+ * queue pairs itself and give the CM only the number).  Under the lock. */
+struct soft_qp *soft_qp_find(uint32_t qp_num);
+
+/* Called once, under the lock, when an adopted stream is gone: `error` is 0 when the other side (or
+ * we) ended it in an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp,
+ * NULL, NULL), nor once the queue pair is destroyed or reset. */
+void soft_qp_on_link_down(struct soft_qp *qp,
+			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void *owner);
+
+/* Orderly end: the queue pair goes to ERR (everything is flushed), the other side is told, and
+ * link_down follows once it has closed its end, at the latest after two seconds.  Under the lock.
+ * Returns 0, or ENOTCONN when there is no stream. */
+int soft_qp_disconnect(struct soft_qp *qp);
+
+/* The verbs calls take the lock themselves; these are their bodies for callers that hold it. */
+int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
+
 /* qp.c */
 int soft_queues_create(struct soft_qp *qp);
 void soft_queues_destroy(struct soft_qp *qp);
@@ -619,7 +723,7 @@ void soft_qp_stall(struct soft_qp *qp);
 void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);
 /* How long it waits for an answer, all retries counted, in ns: IBTA 9.7.6.1.3. */
-uint64_t soft_qp_patience(const struct soft_qp *qp);
+uint64_t soft_qp_retry_time(const struct soft_qp *qp);
 
 /* post.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
@@ -635,55 +739,9 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 void soft_flush_sends(struct soft_qp *qp);
 void soft_flush(struct soft_qp *qp);
 
-/* ---- frames being built and taken in ------------------------------------------------------- */
-
-/* A frame on its way out; what sending it means for the queue pair is done when its last byte is
- * with the kernel (`commit`), because frames that do not fit are built anew later. */
-struct soft_outgoing {
-	struct soft_frame frame;
-	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
-	bool last; /* of its message */
-	bool refers; /* instead of carrying its payload */
-};
-
-/* Where transmission has got to, while a batch of frames is built and not yet sent. */
-struct soft_plan {
-	uint32_t next, next_offset, reads;
-	uint32_t response, response_offset;
-	uint32_t acked;
-	uint32_t most; /* bytes of payload that the next frame may carry */
-	uint32_t refers_to; /* the same if it refers to them; 0: it cannot */
-	uint32_t refers_from; /* as many as are worth it */
-};
-
-/* cma_descriptor.c.  Of the `left` bytes of a message, those of its next frame; and does that refer to them? */
-uint32_t soft_frame_share(const struct soft_plan *plan, uint32_t left, bool *refers);
-/* The requests of the queue pair complete without being answered: their memory will be the
- * application's again. */
-void soft_references_flush(const struct soft_qp *qp);
-
-/* requester.c.  next: false when nothing may be sent now. */
-bool soft_requester_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
-void soft_requester_commit(struct soft_qp *qp, const struct soft_outgoing *out);
-/* Bytes [from, from + length) of the frame's payload as iovecs; their number, or -1 when the memory
- * is no longer allowed to be read. */
-int soft_requester_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room);
-/* Carry out the local requests whose turn has come, complete those whose turn to complete has come;
- * if the oldest request is one that cannot be transmitted, its turn to fail has come. */
-void soft_requester_settle(struct soft_qp *qp);
-/* Complete local requests that were carried out and have nothing before them any more. */
-void soft_requester_pass(struct soft_qp *qp);
-void soft_requester_fail(struct soft_qp *qp, enum ibv_wc_status status);
-/* UC: nobody hears; everything in the send queue has been sent, as far as this side can know. */
-void soft_requester_lose(struct soft_qp *qp);
-
-/* Something of the message at that place has been given to the wire. */
-static inline void soft_requester_began(struct soft_qp *qp, uint32_t index)
-{
-	if ((int32_t)(index + 1 - qp->sq.begun) > 0)
-		qp->sq.begun = index + 1;
-}
+/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
+int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
 
 /* Was something of the oldest request ever transmitted? */
 static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
@@ -691,78 +749,70 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 	return (int32_t)(qp->sq.begun - qp->sq.oldest) > 0;
 }
 
-/* req_retransmit.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
-/* Back to the oldest request, from that byte on. */
-void soft_requester_go_back(struct soft_qp *qp, uint32_t offset);
-/* The same because something was lost, or fail when that has happened too often. */
-void soft_requester_retry(struct soft_qp *qp, uint32_t offset);
-/* The answer to a later request is there. */
-void soft_requester_missed(struct soft_qp *qp);
-/* The oldest request is done, perhaps before it has been transmitted again. */
-void soft_requester_done(struct soft_qp *qp);
-/* Something was answered: count from the beginning. */
-void soft_requester_progress(struct soft_qp *qp);
-/* Wait for an answer, if there is one to be expected. */
-void soft_requester_await(struct soft_qp *qp);
-void soft_retry_expired(struct soft_timer *timer);
+/* send_queue.c: requests that are carried out or fail on this side */
+/* Bind or invalidate, when its turn has come; false: it has not, or that has failed.  `reads`: READs and
+ * atomics before it that are not answered. */
+bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
+/* Carry out the local requests whose turn has come, complete those whose turn to complete has come;
+ * if the oldest request is one that cannot be transmitted, its turn to fail has come. */
+void soft_send_settle(struct soft_qp *qp);
+/* Complete local requests that were carried out and have nothing before them any more. */
+void soft_send_pass(struct soft_qp *qp);
+/* The oldest request fails, and with it the queue pair. */
+void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status);
 
-/* resp_retransmit.c: what it needs of the responder (IBTA 9.7.4.1.2, 9.7.5.1) */
-enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
-void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
-void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
-struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
-					    uint8_t opcode, uint32_t total);
+/* ---- what is above --------------------------------------------------------------------------- */
 
-/* responder.c */
-int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
-void soft_responder_forget(struct soft_qp *qp);
-void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
-bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out);
-void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out);
-int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
-			  uint32_t length, struct iovec *iov, int room);
-/* The PSN up to which everything is done and may be acknowledged with a frame sent after `plan`. */
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *plan);
-
-/* Taking in.  What happens to the frame just begun and its payload: */
-enum soft_sink {
-	SOFT_SINK_NONE, /* there is no payload */
-	SOFT_SINK_DISCARD, /* read and forgotten, the frame too */
-	SOFT_SINK_SMALL, /* into the link's small buffer */
-	SOFT_SINK_RECEIVE, /* scattered to the receive at the head of the queue */
-	SOFT_SINK_WRITE, /* to the memory that the peer named */
-	SOFT_SINK_READ, /* scattered to the oldest request */
-	SOFT_SINK_BROKEN, /* no such frame can come here: the stream is given up */
+/* The transport of a queue pair's type (rc/, ud/); what may be NULL says so. */
+struct soft_transport {
+	void (*created)(void); /* or NULL: one more of these queue pairs, and one less */
+	void (*destroyed)(void); /* or NULL */
+	/* INIT to RTR, or NULL: READs and atomics that the peer may have under way, the first PSN that is
+	 * expected.  0 or an errno value. */
+	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+	void (*forget)(struct soft_qp *qp); /* or NULL: the reverse, safe to repeat */
+	void (*output)(struct soft_qp *qp); /* send what may be sent now */
+	/* UC: nothing can be sent; everything in the send queue counts as sent. */
+	void (*lose)(struct soft_qp *qp);
+	void (*retry_expired)(struct soft_timer *timer); /* soft_qp.retry_timer */
 };
 
-/* responder.c, completer.c: a frame's header is there; its payload is there, wholly. */
-enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame);
-void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
-enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame);
-void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
-/* Every message up to this PSN is acknowledged; false if that cannot be. */
-bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
+/* Links between queue pairs (wire/). */
+struct soft_link_calls {
+	/* The queue pair has come to RTR: connect, or wait for the peer.  UC: the link is gone, likewise. */
+	void (*begin)(struct soft_qp *qp);
+	void (*again)(struct soft_qp *qp);
+	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are known. */
+	void (*ready)(struct soft_qp *qp, bool first);
+	/* The queue pair is in error: send what must still go, then end. */
+	void (*close)(struct soft_qp_link *link);
+	/* End now. */
+	void (*finish)(struct soft_qp_link *link, int error);
+	/* The queue pair goes without its link, which closes. */
+	void (*leave)(struct soft_qp_link *link);
+	/* An acknowledgement is due, at once or with company. */
+	void (*acknowledge)(struct soft_qp_link *link);
+	/* How long a path to another machine may be silent, in ns. */
+	uint64_t (*silence_limit)(void);
+	/* The requests of the queue pair complete without being answered; the key opens nothing any more,
+	 * or something else: what was exported for them is not copied any more when this returns. */
+	void (*revoke_requests)(const struct soft_qp *qp);
+	void (*revoke_key)(uint32_t key);
+	/* The number of this process at the port, its LID; 0 if there is none to be had. */
+	uint16_t (*lid)(void);
+	/* Another one; 0 or an errno value. */
+	int (*change_lid)(void);
+};
 
-/* Memory for payload bytes [from, from + length) of the frame, as iovecs; their number, or -1 when
- * it may not be written (what follows from that has then been done). */
-void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* does that */
-int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
-			 uint32_t length, struct iovec *iov, int room);
-int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
-			int room);
+extern const struct soft_link_calls *soft_links;
 
-/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
-int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
-		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
+/* Of RC and UC, and of UD; and the links: softdev.c gives them, before anything else is called. */
+void soft_objects_use(const struct soft_transport *connected,
+		      const struct soft_transport *datagrams, const struct soft_link_calls *links);
 
-/* ---- listener.c ---------------------------------------------------------------------------- */
-
-/* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
- * none to be had. */
-uint16_t soft_listener_port(void);
-/* Another number, where nobody knows us yet; 0 or an errno value. */
-int soft_listener_move(void);
-/* Accept at that address of this host as well. */
-void soft_listener_open(const union ibv_gid *gid);
+static inline uint16_t soft_port_lid(void)
+{
+	return soft_links->lid();
+}
 
 #endif

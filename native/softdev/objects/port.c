@@ -5,10 +5,11 @@
  */
 #include <errno.h>
 
-#include "wire/link.h"
+#include "objects.h"
 
 static struct soft_node contexts = {&contexts, &contexts};
 static bool down;
+uint32_t soft_port_bad_qkeys;
 
 bool soft_port_is_down(void)
 {
@@ -56,7 +57,7 @@ void soft_port_detach(struct soft_context *context)
 	soft_unlock();
 }
 
-void soft_port_reset(void)
+static void reset(void)
 {
 	while (!soft_list_empty(&contexts))
 		soft_list_remove(contexts.next);
@@ -64,13 +65,15 @@ void soft_port_reset(void)
 	down = false;
 }
 
+const struct soft_subsystem soft_port_subsystem = {.stop = reset, .forked = reset};
+
 /* ---- what can happen ----------------------------------------------------------------------- */
 
 void soft_port_addresses(void)
 {
 	if (!soft_gid_refresh())
 		return;
-	soft_multicast_addresses();
+	soft_engine_port_changed(SOFT_PORT_ADDRESSES);
 	tell(IBV_EVENT_GID_CHANGE);
 }
 
@@ -81,7 +84,7 @@ static void go_down(void)
 	if (down)
 		return;
 	down = true;
-	soft_sources_silence(true);
+	soft_watches_silence(true);
 	for_queue_pairs(soft_qp_stall);
 	tell(IBV_EVENT_PORT_ERR);
 }
@@ -91,15 +94,15 @@ static void go_up(void)
 	if (!down)
 		return;
 	down = false;
-	soft_sources_silence(false);
-	soft_links_resume();
-	soft_neighbours_resume();
+	soft_watches_silence(false);
+	soft_engine_port_changed(SOFT_PORT_UP);
 	tell(IBV_EVENT_PORT_ACTIVE);
 }
 
 static void fail(void)
 {
-	soft_cm_device_removed(); /* rdma_get_cm_event(3), before their queue pairs fail */
+	soft_engine_port_changed(
+		SOFT_PORT_FATAL); /* rdma_get_cm_event(3), before their queue pairs fail */
 	for_queue_pairs(soft_qp_error);
 	for (struct soft_node *node = contexts.next; node != &contexts; node = node->next)
 		soft_list_entry(node, struct soft_context, of_device)->fatal = true;
@@ -119,10 +122,10 @@ int aiordma_embedded_raise(enum ibv_event_type event)
 		go_up();
 		break;
 	case IBV_EVENT_LID_CHANGE:
-		rc = soft_listener_move();
+		rc = soft_links->change_lid();
 		if (!rc) {
 			tell(event);
-			soft_cm_device_moved();
+			soft_engine_port_changed(SOFT_PORT_LID);
 		}
 		break;
 	case IBV_EVENT_DEVICE_FATAL:

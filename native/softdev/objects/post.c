@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "objects.h"
 #include "trace/trace.h"
 
 static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
@@ -82,11 +83,11 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
 		return ENOMEM;
 
 	uint64_t length = length_of(wr->sg_list, num_sge);
-	struct soft_send *send = soft_send_at(qp, qp->sq.tail);
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.tail);
 
 	if (wr->send_flags & IBV_SEND_INLINE && length > inline_room(qp, wr->opcode))
 		return EINVAL;
-	*send = (struct soft_send){
+	*send = (struct soft_send_wqe){
 		.wr_id = wr->wr_id,
 		.immediate = wr->imm_data,
 		.length = (uint32_t)length,

@@ -9,11 +9,26 @@
 #include <string.h>
 
 #include "extended.h"
-#include "wire/link.h"
 #include "qp_states.h"
 #include "trace/trace.h"
 
 static struct soft_table numbers;
+static const struct soft_transport *connected, *datagrams;
+const struct soft_link_calls *soft_links;
+
+void soft_objects_use(const struct soft_transport *of_connections,
+		      const struct soft_transport *of_datagrams,
+		      const struct soft_link_calls *links)
+{
+	connected = of_connections;
+	datagrams = of_datagrams;
+	soft_links = links;
+}
+
+static const struct soft_transport *transport_of(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_UD ? datagrams : connected;
+}
 
 struct soft_qp *soft_qp_of(struct ibv_qp *qp)
 {
@@ -75,17 +90,17 @@ static void reach_expired(struct soft_timer *timer)
 	if (soft_qp_is_ud(qp)) {
 		soft_qp_kick(qp);
 	} else if (soft_qp_is_uc(qp)) {
-		qp->unheard = true;
+		qp->no_peer = true;
 		/* What is lost cannot be finished either. */
 		if (qp->link && qp->link->partial)
-			soft_link_finish(qp->link, 0);
+			soft_links->finish(qp->link, 0);
 		else
 			soft_qp_kick(qp);
 	} else if (qp->sq.oldest != qp->sq.tail) {
-		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down()) {
 		/* By now the peer has given up what it sent: let it know, for it cannot know. */
-		soft_link_close(qp->link);
+		soft_links->close(qp->link);
 	}
 }
 
@@ -108,6 +123,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		rc = qp ? 0 : ENOMEM;
 	}
 	if (!rc) {
+		qp->transport = transport_of(attr->qp_type);
 		qp->cap = attr->cap;
 		qp->cap.max_inline_data = inline_room(&attr->cap);
 		qp->ibv = (struct ibv_qp){
@@ -132,7 +148,7 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 	qp->sq_sig_all = attr->sq_sig_all;
 	qp->rnr_timer.expired = rnr_expired;
 	qp->reach_timer.expired = reach_expired;
-	qp->retry_timer.expired = soft_retry_expired;
+	qp->retry_timer.expired = qp->transport->retry_expired;
 	soft_list_init(&qp->attachments);
 	pthread_mutex_init(&qp->ibv.mutex, NULL);
 	pthread_cond_init(&qp->ibv.cond, NULL);
@@ -149,8 +165,8 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 		soft_cq_of(attr->recv_cq)->users++;
 		if (attr->srq)
 			soft_srq_of(attr->srq)->users++;
-		if (soft_qp_is_ud(qp))
-			soft_datagram_hold();
+		if (qp->transport->created)
+			qp->transport->created();
 		SOFT_TRACE(created, qp);
 	}
 	soft_unlock();
@@ -173,8 +189,8 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		soft_unlock();
 		return EBUSY; /* ibv_destroy_qp(3): attached to a multicast group */
 	}
-	if (soft_qp_is_ud(qp) && !soft_context_inherited(soft_context_of(ibv->context)))
-		soft_datagram_release();
+	if (qp->transport->destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
+		qp->transport->destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
 	soft_table_remove(&numbers, ibv->qp_num);
@@ -215,21 +231,21 @@ static void stop_timers(struct soft_qp *qp)
 
 void soft_qp_enter_reset(struct soft_qp *qp)
 {
-	struct soft_link *link = qp->link;
+	struct soft_qp_link *link = qp->link;
 
 	qp->link_down = NULL;
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
-	soft_references_flush(qp);
+	soft_links->revoke_requests(qp);
 	if (link)
-		soft_link_leave(link);
+		soft_links->leave(link);
 	soft_queues_reset(qp);
 	/* What it has completed is taken back too, as cards do: the number may soon be another
 	 * queue pair's, or the same one's in a new life. */
 	soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
 	soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
-	qp->stream_from_cm = qp->stream_lost = qp->unheard = false;
+	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
 	qp->communicated = qp->draining = false;
 }
 
@@ -245,7 +261,7 @@ void soft_qp_error(struct soft_qp *qp)
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	if (qp->link)
-		soft_link_close(qp->link);
+		soft_links->close(qp->link);
 }
 
 /* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what comes
@@ -273,7 +289,7 @@ void soft_qp_check_drained(struct soft_qp *qp)
 #define CONNECTING_NS 500000000u
 #define CONNECTING_ELSEWHERE_NS 5000000000u
 
-uint64_t soft_qp_patience(const struct soft_qp *qp)
+uint64_t soft_qp_retry_time(const struct soft_qp *qp)
 {
 	return ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
 }
@@ -284,8 +300,8 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 
 	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
 		return CONNECTING_NS;
-	return soft_path_patience() < CONNECTING_ELSEWHERE_NS ? soft_path_patience()
-							      : CONNECTING_ELSEWHERE_NS;
+	return soft_links->silence_limit() < CONNECTING_ELSEWHERE_NS ? soft_links->silence_limit()
+								     : CONNECTING_ELSEWHERE_NS;
 }
 
 /* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
@@ -293,7 +309,7 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
-	uint64_t time = soft_qp_patience(qp);
+	uint64_t time = soft_qp_retry_time(qp);
 
 	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
 		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns
@@ -312,19 +328,19 @@ void soft_qp_kick(struct soft_qp *qp)
 		return;
 	}
 	if (qp->ibv.state == IBV_QPS_SQD && qp->link && soft_oldest_has_begun(qp))
-		soft_link_output(qp->link); /* what has begun is brought to its end */
+		soft_qp_link_output(qp->link); /* what has begun is brought to its end */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
-	soft_requester_settle(qp); /* what is local needs no stream */
+	soft_send_settle(qp); /* what is local needs no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (soft_qp_is_ud(qp))
-		soft_ud_output(qp);
+		qp->transport->output(qp);
 	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
-		soft_link_output(qp->link);
-	else if (soft_qp_is_uc(qp) && (qp->unheard || qp->stream_lost))
-		soft_requester_lose(qp);
-	else if (!qp->link || qp->link->state != SOFT_LINK_CHOOSING) /* which has a peer already */
+		soft_qp_link_output(qp->link);
+	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
+		qp->transport->lose(qp);
+	else if (!qp->link || qp->link->state != SOFT_LINK_SELECTING) /* which has a peer already */
 		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
@@ -344,24 +360,24 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
 		/* Nobody is told (IBTA 9.8.2): what is sent meanwhile is lost, and should the peer
 		 * be there again one day, it is heard again. */
-		qp->unheard = true;
+		qp->no_peer = true;
 		if (alive) {
-			soft_greeting_again(qp);
-			soft_requester_lose(qp);
+			soft_links->again(qp);
+			qp->transport->lose(qp);
 		}
 		return;
 	}
 	qp->stream_lost = true;
 	if (alive && soft_qp_is_uc(qp)) {
-		soft_requester_lose(qp);
+		qp->transport->lose(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
 
 		if (error)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
 		if (error && outstanding)
-			soft_requester_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
-								: IBV_WC_RETRY_EXC_ERR);
+			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
+							   : IBV_WC_RETRY_EXC_ERR);
 		else if (error)
 			soft_qp_error(qp);
 		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
@@ -480,8 +496,8 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	rc = check_values(attr, attr_mask);
 	if (rc)
 		return rc;
-	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && !soft_qp_is_ud(qp)) {
-		rc = soft_responder_prepare(
+	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {
+		rc = qp->transport->prepare(
 			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
 			attr->rq_psn);
 		if (rc)
@@ -509,15 +525,12 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 	case IBV_QPS_RTR:
 		set_state(qp, to);
 		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp))
-			soft_greeting_begin(qp);
+			soft_links->begin(qp);
 		return 0;
 	case IBV_QPS_RTS:
 		set_state(qp, to);
 		qp->draining = false;
-		if (from == IBV_QPS_RTR)
-			soft_greeting_check(qp);
-		if (qp->link && qp->link->state == SOFT_LINK_UP)
-			soft_path_watch(qp->link); /* now it has a timeout */
+		soft_links->ready(qp, from == IBV_QPS_RTR);
 		soft_qp_kick(qp);
 		return 0;
 	default:

@@ -51,7 +51,7 @@ int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv
 		return ENOMEM;
 	for (int i = 0; i < wr->num_sge; i++)
 		length += wr->sg_list[i].length;
-	*soft_receive_at(rq, rq->tail) = (struct soft_receive){
+	*soft_receive_at(rq, rq->tail) = (struct soft_recv_wqe){
 		.wr_id = wr->wr_id,
 		.length = length,
 		.num_sge = (uint32_t)wr->num_sge,
@@ -65,7 +65,7 @@ int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv
 
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to)
 {
-	const struct soft_receive *receive = soft_receive_at(from, from->head);
+	const struct soft_recv_wqe *receive = soft_receive_at(from, from->head);
 
 	*soft_receive_at(to, to->tail) = *receive;
 	memcpy(soft_receive_sges(to, to->tail), soft_receive_sges(from, from->head),
@@ -101,7 +101,8 @@ void soft_queues_destroy(struct soft_qp *qp)
 	free(qp->sq.lists);
 	free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
-	soft_responder_forget(qp);
+	if (qp->transport->forget)
+		qp->transport->forget(qp);
 }
 
 /* RESET: what was posted is forgotten without completions (IBTA 10.3.1.1). */
@@ -110,5 +111,6 @@ void soft_queues_reset(struct soft_qp *qp)
 	qp->sq.oldest = qp->sq.next = qp->sq.next_offset = qp->sq.tail = qp->sq.reads =
 		qp->sq.sequence = qp->sq.begun = qp->sq.resumed = 0;
 	qp->rq.head = qp->rq.tail = 0;
-	soft_responder_forget(qp);
+	if (qp->transport->forget)
+		qp->transport->forget(qp);
 }

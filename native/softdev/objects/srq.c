@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "objects.h"
 #include "trace/trace.h"
 
 bool soft_receive_ready(struct soft_qp *qp)

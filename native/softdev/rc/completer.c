@@ -7,20 +7,20 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "wire/link.h"
+#include "rc.h"
 #include "trace/trace.h"
 
 /* What a completion sets free: a fence, a place among the READs, the end of draining. */
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
-	soft_requester_settle(qp);
+	soft_send_settle(qp);
 	soft_requester_progress(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return;
 	soft_qp_check_drained(qp);
 	if (qp->sq.next != qp->sq.tail)
-		soft_link_output(qp->link);
+		soft_qp_link_output(qp->link);
 }
 
 /* Of requests that were transmitted, however long ago on a lossy link; else since the last time. */
@@ -47,7 +47,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	uint32_t before = count;
 
 	for (; count; count--) {
-		soft_requester_pass(qp);
+		soft_send_pass(qp);
 		if (soft_send_is_read(soft_send_at(qp, qp->sq.oldest)))
 			break;
 		soft_requester_done(qp);
@@ -95,7 +95,7 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
-			soft_requester_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
 			return SOFT_SINK_DISCARD;
 		}
 		qp->rnr_left--;
@@ -111,7 +111,7 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 /* IBTA 9.7.5.2.3: the responder has nothing of the oldest request, or nothing from that byte on. */
 static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (!qp->link->lossy ||
 	    (frame->offset && (soft_send_is_read(send) || frame->offset >= send->length)))
@@ -133,16 +133,16 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 	case SOFT_NAK_SEQUENCE:
 		return gap(qp, frame);
 	case SOFT_NAK_INVALID_REQUEST:
-		soft_requester_fail(qp, IBV_WC_REM_INV_REQ_ERR);
+		soft_send_fail(qp, IBV_WC_REM_INV_REQ_ERR);
 		return SOFT_SINK_DISCARD;
 	case SOFT_NAK_REMOTE_ACCESS:
-		soft_requester_fail(qp, IBV_WC_REM_ACCESS_ERR);
+		soft_send_fail(qp, IBV_WC_REM_ACCESS_ERR);
 		return SOFT_SINK_DISCARD;
 	case SOFT_NAK_REMOTE_OPERATION:
-		soft_requester_fail(qp, IBV_WC_REM_OP_ERR);
+		soft_send_fail(qp, IBV_WC_REM_OP_ERR);
 		return SOFT_SINK_DISCARD;
 	case SOFT_NAK_REQUESTERS_MEMORY:
-		soft_requester_fail(qp, IBV_WC_LOC_PROT_ERR);
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
 		return SOFT_SINK_DISCARD;
 	default:
 		return SOFT_SINK_BROKEN;
@@ -153,7 +153,7 @@ static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame
 
 static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint32_t left = send->length - send->received;
 	uint32_t from = frame->total - frame->offset; /* counted from the end */
 
@@ -172,7 +172,7 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_fram
 
 static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (!soft_send_is_read(send) || send->opcode == IBV_WR_RDMA_READ ||
 	    frame->length != SOFT_ATOMIC_RESULT)
@@ -206,13 +206,13 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
 			int room)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
 				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
 				  iov, room);
 
 	if (count < 0)
-		soft_requester_fail(qp, IBV_WC_LOC_PROT_ERR);
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
 	return count;
 }
 
@@ -226,7 +226,7 @@ static void complete_read(struct soft_qp *qp)
 /* The old value arrives as a number, whatever the byte orders: verbs want it in ours. */
 static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 {
-	struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	struct iovec iov[SOFT_ATOMIC_RESULT];
 	uint64_t before = soft_take64(small);
 	const uint8_t *from = (const uint8_t *)&before;
@@ -235,7 +235,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 			      SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov, SOFT_ATOMIC_RESULT);
 
 	if (count < 0) {
-		soft_requester_fail(qp, IBV_WC_LOC_PROT_ERR);
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
 		return;
 	}
 	for (int i = 0; i < count; from += iov[i].iov_len, i++)
@@ -245,7 +245,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
-	struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {
 		end_atomic(qp, small);

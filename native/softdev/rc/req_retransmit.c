@@ -8,7 +8,7 @@
  * On a link that loses nothing none of this is ever used: who is silent there is slow, not gone.
  */
 #include "inject/inject.h"
-#include "wire/link.h"
+#include "rc.h"
 #include "trace/trace.h"
 
 /* A process is not a card: what is asked for is the least, four times that the most
@@ -18,16 +18,6 @@
 static bool is_lossy(const struct soft_qp *qp)
 {
 	return qp->link && qp->link->state == SOFT_LINK_UP && qp->link->lossy;
-}
-
-void soft_link_loses(struct soft_link *link)
-{
-	if (link->lossy)
-		return;
-	link->lossy = true;
-	link->warns = !soft_qp_is_uc(link->qp);
-	soft_link_output(link);
-	soft_requester_await(link->qp);
 }
 
 void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
@@ -41,14 +31,14 @@ void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
 void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
 {
 	if (!qp->retries_left) {
-		soft_requester_fail(qp, IBV_WC_RETRY_EXC_ERR);
+		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 		return;
 	}
 	qp->retries_left--;
 	soft_fault_counts.retried++;
 	SOFT_TRACE(retry, qp, "LOSS");
 	soft_requester_go_back(qp, offset);
-	soft_link_output(qp->link);
+	soft_qp_link_output(qp->link);
 }
 
 void soft_requester_missed(struct soft_qp *qp)
@@ -63,7 +53,7 @@ void soft_requester_missed(struct soft_qp *qp)
 void soft_requester_done(struct soft_qp *qp)
 {
 	struct soft_send_queue *sq = &qp->sq;
-	struct soft_link *link = qp->link;
+	struct soft_qp_link *link = qp->link;
 
 	sq->resumed = 0;
 	if (sq->oldest != sq->next) {
@@ -73,9 +63,9 @@ void soft_requester_done(struct soft_qp *qp)
 	/* It was about to be transmitted again. */
 	sq->next++;
 	sq->next_offset = 0;
-	if (link->partial && link->outgoing.frame.opcode < SOFT_ACK &&
-	    link->outgoing.index == sq->oldest)
-		link->hollow = true; /* its memory is the application's again */
+	if (link->partial && link->packet.frame.opcode < SOFT_ACK &&
+	    link->packet.index == sq->oldest)
+		link->zero_fill = true; /* its memory is the application's again */
 }
 
 void soft_requester_progress(struct soft_qp *qp)

@@ -6,13 +6,13 @@
  * and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is there
  * now, and an atomic gets the answer that it got (9.4.5).
  */
-#include "wire/link.h"
+#include "rc.h"
 
 /* Answers from this PSN on that have not gone out: they will all be asked for again. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
-	struct soft_link *link = qp->link;
+	struct soft_qp_link *link = qp->link;
 	uint32_t tail = responder->response_head;
 
 	while (tail != responder->response_tail &&
@@ -20,9 +20,9 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 		tail++;
 	if (tail == responder->response_head && tail != responder->response_tail) {
 		/* A frame that the wire has in part must be finished; it is then the last one. */
-		if (link->partial && link->outgoing.frame.opcode > SOFT_ACK &&
-		    link->outgoing.index == tail) {
-			link->outgoing.last = true;
+		if (link->partial && link->packet.frame.opcode > SOFT_ACK &&
+		    link->packet.index == tail) {
+			link->packet.last = true;
 			tail++;
 		} else {
 			responder->response_offset = 0;
@@ -44,7 +44,7 @@ static bool answer(struct soft_qp *qp, const struct soft_frame *frame, uint8_t o
 
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
-	soft_link_output(qp->link);
+	soft_qp_link_output(qp->link);
 	return true;
 }
 
@@ -78,7 +78,7 @@ static void acknowledge_again(struct soft_qp *qp)
 {
 	/* As if the last one had not been told. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
-	soft_link_output(qp->link);
+	soft_qp_link_output(qp->link);
 }
 
 static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)

@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 
 #include "inject/inject.h"
-#include "wire/link.h"
+#include "rc.h"
 
 /* When a queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
@@ -56,7 +56,7 @@ void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 	qp->link->nak_syndrome = syndrome;
 	qp->link->nak_psn = qp->responder.psn;
 	qp->link->nak_offset = qp->responder.active ? qp->responder.offset : 0;
-	soft_link_output(qp->link);
+	soft_qp_link_output(qp->link);
 }
 
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
@@ -240,7 +240,7 @@ static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *f
 /* What was expected is there; nobody need be told any more that it is missing. */
 static void found(struct soft_qp *qp)
 {
-	struct soft_link *link = qp->link;
+	struct soft_qp_link *link = qp->link;
 
 	qp->responder.resend_wanted = false;
 	if (link->nak_opcode == SOFT_NAK && link->nak_syndrome == SOFT_NAK_SEQUENCE)
@@ -316,7 +316,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 	uint64_t offset = (uint64_t)frame->offset + from;
 
 	if (frame->opcode == SOFT_SEND) {
-		const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
+		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
 		int count = soft_sge_walk(soft_receive_pd(qp),
 					  soft_receive_sges(&qp->rq, qp->rq.head), receive->num_sge,
 					  offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
@@ -410,9 +410,9 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		if (soft_qp_is_uc(qp))
 			return;
 		if (responder->has_receive)
-			soft_ack_later(qp->link);
+			soft_links->acknowledge(qp->link);
 		else
-			soft_link_output(qp->link);
+			soft_qp_link_output(qp->link);
 		return;
 	case SOFT_READ:
 		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->total);
@@ -424,7 +424,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		}
 	}
 	responder->psn = soft_psn_add(responder->psn, 1);
-	soft_link_output(qp->link);
+	soft_qp_link_output(qp->link);
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
@@ -434,20 +434,20 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 	return &qp->responder.responses[index & qp->responder.response_mask];
 }
 
-uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_plan *plan)
+uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return plan->acked; /* there is never anything to tell */
-	uint32_t next = plan->response == responder->response_tail
+		return cursor->acked; /* there is never anything to tell */
+	uint32_t next = cursor->response == responder->response_tail
 				? responder->psn
-				: response_at(qp, plan->response)->psn;
+				: response_at(qp, cursor->response)->psn;
 
 	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
 
 	/* The oldest answer may be one that is given again. */
-	return soft_psn_before(done, plan->acked) ? plan->acked : done;
+	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
 }
 
 /* An answer acknowledges: IBTA 9.7.5.1.2. */
@@ -456,38 +456,40 @@ static uint32_t acked_with(uint32_t acked, uint32_t psn)
 	return soft_psn_before(acked, psn) ? psn : acked;
 }
 
-bool soft_responder_next(struct soft_qp *qp, struct soft_plan *plan, struct soft_outgoing *out)
+bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			 struct soft_tx_packet *out)
 {
-	if (plan->response == qp->responder.response_tail)
+	if (cursor->response == qp->responder.response_tail)
 		return false;
-	const struct soft_response *response = response_at(qp, plan->response);
-	bool refers;
-	uint32_t length = soft_frame_share(plan, response->total - plan->response_offset, &refers);
+	const struct soft_response *response = response_at(qp, cursor->response);
+	bool by_cma;
+	uint32_t length =
+		soft_frame_share(cursor, response->total - cursor->response_offset, &by_cma);
 
-	*out = (struct soft_outgoing){
-		.index = plan->response,
-		.last = plan->response_offset + length == response->total,
-		.refers = refers,
+	*out = (struct soft_tx_packet){
+		.index = cursor->response,
+		.last = cursor->response_offset + length == response->total,
+		.by_cma = by_cma,
 		.frame =
 			{
 				.opcode = response->opcode,
 				.length = length,
 				.psn = response->psn,
 				.total = response->total,
-				.offset = plan->response_offset,
+				.offset = cursor->response_offset,
 			},
 	};
 	if (out->last) {
-		plan->response++;
-		plan->response_offset = 0;
-		plan->acked = acked_with(plan->acked, response->psn);
+		cursor->response++;
+		cursor->response_offset = 0;
+		cursor->acked = acked_with(cursor->acked, response->psn);
 	} else {
-		plan->response_offset += length;
+		cursor->response_offset += length;
 	}
 	return true;
 }
 
-void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out)
+void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
 	struct soft_responder *responder = &qp->responder;
 
@@ -502,7 +504,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_outgoing *out)
 	}
 }
 
-int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room)
 {
 	struct soft_response *response = response_at(qp, out->index);
@@ -514,7 +516,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_outgoing *out, u
 	else
 		memory = soft_remote_memory(
 			qp, response->rkey, response->address + out->frame.offset + from, length,
-			IBV_ACCESS_REMOTE_READ | (out->refers ? SOFT_ACCESS_REFERENCE : 0));
+			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};

@@ -4,7 +4,7 @@
  * belongs to the network name space as LIDs do, under a name made of its LID.  Nothing of it is in
  * the file system.  Who wants to share memory comes to the door, is looked at (both ask the kernel for
  * the other's user, which must be their own), makes the memory and hands it over.  The socket stays:
- * its end is the end of the neighbour.
+ * its end is the end of the local peer.
  *
  *   the visitor   HELLO, its LID, the memory, and its bell; it may write into its ring at once
  *   the host      READY and its bell, or the end of the socket
@@ -37,7 +37,7 @@ enum {
 #define PATIENCE_NS 10000000000u
 #define REST_NS 100000000u
 
-enum word {
+enum ctrl {
 	HELLO = 1,
 	READY,
 	LID
@@ -50,14 +50,14 @@ enum {
 }; /* that come with HELLO; with READY the second one */
 
 struct message {
-	uint32_t word;
+	uint32_t ctrl;
 	uint32_t lid;
 };
 
-static void knocked(struct soft_source *source, uint32_t events);
+static void knocked(struct soft_fd_watch *watch, uint32_t events);
 static void rest_over(struct soft_timer *timer);
 
-static struct soft_source door = {.fd = -1, .ready = knocked, .of_port = true};
+static struct soft_fd_watch door = {.fd = -1, .ready = knocked, .of_port = true};
 static struct soft_timer rest = {.expired = rest_over};
 static uint16_t own_lid;
 
@@ -66,9 +66,9 @@ static unsigned stranger_count;
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-static bool tell(const struct soft_neighbour *neighbour, enum word word, const int *fds, int count)
+static bool tell(const struct soft_shm_peer *peer, enum ctrl ctrl, const int *fds, int count)
 {
-	struct message message = {word, own_lid};
+	struct message message = {ctrl, own_lid};
 	struct iovec bytes = {&message, sizeof(message)};
 	union {
 		struct cmsghdr header;
@@ -86,7 +86,7 @@ static bool tell(const struct soft_neighbour *neighbour, enum word word, const i
 		control.header.cmsg_len = CMSG_LEN(length);
 		memcpy(CMSG_DATA(&control.header), fds, length);
 	}
-	return sendmsg(neighbour->socket.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+	return sendmsg(peer->socket.fd, &letter, MSG_NOSIGNAL | MSG_DONTWAIT) ==
 	       (ssize_t)sizeof(message);
 }
 
@@ -98,7 +98,7 @@ static void close_fds(int fds[FDS])
 }
 
 /* 1: a message, with the fds that came with it or -1; 0: none now; -1: the end. */
-static int hear(const struct soft_neighbour *neighbour, struct message *message, int fds[FDS])
+static int hear(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
 	union {
@@ -108,10 +108,10 @@ static int hear(const struct soft_neighbour *neighbour, struct message *message,
 	struct msghdr letter = {
 		.msg_iov = &bytes,
 		.msg_iovlen = 1,
-		.msg_control = neighbour->up ? NULL : &control,
-		.msg_controllen = neighbour->up ? 0 : sizeof(control),
+		.msg_control = peer->up ? NULL : &control,
+		.msg_controllen = peer->up ? 0 : sizeof(control),
 	};
-	ssize_t n = recvmsg(neighbour->socket.fd, &letter, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t n = recvmsg(peer->socket.fd, &letter, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 	for (int i = 0; i < FDS; i++)
 		fds[i] = -1;
@@ -133,191 +133,189 @@ static int hear(const struct soft_neighbour *neighbour, struct message *message,
 
 /* ---- the two of them ----------------------------------------------------------------------- */
 
-static void leave_strangers(struct soft_neighbour *neighbour)
+static void leave_strangers(struct soft_shm_peer *peer)
 {
-	if (!soft_list_empty(&neighbour->stranger))
+	if (!soft_list_empty(&peer->stranger))
 		stranger_count--;
-	soft_list_remove(&neighbour->stranger);
+	soft_list_remove(&peer->stranger);
 }
 
-static void close_source(struct soft_source *source)
+static void close_source(struct soft_fd_watch *watch)
 {
-	soft_unwatch(source);
-	if (source->fd >= 0)
-		close(source->fd);
-	source->fd = -1;
+	soft_unwatch(watch);
+	if (watch->fd >= 0)
+		close(watch->fd);
+	watch->fd = -1;
 }
 
-void soft_meeting_end(struct soft_neighbour *neighbour)
+void soft_attach_end(struct soft_shm_peer *peer)
 {
-	leave_strangers(neighbour);
-	soft_timer_stop(&neighbour->patience);
-	close_source(&neighbour->socket);
-	close_source(&neighbour->process);
-	soft_bell_close(&neighbour->bell);
+	leave_strangers(peer);
+	soft_timer_stop(&peer->patience);
+	close_source(&peer->socket);
+	close_source(&peer->process);
+	soft_notify_pipe_close(&peer->pipe);
 }
 
 static void waited_in_vain(struct soft_timer *timer)
 {
-	soft_neighbour_finish(soft_container(timer, struct soft_neighbour, patience), ECONNREFUSED);
+	soft_shm_peer_finish(soft_container(timer, struct soft_shm_peer, patience), ECONNREFUSED);
 }
 
-static void died(struct soft_source *source, uint32_t events)
+static void died(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
-	soft_neighbour_part(soft_container(source, struct soft_neighbour, process));
+	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
 /* One of our user?  Then we shall be told when it dies; if it lives where we cannot see it (another
  * process name space), by its socket alone. */
-static bool look_at(struct soft_neighbour *neighbour)
+static bool look_at(struct soft_shm_peer *peer)
 {
 	struct ucred who;
 	socklen_t length = sizeof(who);
 	int fd = -1;
 
-	if (getsockopt(neighbour->socket.fd, SOL_SOCKET, SO_PEERCRED, &who, &length) ||
+	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERCRED, &who, &length) ||
 	    who.uid != geteuid())
 		return false;
-	neighbour->pid = who.pid;
+	peer->pid = who.pid;
 	length = sizeof(fd);
-	if (getsockopt(neighbour->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && who.pid)
+	if (getsockopt(peer->socket.fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) && who.pid)
 		fd = (int)syscall(SYS_pidfd_open, who.pid, 0);
-	neighbour->process.fd = fd;
+	peer->process.fd = fd;
 	return true;
 }
 
-static void heard(struct soft_source *source, uint32_t events);
+static void heard(struct soft_fd_watch *watch, uint32_t events);
 
-static struct soft_neighbour *with_socket(int fd)
+static struct soft_shm_peer *with_socket(int fd)
 {
-	struct soft_neighbour *neighbour = soft_neighbour_create();
+	struct soft_shm_peer *peer = soft_shm_peer_create();
 
-	if (!neighbour) {
+	if (!peer) {
 		close(fd);
 		return NULL;
 	}
-	neighbour->socket = (struct soft_source){.fd = fd, .ready = heard, .of_port = true};
-	neighbour->process = (struct soft_source){.fd = -1, .ready = died, .of_port = true};
-	neighbour->patience.expired = waited_in_vain;
-	soft_timer_start(&neighbour->patience, soft_now() + PATIENCE_NS);
-	if (look_at(neighbour) && !soft_watch(&neighbour->socket, EPOLLIN))
-		return neighbour;
-	soft_neighbour_finish(neighbour, ECONNREFUSED);
+	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = heard, .of_port = true};
+	peer->process = (struct soft_fd_watch){.fd = -1, .ready = died, .of_port = true};
+	peer->patience.expired = waited_in_vain;
+	soft_timer_start(&peer->patience, soft_now() + PATIENCE_NS);
+	if (look_at(peer) && !soft_watch(&peer->socket, EPOLLIN))
+		return peer;
+	soft_shm_peer_finish(peer, ECONNREFUSED);
 	return NULL;
 }
 
 /* Both have the memory. */
-static bool come_up(struct soft_neighbour *neighbour)
+static bool come_up(struct soft_shm_peer *peer)
 {
-	soft_timer_stop(&neighbour->patience);
-	neighbour->up = true;
-	return neighbour->process.fd < 0 || !soft_watch(&neighbour->process, EPOLLIN);
+	soft_timer_stop(&peer->patience);
+	peer->up = true;
+	return peer->process.fd < 0 || !soft_watch(&peer->process, EPOLLIN);
 }
 
-static bool hang_bell(struct soft_neighbour *neighbour, int fds[FDS])
+static bool hang_bell(struct soft_shm_peer *peer, int fds[FDS])
 {
 	int fd = fds[BELL];
 
 	fds[BELL] = -1;
-	return fd >= 0 && soft_bell_hang(&neighbour->bell, fd);
+	return fd >= 0 && soft_notify_pipe_receive(&peer->pipe, fd);
 }
 
-static bool hello(struct soft_neighbour *neighbour, const struct message *message, int fds[FDS])
+static bool hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
-	leave_strangers(neighbour);
-	neighbour->lid = (uint16_t)message->lid;
-	if (fds[MEMORY] < 0 || soft_memory_check(fds[MEMORY]) ||
-	    soft_memory_enter(neighbour, fds[MEMORY], false) || !hang_bell(neighbour, fds) ||
-	    soft_bell_make(&neighbour->bell))
+	leave_strangers(peer);
+	peer->lid = (uint16_t)message->lid;
+	if (fds[MEMORY] < 0 || soft_segment_check(fds[MEMORY]) ||
+	    soft_segment_map(peer, fds[MEMORY], false) || !hang_bell(peer, fds) ||
+	    soft_notify_pipe_make(&peer->pipe))
 		return false;
-	return tell(neighbour, READY, &neighbour->bell.end, 1) && come_up(neighbour);
+	return tell(peer, READY, &peer->pipe.read_fd, 1) && come_up(peer);
 }
 
 /* The only one that comes with READY. */
-static bool ready(struct soft_neighbour *neighbour, int fds[FDS])
+static bool ready(struct soft_shm_peer *peer, int fds[FDS])
 {
 	int first = fds[0];
 
 	fds[0] = fds[BELL];
 	fds[BELL] = first;
-	return hang_bell(neighbour, fds) && come_up(neighbour);
+	return hang_bell(peer, fds) && come_up(peer);
 }
 
 /* False: it does not belong here. */
-static bool understood(struct soft_neighbour *neighbour, const struct message *message,
-		       int fds[FDS])
+static bool understood(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
-	bool visitor = !neighbour->memory; /* the host has made nothing */
+	bool visitor = !peer->memory; /* the host has made nothing */
 
-	switch (message->word) {
+	switch (message->ctrl) {
 	case HELLO:
-		return visitor && hello(neighbour, message, fds);
+		return visitor && hello(peer, message, fds);
 	case READY:
-		return !visitor && !neighbour->up && ready(neighbour, fds);
+		return !visitor && !peer->up && ready(peer, fds);
 	case LID:
-		neighbour->lid = (uint16_t)message->lid;
-		return neighbour->up;
+		peer->lid = (uint16_t)message->lid;
+		return peer->up;
 	default:
 		return false;
 	}
 }
 
-static void heard(struct soft_source *source, uint32_t events)
+static void heard(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_neighbour *neighbour = soft_container(source, struct soft_neighbour, socket);
+	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, socket);
 	struct message message;
 	int fds[FDS];
 
 	(void)events;
 	/* One: if there are more, epoll says so. */
-	int rc = hear(neighbour, &message, fds);
+	int rc = hear(peer, &message, fds);
 
-	if (rc == 1 && !understood(neighbour, &message, fds))
+	if (rc == 1 && !understood(peer, &message, fds))
 		rc = -1;
 	close_fds(fds);
 	if (rc < 0)
-		soft_neighbour_part(neighbour);
-	else if (neighbour->up)
-		soft_attention_visit(neighbour);
+		soft_shm_peer_drain_and_finish(peer);
+	else if (peer->up)
+		soft_wakeup_visit(peer);
 }
 
 /* ---- bells --------------------------------------------------------------------------------- */
 
-static bool listen_to(struct soft_neighbour *neighbour)
+static bool listen_to(struct soft_shm_peer *peer)
 {
-	bool rings = soft_bell_hear(&neighbour->bell);
+	bool rings = soft_notify_pipe_drain(&peer->pipe);
 
-	neighbour->asked = false;
+	peer->armed = false;
 	if (!rings)
-		soft_neighbour_part(neighbour);
+		soft_shm_peer_drain_and_finish(peer);
 	return rings;
 }
 
-static void rung(struct soft_source *source, uint32_t events)
+static void notified(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_neighbour *neighbour =
-		soft_container(source, struct soft_neighbour, bell.source);
+	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in.watch);
 
 	(void)events;
-	if (listen_to(neighbour) && neighbour->up)
-		soft_attention_visit(neighbour);
+	if (listen_to(peer) && peer->up)
+		soft_wakeup_visit(peer);
 }
 
-void soft_meeting_hush(struct soft_neighbour *neighbour)
+void soft_attach_ack_notify(struct soft_shm_peer *peer)
 {
-	listen_to(neighbour);
+	listen_to(peer);
 }
 
-void soft_meeting_ring(struct soft_neighbour *neighbour)
+void soft_attach_notify(struct soft_shm_peer *peer)
 {
-	soft_bell_ring(&neighbour->bell);
+	soft_notify_pipe_notify(&peer->pipe);
 }
 
-void soft_meeting_init(struct soft_neighbour *neighbour)
+void soft_attach_init(struct soft_shm_peer *peer)
 {
-	neighbour->socket.fd = neighbour->process.fd = -1;
-	soft_bell_init(&neighbour->bell, rung);
+	peer->socket.fd = peer->process.fd = -1;
+	soft_notify_pipe_init(&peer->pipe, notified);
 }
 
 /* ---- the visitor --------------------------------------------------------------------------- */
@@ -332,23 +330,23 @@ static socklen_t name_of(uint16_t lid, struct sockaddr_un *address)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-static bool bring_memory(struct soft_neighbour *neighbour)
+static bool bring_memory(struct soft_shm_peer *peer)
 {
-	int fd = soft_memory_make();
+	int fd = soft_segment_make();
 	bool done = false;
 
 	if (fd < 0)
 		return false;
-	if (!soft_memory_enter(neighbour, fd, true) && !soft_bell_make(&neighbour->bell)) {
-		const int fds[FDS] = {[MEMORY] = fd, [BELL] = neighbour->bell.end};
+	if (!soft_segment_map(peer, fd, true) && !soft_notify_pipe_make(&peer->pipe)) {
+		const int fds[FDS] = {[MEMORY] = fd, [BELL] = peer->pipe.read_fd};
 
-		done = tell(neighbour, HELLO, fds, FDS);
+		done = tell(peer, HELLO, fds, FDS);
 	}
 	close(fd);
 	return done;
 }
 
-struct soft_neighbour *soft_meeting_begin(uint16_t lid)
+struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 {
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
@@ -360,16 +358,16 @@ struct soft_neighbour *soft_meeting_begin(uint16_t lid)
 		close(fd);
 		return NULL;
 	}
-	struct soft_neighbour *neighbour = with_socket(fd);
+	struct soft_shm_peer *peer = with_socket(fd);
 
-	if (!neighbour)
+	if (!peer)
 		return NULL;
-	if (!bring_memory(neighbour)) {
-		soft_neighbour_finish(neighbour, ECONNREFUSED);
+	if (!bring_memory(peer)) {
+		soft_shm_peer_finish(peer, ECONNREFUSED);
 		return NULL;
 	}
-	neighbour->lid = lid;
-	return neighbour;
+	peer->lid = lid;
+	return peer;
 }
 
 /* ---- the host ------------------------------------------------------------------------------ */
@@ -383,21 +381,21 @@ static void rest_over(struct soft_timer *timer)
 static void let_in(int fd)
 {
 	if (stranger_count == STRANGERS)
-		soft_neighbour_finish(
-			soft_list_entry(strangers.next, struct soft_neighbour, stranger), 0);
-	struct soft_neighbour *neighbour = with_socket(fd);
+		soft_shm_peer_finish(
+			soft_list_entry(strangers.next, struct soft_shm_peer, stranger), 0);
+	struct soft_shm_peer *peer = with_socket(fd);
 
-	if (!neighbour)
+	if (!peer)
 		return;
-	soft_list_append(&strangers, &neighbour->stranger);
+	soft_list_append(&strangers, &peer->stranger);
 	stranger_count++;
 }
 
-static void knocked(struct soft_source *source, uint32_t events)
+static void knocked(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
 	for (int i = 0; i < VISITS_PER_STEP; i++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
 			let_in(fd);
@@ -405,44 +403,44 @@ static void knocked(struct soft_source *source, uint32_t events)
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
 			/* Ready for ever, and nothing could be done about it. */
-			soft_unwatch(source);
+			soft_unwatch(watch);
 			soft_timer_start(&rest, soft_now() + REST_NS);
 		}
 		return;
 	}
 }
 
-static void tell_lid(struct soft_neighbour *neighbour)
+static void tell_lid(struct soft_shm_peer *peer)
 {
-	if (neighbour->up && neighbour->socket.fd >= 0)
-		tell(neighbour, LID, NULL, 0);
+	if (peer->up && peer->socket.fd >= 0)
+		tell(peer, LID, NULL, 0);
 }
 
 /* Without a door there is TCP. */
-void soft_meeting_open(uint16_t lid)
+void soft_attach_listen(uint16_t lid)
 {
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
 
-	soft_meeting_close();
+	soft_attach_unlisten();
 	own_lid = lid;
-	soft_neighbours_all(tell_lid);
+	soft_shm_each_peer(tell_lid);
 	door.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (door.fd < 0)
 		return;
 	if (bind(door.fd, (struct sockaddr *)&address, length) || listen(door.fd, BACKLOG) ||
 	    soft_watch(&door, EPOLLIN))
-		soft_meeting_close();
+		soft_attach_unlisten();
 }
 
-void soft_meeting_close(void)
+void soft_attach_unlisten(void)
 {
 	soft_timer_stop(&rest);
 	close_source(&door);
 }
 
 /* The sockets are closed already. */
-void soft_meeting_forget(void)
+void soft_attach_reset_after_fork(void)
 {
 	soft_list_init(&strangers);
 	stranger_count = 0;

@@ -13,15 +13,15 @@ enum {
 	AT_ONCE = 4096
 };
 
-void soft_bell_init(struct soft_bell *bell,
-		    void (*rung)(struct soft_source *source, uint32_t events))
+void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
+			   void (*notified)(struct soft_fd_watch *watch, uint32_t events))
 {
-	*bell = (struct soft_bell){
-		.rope = -1,
-		.end = -1,
-		.source = {.fd = -1, .ready = rung, .of_port = true},
+	*pipe = (struct soft_notify_pipe){
+		.write_fd = -1,
+		.read_fd = -1,
+		.in.watch = {.fd = -1, .ready = notified, .of_port = true},
 	};
-	soft_list_init(&bell->node);
+	soft_list_init(&pipe->in.node);
 }
 
 static void close_fd(int *fd)
@@ -31,14 +31,14 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
-int soft_bell_make(struct soft_bell *bell)
+int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
 {
 	int ends[2];
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
 		return errno;
-	bell->end = ends[0];
-	bell->rope = ends[1];
+	pipe->read_fd = ends[0];
+	pipe->write_fd = ends[1];
 	return 0;
 }
 
@@ -52,45 +52,45 @@ static int reopen(int fd)
 	return open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
-bool soft_bell_hang(struct soft_bell *bell, int fd)
+bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
 {
 	struct stat stat;
 
-	bool right = bell->source.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
+	bool right = pipe->in.watch.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
 		     (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 
 	if (right)
-		bell->source.fd = reopen(fd);
+		pipe->in.watch.fd = reopen(fd);
 	close(fd);
-	if (!right || bell->source.fd < 0 || soft_watch(&bell->source, EPOLLIN))
+	if (!right || pipe->in.watch.fd < 0 || soft_watch(&pipe->in.watch, EPOLLIN))
 		return false;
-	soft_bells_add(bell);
+	soft_notify_fds_add(&pipe->in);
 	return true;
 }
 
-void soft_bell_ring(const struct soft_bell *bell)
+void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
 {
 	/* Should it be full, there is enough in it to wake somebody. */
-	if (bell->rope >= 0)
-		(void)!write(bell->rope, "", 1);
+	if (pipe->write_fd >= 0)
+		(void)!write(pipe->write_fd, "", 1);
 }
 
-bool soft_bell_hear(const struct soft_bell *bell)
+bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 {
 	char rings[AT_ONCE];
 
-	if (bell->source.fd < 0)
+	if (pipe->in.watch.fd < 0)
 		return true;
-	ssize_t n = read(bell->source.fd, rings, sizeof(rings));
+	ssize_t n = read(pipe->in.watch.fd, rings, sizeof(rings));
 
 	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-void soft_bell_close(struct soft_bell *bell)
+void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
-	soft_bells_remove(bell);
-	soft_unwatch(&bell->source);
-	close_fd(&bell->source.fd);
-	close_fd(&bell->end);
-	close_fd(&bell->rope);
+	soft_notify_fds_remove(&pipe->in);
+	soft_unwatch(&pipe->in.watch);
+	close_fd(&pipe->in.watch.fd);
+	close_fd(&pipe->read_fd);
+	close_fd(&pipe->write_fd);
 }

@@ -1,4 +1,4 @@
-/* How two neighbours wake each other: a pipe in each direction, into which a byte is written.
+/* How two local peers wake each other: a pipe in each direction, into which a byte is written.
  *
  * Who rings makes the pipe and keeps the end that is written to, so that nobody can make his writing
  * block; who is rung opens the pipe once more (/proc/self/fd, proc_pid_fd(5)), since the other one may
@@ -9,30 +9,25 @@
 #ifndef AIORDMA_SOFT_BELL_H
 #define AIORDMA_SOFT_BELL_H
 
-#include "softdev.h"
+#include "engine/engine.h"
 
-struct soft_bell {
-	int rope;                  /* our end of what we ring */
-	int end;                   /* the other end, for the other side; kept, since writing to a
+struct soft_notify_pipe {
+	int write_fd;                  /* our end of what we ring */
+	int read_fd; /* the other end, for the other side; kept, since writing to a
 				    * pipe without readers is death (SIGPIPE) */
-	struct soft_source source; /* what the other side rings */
-	struct soft_node node;     /* notify_fds.c: of all that can be rung */
+	struct soft_notify_fd in; /* what the other side writes to */
 };
 
 /* Nothing is open; `rung` is called when the other side rings. */
-void soft_bell_init(struct soft_bell *bell,
-		    void (*rung)(struct soft_source *source, uint32_t events));
+void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
+			   void (*notified)(struct soft_fd_watch *watch, uint32_t events));
 /* Make the one that we ring: 0 or an errno value. */
-int soft_bell_make(struct soft_bell *bell);
+int soft_notify_pipe_make(struct soft_notify_pipe *pipe);
 /* The other side's, which is ours to close from now on: false if it is none. */
-bool soft_bell_hang(struct soft_bell *bell, int fd);
-void soft_bell_ring(const struct soft_bell *bell);
+bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd);
+void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);
 /* It has rung, perhaps: the next one will wake us again.  False: this is the end of it. */
-bool soft_bell_hear(const struct soft_bell *bell);
-void soft_bell_close(struct soft_bell *bell);
-
-/* notify_fds.c: one more that can be rung, and one less (safe to repeat). */
-void soft_bells_add(struct soft_bell *bell);
-void soft_bells_remove(struct soft_bell *bell);
+bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe);
+void soft_notify_pipe_close(struct soft_notify_pipe *pipe);
 
 #endif

@@ -1,6 +1,6 @@
-/* Ways through the rings of a neighbour; see shm.h.
+/* Channels through the rings of a local peer; see shm.h.
  *
- * A way is opened by OPEN, whose `from` is the number that the answer shall go to; the answer is
+ * A channel is opened by OPEN, whose `from` is the number that the answer shall go to; the answer is
  * ACCEPT, with the number at the other end, or END.  Then DATA goes to and fro until one side says
  * END, which is not answered.  Who has opened and does not know the other number yet takes that back
  * by an END to nobody, with its own number; an ACCEPT that crosses it is answered with END.  Data to
@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "shm_internal.h"
-#include "wire/cma_descriptor.h"
 
 enum kind {
 	OPEN = 1,
@@ -26,393 +25,396 @@ enum kind {
 };
 
 enum {
-	/* A neighbour that reads nothing and makes us say more and more: */
+	/* A local peer that reads nothing and makes us say more and more: */
 	MOST_WORDS = SOFT_MAX_QP,
 };
 
-struct soft_word {
+struct soft_ctrl_record {
 	uint32_t kind, to, from, length;
-	uint8_t greeting[SOFT_GREETING];
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 };
 
-static struct soft_node neighbours = {&neighbours, &neighbours};
+static const struct soft_shm_acceptor *acceptor;
+static struct soft_node peers = {&peers, &peers};
 static unsigned count;
-static struct soft_neighbour *self;
-static struct soft_table ways;
+static struct soft_shm_peer *self;
+static struct soft_table chans;
 
-/* ---- neighbours ---------------------------------------------------------------------------- */
+/* ---- local peers ---------------------------------------------------------------------------- */
 
 static void flush(struct soft_deferred *deferred);
 
-struct soft_neighbour *soft_neighbour_create(void)
+struct soft_shm_peer *soft_shm_peer_create(void)
 {
-	struct soft_neighbour *neighbour =
-		count < SOFT_MOST_NEIGHBOURS ? calloc(1, sizeof(*neighbour)) : NULL;
+	struct soft_shm_peer *peer = count < SOFT_SHM_MAX_PEERS ? calloc(1, sizeof(*peer)) : NULL;
 
-	if (!neighbour)
+	if (!peer)
 		return NULL;
-	soft_meeting_init(neighbour);
-	soft_list_init(&neighbour->ways);
-	soft_list_init(&neighbour->waiting);
-	soft_list_init(&neighbour->flush.node);
-	soft_list_init(&neighbour->attended);
-	soft_list_init(&neighbour->stranger);
-	neighbour->flush.run = flush;
-	soft_list_append(&neighbours, &neighbour->node);
+	soft_attach_init(peer);
+	soft_list_init(&peer->chans);
+	soft_list_init(&peer->waiting);
+	soft_list_init(&peer->flush.node);
+	soft_list_init(&peer->poll_set);
+	soft_list_init(&peer->stranger);
+	peer->flush.run = flush;
+	soft_list_append(&peers, &peer->node);
 	count++;
-	return neighbour;
+	return peer;
 }
 
-void soft_neighbour_hold(struct soft_neighbour *neighbour)
+void soft_shm_peer_hold(struct soft_shm_peer *peer)
 {
-	neighbour->busy++;
+	peer->busy++;
 }
 
-static void release(struct soft_neighbour *neighbour)
+static void release(struct soft_shm_peer *peer)
 {
-	if (!neighbour->dead || neighbour->busy)
+	if (!peer->dead || peer->busy)
 		return;
-	soft_memory_leave(neighbour);
-	free(neighbour->words);
-	free(neighbour);
+	soft_segment_unmap(peer);
+	free(peer->ctrl_records);
+	free(peer);
 }
 
-void soft_neighbour_release(struct soft_neighbour *neighbour)
+void soft_shm_peer_release(struct soft_shm_peer *peer)
 {
-	neighbour->busy--;
-	release(neighbour);
+	peer->busy--;
+	release(peer);
 }
 
-void soft_neighbours_all(void (*what)(struct soft_neighbour *neighbour))
+void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
 {
-	struct soft_node *node = neighbours.next;
+	struct soft_node *node = peers.next;
 
-	while (node != &neighbours) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(node, struct soft_neighbour, node);
+	while (node != &peers) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
 
 		node = node->next;
-		what(neighbour);
+		what(peer);
 	}
 }
 
-static void forget(struct soft_way *way)
+static void forget(struct soft_shm_chan *chan)
 {
-	soft_table_remove(&ways, way->id);
-	soft_list_remove(&way->node);
-	soft_list_remove(&way->waiting);
-	way->neighbour = NULL;
-	way->id = way->peer = 0;
+	soft_table_remove(&chans, chan->id);
+	soft_list_remove(&chan->node);
+	soft_list_remove(&chan->waiting);
+	chan->peer = NULL;
+	chan->id = chan->remote_id = 0;
 }
 
-void soft_neighbour_finish(struct soft_neighbour *neighbour, int error)
+void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 {
-	if (neighbour->dead)
+	if (peer->dead)
 		return;
-	neighbour->dead = true;
-	if (neighbour == self)
+	peer->dead = true;
+	if (peer == self)
 		self = NULL;
-	soft_list_remove(&neighbour->node);
+	soft_list_remove(&peer->node);
 	count--;
-	soft_deferred_cancel(&neighbour->flush);
-	soft_attention_forget(neighbour);
-	soft_meeting_end(neighbour);
-	neighbour->busy++;
-	soft_greeting_uncalled(neighbour, 0);
-	while (!soft_list_empty(&neighbour->ways)) {
-		struct soft_way *way = soft_list_entry(neighbour->ways.next, struct soft_way, node);
+	soft_deferred_cancel(&peer->flush);
+	soft_wakeup_remove(peer);
+	soft_attach_end(peer);
+	peer->busy++;
+	acceptor->withdrawn(peer, 0);
+	while (!soft_list_empty(&peer->chans)) {
+		struct soft_shm_chan *chan =
+			soft_list_entry(peer->chans.next, struct soft_shm_chan, node);
 
-		forget(way);
-		way->calls->gone(way, error);
+		forget(chan);
+		chan->calls->gone(chan, error);
 	}
-	neighbour->busy--;
-	release(neighbour);
+	peer->busy--;
+	release(peer);
 }
 
 /* What it has written before it went has arrived, above all its last words.  It may be alive and
  * write on: no more than was there when it went. */
-void soft_neighbour_part(struct soft_neighbour *neighbour)
+void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
-	neighbour->busy++;
-	soft_neighbour_take_in(neighbour, SOFT_RING_SIZE);
-	soft_neighbour_finish(neighbour, neighbour->up ? ECONNRESET : ECONNREFUSED);
-	neighbour->busy--;
-	release(neighbour);
+	peer->busy++;
+	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
+	soft_shm_peer_finish(peer, peer->up ? ECONNRESET : ECONNREFUSED);
+	peer->busy--;
+	release(peer);
 }
 
-bool soft_neighbour_is_self(const struct soft_neighbour *neighbour)
+bool soft_shm_peer_is_self(const struct soft_shm_peer *peer)
 {
-	return neighbour == self;
+	return peer == self;
 }
 
-pid_t soft_neighbour_pid(const struct soft_neighbour *neighbour)
+pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer)
 {
-	return neighbour->pid;
+	return peer->pid;
 }
 
-void *soft_neighbour_own_area(struct soft_neighbour *neighbour)
+void *soft_shm_peer_own_area(struct soft_shm_peer *peer)
 {
-	return neighbour->own_area;
+	return peer->own_area;
 }
 
-void *soft_neighbour_their_area(struct soft_neighbour *neighbour)
+void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
 {
-	return neighbour->their_area;
+	return peer->their_area;
 }
 
-/* ---- what is said about ways --------------------------------------------------------------- */
+/* ---- what is said about channels --------------------------------------------------------------- */
 
 /* Its positions cannot be: it is ended when nobody is in the middle of something. */
-static void give_up(struct soft_neighbour *neighbour)
+static void give_up(struct soft_shm_peer *peer)
 {
-	neighbour->broken = true;
-	soft_defer(&neighbour->flush);
+	peer->broken = true;
+	soft_defer(&peer->flush);
 }
 
-static bool put_word(struct soft_neighbour *neighbour, const struct soft_word *word)
+static bool put_ctrl(struct soft_shm_peer *peer, const struct soft_ctrl_record *ctrl)
 {
-	const struct iovec payload = {(void *)word->greeting, word->length};
-	ssize_t room = soft_ring_room(&neighbour->out, SOFT_GREETING);
+	const struct iovec payload = {(void *)ctrl->handshake, ctrl->length};
+	ssize_t room = soft_ring_room(&peer->out, SOFT_HANDSHAKE_SIZE);
 
 	if (room < 0)
-		give_up(neighbour);
-	if (room < SOFT_GREETING)
+		give_up(peer);
+	if (room < SOFT_HANDSHAKE_SIZE)
 		return false;
-	soft_ring_put(&neighbour->out,
-		      &(struct soft_record){.kind = word->kind,
-					    .to = word->to,
-					    .from = word->from,
-					    .length = word->length},
+	soft_ring_put(&peer->out,
+		      &(struct soft_record){.kind = ctrl->kind,
+					    .to = ctrl->to,
+					    .from = ctrl->from,
+					    .length = ctrl->length},
 		      &payload, 1);
 	return true;
 }
 
-static void pour(struct soft_neighbour *neighbour)
+static void flush_ctrl(struct soft_shm_peer *peer)
 {
 	uint32_t said = 0;
 
-	while (said < neighbour->word_count && put_word(neighbour, &neighbour->words[said]))
+	while (said < peer->ctrl_count && put_ctrl(peer, &peer->ctrl_records[said]))
 		said++;
-	neighbour->word_count -= said;
+	peer->ctrl_count -= said;
 	if (said)
-		memmove(neighbour->words, neighbour->words + said,
-			neighbour->word_count * sizeof(*neighbour->words));
+		memmove(peer->ctrl_records, peer->ctrl_records + said,
+			peer->ctrl_count * sizeof(*peer->ctrl_records));
 }
 
-static bool keep(struct soft_neighbour *neighbour, const struct soft_word *word)
+static bool keep(struct soft_shm_peer *peer, const struct soft_ctrl_record *ctrl)
 {
-	if (neighbour->word_count == neighbour->word_room) {
-		uint32_t room = neighbour->word_room ? 2 * neighbour->word_room : 64;
-		struct soft_word *words =
-			room > MOST_WORDS ? NULL : realloc(neighbour->words, room * sizeof(*words));
+	if (peer->ctrl_count == peer->ctrl_room) {
+		uint32_t room = peer->ctrl_room ? 2 * peer->ctrl_room : 64;
+		struct soft_ctrl_record *ctrl_records =
+			room > MOST_WORDS
+				? NULL
+				: realloc(peer->ctrl_records, room * sizeof(*ctrl_records));
 
-		if (!words)
+		if (!ctrl_records)
 			return false;
-		neighbour->words = words;
-		neighbour->word_room = room;
+		peer->ctrl_records = ctrl_records;
+		peer->ctrl_room = room;
 	}
-	neighbour->words[neighbour->word_count++] = *word;
+	peer->ctrl_records[peer->ctrl_count++] = *ctrl;
 	return true;
 }
 
-static void say(struct soft_neighbour *neighbour, enum kind kind, uint32_t to, uint32_t from,
-		const uint8_t *greeting)
+static void queue_ctrl(struct soft_shm_peer *peer, enum kind kind, uint32_t to, uint32_t from,
+		       const uint8_t *handshake)
 {
-	struct soft_word word = {
+	struct soft_ctrl_record ctrl = {
 		.kind = kind,
 		.to = to,
 		.from = from,
-		.length = greeting ? SOFT_GREETING : 0,
+		.length = handshake ? SOFT_HANDSHAKE_SIZE : 0,
 	};
 
-	if (neighbour->dead)
+	if (peer->dead)
 		return;
-	if (greeting)
-		memcpy(word.greeting, greeting, SOFT_GREETING);
-	if ((neighbour->word_count || !put_word(neighbour, &word)) && !keep(neighbour, &word))
-		give_up(neighbour);
-	soft_defer(&neighbour->flush);
+	if (handshake)
+		memcpy(ctrl.handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	if ((peer->ctrl_count || !put_ctrl(peer, &ctrl)) && !keep(peer, &ctrl))
+		give_up(peer);
+	soft_defer(&peer->flush);
 }
 
-static int enter(struct soft_way *way, struct soft_neighbour *neighbour, uint32_t peer)
+static int enter(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id)
 {
-	int rc = neighbour->dead ? ECONNRESET : soft_table_add(&ways, way, UINT32_MAX, &way->id);
+	int rc = peer->dead ? ECONNRESET : soft_table_add(&chans, chan, UINT32_MAX, &chan->id);
 
 	if (rc)
 		return rc;
-	way->neighbour = neighbour;
-	way->peer = peer;
-	soft_list_append(&neighbour->ways, &way->node);
-	soft_list_init(&way->waiting);
+	chan->peer = peer;
+	chan->remote_id = remote_id;
+	soft_list_append(&peer->chans, &chan->node);
+	soft_list_init(&chan->waiting);
 	return 0;
 }
 
-int soft_way_open(struct soft_way *way, struct soft_neighbour *neighbour,
-		  const uint8_t greeting[SOFT_GREETING])
+int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
+		       const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
-	int rc = enter(way, neighbour, 0);
+	int rc = enter(chan, peer, 0);
 
 	if (!rc)
-		say(neighbour, OPEN, 0, way->id, greeting);
+		queue_ctrl(peer, OPEN, 0, chan->id, handshake);
 	return rc;
 }
 
-int soft_way_accept(struct soft_way *way, struct soft_neighbour *neighbour, uint32_t peer,
-		    const uint8_t greeting[SOFT_GREETING])
+int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id,
+			 const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
-	int rc = enter(way, neighbour, peer);
+	int rc = enter(chan, peer, remote_id);
 
 	if (rc)
-		soft_neighbour_refuse(neighbour, peer);
+		soft_shm_peer_refuse(peer, remote_id);
 	else
-		say(neighbour, ACCEPT, peer, way->id, greeting);
+		queue_ctrl(peer, ACCEPT, remote_id, chan->id, handshake);
 	return rc;
 }
 
-void soft_neighbour_refuse(struct soft_neighbour *neighbour, uint32_t peer)
+void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id)
 {
-	say(neighbour, END, peer, 0, NULL);
+	queue_ctrl(peer, END, remote_id, 0, NULL);
 }
 
-void soft_way_end(struct soft_way *way)
+void soft_shm_chan_end(struct soft_shm_chan *chan)
 {
-	struct soft_neighbour *neighbour = way->neighbour;
-	uint32_t id = way->id, peer = way->peer;
+	struct soft_shm_peer *peer = chan->peer;
+	uint32_t id = chan->id, remote_id = chan->remote_id;
 
-	if (!neighbour)
+	if (!peer)
 		return;
-	forget(way);
-	say(neighbour, END, peer, peer ? 0 : id, NULL);
+	forget(chan);
+	queue_ctrl(peer, END, remote_id, remote_id ? 0 : id, NULL);
 }
 
 /* ---- data ---------------------------------------------------------------------------------- */
 
-size_t soft_way_room(struct soft_way *way, size_t least)
+size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
 {
-	struct soft_neighbour *neighbour = way->neighbour;
+	struct soft_shm_peer *peer = chan->peer;
 
-	if (!neighbour || !way->peer)
+	if (!peer || !chan->remote_id)
 		return 0;
-	ssize_t room = neighbour->word_count ? 0 : soft_ring_room(&neighbour->out, least);
+	ssize_t room = peer->ctrl_count ? 0 : soft_ring_room(&peer->out, least);
 
 	if (room > 0 && (size_t)room >= least)
 		return (size_t)room;
 	if (room < 0)
-		give_up(neighbour);
-	way->least = least;
-	if (soft_list_empty(&way->waiting)) {
-		soft_list_append(&neighbour->waiting, &way->waiting);
-		way->round = neighbour->round;
+		give_up(peer);
+	chan->least = least;
+	if (soft_list_empty(&chan->waiting)) {
+		soft_list_append(&peer->waiting, &chan->waiting);
+		chan->round = peer->round;
 	}
-	soft_defer(&neighbour->flush);
+	soft_defer(&peer->flush);
 	return 0;
 }
 
-void soft_way_write(struct soft_way *way, const struct iovec *iov, int count, size_t bytes)
+void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, int count,
+			 size_t bytes)
 {
-	struct soft_neighbour *neighbour = way->neighbour;
+	struct soft_shm_peer *peer = chan->peer;
 
-	soft_ring_put(
-		&neighbour->out,
-		&(struct soft_record){.kind = DATA, .to = way->peer, .length = (uint32_t)bytes},
-		iov, count);
-	soft_defer(&neighbour->flush);
+	soft_ring_put(&peer->out,
+		      &(struct soft_record){
+			      .kind = DATA, .to = chan->remote_id, .length = (uint32_t)bytes},
+		      iov, count);
+	soft_defer(&peer->flush);
 }
 
-void soft_way_wait(struct soft_way *way)
+void soft_shm_chan_wait(struct soft_shm_chan *chan)
 {
-	struct soft_neighbour *neighbour = way->neighbour;
+	struct soft_shm_peer *peer = chan->peer;
 
-	if (!soft_list_empty(&way->waiting))
+	if (!soft_list_empty(&chan->waiting))
 		return;
-	way->least = 1;
-	soft_list_append(&neighbour->waiting, &way->waiting);
-	way->round = neighbour->round;
-	soft_defer(&neighbour->flush);
+	chan->least = 1;
+	soft_list_append(&peer->waiting, &chan->waiting);
+	chan->round = peer->round;
+	soft_defer(&peer->flush);
 }
 
 /* What the first of those who wait needs. */
-static ssize_t least_of_first(const struct soft_neighbour *neighbour)
+static ssize_t least_of_first(const struct soft_shm_peer *peer)
 {
-	if (neighbour->word_count)
-		return SOFT_GREETING;
-	return (ssize_t)soft_list_entry(neighbour->waiting.next, struct soft_way, waiting)->least;
+	if (peer->ctrl_count)
+		return SOFT_HANDSHAKE_SIZE;
+	return (ssize_t)soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting)->least;
 }
 
 /* There may be room: in turns, lest the first takes all of it every time. */
-void soft_neighbour_offer_room(struct soft_neighbour *neighbour)
+void soft_shm_peer_offer_room(struct soft_shm_peer *peer)
 {
-	neighbour->round++;
-	pour(neighbour);
-	while (!soft_list_empty(&neighbour->waiting) && !neighbour->word_count &&
-	       soft_ring_room(&neighbour->out, SOFT_WAY_LEAST) >= least_of_first(neighbour)) {
-		struct soft_way *way =
-			soft_list_entry(neighbour->waiting.next, struct soft_way, waiting);
+	peer->round++;
+	flush_ctrl(peer);
+	while (!soft_list_empty(&peer->waiting) && !peer->ctrl_count &&
+	       soft_ring_room(&peer->out, SOFT_SHM_CHAN_LEAST) >= least_of_first(peer)) {
+		struct soft_shm_chan *chan =
+			soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting);
 
-		if (way->round == neighbour->round)
+		if (chan->round == peer->round)
 			break; /* it has had its turn, and waits again */
-		soft_list_remove(&way->waiting);
-		way->calls->writable(way);
+		soft_list_remove(&chan->waiting);
+		chan->calls->writable(chan);
 	}
 }
 
-bool soft_neighbour_starves(struct soft_neighbour *neighbour)
+bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 {
-	if (soft_list_empty(&neighbour->waiting) && !neighbour->word_count)
+	if (soft_list_empty(&peer->waiting) && !peer->ctrl_count)
 		return false;
-	ssize_t room = soft_ring_starve(&neighbour->out);
+	ssize_t room = soft_ring_starve(&peer->out);
 
 	if (room < 0)
-		give_up(neighbour);
-	return room >= least_of_first(neighbour);
+		give_up(peer);
+	return room >= least_of_first(peer);
 }
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-static struct soft_way *find(const struct soft_neighbour *neighbour, uint32_t id)
+static struct soft_shm_chan *find(const struct soft_shm_peer *peer, uint32_t id)
 {
-	struct soft_way *way = soft_table_find(&ways, id);
+	struct soft_shm_chan *chan = soft_table_find(&chans, id);
 
-	return way && way->neighbour == neighbour ? way : NULL;
+	return chan && chan->peer == peer ? chan : NULL;
 }
 
 /* False: nonsense. */
-static bool deliver(struct soft_neighbour *neighbour, const struct soft_record *record)
+static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record)
 {
-	struct soft_way *way = find(neighbour, record->to);
+	struct soft_shm_chan *chan = find(peer, record->to);
 	bool greets = record->kind == OPEN || record->kind == ACCEPT;
-	uint8_t greeting[SOFT_GREETING];
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
-	if (greets && (record->length != SOFT_GREETING || !record->from))
+	if (greets && (record->length != SOFT_HANDSHAKE_SIZE || !record->from))
 		return false;
 	if (greets)
-		memcpy(greeting, record->payload, SOFT_GREETING);
+		memcpy(handshake, record->payload, SOFT_HANDSHAKE_SIZE);
 	switch (record->kind) {
 	case OPEN:
-		soft_greeting_called(neighbour, record->from, greeting);
+		acceptor->requested(peer, record->from, handshake);
 		return true;
 	case ACCEPT:
-		if (!way) {
-			soft_neighbour_refuse(neighbour, record->from);
+		if (!chan) {
+			soft_shm_peer_refuse(peer, record->from);
 			return true;
 		}
-		if (way->peer)
+		if (chan->remote_id)
 			return false;
-		way->peer = record->from;
-		way->calls->accepted(way, greeting);
+		chan->remote_id = record->from;
+		chan->calls->accepted(chan, handshake);
 		return true;
 	case DATA:
-		if (!record->length || (way && !way->peer))
+		if (!record->length || (chan && !chan->remote_id))
 			return false;
-		if (way)
-			way->calls->data(way, record->payload, record->length);
+		if (chan)
+			chan->calls->data(chan, record->payload, record->length);
 		return true;
 	case END:
 		if (record->to == 0 && record->from != 0)
-			soft_greeting_uncalled(neighbour, record->from);
-		if (way) {
-			forget(way);
-			way->calls->gone(way, 0);
+			acceptor->withdrawn(peer, record->from);
+		if (chan) {
+			forget(chan);
+			chan->calls->gone(chan, 0);
 		}
 		return true;
 	default:
@@ -422,135 +424,154 @@ static bool deliver(struct soft_neighbour *neighbour, const struct soft_record *
 
 /* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than in
  * one step. */
-static size_t within_turn(struct soft_neighbour *neighbour, size_t budget)
+static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 {
-	if (neighbour->turn != soft_lock_turn()) {
-		neighbour->turn = soft_lock_turn();
-		neighbour->allowance = SOFT_STEP_BYTES;
+	if (peer->turn != soft_lock_turn()) {
+		peer->turn = soft_lock_turn();
+		peer->allowance = SOFT_STEP_BYTES;
 	}
-	return budget < neighbour->allowance ? budget : neighbour->allowance;
+	return budget < peer->allowance ? budget : peer->allowance;
 }
 
-bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget)
+bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 {
 	struct soft_record record;
 	size_t taken = 0;
 
-	if (neighbour == self)
-		budget = within_turn(neighbour, budget);
-	while (taken < budget && !neighbour->dead && neighbour->up && !soft_port_is_down()) {
-		int rc = soft_ring_next(&neighbour->in, &record);
-		uint64_t copied = soft_reach_copied;
+	if (peer == self)
+		budget = within_turn(peer, budget);
+	while (taken < budget && !peer->dead && peer->up && !soft_port_is_down()) {
+		int rc = soft_ring_next(&peer->in, &record);
+		uint64_t copied = soft_cma_copied;
 
 		if (rc == 0)
 			break;
 		if (rc > 0)
 			taken += record.length;
 		taken += SOFT_RECORD_HEADER;
-		if (rc < 0 || !deliver(neighbour, &record)) {
-			soft_neighbour_finish(neighbour, EPROTO);
+		if (rc < 0 || !deliver(peer, &record)) {
+			soft_shm_peer_finish(peer, EPROTO);
 			break;
 		}
-		if (neighbour->dead)
+		if (peer->dead)
 			break;
-		soft_ring_done(&neighbour->in, &record);
-		taken += (size_t)(soft_reach_copied - copied); /* what it referred to */
+		soft_ring_done(&peer->in, &record);
+		taken += (size_t)(soft_cma_copied - copied); /* what it referred to */
 	}
-	neighbour->allowance -= taken < neighbour->allowance ? taken : neighbour->allowance;
+	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
 	return taken;
 }
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-static struct soft_neighbour *ourselves(void)
+static struct soft_shm_peer *ourselves(void)
 {
 	if (self)
 		return self;
-	struct soft_neighbour *neighbour = soft_neighbour_create();
+	struct soft_shm_peer *peer = soft_shm_peer_create();
 
-	if (!neighbour)
+	if (!peer)
 		return NULL;
-	if (soft_memory_private(neighbour)) {
-		soft_neighbour_finish(neighbour, 0);
+	if (soft_segment_private(peer)) {
+		soft_shm_peer_finish(peer, 0);
 		return NULL;
 	}
-	neighbour->pid = getpid();
-	neighbour->up = true;
-	self = neighbour;
+	peer->pid = getpid();
+	peer->up = true;
+	self = peer;
 	return self;
 }
 
-int soft_way_to_self(struct soft_way *way)
+int soft_shm_chan_to_self(struct soft_shm_chan *chan)
 {
-	struct soft_neighbour *neighbour = ourselves();
-	int rc = neighbour ? enter(way, neighbour, 0) : ENOMEM;
+	struct soft_shm_peer *peer = ourselves();
+	int rc = peer ? enter(chan, peer, 0) : ENOMEM;
 
-	way->peer = way->id;
+	chan->remote_id = chan->id;
 	return rc;
 }
 
-struct soft_neighbour *soft_neighbour_at(uint16_t lid)
+struct soft_shm_peer *soft_shm_peer_at(uint16_t lid)
 {
 	if (!lid)
 		return NULL;
-	if (lid == soft_listener_port())
+	if (lid == soft_port_lid())
 		return ourselves();
-	for (struct soft_node *node = neighbours.next; node != &neighbours; node = node->next) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(node, struct soft_neighbour, node);
+	for (struct soft_node *node = peers.next; node != &peers; node = node->next) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
 
-		if (neighbour->lid == lid)
-			return neighbour;
+		if (peer->lid == lid)
+			return peer;
 	}
-	return soft_meeting_begin(lid);
+	return soft_attach_begin(lid);
 }
 
 /* The lock is about to be given back.  What went to ourselves is there at once. */
 static void flush(struct soft_deferred *deferred)
 {
-	struct soft_neighbour *neighbour = soft_container(deferred, struct soft_neighbour, flush);
+	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, flush);
 
-	if (neighbour->broken) {
-		soft_neighbour_finish(neighbour, EPROTO);
-	} else if (neighbour == self) {
-		soft_attention_visit(neighbour);
+	if (peer->broken) {
+		soft_shm_peer_finish(peer, EPROTO);
+	} else if (peer == self) {
+		soft_wakeup_visit(peer);
 	} else {
-		bool asleep = soft_ring_flush(&neighbour->out);
+		bool asleep = soft_ring_flush(&peer->out);
 
 		if (asleep)
-			soft_meeting_ring(neighbour);
-		soft_engine_met(asleep);
-		if (soft_neighbour_starves(neighbour))
-			soft_attention_see(neighbour);
+			soft_attach_notify(peer);
+		soft_engine_count_write(asleep);
+		if (soft_shm_peer_wants_room(peer))
+			soft_wakeup_rearm(peer);
 	}
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-void soft_neighbours_shutdown(void)
+static void stop(void)
 {
-	while (!soft_list_empty(&neighbours))
-		soft_neighbour_finish(soft_list_entry(neighbours.next, struct soft_neighbour, node),
-				      ECONNRESET);
+	while (!soft_list_empty(&peers))
+		soft_shm_peer_finish(soft_list_entry(peers.next, struct soft_shm_peer, node),
+				     ECONNRESET);
 }
 
-/* The rings are not mapped here.  Inherited links may still end their ways. */
-void soft_neighbours_forget(void)
+/* The rings are not mapped here.  Inherited links may still end their channels. */
+static void forked(void)
 {
-	while (!soft_list_empty(&neighbours)) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(neighbours.next, struct soft_neighbour, node);
+	while (!soft_list_empty(&peers)) {
+		struct soft_shm_peer *peer =
+			soft_list_entry(peers.next, struct soft_shm_peer, node);
 
-		soft_list_remove(&neighbour->node);
-		soft_attention_forget(neighbour);
-		while (!soft_list_empty(&neighbour->ways))
-			forget(soft_list_entry(neighbour->ways.next, struct soft_way, node));
-		soft_references_part(neighbour);
-		soft_bell_close(&neighbour->bell);
-		free(neighbour->words);
-		free(neighbour);
+		soft_list_remove(&peer->node);
+		soft_wakeup_remove(peer);
+		while (!soft_list_empty(&peer->chans))
+			forget(soft_list_entry(peer->chans.next, struct soft_shm_chan, node));
+		soft_cma_detach(peer);
+		soft_notify_pipe_close(&peer->pipe);
+		free(peer->ctrl_records);
+		free(peer);
 	}
 	self = NULL;
 	count = 0;
-	soft_meeting_forget();
+	soft_attach_reset_after_fork();
+}
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_UP)
+		soft_shm_resume();
+}
+
+const struct soft_subsystem soft_shm_subsystem = {
+	.stop = stop,
+	.forked = forked,
+	.port_changed = port_changed,
+	.poll = soft_shm_poll,
+	.has_input = soft_shm_has_input,
+	.need_notify = soft_shm_need_notify,
+};
+
+void soft_shm_use(const struct soft_shm_acceptor *it)
+{
+	acceptor = it;
 }

@@ -1,4 +1,4 @@
-/* The memory that two neighbours share: a memfd of one fixed size.
+/* The memory that two local peers share: a memfd of one fixed size.
  *
  *   offset     0  u8[8] magic
  *              8  u32   version   of this layout, of the rings and of what goes through them
@@ -19,14 +19,13 @@
 #include <unistd.h>
 
 #include "shm_internal.h"
-#include "wire/cma_descriptor.h"
 
 enum {
 	VERSION = 2,
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,
 	AREAS = 8192,
-	RINGS = AREAS + 2 * SOFT_NEIGHBOUR_AREA,
+	RINGS = AREAS + 2 * SOFT_SHM_AREA,
 	WHOLE = RINGS + 2 * SOFT_RING_SIZE,
 	SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
 };
@@ -38,15 +37,15 @@ static const struct beginning {
 	uint32_t version;
 } beginning = {"aiordma", VERSION};
 
-static struct soft_ring_shared *positions(const struct soft_neighbour *neighbour, int ring)
+static struct soft_ring_shared *positions(const struct soft_shm_peer *peer, int ring)
 {
-	return (struct soft_ring_shared *)(void *)((uint8_t *)neighbour->memory + POSITIONS +
+	return (struct soft_ring_shared *)(void *)((uint8_t *)peer->memory + POSITIONS +
 						   ring * POSITIONS_EACH);
 }
 
-static uint8_t *area(const struct soft_neighbour *neighbour, int which)
+static uint8_t *area(const struct soft_shm_peer *peer, int which)
 {
-	return (uint8_t *)neighbour->memory + AREAS + which * SOFT_NEIGHBOUR_AREA;
+	return (uint8_t *)peer->memory + AREAS + which * SOFT_SHM_AREA;
 }
 
 /* The limit on the length of files is that of a memfd too, and who goes beyond it gets SIGXFSZ
@@ -62,7 +61,7 @@ static bool limit_allows(off_t length)
 #define MFD_NOEXEC_SEAL 8u /* Linux 6.3; sysctl vm.memfd_noexec may ask for it */
 #endif
 
-int soft_memory_make(void)
+int soft_segment_make(void)
 {
 	static const char name[] = "aiordma-neighbours";
 
@@ -87,7 +86,7 @@ int soft_memory_make(void)
 	return fd;
 }
 
-int soft_memory_check(int fd)
+int soft_segment_check(int fd)
 {
 	struct beginning found;
 	struct stat stat;
@@ -110,12 +109,12 @@ static void *map_front(int fd)
 	return memory;
 }
 
-int soft_memory_enter(struct soft_neighbour *neighbour, int fd, bool made)
+int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
 {
 	int own = made ? 0 : 1, their = 1 - own;
 
-	neighbour->memory = map_front(fd);
-	if (!neighbour->memory)
+	peer->memory = map_front(fd);
+	if (!peer->memory)
 		return errno;
 	for (int which = 0; which < 2; which++) {
 		uint8_t *bytes = soft_ring_map(fd, RINGS + (off_t)which * SOFT_RING_SIZE);
@@ -123,52 +122,52 @@ int soft_memory_enter(struct soft_neighbour *neighbour, int fd, bool made)
 		if (!bytes) {
 			int rc = errno;
 
-			soft_memory_leave(neighbour);
+			soft_segment_unmap(peer);
 			return rc;
 		}
 		if (which == own)
-			soft_ring_writer(&neighbour->out, positions(neighbour, own), bytes);
+			soft_ring_writer(&peer->out, positions(peer, own), bytes);
 		else
-			soft_ring_reader(&neighbour->in, positions(neighbour, their), bytes);
+			soft_ring_reader(&peer->in, positions(peer, their), bytes);
 	}
-	neighbour->own_area = area(neighbour, own);
-	neighbour->their_area = area(neighbour, their);
-	soft_references_meet(neighbour);
+	peer->own_area = area(peer, own);
+	peer->their_area = area(peer, their);
+	soft_cma_attach(peer);
 	return 0;
 }
 
-int soft_memory_private(struct soft_neighbour *neighbour)
+int soft_segment_private(struct soft_shm_peer *peer)
 {
-	int fd = soft_memory_make();
+	int fd = soft_segment_make();
 	int rc = fd < 0 ? errno : 0;
 
 	if (rc)
 		return rc;
-	neighbour->memory = map_front(fd);
-	uint8_t *bytes = neighbour->memory ? soft_ring_map(fd, RINGS) : NULL;
+	peer->memory = map_front(fd);
+	uint8_t *bytes = peer->memory ? soft_ring_map(fd, RINGS) : NULL;
 
 	rc = bytes ? 0 : errno;
 	close(fd);
 	if (rc) {
-		soft_memory_leave(neighbour);
+		soft_segment_unmap(peer);
 		return rc;
 	}
-	soft_ring_writer(&neighbour->out, positions(neighbour, 0), bytes);
-	soft_ring_reader(&neighbour->in, positions(neighbour, 0), bytes);
-	neighbour->own_area = neighbour->their_area = area(neighbour, 0);
-	soft_references_meet(neighbour);
+	soft_ring_writer(&peer->out, positions(peer, 0), bytes);
+	soft_ring_reader(&peer->in, positions(peer, 0), bytes);
+	peer->own_area = peer->their_area = area(peer, 0);
+	soft_cma_attach(peer);
 	return 0;
 }
 
-void soft_memory_leave(struct soft_neighbour *neighbour)
+void soft_segment_unmap(struct soft_shm_peer *peer)
 {
-	soft_references_part(neighbour);
-	if (neighbour->in.bytes)
-		soft_ring_unmap(neighbour->in.bytes);
-	if (neighbour->out.bytes && neighbour->out.bytes != neighbour->in.bytes)
-		soft_ring_unmap(neighbour->out.bytes);
-	if (neighbour->memory)
-		munmap(neighbour->memory, RINGS);
-	neighbour->in.bytes = neighbour->out.bytes = NULL;
-	neighbour->memory = NULL;
+	soft_cma_detach(peer);
+	if (peer->in.bytes)
+		soft_ring_unmap(peer->in.bytes);
+	if (peer->out.bytes && peer->out.bytes != peer->in.bytes)
+		soft_ring_unmap(peer->out.bytes);
+	if (peer->memory)
+		munmap(peer->memory, RINGS);
+	peer->in.bytes = peer->out.bytes = NULL;
+	peer->memory = NULL;
 }

@@ -1,4 +1,4 @@
-/* The inside of a neighbour, for the rooms that make it: peer.c (ways and records), segment.c
+/* The inside of a local peer, for the rooms that make it: peer.c (channels and records), segment.c
  * (what is shared), attach.c (how two processes come to share it, and how they part), wakeup.c
  * (who looks into which ring, and who is woken). */
 #ifndef AIORDMA_SOFT_MEETING_H
@@ -9,10 +9,10 @@
 #include "ring.h"
 
 enum {
-	SOFT_MOST_NEIGHBOURS = 4096,
+	SOFT_SHM_MAX_PEERS = 4096,
 };
 
-struct soft_neighbour {
+struct soft_shm_peer {
 	struct soft_node node;
 	bool up;       /* both sides have the memory */
 	bool dead;
@@ -22,85 +22,97 @@ struct soft_neighbour {
 	pid_t pid;
 
 	/* attach.c */
-	struct soft_source socket;
-	struct soft_source process; /* a pidfd */
-	struct soft_bell bell;
+	struct soft_fd_watch socket;
+	struct soft_fd_watch process; /* a pidfd */
+	struct soft_notify_pipe pipe;
 	struct soft_timer patience;
 	struct soft_node stranger; /* it has said nothing yet */
 
 	/* segment.c */
 	void *memory; /* what is shared beside the rings */
 	uint8_t *own_area, *their_area;
-	struct soft_reach *reach; /* cma_descriptor.c; NULL if there was no memory for it */
+	struct soft_cma *cma; /* cma_descriptor.c; NULL if there was no memory for it */
 	struct soft_ring in, out;
 
 	/* peer.c */
-	struct soft_node ways;
-	struct soft_node waiting; /* ways that wait for room */
+	struct soft_node chans;
+	struct soft_node waiting; /* channels that wait for room */
 	uint32_t round; /* of offering it */
 	struct soft_deferred flush; /* something was written */
 	unsigned turn; /* of the lock, ourselves: */
 	size_t allowance; /* what may still be taken in during it */
-	struct soft_word *words; /* records other than data that found no room */
-	uint32_t word_count, word_room;
+	struct soft_ctrl_record *ctrl_records; /* records other than data that found no room */
+	uint32_t ctrl_count, ctrl_room;
 
 	/* wakeup.c */
-	struct soft_node attended;
-	unsigned vain; /* looks in a row that found nothing */
-	bool asked; /* to ring, and its bell has not been heard */
+	struct soft_node poll_set;
+	unsigned idle_polls; /* looks in a row that found nothing */
+	bool armed; /* to ring, and its bell has not been heard */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */
 
 /* Make the shared memory: an fd, or -1 and errno; look at that which somebody else has made: 0 or
- * EPROTO; map it, into the neighbour: 0 or an errno value (`made`: by us).  The fd is not needed
+ * EPROTO; map it, into the local peer: 0 or an errno value (`made`: by us).  The fd is not needed
  * after that. */
-int soft_memory_make(void);
-int soft_memory_check(int fd);
-int soft_memory_enter(struct soft_neighbour *neighbour, int fd, bool made);
+int soft_segment_make(void);
+int soft_segment_check(int fd);
+int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
 /* What we share with ourselves. */
-int soft_memory_private(struct soft_neighbour *neighbour);
-void soft_memory_leave(struct soft_neighbour *neighbour);
+int soft_segment_private(struct soft_shm_peer *peer);
+void soft_segment_unmap(struct soft_shm_peer *peer);
 
 /* ---- peer.c --------------------------------------------------------------------------- */
 
 /* One more, without rings; NULL: out of memory, or too many. */
-struct soft_neighbour *soft_neighbour_create(void);
-/* All its ways are gone; it is freed when nobody is busy with it any more. */
-void soft_neighbour_finish(struct soft_neighbour *neighbour, int error);
+struct soft_shm_peer *soft_shm_peer_create(void);
+/* All its channels are gone; it is freed when nobody is busy with it any more. */
+void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
 /* The same once everything has been taken in that it has written. */
-void soft_neighbour_part(struct soft_neighbour *neighbour);
-void soft_neighbour_hold(struct soft_neighbour *neighbour);
-void soft_neighbour_release(struct soft_neighbour *neighbour);
+void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
+void soft_shm_peer_hold(struct soft_shm_peer *peer);
+void soft_shm_peer_release(struct soft_shm_peer *peer);
 /* Take in at most about `budget` bytes.  Was there anything? */
-bool soft_neighbour_take_in(struct soft_neighbour *neighbour, size_t budget);
+bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
 /* There may be room for what waits for it. */
-void soft_neighbour_offer_room(struct soft_neighbour *neighbour);
+void soft_shm_peer_offer_room(struct soft_shm_peer *peer);
 /* Something waits for room.  Ask for it; true if there is some after all. */
-bool soft_neighbour_starves(struct soft_neighbour *neighbour);
+bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
 /* Call for each; it may end that one. */
-void soft_neighbours_all(void (*what)(struct soft_neighbour *neighbour));
+void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
 /* Go and meet whoever has that LID; NULL: nobody that could be met. */
-struct soft_neighbour *soft_meeting_begin(uint16_t lid);
+struct soft_shm_peer *soft_attach_begin(uint16_t lid);
 /* Wake it. */
-void soft_meeting_ring(struct soft_neighbour *neighbour);
+void soft_attach_notify(struct soft_shm_peer *peer);
 /* What it rings for has been seen: hear its bell now, if it is there yet.  It may end that one. */
-void soft_meeting_hush(struct soft_neighbour *neighbour);
+void soft_attach_ack_notify(struct soft_shm_peer *peer);
 /* One that has just been made. */
-void soft_meeting_init(struct soft_neighbour *neighbour);
+void soft_attach_init(struct soft_shm_peer *peer);
 /* Close what is open, of one that is over. */
-void soft_meeting_end(struct soft_neighbour *neighbour);
-void soft_meeting_forget(void);
+void soft_attach_end(struct soft_shm_peer *peer);
+void soft_attach_reset_after_fork(void);
+
+/* ---- cma.c --------------------------------------------------------------------------------- */
+
+/* The segment is there; or is going. */
+void soft_cma_attach(struct soft_shm_peer *peer);
+void soft_cma_detach(struct soft_shm_peer *peer);
 
 /* ---- wakeup.c --------------------------------------------------------------------------- */
 
 /* Look into the ring of one that has rung, or of ourselves. */
-void soft_attention_visit(struct soft_neighbour *neighbour);
+void soft_wakeup_visit(struct soft_shm_peer *peer);
 /* It has no room, or asks for it: somebody must come by again if there is something now. */
-void soft_attention_see(struct soft_neighbour *neighbour);
-void soft_attention_forget(struct soft_neighbour *neighbour);
+void soft_wakeup_rearm(struct soft_shm_peer *peer);
+void soft_wakeup_remove(struct soft_shm_peer *peer);
+/* soft_subsystem.poll, has_input, need_notify. */
+bool soft_shm_poll(void);
+bool soft_shm_has_input(void);
+void soft_shm_need_notify(bool on);
+/* Look into all rings again: the port is up. */
+void soft_shm_resume(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* Who looks into which ring, and who must be woken.
  *
- * Steps look into the rings of the neighbours that are attended: those from which something has come
+ * Steps look into the rings of the local peers that are attended: those from which something has come
  * lately.  A few of them are, and looking costs a memory access each; the others, and all of them
  * while nobody comes by by himself, have been asked to ring (ring.h: soft_ring_await), which is a
  * byte in a pipe (notify_pipe.h), and shows in the engine's epoll set.
@@ -17,8 +17,8 @@
  * comes next; and a visit that finds nothing, because the bell was for room, asks again all the same.
  * In the second case the engine's thread is awake and looks at every tick, or a thread of the
  * application is looking now; and before either of them stops doing so, it calls
- * soft_neighbours_alert, which asks every attended neighbour and looks once more.  What that finds,
- * or what a bounded visit leaves, is announced by soft_engine_nudge, which is readable in epoll as
+ * soft_shm_need_notify, which asks every attended local peer and looks once more.  What that finds,
+ * or what a bounded visit leaves, is announced by soft_engine_schedule_step, which is readable in epoll as
  * well.  The same holds for room in a ring that we write: who waits for it asks, and looks again.
  *
  * Who finds in the ring what it was rung for hears the bell at once, without asking epoll who it was.
@@ -27,184 +27,177 @@
 #include "objects/objects.h"
 
 enum {
-	MOST = 32,   /* attended at the same time */
-	VAIN = 2000, /* looks for nothing, after which one is attended no more */
+	MAX_POLLED = 32,   /* attended at the same time */
+	MAX_IDLE_POLLS = 2000, /* looks for nothing, after which one is attended no more */
 };
 
-static struct soft_node attended = {&attended, &attended};
-static unsigned count; /* atomic */
-static bool alert;
+static struct soft_node poll_set = {&poll_set, &poll_set};
+static unsigned count;
+static bool need_notify;
 
-static bool is_attended(const struct soft_neighbour *neighbour)
+static bool is_polled(const struct soft_shm_peer *peer)
 {
-	return !soft_list_empty(&neighbour->attended);
+	return !soft_list_empty(&peer->poll_set);
 }
 
-static void attend(struct soft_neighbour *neighbour)
+static void add_to_poll_set(struct soft_shm_peer *peer)
 {
-	if (is_attended(neighbour))
+	if (is_polled(peer))
 		return;
-	soft_list_append(&attended, &neighbour->attended);
-	__atomic_store_n(&count, count + 1, __ATOMIC_RELAXED);
+	soft_list_append(&poll_set, &peer->poll_set);
+	soft_engine_set_polls(++count);
 }
 
-void soft_attention_forget(struct soft_neighbour *neighbour)
+void soft_wakeup_remove(struct soft_shm_peer *peer)
 {
-	if (!is_attended(neighbour))
+	if (!is_polled(peer))
 		return;
-	soft_list_remove(&neighbour->attended);
-	__atomic_store_n(&count, count - 1, __ATOMIC_RELAXED);
-}
-
-bool soft_neighbours_attended(void)
-{
-	return __atomic_load_n(&count, __ATOMIC_RELAXED);
+	soft_list_remove(&peer->poll_set);
+	soft_engine_set_polls(--count);
 }
 
 /* There is more to do: somebody must come by. */
-static void come_again(struct soft_neighbour *neighbour)
+static void poll_again(struct soft_shm_peer *peer)
 {
-	attend(neighbour);
-	if (alert)
-		soft_engine_nudge();
+	add_to_poll_set(peer);
+	if (need_notify)
+		soft_engine_schedule_step();
 }
 
 /* True if there is something after all.  Nobody but us writes to ourselves: that is just looked at. */
-static bool await(struct soft_neighbour *neighbour)
+static bool arm(struct soft_shm_peer *peer)
 {
-	if (soft_neighbour_is_self(neighbour))
-		return soft_ring_has_input(&neighbour->in);
-	if (soft_ring_awaits(&neighbour->in))
+	if (soft_shm_peer_is_self(peer))
+		return soft_ring_has_input(&peer->in);
+	if (soft_ring_awaits(&peer->in))
 		return false;
-	neighbour->asked = true;
-	return soft_ring_await(&neighbour->in);
+	peer->armed = true;
+	return soft_ring_await(&peer->in);
 }
 
 /* It was asked to ring and has: its bell need not wake anybody any more. */
-static void hush(struct soft_neighbour *neighbour)
+static void ack_notify(struct soft_shm_peer *peer)
 {
-	if (!neighbour->asked || soft_ring_awaits(&neighbour->in))
+	if (!peer->armed || soft_ring_awaits(&peer->in))
 		return;
-	soft_meeting_hush(neighbour);
+	soft_attach_ack_notify(peer);
 }
 
 /* Somebody comes by without being asked to. */
-static void unask(struct soft_neighbour *neighbour)
+static void disarm(struct soft_shm_peer *peer)
 {
-	if (!soft_ring_awaits(&neighbour->in))
+	if (!soft_ring_awaits(&peer->in))
 		return; /* or it has rung */
-	neighbour->asked = false;
-	soft_ring_attend(&neighbour->in);
+	peer->armed = false;
+	soft_ring_attend(&peer->in);
 }
 
-void soft_attention_see(struct soft_neighbour *neighbour)
+void soft_wakeup_rearm(struct soft_shm_peer *peer)
 {
 	if (soft_port_is_down())
-		return; /* soft_neighbours_resume */
-	if (soft_ring_has_input(&neighbour->in) || soft_neighbour_starves(neighbour)) {
-		come_again(neighbour);
+		return; /* soft_shm_resume */
+	if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)) {
+		poll_again(peer);
 		return;
 	}
-	if (neighbour->vain > VAIN || count > MOST || soft_neighbour_is_self(neighbour))
-		soft_attention_forget(neighbour);
-	if (is_attended(neighbour) && !alert)
-		unask(neighbour);
-	else if (await(neighbour))
-		come_again(neighbour);
+	if (peer->idle_polls > MAX_IDLE_POLLS || count > MAX_POLLED || soft_shm_peer_is_self(peer))
+		soft_wakeup_remove(peer);
+	if (is_polled(peer) && !need_notify)
+		disarm(peer);
+	else if (arm(peer))
+		poll_again(peer);
 }
 
 /* A look for nothing at a ring of which everything is known. */
-static bool is_idle(struct soft_neighbour *neighbour)
+static bool is_idle(struct soft_shm_peer *peer)
 {
-	return is_attended(neighbour) && neighbour->vain <= VAIN &&
-	       alert == soft_ring_awaits(&neighbour->in) && soft_list_empty(&neighbour->waiting) &&
-	       !neighbour->word_count;
+	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
+	       need_notify == soft_ring_awaits(&peer->in) && soft_list_empty(&peer->waiting) &&
+	       !peer->ctrl_count;
 }
 
-static bool visit(struct soft_neighbour *neighbour, size_t share)
+static bool visit(struct soft_shm_peer *peer, size_t share)
 {
-	soft_neighbour_hold(neighbour);
-	bool any = soft_neighbour_take_in(neighbour, share);
+	soft_shm_peer_hold(peer);
+	bool any = soft_shm_peer_receive(peer, share);
 
-	neighbour->vain = any ? 0 : neighbour->vain + 1;
-	if (any && !neighbour->dead) {
-		attend(neighbour);
-		hush(neighbour);
-		if (soft_ring_is_starved(&neighbour->in) && soft_ring_wakes(&neighbour->out))
-			soft_meeting_ring(neighbour);
+	peer->idle_polls = any ? 0 : peer->idle_polls + 1;
+	if (any && !peer->dead) {
+		add_to_poll_set(peer);
+		ack_notify(peer);
+		if (soft_ring_is_starved(&peer->in) && soft_ring_wakes(&peer->out))
+			soft_attach_notify(peer);
 	}
-	if (!neighbour->dead && (any || !is_idle(neighbour))) {
-		soft_neighbour_offer_room(neighbour);
-		if (!neighbour->dead)
-			soft_attention_see(neighbour);
+	if (!peer->dead && (any || !is_idle(peer))) {
+		soft_shm_peer_offer_room(peer);
+		if (!peer->dead)
+			soft_wakeup_rearm(peer);
 	}
-	soft_neighbour_release(neighbour);
+	soft_shm_peer_release(peer);
 	return any;
 }
 
-void soft_attention_visit(struct soft_neighbour *neighbour)
+void soft_wakeup_visit(struct soft_shm_peer *peer)
 {
-	visit(neighbour, soft_step_share());
+	visit(peer, soft_step_share());
 }
 
-bool soft_neighbours_serve(void)
+bool soft_shm_poll(void)
 {
 	size_t share = SOFT_STEP_BYTES / (count + 1);
 	bool any = false;
 
 	for (unsigned left = count; left && count; left--) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(attended.next, struct soft_neighbour, attended);
+		struct soft_shm_peer *peer =
+			soft_list_entry(poll_set.next, struct soft_shm_peer, poll_set);
 
 		/* To the end of the line: of many, none comes last every time. */
-		soft_list_remove(&neighbour->attended);
-		soft_list_append(&attended, &neighbour->attended);
-		any = visit(neighbour, share) || any;
+		soft_list_remove(&peer->poll_set);
+		soft_list_append(&poll_set, &peer->poll_set);
+		any = visit(peer, share) || any;
 	}
 	return any;
 }
 
-bool soft_neighbours_have_input(void)
+bool soft_shm_has_input(void)
 {
 	if (soft_port_is_down())
 		return false;
-	for (struct soft_node *node = attended.next; node != &attended; node = node->next) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(node, struct soft_neighbour, attended);
+	for (struct soft_node *node = poll_set.next; node != &poll_set; node = node->next) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, poll_set);
 
-		if (soft_ring_has_input(&neighbour->in) || soft_neighbour_starves(neighbour))
+		if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer))
 			return true;
 	}
 	return false;
 }
 
-void soft_neighbours_alert(bool on)
+void soft_shm_need_notify(bool on)
 {
 	bool more = false;
 
-	if (alert == on)
+	if (need_notify == on)
 		return;
-	alert = on;
-	for (struct soft_node *node = attended.next; node != &attended; node = node->next) {
-		struct soft_neighbour *neighbour =
-			soft_list_entry(node, struct soft_neighbour, attended);
+	need_notify = on;
+	for (struct soft_node *node = poll_set.next; node != &poll_set; node = node->next) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, poll_set);
 
 		if (!on)
-			unask(neighbour);
-		else if (await(neighbour) || soft_neighbour_starves(neighbour))
+			disarm(peer);
+		else if (arm(peer) || soft_shm_peer_wants_room(peer))
 			more = true;
 	}
 	if (more)
-		soft_engine_nudge();
+		soft_engine_schedule_step();
 }
 
-static void resume(struct soft_neighbour *neighbour)
+static void resume(struct soft_shm_peer *peer)
 {
-	if (neighbour->up)
-		come_again(neighbour);
+	if (peer->up)
+		poll_again(peer);
 }
 
-void soft_neighbours_resume(void)
+void soft_shm_resume(void)
 {
-	soft_neighbours_all(resume);
+	soft_shm_each_peer(resume);
 }

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "objects/extended.h"
+#include "objects/objects.h"
 #include "trace.h"
 #include "trace_line.h"
 #include "trace_names.h"
@@ -91,7 +91,7 @@ static void add_flags(struct soft_line *line, unsigned flags)
 
 static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint32_t index)
 {
-	const struct soft_send *send = soft_send_at(qp, index);
+	const struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	switch (send->opcode) {
 	case IBV_WR_SEND_WITH_IMM:
@@ -124,7 +124,7 @@ static void add_operation(struct soft_line *line, const struct soft_qp *qp, uint
 
 static void trace_send(struct soft_qp *qp, uint32_t index)
 {
-	struct soft_send *send = soft_send_at(qp, index);
+	struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	send->request = next_request();
 	BEGIN(line, "post_send");
@@ -145,7 +145,7 @@ void soft_trace_sends(struct soft_qp *qp, uint32_t from)
 		trace_send(qp, from);
 }
 
-static void add_receive(struct soft_line *line, const struct soft_receive *receive)
+static void add_receive(struct soft_line *line, const struct soft_recv_wqe *receive)
 {
 	SOFT_LINE_NUMBER(line, "wr_id", receive->wr_id);
 	SOFT_LINE_NUMBER(line, "length", receive->length);
@@ -156,7 +156,7 @@ static void add_receive(struct soft_line *line, const struct soft_receive *recei
 void soft_trace_receives(struct soft_qp *qp, uint32_t from)
 {
 	for (; from != qp->rq.tail && soft_trace_on; from++) {
-		struct soft_receive *receive = soft_receive_at(&qp->rq, from);
+		struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, from);
 
 		receive->request = next_request();
 		BEGIN(line, "post_recv");
@@ -169,7 +169,7 @@ void soft_trace_receives(struct soft_qp *qp, uint32_t from)
 void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from)
 {
 	for (; from != srq->rq.tail && soft_trace_on; from++) {
-		struct soft_receive *receive = soft_receive_at(&srq->rq, from);
+		struct soft_recv_wqe *receive = soft_receive_at(&srq->rq, from);
 
 		receive->request = next_request();
 		BEGIN(line, "post_srq_recv");
@@ -370,12 +370,20 @@ static int start(const char *path)
 	return 0;
 }
 
-int soft_trace_begin(void)
+/* In the child of a fork: the trace is the parent's. */
+static void forget(void)
+{
+	soft_trace_on = false;
+	soft_trace_file_forget();
+}
+
+/* The engine starts: begin, if the environment asks for it. */
+static int begin(void)
 {
 	const char *path = secure_getenv("AIORDMA_TRACE");
 
 	if (!soft_trace_file_path())
-		soft_trace_forget();
+		forget();
 	if (asked == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
@@ -388,22 +396,22 @@ int soft_trace_begin(void)
 	return rc;
 }
 
-void soft_trace_pause(void)
+static void pause_trace(void)
 {
 	soft_trace_file_trim();
 }
 
-void soft_trace_forget(void)
-{
-	soft_trace_on = false;
-	soft_trace_file_forget();
-}
+const struct soft_subsystem soft_trace_subsystem = {
+	.start = begin,
+	.stop = pause_trace,
+	.forked = forget,
+};
 
 int aiordma_trace_start(const char *path, char *used, size_t size)
 {
 	soft_lock();
 	if (!soft_trace_file_path())
-		soft_trace_forget();
+		forget();
 	int rc = start(path);
 	const char *name = soft_trace_file_path();
 

@@ -7,7 +7,11 @@
 #ifndef AIORDMA_SOFT_TRACE_H
 #define AIORDMA_SOFT_TRACE_H
 
-#include "objects/objects.h"
+#include "engine/engine.h"
+
+struct soft_cq;
+struct soft_qp;
+struct soft_srq;
 
 extern bool soft_trace_on;
 
@@ -44,13 +48,7 @@ void soft_trace_retry(const struct soft_qp *qp, const char *cause);
 /* One that was asked for (inject.h); of a queue pair or a completion queue unless 0. */
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 
-/* The engine starts: begin, if the environment asks for it (AIORDMA_TRACE).  0 or an errno value,
- * which has then been said on the standard error output. */
-int soft_trace_begin(void);
-/* The engine stops. */
-void soft_trace_pause(void);
-/* In the child of a fork: the trace is the parent's. */
-void soft_trace_forget(void);
+extern const struct soft_subsystem soft_trace_subsystem;
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "objects/objects.h"
+#include "ud.h"
 
 enum {
 	BUFFER = 8 << 20,      /* bytes in the kernel, as far as it allows */
@@ -22,9 +22,9 @@ enum {
 
 static const uint8_t magic[4] = {'a', 'i', 'U', 'D'};
 
-static void ready(struct soft_source *source, uint32_t events);
+static void ready(struct soft_fd_watch *source, uint32_t events);
 
-static struct soft_source udp = {.fd = -1, .ready = ready};
+static struct soft_fd_watch udp = {.fd = -1, .ready = ready};
 static bool six; /* an IPv6 socket, for both */
 static unsigned holders;
 
@@ -155,7 +155,7 @@ void soft_datagram_shutdown(void)
 
 void soft_datagram_hold(void)
 {
-	if (soft_listener_port() && !holders)
+	if (soft_port_lid() && !holders)
 		listen_up();
 	holders++;
 }
@@ -249,7 +249,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	return errno;
 }
 
-bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_path *path,
+bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count)
 {
 	union control control = {0};
@@ -308,8 +308,8 @@ static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid 
 	       (soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source));
 }
 
-void soft_datagram_read(struct soft_source *source,
-			void (*take)(struct soft_source *source,
+void soft_datagram_read(struct soft_fd_watch *source,
+			void (*take)(struct soft_fd_watch *source,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length))
 {
@@ -345,7 +345,7 @@ void soft_datagram_read(struct soft_source *source,
 	}
 }
 
-static void take(struct soft_source *source, const struct soft_datagram *datagram,
+static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
 		 const uint8_t *payload, uint32_t length)
 {
 	(void)source;
@@ -353,7 +353,7 @@ static void take(struct soft_source *source, const struct soft_datagram *datagra
 		soft_ud_input(datagram, payload, length);
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *source, uint32_t events)
 {
 	(void)events;
 	soft_datagram_read(source, take);

@@ -13,7 +13,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "objects/objects.h"
+#include "ud.h"
 
 enum {
 	PORT = 14791,     /* below the ports that systems choose by themselves */
@@ -21,7 +21,7 @@ enum {
 };
 
 struct group {
-	struct soft_source source;
+	struct soft_fd_watch source;
 	struct soft_node node;
 	struct soft_node members; /* attachments */
 	union ibv_gid gid;
@@ -37,14 +37,6 @@ struct attachment {
 
 static struct soft_node groups = {&groups, &groups};
 static unsigned group_count, attachment_count;
-
-bool soft_gid_is_multicast(const union ibv_gid *gid)
-{
-	const struct in6_addr *address = (const void *)gid->raw;
-
-	return gid->raw[0] == 0xff ||
-	       (IN6_IS_ADDR_V4MAPPED(address) && (gid->raw[12] & 0xf0) == 0xe0);
-}
 
 /* In network order.  Those made of a hash (FNV-1a) are organization-local: 239.192.0.0/14. */
 static uint32_t address_of(const union ibv_gid *gid)
@@ -69,7 +61,7 @@ static uint32_t loopback_interface(void)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_path *path,
+bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			 const struct iovec *payload, int count)
 {
 	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
@@ -86,11 +78,11 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
 {
-	return datagram->from == qp->ibv.qp_num && datagram->lid == soft_listener_port() &&
+	return datagram->from == qp->ibv.qp_num && datagram->lid == soft_port_lid() &&
 	       soft_gid_is_local(&datagram->source);
 }
 
-static void take(struct soft_source *source, const struct soft_datagram *datagram,
+static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
 		 const uint8_t *payload, uint32_t length)
 {
 	struct group *group = soft_container(source, struct group, source);
@@ -107,7 +99,7 @@ static void take(struct soft_source *source, const struct soft_datagram *datagra
 	}
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *source, uint32_t events)
 {
 	(void)events;
 	soft_datagram_read(source, take);
@@ -153,7 +145,7 @@ static int open_socket(struct group *group)
 		rc = errno;
 	if (!rc)
 		rc = join(fd, address.sin_addr.s_addr);
-	group->source = (struct soft_source){.fd = fd, .ready = ready};
+	group->source = (struct soft_fd_watch){.fd = fd, .ready = ready};
 	if (!rc)
 		rc = soft_watch(&group->source, EPOLLIN);
 	if (rc)
@@ -211,7 +203,7 @@ static void group_close(struct group *group)
 	free(group);
 }
 
-void soft_multicast_forget(void)
+void soft_multicast_reset_after_fork(void)
 {
 	while (!soft_list_empty(&groups))
 		soft_list_remove(groups.next);

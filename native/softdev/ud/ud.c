@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include "inject/inject.h"
+#include "ud.h"
 
 enum {
 	SENDS_PER_TURN = 256
@@ -14,11 +15,9 @@ enum {
 #define AGAIN_NS 200000u /* the socket is full: network cards empty it about that fast */
 #define OWN_QKEY 0x80000000u
 
-static uint32_t bad_qkeys;
-
 /* ---- sending ------------------------------------------------------------------------------- */
 
-static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct soft_send *send,
+static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct soft_send_wqe *send,
 					const struct soft_destination *to)
 {
 	struct soft_datagram datagram = {
@@ -29,7 +28,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		/* IBTA 10.2.5: a request may not choose a key of the privileged half. */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.traffic_flow = to->path.traffic_flow,
-		.lid = soft_listener_port(),
+		.lid = soft_port_lid(),
 		.sl = to->path.sl,
 		.hop_limit = to->path.hop_limit,
 	};
@@ -60,7 +59,7 @@ static void hand_over(const struct soft_datagram *datagram, const struct iovec *
 /* The payload's iovecs; their number, or -1. */
 static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 {
-	const struct soft_send *send = soft_send_at(qp, index);
+	const struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	if (!(send->flags & IBV_SEND_INLINE))
 		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, index), send->num_sge, 0,
@@ -72,15 +71,15 @@ static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 /* False: not now. */
 static bool send_oldest(struct soft_qp *qp)
 {
-	const struct soft_send *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	const struct soft_destination *to = soft_send_destination(qp, qp->sq.oldest);
-	const struct soft_path *path = &to->path;
+	const struct soft_ud_address *path = &to->path;
 	struct iovec iov[SOFT_MAX_SGE];
 	int count = send->status ? 0 : gather(qp, qp->sq.oldest, iov);
 	bool done = true;
 
 	if (send->status || count < 0) {
-		soft_requester_fail(qp, send->status ? send->status : IBV_WC_LOC_PROT_ERR);
+		soft_send_fail(qp, send->status ? send->status : IBV_WC_LOC_PROT_ERR);
 		return true;
 	}
 	const struct soft_datagram datagram = datagram_of(qp, send, to);
@@ -100,7 +99,7 @@ static bool send_oldest(struct soft_qp *qp)
 	return done;
 }
 
-void soft_ud_output(struct soft_qp *qp)
+static void output(struct soft_qp *qp)
 {
 	for (int i = 0; qp->ibv.state == IBV_QPS_RTS && qp->sq.oldest != qp->sq.tail; i++) {
 		if (i == SENDS_PER_TURN) {
@@ -169,7 +168,7 @@ static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t 
 /* Into the receive at the head of the queue; false when its memory may not be written. */
 static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32_t length)
 {
-	const struct soft_receive *receive = soft_receive_at(&qp->rq, qp->rq.head);
+	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
 	struct iovec iov[SOFT_MAX_SGE];
 	int count = soft_sge_walk(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
 				  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, iov,
@@ -191,7 +190,7 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 	    soft_port_is_down())
 		return;
 	if (datagram->qkey != qp->attr.qkey) {
-		bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
+		soft_port_bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
 		return;
 	}
 	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message is
@@ -211,7 +210,7 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length)
 {
-	if (!soft_faults_set || !soft_fault_datagram(qp, datagram, payload, length))
+	if (!soft_fault_keeps_datagram(qp, datagram, payload, length))
 		soft_ud_take(qp, datagram, payload, length);
 }
 
@@ -223,7 +222,19 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 		soft_ud_receive(qp, datagram, payload, length);
 }
 
-uint32_t soft_ud_bad_qkeys(void)
+static void port_changed(enum soft_port_change change)
 {
-	return bad_qkeys;
+	if (change == SOFT_PORT_ADDRESSES)
+		soft_multicast_addresses();
 }
+
+const struct soft_transport soft_ud_transport = {
+	.created = soft_datagram_hold,
+	.destroyed = soft_datagram_release,
+	.output = output,
+};
+
+const struct soft_subsystem soft_ud_subsystem = {
+	.forked = soft_multicast_reset_after_fork,
+	.port_changed = port_changed,
+};

@@ -19,14 +19,11 @@ enum {
 	MOST = 8,       /* messages that one acknowledgement is owed for */
 };
 
-#define PATIENCE_NS 20000u       /* of a thread of the application that comes by */
-#define TICK_PATIENCE_NS 100000u /* of the engine's thread */
-
 static struct soft_node owed = {&owed, &owed}; /* the longest owed first */
-static bool any;                               /* atomic: the list is not empty */
 
-void soft_ack_later(struct soft_link *link)
+void soft_ack_later(struct soft_qp_link *base)
 {
+	struct soft_link *link = soft_container(base, struct soft_link, base);
 	const struct soft_responder *responder = &link->qp->responder;
 
 	link->reply_hoped = true;
@@ -39,13 +36,13 @@ void soft_ack_later(struct soft_link *link)
 		return;
 	link->owed_since = soft_now();
 	soft_list_append(&owed, &link->owed);
-	__atomic_store_n(&any, true, __ATOMIC_RELAXED);
+	soft_engine_set_delayed(true);
 }
 
 void soft_ack_settled(struct soft_link *link)
 {
 	soft_list_remove(&link->owed);
-	__atomic_store_n(&any, !soft_list_empty(&owed), __ATOMIC_RELAXED);
+	soft_engine_set_delayed(!soft_list_empty(&owed));
 }
 
 void soft_ack_replied(struct soft_link *link)
@@ -55,13 +52,10 @@ void soft_ack_replied(struct soft_link *link)
 	link->reply_hoped = false;
 }
 
-bool soft_acks_owed(void)
+void soft_acks_send(uint64_t age_ns)
 {
-	return __atomic_load_n(&any, __ATOMIC_RELAXED);
-}
+	uint64_t latest = soft_now() - age_ns;
 
-static void send_since(uint64_t latest)
-{
 	while (!soft_list_empty(&owed)) {
 		struct soft_link *link = soft_list_entry(owed.next, struct soft_link, owed);
 
@@ -71,20 +65,4 @@ static void send_since(uint64_t latest)
 		link->replies = DISTRUST;
 		soft_link_output(link);
 	}
-}
-
-void soft_acks_step(void)
-{
-	if (soft_acks_owed())
-		send_since(soft_now() - PATIENCE_NS);
-}
-
-void soft_acks_tick(void)
-{
-	send_since(soft_now() - TICK_PATIENCE_NS);
-}
-
-void soft_acks_send(void)
-{
-	send_since(UINT64_MAX);
 }

@@ -28,7 +28,7 @@ static void try_again(struct soft_timer *timer)
 	attempt(soft_container(timer, struct soft_link, timer));
 }
 
-void soft_dial_later(struct soft_link *link)
+void soft_connect_later(struct soft_link *link)
 {
 	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
 
@@ -37,7 +37,7 @@ void soft_dial_later(struct soft_link *link)
 	if (link->attempts++ > 100)
 		delay = RETRY_SELDOM_NS;
 	soft_link_close_wires(link);
-	link->state = SOFT_LINK_CONNECTING;
+	link->base.state = SOFT_LINK_CONNECTING;
 	link->header_have = 0;
 	link->timer.expired = try_again;
 	soft_timer_start(&link->timer, soft_now() + delay);
@@ -51,13 +51,13 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 
 /* ---- through shared memory ----------------------------------------------------------------- */
 
-/* False: there is no way there. */
-static bool knock(struct soft_link *link)
+/* False: there is no channel there. */
+static bool attempt_shm(struct soft_link *link)
 {
 	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
-	    !soft_link_open_way(link, link->qp, link->qp->attr.ah_attr.dlid))
+	    !soft_link_open_chan(link, link->qp, link->qp->attr.ah_attr.dlid))
 		return false;
-	link->state = SOFT_LINK_GREETING;
+	link->base.state = SOFT_LINK_HANDSHAKE;
 	return true;
 }
 
@@ -105,8 +105,8 @@ static void call(struct soft_link *link)
 	link->refused = false;
 	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
 	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
-	    soft_watch(&link->source, EPOLLOUT)) {
-		soft_dial_later(link);
+	    soft_watch(&link->watch, EPOLLOUT)) {
+		soft_connect_later(link);
 		return;
 	}
 	soft_timer_start(&link->timer, soft_now() + CONNECTING_NS);
@@ -115,55 +115,66 @@ static void call(struct soft_link *link)
 static void attempt(struct soft_link *link)
 {
 	soft_link_close_wires(link); /* of an attempt that has taken too long */
-	if (!knock(link))
+	if (!attempt_shm(link))
 		call(link);
 }
 
-void soft_dial_connected(struct soft_link *link)
+void soft_connect_established(struct soft_link *link)
 {
 	int error = 0;
 	socklen_t length = sizeof(error);
 
-	if (getsockopt(link->source.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
-	    !soft_greeting_say(link, link->qp, SOFT_GREETING_HELLO) ||
-	    soft_watch(&link->source, EPOLLIN)) {
-		soft_dial_later(link);
+	if (getsockopt(link->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
+	    !soft_handshake_send(link, link->qp, SOFT_HELLO) || soft_watch(&link->watch, EPOLLIN)) {
+		soft_connect_later(link);
 		return;
 	}
 	/* On this machine the other side's end is told; should it be slow and take us for its peer one
-	 * day, another HELLO would be a stranger's. */
-	soft_path_watch(link);
-	if (!link->path_patience)
+	 * day, another HELLO would be a pending link's. */
+	soft_liveness_watch(link);
+	if (!link->liveness_limit)
 		soft_timer_stop(&link->timer);
-	link->state = SOFT_LINK_GREETING;
+	link->base.state = SOFT_LINK_HANDSHAKE;
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
 
-void soft_dial_welcome(struct soft_link *link)
+void soft_connect_answered(struct soft_link *link)
 {
 	struct soft_qp *qp = link->qp;
 
-	if (link->greeting.kind != SOFT_GREETING_WELCOME ||
-	    !soft_greeting_agrees(&link->greeting, qp)) {
+	if (link->handshake.kind != SOFT_HELLO_ACK ||
+	    !soft_handshake_matches(&link->handshake, qp)) {
 		/* It takes us for its peer, but we know better. */
-		soft_dial_farewell(link);
-		soft_dial_later(link);
+		soft_connect_abandon(link);
+		soft_connect_later(link);
 		return;
 	}
 	if (soft_link_up(link, qp))
 		soft_link_finish(link, ECONNABORTED);
 }
 
-void soft_dial_farewell(struct soft_link *link)
+void soft_connect_abandon(struct soft_link *link)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
-	/* Of a way, the end says that by itself. */
-	if (link->source.fd < 0)
+	/* Of a channel, the end says that by itself. */
+	if (link->watch.fd < 0)
 		return;
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
-	(void)!send(link->source.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)!send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void no_cm(struct soft_qp *qp)
+{
+	(void)qp;
+}
+
+static void (*cm_offer)(struct soft_qp *qp) = no_cm;
+
+void soft_wire_use_cm(void (*offer)(struct soft_qp *qp))
+{
+	cm_offer = offer;
 }
 
 /* ---- the queue pair's side ----------------------------------------------------------------- */
@@ -193,7 +204,7 @@ static struct soft_link *connecting(struct soft_qp *qp)
 	if (!link)
 		return NULL;
 	link->qp = qp;
-	qp->link = link;
+	qp->link = &link->base;
 	return link;
 }
 
@@ -206,7 +217,7 @@ static void to_self(struct soft_qp *qp)
 }
 
 /* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
-void soft_greeting_begin(struct soft_qp *qp)
+void soft_connect_begin(struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
@@ -214,7 +225,7 @@ void soft_greeting_begin(struct soft_qp *qp)
 
 	qp->stream_from_cm = ah->dlid == 0;
 	if (qp->stream_from_cm) {
-		soft_cm_offer(qp);
+		cm_offer(qp);
 		return;
 	}
 	if (is_self(qp)) {
@@ -224,7 +235,7 @@ void soft_greeting_begin(struct soft_qp *qp)
 	if (ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
 		soft_listener_open(&own.gid);
 	if (!we_connect(qp)) {
-		soft_greeting_look(qp);
+		soft_handshake_find_pending(qp);
 		return;
 	}
 	link = connecting(qp);
@@ -233,7 +244,7 @@ void soft_greeting_begin(struct soft_qp *qp)
 }
 
 /* Not at once, lest the two keep each other busy.  The other side may have been quicker. */
-void soft_greeting_again(struct soft_qp *qp)
+void soft_connect_again(struct soft_qp *qp)
 {
 	struct soft_link *link;
 
@@ -242,12 +253,12 @@ void soft_greeting_again(struct soft_qp *qp)
 		return;
 	}
 	if (!we_connect(qp)) {
-		soft_greeting_look(qp);
+		soft_handshake_find_pending(qp);
 		return;
 	}
 	link = connecting(qp);
 	if (!link)
 		return;
 	link->attempts = SECOND_ROUND;
-	soft_dial_later(link);
+	soft_connect_later(link);
 }

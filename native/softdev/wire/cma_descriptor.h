@@ -10,30 +10,28 @@
 
 #include "link.h"
 
-struct soft_neighbour;
-
-/* The memory shared with a neighbour is there; or is going. */
-void soft_references_meet(struct soft_neighbour *neighbour);
-void soft_references_part(struct soft_neighbour *neighbour);
-/* A link to it is up, so it has been there as well: what can be copied is found out. */
-void soft_references_probe(struct soft_neighbour *neighbour);
-
 /* Bytes that are worth it, to another process. */
-extern uint32_t soft_reference_least;
-extern uint64_t soft_references_given; /* so far, by all */
+extern uint32_t soft_cma_desc_least;
+extern uint64_t soft_cma_descs_sent; /* so far, by all */
 
 /* Bytes that the link's next frame may refer to, if there are as many as `least`; 0: it cannot. */
-uint32_t soft_reference_most(const struct soft_link *link, uint32_t *least);
-/* The frame refers to these pieces, which are all of its payload: the reference, `at` which there are
- * SOFT_REFERENCE_MOST bytes of room.  False: not this time. */
-bool soft_reference_give(struct soft_link *link, struct soft_outgoing *out,
-			 const struct iovec *pieces, int count, uint8_t *at);
+uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least);
+/* The frame refers to these pieces, which are all of its payload: the descriptor, `at` which there are
+ * SOFT_CMA_DESC_MAX bytes of room.  False: not this time. */
+bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
+			const struct iovec *pieces, int count, uint8_t *at);
 /* The payload of link->frame is where this says; `bytes` may change meanwhile.  False: nonsense.
  * Frames that come together (link->referred is zero for the first) refer to less than twice
- * SOFT_REFERENCE_MAX, so that nobody keeps the lock for long. */
-bool soft_reference_take(struct soft_link *link, const uint8_t *bytes);
+ * SOFT_CMA_FRAME_MAX, so that nobody keeps the lock for long. */
+bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 
+/* The requests of the queue pair complete without being answered: their memory will be the
+ * application's again. */
+void soft_cma_flush(const struct soft_qp *qp);
+/* The key opens nothing any more, or something else: what was exported by it is not copied any more when
+ * this returns. */
+void soft_cma_withdraw_key(uint32_t key);
 /* The link is gone. */
-void soft_references_forget(const struct soft_link *link);
+void soft_cma_forget_link(const struct soft_link *link);
 
 #endif

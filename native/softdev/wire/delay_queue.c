@@ -1,4 +1,4 @@
-/* The way that frames and datagrams take before they are taken in, when there is a plan of faults.
+/* The channel that frames and datagrams take before they are taken in, when there is a fault spec.
  *
  * It begins where whole frames are known, so it is the same for every wire.  What belongs together
  * keeps its order: a frame that is late makes those behind it late.  What a stream says of itself
@@ -10,6 +10,7 @@
 
 #include "inject/inject.h"
 #include "link.h"
+#include "ud/ud.h"
 #include "trace/trace.h"
 
 struct packet {
@@ -20,8 +21,8 @@ struct packet {
 	uint8_t bytes[];
 };
 
-/* Bytes that wait in one line: beyond this the oldest are taken in early, datagrams dropped. */
-#define LINE_MOST (64u << 20)
+/* Bytes that wait in one queue: beyond this the oldest are taken in early, datagrams dropped. */
+#define QUEUE_MOST (64u << 20)
 
 /* Occurrences are counted apart: how many acknowledgements come depends on who is quicker. */
 enum stream {
@@ -31,17 +32,17 @@ enum stream {
 	STREAMS
 };
 
-struct soft_fault_line {
-	struct soft_link *link; /* NULL: gone; of datagrams there is one line, without a link */
+struct soft_delay_queue {
+	struct soft_link *link; /* NULL: gone; of datagrams there is one queue, without a link */
 	bool busy;
-	bool judged; /* by the plan; else it only brings to its end what is under way */
+	bool judged; /* by the spec; else it only brings to its end what is under way */
 	bool doomed;
 	bool ended; /* no more is coming... */
 	int error;  /* ...for this reason */
 	uint64_t number; /* of the connection */
 	uint64_t input;  /* bytes so far */
 	uint64_t seen[STREAMS];
-	uint64_t frames; /* that the plan means */
+	uint64_t frames; /* that the spec means */
 	uint64_t messages; /* that needed a receive */
 	uint64_t due;    /* of the last one */
 	uint64_t waiting; /* bytes */
@@ -59,13 +60,13 @@ struct envelope {
 	struct soft_datagram datagram;
 };
 
-static uint64_t connections;    /* since there is a plan */
+static uint64_t connections;    /* since there is a spec */
 static uint64_t device_free_at; /* with a rate: when it has taken in all that came before */
 
 static void datagrams_due(struct soft_timer *timer);
 
-static struct soft_fault_line datagrams = {.last = &datagrams.first,
-					   .timer.expired = datagrams_due};
+static struct soft_delay_queue datagrams = {.last = &datagrams.first,
+					    .timer.expired = datagrams_due};
 
 /* ---- lines --------------------------------------------------------------------------------- */
 
@@ -78,47 +79,47 @@ static struct packet *new_packet(uint32_t length)
 	return packet;
 }
 
-static struct packet *take_first(struct soft_fault_line *line)
+static struct packet *take_first(struct soft_delay_queue *queue)
 {
-	struct packet *packet = line->first;
+	struct packet *packet = queue->first;
 
-	line->first = packet->next;
-	if (!line->first)
-		line->last = &line->first;
-	line->waiting -= packet->weight;
+	queue->first = packet->next;
+	if (!queue->first)
+		queue->last = &queue->first;
+	queue->waiting -= packet->weight;
 	return packet;
 }
 
-static void append(struct soft_fault_line *line, struct packet *packet)
+static void append(struct soft_delay_queue *queue, struct packet *packet)
 {
 	packet->next = NULL;
-	*line->last = packet;
-	line->last = &packet->next;
-	line->waiting += packet->weight;
+	*queue->last = packet;
+	queue->last = &packet->next;
+	queue->waiting += packet->weight;
 }
 
-static void empty(struct soft_fault_line *line)
+static void empty(struct soft_delay_queue *queue)
 {
-	soft_timer_stop(&line->timer);
-	while (line->first)
-		free(take_first(line));
-	free(line->packet);
-	line->packet = NULL;
+	soft_timer_stop(&queue->timer);
+	while (queue->first)
+		free(take_first(queue));
+	free(queue->packet);
+	queue->packet = NULL;
 }
 
 /* The first one, if it is time to take it in. */
-static struct packet *take_due_one(struct soft_fault_line *line)
+static struct packet *take_due_one(struct soft_delay_queue *queue)
 {
-	struct packet *packet = line->first;
+	struct packet *packet = queue->first;
 
-	return packet && (!packet->due || line->waiting > LINE_MOST || packet->due <= soft_now())
-		       ? take_first(line)
+	return packet && (!packet->due || queue->waiting > QUEUE_MOST || packet->due <= soft_now())
+		       ? take_first(queue)
 		       : NULL;
 }
 
 /* ---- judging ------------------------------------------------------------------------------- */
 
-static uint64_t due_at(struct soft_fault_line *line, uint32_t length, enum stream stream)
+static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum stream stream)
 {
 	uint64_t due = 0;
 
@@ -133,43 +134,43 @@ static uint64_t due_at(struct soft_fault_line *line, uint32_t length, enum strea
 	due += soft_faults.delay_ns;
 	if (soft_faults.jitter_ns)
 		due += (uint64_t)((double)soft_faults.jitter_ns *
-				  soft_fault_number(SOFT_FAULT_JITTER, line->number, stream,
-						    line->seen[stream]));
-	if (due < line->due && line->first)
-		due = line->due; /* the order is kept */
-	line->due = due;
+				  soft_fault_number(SOFT_FAULT_JITTER, queue->number, stream,
+						    queue->seen[stream]));
+	if (due < queue->due && queue->first)
+		due = queue->due; /* the order is kept */
+	queue->due = due;
 	return due;
 }
 
 /* Whose it is that comes in here. */
-static uint32_t qp_num_of(const struct soft_fault_line *line, const struct packet *packet)
+static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct packet *packet)
 {
 	struct envelope envelope;
 
-	if (line->link)
-		return line->link->qp ? line->link->qp->ibv.qp_num : 0;
+	if (queue->link)
+		return queue->link->qp ? queue->link->qp->ibv.qp_num : 0;
 	memcpy(&envelope, packet->bytes, sizeof(envelope));
 	return envelope.qp_num;
 }
 
 /* Takes the packet; false: there is no memory for its double. */
-static bool judge(struct soft_fault_line *line, struct packet *packet, enum stream stream)
+static bool judge(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
 	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
 	struct packet *copy = NULL;
-	uint64_t draw = ++line->seen[stream];
+	uint64_t draw = ++queue->seen[stream];
 
 	/* An acknowledgement counts for the draws of its own stream alone. */
 	if (soft_faults.frames & meant) {
-		uint64_t frame = stream == ACKNOWLEDGEMENTS ? line->frames : ++line->frames;
+		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 
-		if (soft_fault_strikes(SOFT_FAULT_LOSS, line->number, stream, draw, frame)) {
+		if (soft_fault_strikes(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
 			soft_fault_counts.lost++;
-			SOFT_TRACE(fault, "LOSS", qp_num_of(line, packet), 0);
+			SOFT_TRACE(fault, "LOSS", qp_num_of(queue, packet), 0);
 			free(packet);
 			return true;
 		}
-		if (soft_fault_strikes(SOFT_FAULT_DUPLICATE, line->number, stream, draw, frame)) {
+		if (soft_fault_strikes(SOFT_FAULT_DUPLICATE, queue->number, stream, draw, frame)) {
 			copy = new_packet(packet->length);
 			if (!copy) {
 				free(packet);
@@ -178,24 +179,24 @@ static bool judge(struct soft_fault_line *line, struct packet *packet, enum stre
 			copy->weight = packet->weight;
 			memcpy(copy->bytes, packet->bytes, packet->length);
 			soft_fault_counts.duplicated++;
-			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(line, packet), 0);
+			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(queue, packet), 0);
 		}
 	}
-	packet->due = due_at(line, packet->weight, stream);
+	packet->due = due_at(queue, packet->weight, stream);
 	soft_fault_counts.delayed += packet->due != 0;
-	append(line, packet);
+	append(queue, packet);
 	if (copy) {
 		copy->due = packet->due;
-		append(line, copy);
+		append(queue, copy);
 	}
 	return true;
 }
 
 /* ---- of a link ----------------------------------------------------------------------------- */
 
-static void deliver(struct soft_fault_line *line, struct packet *packet)
+static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 {
-	struct soft_link *link = line->link;
+	struct soft_link *link = queue->link;
 	bool busy = link->busy;
 
 	link->busy = true;
@@ -204,126 +205,126 @@ static void deliver(struct soft_fault_line *line, struct packet *packet)
 		soft_link_release(link);
 }
 
-/* What is due is taken in, by a busy line. */
-static void take_due(struct soft_fault_line *line)
+/* What is due is taken in, by a busy queue. */
+static void take_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet;
 
-	while (line->link && (packet = take_due_one(line)) != NULL) {
-		deliver(line, packet);
+	while (queue->link && (packet = take_due_one(queue)) != NULL) {
+		deliver(queue, packet);
 		free(packet);
 	}
 }
 
-/* The line may be gone after this. */
-static void run(struct soft_fault_line *line)
+/* The queue may be gone after this. */
+static void run(struct soft_delay_queue *queue)
 {
-	line->busy = true;
-	take_due(line);
-	line->busy = false;
-	if (!line->link) {
-		empty(line);
-		free(line);
-	} else if (line->first) {
-		soft_timer_start(&line->timer, line->first->due);
-	} else if (line->ended) {
-		soft_link_finish(line->link, line->error);
-	} else if (!line->judged && !line->have && !line->packet) {
-		line->link->line = NULL;
-		empty(line);
-		free(line);
+	queue->busy = true;
+	take_due(queue);
+	queue->busy = false;
+	if (!queue->link) {
+		empty(queue);
+		free(queue);
+	} else if (queue->first) {
+		soft_timer_start(&queue->timer, queue->first->due);
+	} else if (queue->ended) {
+		soft_link_finish(queue->link, queue->error);
+	} else if (!queue->judged && !queue->have && !queue->packet) {
+		queue->link->delay_queue = NULL;
+		empty(queue);
+		free(queue);
 	}
 }
 
-/* By a busy line: what has come before is not undone. */
-static void cut(struct soft_fault_line *line)
+/* By a busy queue: what has come before is not undone. */
+static void cut(struct soft_delay_queue *queue)
 {
-	take_due(line);
-	if (!line->link)
+	take_due(queue);
+	if (!queue->link)
 		return;
 	soft_fault_counts.cut++;
-	SOFT_TRACE(fault, "CUT", line->link->qp ? line->link->qp->ibv.qp_num : 0, 0);
-	soft_link_finish(line->link, ECONNRESET);
+	SOFT_TRACE(fault, "CUT", queue->link->qp ? queue->link->qp->ibv.qp_num : 0, 0);
+	soft_link_finish(queue->link, ECONNRESET);
 }
 
 static void link_due(struct soft_timer *timer)
 {
-	struct soft_fault_line *line = soft_container(timer, struct soft_fault_line, timer);
+	struct soft_delay_queue *queue = soft_container(timer, struct soft_delay_queue, timer);
 
-	line->busy = true;
-	if (line->doomed && line->input >= soft_faults.cut_after)
-		cut(line);
-	run(line);
+	queue->busy = true;
+	if (queue->doomed && queue->input >= soft_faults.cut_after)
+		cut(queue);
+	run(queue);
 }
 
 /* A whole frame. */
-static void arrived(struct soft_fault_line *line, struct packet *packet)
+static void arrived(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
 
-	line->input += packet->weight;
-	if (line->judged && line->doomed && line->input >= soft_faults.cut_after) {
+	queue->input += packet->weight;
+	if (queue->judged && queue->doomed && queue->input >= soft_faults.cut_after) {
 		free(packet);
-		cut(line);
-	} else if (line->judged && opcode < SOFT_DISCONNECT) {
-		if (!judge(line, packet,
+		cut(queue);
+	} else if (queue->judged && opcode < SOFT_DISCONNECT) {
+		if (!judge(queue, packet,
 			   opcode < SOFT_ACK    ? REQUESTS
 			   : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
 						: ANSWERS))
-			soft_link_finish(line->link, ENOMEM);
+			soft_link_finish(queue->link, ENOMEM);
 	} else {
-		packet->due = line->first ? line->due : 0;
-		append(line, packet);
+		packet->due = queue->first ? queue->due : 0;
+		append(queue, packet);
 	}
 }
 
-static size_t collect(struct soft_fault_line *line, const uint8_t *data, size_t length)
+static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_t length)
 {
 	struct soft_frame frame;
 	size_t part = length;
 
-	if (!line->packet) {
-		if (part > SOFT_FRAME_HEADER - line->have)
-			part = SOFT_FRAME_HEADER - line->have;
-		memcpy(line->header + line->have, data, part);
-		line->have += (uint32_t)part;
-		if (line->have < SOFT_FRAME_HEADER)
+	if (!queue->packet) {
+		if (part > SOFT_FRAME_HEADER - queue->have)
+			part = SOFT_FRAME_HEADER - queue->have;
+		memcpy(queue->header + queue->have, data, part);
+		queue->have += (uint32_t)part;
+		if (queue->have < SOFT_FRAME_HEADER)
 			return part;
 		/* What is no frame has no payload either, and ends the link when it is taken in. */
-		bool whole = soft_frame_decode(line->header, &frame);
+		bool whole = soft_frame_decode(queue->header, &frame);
 
-		line->packet =
+		queue->packet =
 			new_packet(SOFT_FRAME_HEADER + (whole ? soft_frame_rest(&frame) : 0));
-		if (!line->packet) {
-			soft_link_finish(line->link, ENOMEM);
+		if (!queue->packet) {
+			soft_link_finish(queue->link, ENOMEM);
 			return part;
 		}
 		if (whole)
-			line->packet->weight = SOFT_FRAME_HEADER + frame.length;
-		memcpy(line->packet->bytes, line->header, SOFT_FRAME_HEADER);
+			queue->packet->weight = SOFT_FRAME_HEADER + frame.length;
+		memcpy(queue->packet->bytes, queue->header, SOFT_FRAME_HEADER);
 	} else {
-		if (part > line->packet->length - line->have)
-			part = line->packet->length - line->have;
-		memcpy(line->packet->bytes + line->have, data, part);
-		line->have += (uint32_t)part;
+		if (part > queue->packet->length - queue->have)
+			part = queue->packet->length - queue->have;
+		memcpy(queue->packet->bytes + queue->have, data, part);
+		queue->have += (uint32_t)part;
 	}
-	if (line->have == line->packet->length) {
-		struct packet *packet = line->packet;
+	if (queue->have == queue->packet->length) {
+		struct packet *packet = queue->packet;
 
-		line->packet = NULL;
-		line->have = 0;
-		arrived(line, packet);
+		queue->packet = NULL;
+		queue->have = 0;
+		arrived(queue, packet);
 	}
 	return part;
 }
 
-void soft_fault_input(struct soft_link *link, const uint8_t *data, size_t length)
+void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length)
 {
-	struct soft_fault_line *line = link->line;
+	struct soft_delay_queue *queue = link->delay_queue;
 
-	line->busy = true;
-	/* The plan came in the middle of a frame. */
-	while (length && line->link && (link->left || link->header_have)) {
+	queue->busy = true;
+	/* The spec came in the middle of a frame. */
+	while (length && queue->link && (link->left || link->header_have)) {
 		size_t part = link->left ? link->left : SOFT_FRAME_HEADER - link->header_have;
 
 		if (part > length)
@@ -332,111 +333,112 @@ void soft_fault_input(struct soft_link *link, const uint8_t *data, size_t length
 		data += part;
 		length -= part;
 	}
-	while (length && line->link) {
-		size_t part = collect(line, data, length);
+	while (length && queue->link) {
+		size_t part = collect(queue, data, length);
 
 		data += part;
 		length -= part;
 	}
-	run(line);
+	run(queue);
 }
 
-bool soft_fault_outlives(struct soft_link *link, int error)
+bool soft_delay_outlives(struct soft_link *link, int error)
 {
-	struct soft_fault_line *line = link->line;
+	struct soft_delay_queue *queue = link->delay_queue;
 
-	if (!line || !line->first)
+	if (!queue || !queue->first)
 		return false;
-	line->ended = true;
-	line->error = error;
-	link->blocked = true; /* nobody would hear it */
+	queue->ended = true;
+	queue->error = error;
+	link->base.blocked = true; /* nobody would hear it */
 	soft_link_close_wires(link);
 	return true;
 }
 
-static bool wants_lines(const struct soft_fault_plan *plan)
+static bool wants_queues(const struct soft_fault_spec *spec)
 {
-	return plan->when[SOFT_FAULT_LOSS].probability > 0 ||
-	       plan->when[SOFT_FAULT_DUPLICATE].probability > 0 ||
-	       plan->when[SOFT_FAULT_RNR].probability > 0 ||
-	       plan->when[SOFT_FAULT_CUT].probability > 0 || plan->delay_ns || plan->jitter_ns ||
-	       plan->rate;
+	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
+	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0 ||
+	       spec->when[SOFT_FAULT_RNR].probability > 0 ||
+	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
+	       spec->jitter_ns || spec->rate;
 }
 
-static bool makes_lossy(const struct soft_fault_plan *plan)
+static bool makes_lossy(const struct soft_fault_spec *spec)
 {
-	return plan->when[SOFT_FAULT_LOSS].probability > 0 ||
-	       plan->when[SOFT_FAULT_DUPLICATE].probability > 0;
+	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
+	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0;
 }
 
-static struct soft_fault_line *new_line(struct soft_link *link)
+static struct soft_delay_queue *new_queue(struct soft_link *link)
 {
-	struct soft_fault_line *line = calloc(1, sizeof(*line));
+	struct soft_delay_queue *queue = calloc(1, sizeof(*queue));
 
-	if (!line)
+	if (!queue)
 		return NULL;
-	line->link = link;
-	line->last = &line->first;
-	line->timer.expired = link_due;
-	link->line = line;
-	return line;
+	queue->link = link;
+	queue->last = &queue->first;
+	queue->timer.expired = link_due;
+	link->delay_queue = queue;
+	return queue;
 }
 
-void soft_fault_attach(struct soft_link *link)
+void soft_delay_attach(struct soft_link *link)
 {
-	const struct soft_fault_plan *plan = &soft_faults;
-	struct soft_fault_line *line = link->line;
-	bool wanted = soft_faults_set && wants_lines(plan) &&
-		      (!plan->qp_num || plan->qp_num == link->qp->ibv.qp_num);
+	const struct soft_fault_spec *spec = &soft_faults;
+	struct soft_delay_queue *queue = link->delay_queue;
+	bool wanted = soft_faults_set && wants_queues(spec) &&
+		      (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num);
 
 	if (!wanted) {
-		if (line) {
-			line->judged = line->doomed = false;
-			if (!line->first) /* where nothing else is under way that it could end */
-				soft_timer_start(&line->timer, soft_now());
+		if (queue) {
+			queue->judged = queue->doomed = false;
+			if (!queue->first) /* where nothing else is under way that it could end */
+				soft_timer_start(&queue->timer, soft_now());
 		}
 		return;
 	}
-	if (!line)
-		line = new_line(link);
-	if (!line)
+	if (!queue)
+		queue = new_queue(link);
+	if (!queue)
 		return;
-	line->judged = true;
-	line->number = ++connections;
-	line->input = line->frames = line->messages = 0;
-	memset(line->seen, 0, sizeof(line->seen));
-	line->doomed = soft_fault_strikes(SOFT_FAULT_CUT, 0, 0, line->number, line->number);
-	if (line->doomed && !plan->cut_after)
-		soft_timer_start(&line->timer, soft_now());
-	if (makes_lossy(plan))
+	queue->judged = true;
+	queue->number = ++connections;
+	queue->input = queue->frames = queue->messages = 0;
+	memset(queue->seen, 0, sizeof(queue->seen));
+	queue->doomed =
+		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
+	if (queue->doomed && !spec->cut_after)
+		soft_timer_start(&queue->timer, soft_now());
+	if (makes_lossy(spec))
 		soft_link_loses(link);
 }
 
-bool soft_fault_detach(struct soft_link *link)
+bool soft_delay_detach(struct soft_link *link)
 {
-	struct soft_fault_line *line = link->line;
+	struct soft_delay_queue *queue = link->delay_queue;
 
-	if (!line)
+	if (!queue)
 		return false;
-	bool ended = line->ended;
+	bool ended = queue->ended;
 
-	link->line = NULL;
-	line->link = NULL;
-	if (!line->busy) {
-		empty(line);
-		free(line);
+	link->delay_queue = NULL;
+	queue->link = NULL;
+	if (!queue->busy) {
+		empty(queue);
+		free(queue);
 	}
 	return ended;
 }
 
-bool soft_fault_refuses(struct soft_qp *qp)
+static bool refuses(struct soft_qp *qp)
 {
-	struct soft_fault_line *line = qp->link->line;
+	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
 
-	if (!line || !line->judged || soft_qp_is_uc(qp))
+	if (!queue || !queue->judged || soft_qp_is_uc(qp))
 		return false;
-	line->messages++;
-	if (!soft_fault_strikes(SOFT_FAULT_RNR, line->number, 0, line->messages, line->messages))
+	queue->messages++;
+	if (!soft_fault_strikes(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
 		return false;
 	soft_fault_counts.not_ready++;
 	SOFT_TRACE(fault, "RNR", qp->ibv.qp_num, 0);
@@ -475,15 +477,15 @@ static void datagrams_due(struct soft_timer *timer)
 	run_datagrams();
 }
 
-bool soft_fault_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
-			 const uint8_t *payload, uint32_t length)
+static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
+			   const uint8_t *payload, uint32_t length)
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
-	if (!wants_lines(&soft_faults) ||
+	if (!wants_queues(&soft_faults) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
-	struct packet *packet = datagrams.waiting > LINE_MOST
+	struct packet *packet = datagrams.waiting > QUEUE_MOST
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
@@ -498,7 +500,7 @@ bool soft_fault_datagram(const struct soft_qp *qp, const struct soft_datagram *d
 
 /* ---- the process --------------------------------------------------------------------------- */
 
-void soft_faults_begin(void)
+static void begin(void)
 {
 	connections = 0;
 	device_free_at = 0;
@@ -506,7 +508,19 @@ void soft_faults_begin(void)
 	memset(datagrams.seen, 0, sizeof(datagrams.seen));
 }
 
-void soft_faults_forget(void)
+void soft_delay_stop(void)
 {
 	empty(&datagrams);
 }
+
+static void spec_changed(void)
+{
+	begin();
+	soft_links_fault_spec_changed();
+}
+
+const struct soft_fault_hooks soft_delay_hooks = {
+	.spec_changed = spec_changed,
+	.refuses = refuses,
+	.keeps_datagram = keeps_datagram,
+};

@@ -1,7 +1,7 @@
 /* The streams of queue pairs, and what carries them.
  *
  * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c).  Below the frames
- * is a wire: a socket (tcp_wire.c) or a way through shared memory (shm_wire.c).  Who connects to
+ * is a wire: a socket (tcp_wire.c) or a channel through shared memory (shm_wire.c).  Who connects to
  * whom, and by which wire, is in active_connect.c and handshake.c, with the CM in wire_selection.c.
  */
 #ifndef AIORDMA_SOFT_LINK_H
@@ -10,7 +10,8 @@
 #include <sys/types.h>
 
 #include "shm/shm.h"
-#include "objects/objects.h"
+#include "rc/rc.h"
+#include "wire.h"
 
 struct soft_link;
 
@@ -34,50 +35,39 @@ struct soft_wire {
 	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
 };
 
-enum soft_link_state {
-	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
-	SOFT_LINK_GREETING,   /* HELLO or WELCOME is awaited */
-	SOFT_LINK_HELD,       /* a HELLO whose queue pair is not in RTR yet */
-	SOFT_LINK_CHOOSING,   /* the CM's stream is there, but a way may take its place */
-	SOFT_LINK_UP,
-	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
-	SOFT_LINK_DEAD,
-};
-
 struct soft_link {
+	struct soft_qp_link base; /* first: soft_link_of */
 	const struct soft_wire *wire;
-	struct soft_source source; /* a socket */
+	struct soft_fd_watch watch; /* a socket */
 	/* of liveness.c */
-	struct soft_timer path_timer;
-	uint64_t path_patience; /* ns; 0: there is no path to be watched */
-	uint64_t path_since;    /* something has been under way */
-	/* a way */
-	struct soft_way way;
+	struct soft_timer liveness_timer;
+	uint64_t liveness_limit; /* ns; 0: there is no path to be watched */
+	uint64_t liveness_since;    /* something has been under way */
+	/* a channel */
+	struct soft_shm_chan chan;
 	bool heard;   /* data has come through it */
 	bool refused; /* the other process would not meet us: TCP next time */
 	bool to_self; /* a queue pair's that talks to itself */
-	struct soft_neighbour *caller; /* a stranger: who asks for a way, */
-	uint32_t caller_way;           /* and under which number */
+	struct soft_shm_peer *from_peer; /* a pending link: who asks for a channel, */
+	uint32_t from_chan;           /* and under which number */
 
-	enum soft_link_state state;
 	bool busy;          /* its input is being served: it must not be freed */
-	bool lossy;         /* frames get lost or doubled, here or there */
-	struct soft_fault_line *line; /* delay_queue.c: NULL unless there is a plan of faults */
+	struct soft_delay_queue
+		*delay_queue; /* delay_queue.c: NULL unless there is a plan of faults */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
-	struct soft_deferred output;
 	struct soft_timer timer; /* retry, patience, lingering */
 	unsigned attempts;
-	bool greeted;
-	struct soft_greeting greeting; /* of the other side */
+	bool handshake_done;
+	struct soft_handshake handshake; /* of the other side */
 
 	/* input */
-	uint8_t header[SOFT_GREETING]; /* the beginning of a header or greeting */
+	uint8_t header[SOFT_HANDSHAKE_SIZE]; /* the beginning of a header or handshake */
 	uint32_t header_have;
 	struct soft_frame frame; /* the frame whose payload is being taken in */
 	uint32_t taken;          /* of the payload */
 	uint32_t left;           /* of the payload */
-	uint32_t referred;       /* to, by the frames of one record (cma_descriptor.c) */
+	uint32_t cma_bytes;       /* to, by the frames of one record (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
@@ -89,26 +79,28 @@ struct soft_link {
 	bool reply_hoped;
 
 	/* output */
-	bool blocked; /* waits for room on the wire */
-	bool partial; /* `outgoing` has been sent in part */
-	bool hollow;  /* `outgoing` is not needed any more: what is left of it are zeros */
 	bool ended;   /* DISCONNECT has been said */
-	bool warns;   /* LOSSY is to be said */
 	uint32_t sent; /* bytes of `outgoing`, with its header */
-	struct soft_outgoing outgoing;
-	/* at most one NAK is ever waiting: the responder takes nothing in after it */
-	uint8_t nak_opcode; /* 0: none */
-	uint8_t nak_syndrome;
-	uint32_t nak_psn;
-	uint32_t nak_offset;
 };
+
+/* The queue pair's, or NULL. */
+static inline struct soft_link *soft_link_of(const struct soft_qp *qp)
+{
+	return qp->link ? soft_container(qp->link, struct soft_link, base) : NULL;
+}
+
+/* There may be something to send. */
+static inline void soft_link_output(struct soft_link *link)
+{
+	soft_qp_link_output(&link->base);
+}
 
 /* link.c */
 /* With a connected socket, or -1. */
 struct soft_link *soft_link_create(int fd, enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
-/* The plan of faults is another one. */
-void soft_links_plan(void);
+/* There is another fault spec. */
+void soft_links_fault_spec_changed(void);
 /* The wire has come to its end without a word.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
 /* Close the wires now, tell the queue pair, free (or leave that to who is busy with it). */
@@ -122,21 +114,28 @@ void soft_link_leave(struct soft_link *link);
 void soft_links_resume(void);
 /* What comes in on it gets lost from now on; the other side is told (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
-/* There may be something to send; flush: now. */
-void soft_link_output(struct soft_link *link);
+/* Send now. */
 void soft_link_flush(struct soft_link *link);
 /* There is, as far as that has been said; then it is not put off any longer. */
 bool soft_link_is_due(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 /* The wire has room again. */
 void soft_link_writable(struct soft_link *link);
-/* May queue pairs of this host meet in shared memory?  What the environment says. */
-bool soft_links_meet(void);
 
 /* acks.c */
-void soft_ack_later(struct soft_link *link);   /* a receive has completed */
-void soft_ack_settled(struct soft_link *link); /* nothing is owed any more */
-void soft_ack_replied(struct soft_link *link); /* a request goes out */
+void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
+void soft_ack_settled(struct soft_link *link);  /* nothing is owed any more */
+void soft_ack_replied(struct soft_link *link);  /* a request goes out */
+void soft_acks_send(uint64_t age_ns);           /* soft_subsystem.send_delayed */
+
+/* delay_queue.c: what frames and datagrams go through before they are taken in */
+void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
+/* It is up no more.  True: the other side's end had come already. */
+bool soft_delay_detach(struct soft_link *link);
+void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
+/* The stream has ended; true if frames are still under way, after which the link is finished. */
+bool soft_delay_outlives(struct soft_link *link, int error);
+void soft_delay_stop(void); /* datagrams that are under way */
 
 /* link_input.c */
 /* Bytes of the stream, however they are cut.  The link may be finished, and is then freed. */
@@ -156,56 +155,69 @@ void soft_link_write(struct soft_link *link);
 void soft_link_write_end(struct soft_link *link);
 
 /* tcp_wire.c */
-extern const struct soft_wire soft_socket_wire;
+extern const struct soft_wire soft_tcp_wire;
 void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
 void soft_link_close_socket(struct soft_link *link);
 
 /* liveness.c: a socket to another machine */
 /* How long a path may be silent, in ns. */
-uint64_t soft_path_patience(void);
+uint64_t soft_liveness_limit(void);
 /* The link is up, or its queue pair has got another timeout. */
-void soft_path_watch(struct soft_link *link);
+void soft_liveness_watch(struct soft_link *link);
 /* The link has sent something. */
-void soft_path_sent(struct soft_link *link);
+void soft_liveness_sent(struct soft_link *link);
 
 /* shm_wire.c */
-/* Ask whoever has that LID for a way; false: there is none to be had. */
-bool soft_link_open_way(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
-/* Give the link the way that the stranger asks for; false: it has been refused. */
-bool soft_link_answer_way(struct soft_link *link, struct soft_link *stranger,
-			  const struct soft_qp *qp);
+/* Ask whoever has that LID for a channel; false: there is none to be had. */
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
+/* Give the link the channel that the pending link asks for; false: it has been refused. */
+bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
+			   const struct soft_qp *qp);
 int soft_link_over_itself(struct soft_link *link);
 
 /* wire_selection.c: with the CM */
 /* 0 or an errno value; the link is the queue pair's. */
-int soft_choice_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
-bool soft_choice_is_open(const struct soft_link *link);  /* a way may be asked for */
-void soft_choice_ready(struct soft_link *link);
-void soft_choice_welcome(struct soft_link *link);        /* `greeting` is the answer */
-void soft_choice_stream(struct soft_link *link, bool tell);
-void soft_choice_way(struct soft_link *link, struct soft_link *stranger);
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
+bool soft_wire_selection_is_open(const struct soft_link *link);  /* a channel may be asked for */
+void soft_wire_selection_received(struct soft_link *link);
+void soft_wire_selection_answered(struct soft_link *link);        /* `handshake` is the answer */
+void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
+void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
 
 /* handshake.c: without the CM */
-void soft_greeting_accepted(int fd);
-void soft_greeting_forget(void); /* all strangers are gone */
-void soft_greeting_ready(struct soft_link *link);
+void soft_handshake_accepted(int fd);
+void soft_handshake_drop_pending(void); /* all pending links are gone */
+void soft_handshake_received(struct soft_link *link);
 /* RTS: now both PSNs are known. */
-void soft_greeting_check(struct soft_qp *qp);
+void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */
-void soft_greeting_look(struct soft_qp *qp);
-void soft_greeting_write(uint8_t *at, const struct soft_qp *qp, enum soft_greeting_kind kind);
-bool soft_greeting_say(struct soft_link *link, const struct soft_qp *qp,
-		       enum soft_greeting_kind kind);
-/* Is it our peer who says this?  What neither side knows yet is compared in soft_greeting_check. */
-bool soft_greeting_agrees(const struct soft_greeting *greeting, const struct soft_qp *qp);
+void soft_handshake_find_pending(struct soft_qp *qp);
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind);
+bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
+			 enum soft_handshake_kind kind);
+/* Is it our peer who says this?  What neither side knows yet is compared in soft_handshake_check. */
+bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp);
 
 /* active_connect.c */
-void soft_greeting_begin(struct soft_qp *qp);
-void soft_greeting_again(struct soft_qp *qp); /* UC: the link is gone */
-void soft_dial_connected(struct soft_link *link);
-void soft_dial_welcome(struct soft_link *link); /* `greeting` is the answer */
-void soft_dial_later(struct soft_link *link);
+void soft_connect_begin(struct soft_qp *qp);
+void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
+void soft_connect_established(struct soft_link *link);
+void soft_connect_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_connect_later(struct soft_link *link);
 /* It may take us for its peer, but we are leaving: an orderly end. */
-void soft_dial_farewell(struct soft_link *link);
+void soft_connect_abandon(struct soft_link *link);
+
+/* listener.c */
+/* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
+ * none to be had. */
+uint16_t soft_listener_port(void);
+/* Another number, where nobody knows us yet; 0 or an errno value. */
+int soft_listener_move(void);
+/* Accept at that address of this host as well. */
+void soft_listener_open(const union ibv_gid *gid);
+void soft_listener_stop(void);
+
+int soft_liveness_configure(void);
+void soft_links_reset_after_fork(void);
 
 #endif

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "shm/copy.h"
 #include "inject/inject.h"
 #include "cma_descriptor.h"
 
@@ -38,7 +37,7 @@ static void end(struct soft_link *link)
 	const struct soft_frame *frame = &link->frame;
 
 	if (frame->length && frame->length < frame->total - frame->offset)
-		soft_engine_part();
+		soft_engine_count_part();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
 	if (is_request(&link->frame))
@@ -65,14 +64,14 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 		return false;
 	if (frame->flags & SOFT_FRAME_ACK && !soft_acknowledged(link->qp, frame->ack))
 		return false;
-	if (link->state != SOFT_LINK_UP)
+	if (link->base.state != SOFT_LINK_UP)
 		return true; /* a completion has ended the queue pair */
 	if (frame->opcode == SOFT_DISCONNECT) {
 		soft_link_finish(link, 0);
 		return true;
 	}
 	if (frame->opcode == SOFT_LOSSY) {
-		link->lossy = true;
+		link->base.lossy = true;
 		soft_requester_await(link->qp);
 		return frame->length == 0;
 	}
@@ -100,7 +99,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	link->bulk = frame->length >= BULK_PAYLOAD;
 	link->taken = 0;
 	link->left = frame->length;
-	if (link->left == 0 && link->state == SOFT_LINK_UP)
+	if (link->left == 0 && link->base.state == SOFT_LINK_UP)
 		end(link);
 	return true;
 }
@@ -108,7 +107,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 /* Payload that is in scratch memory. */
 static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
-	while (length && link->state == SOFT_LINK_UP) {
+	while (length && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
 		uint32_t moved = 0;
 
@@ -145,22 +144,22 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
 {
-	if (link->line)
-		soft_fault_input(link, data, length);
+	if (link->delay_queue)
+		soft_delay_input(link, data, length);
 	else
 		soft_link_frames(link, data, length);
 }
 
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
-	link->referred = 0;
-	while (length && link->state == SOFT_LINK_UP) {
+	link->cma_bytes = 0;
+	while (length && link->base.state == SOFT_LINK_UP) {
 		const uint8_t *header = data;
 		size_t part;
 
 		if (link->left && link->frame.pieces) {
 			part = soft_frame_rest(&link->frame);
-			if (length < part || !soft_reference_take(link, data)) {
+			if (length < part || !soft_cma_desc_receive(link, data)) {
 				soft_link_finish(link, EPROTO);
 				return;
 			}
@@ -200,7 +199,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 void soft_link_release(struct soft_link *link)
 {
 	link->busy = false;
-	if (link->state == SOFT_LINK_DEAD)
+	if (link->base.state == SOFT_LINK_DEAD)
 		free(link);
 }
 

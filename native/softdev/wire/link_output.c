@@ -20,24 +20,24 @@ enum {
 
 struct batch {
 	struct soft_link *link;
-	struct soft_plan plan;
+	struct soft_tx_cursor cursor;
 	int frame_count;
 	int iov_count;
 	size_t used;  /* of the scratch memory */
 	size_t bytes; /* in all */
 	size_t room;  /* of the wire */
-	size_t referred; /* bytes that are not among these */
+	size_t cma_bytes; /* bytes that are not among these */
 	bool closed;  /* to requests: the next one cannot be sent */
-	struct soft_outgoing frames[SOFT_LINK_FRAMES];
+	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
 	struct iovec iov[IOVECS];
 };
 
-static bool is_answer(const struct soft_outgoing *out)
+static bool is_answer(const struct soft_tx_packet *out)
 {
 	return out->frame.opcode == SOFT_READ_DATA || out->frame.opcode == SOFT_ATOMIC_DATA;
 }
 
-static int gather(struct soft_qp *qp, const struct soft_outgoing *out, uint32_t from,
+static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 		  uint32_t length, struct iovec *iov, int room)
 {
 	if (length == 0)
@@ -58,7 +58,7 @@ static bool has_room(const struct batch *batch)
 {
 	return batch->frame_count < batch->link->wire->frames_most &&
 	       batch->bytes < SOFT_STEP_BYTES &&
-	       batch->referred < SOFT_REFERENCE_MAX && /* see soft_reference_take */
+	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
 	       batch->iov_count + SOFT_MAX_SGE + 2 <= IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
@@ -79,7 +79,7 @@ static void add_scratch(struct batch *batch, size_t length)
 }
 
 /* Payload that nobody wants any more, of a frame that must have its length. */
-static int hollow(uint32_t length, struct iovec *iov)
+static int zero_fill(uint32_t length, struct iovec *iov)
 {
 	static const uint8_t zeros[SOFT_FRAME_MAX];
 
@@ -88,31 +88,31 @@ static int hollow(uint32_t length, struct iovec *iov)
 }
 
 /* A frame that says where its payload is; false: this one cannot. */
-static bool add_reference(struct batch *batch, struct soft_outgoing *out)
+static bool add_reference(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
-	struct iovec pieces[SOFT_REACH_PIECES];
-	int count = gather(batch->link->qp, out, 0, out->frame.length, pieces, SOFT_REACH_PIECES);
+	struct iovec pieces[SOFT_CMA_PIECES];
+	int count = gather(batch->link->qp, out, 0, out->frame.length, pieces, SOFT_CMA_PIECES);
 
 	if (count < 0 ||
-	    !soft_reference_give(batch->link, out, pieces, count, at + SOFT_FRAME_HEADER))
+	    !soft_cma_desc_send(batch->link, out, pieces, count, at + SOFT_FRAME_HEADER))
 		return false;
 	soft_frame_encode(at, &out->frame);
 	add_scratch(batch, SOFT_FRAME_HEADER + soft_frame_rest(&out->frame));
-	batch->referred += out->frame.length;
+	batch->cma_bytes += out->frame.length;
 	batch->frames[batch->frame_count++] = *out;
 	return true;
 }
 
 /* The frame from its byte `from` on (header included).  False: its memory may not be read. */
-static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t from)
+static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t from)
 {
 	struct soft_qp *qp = batch->link->qp;
 	uint32_t skip = from > SOFT_FRAME_HEADER ? from - SOFT_FRAME_HEADER : 0;
 	uint32_t length = out->frame.length - skip;
 	struct iovec payload[SOFT_MAX_SGE];
-	int count = from && batch->link->hollow
-			    ? hollow(length, payload)
+	int count = from && batch->link->base.zero_fill
+			    ? zero_fill(length, payload)
 			    : gather(qp, out, skip, length, payload, SOFT_MAX_SGE);
 	size_t copied = 0;
 
@@ -143,49 +143,50 @@ static bool add(struct batch *batch, const struct soft_outgoing *out, uint32_t f
 }
 
 /* With the acknowledgement, if one is due and may be told at this place. */
-static bool add_whole(struct batch *batch, struct soft_outgoing *out, uint32_t done, uint32_t acked)
+static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
+		      uint32_t acked)
 {
 	if (done != acked) {
 		out->frame.flags |= SOFT_FRAME_ACK;
 		out->frame.ack = done;
 	}
-	return out->refers ? add_reference(batch, out) : add(batch, out, 0);
+	return out->by_cma ? add_reference(batch, out) : add(batch, out, 0);
 }
 
 /* The next frame of one of the two kinds, with the acknowledgement that is due: one that refers to its
  * payload, or else one that carries it.  False: there is none, or its memory may not be read. */
 static bool add_next(struct batch *batch,
-		     bool (*next)(struct soft_qp *qp, struct soft_plan *plan,
-				  struct soft_outgoing *out),
-		     struct soft_outgoing *out, bool *there)
+		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+				  struct soft_tx_packet *out),
+		     struct soft_tx_packet *out, bool *there)
 {
 	struct soft_qp *qp = batch->link->qp;
-	const struct soft_plan before = batch->plan;
+	const struct soft_tx_cursor before = batch->cursor;
 	uint32_t done = soft_responder_done(qp, &before);
 
 	for (int may_refer = 1; may_refer >= 0; may_refer--) {
-		batch->plan = before;
-		batch->plan.refers_to =
-			may_refer ? soft_reference_most(batch->link, &batch->plan.refers_from) : 0;
-		*there = next(qp, &batch->plan, out);
+		batch->cursor = before;
+		batch->cursor.cma_most =
+			may_refer ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
+		*there = next(qp, &batch->cursor, out);
 		if (!*there)
 			return false;
 		if (add_whole(batch, out, done, before.acked)) {
 			if (!is_answer(out) || !out->last)
-				batch->plan.acked = done;
+				batch->cursor.acked = done;
 			return true;
 		}
-		if (!out->refers)
+		if (!out->by_cma)
 			break;
 	}
-	batch->plan = before;
+	batch->cursor = before;
 	return false;
 }
 
 static bool add_answer(struct batch *batch)
 {
 	struct soft_qp *qp = batch->link->qp;
-	struct soft_outgoing out;
+	struct soft_tx_packet out;
 	bool there;
 
 	if (add_next(batch, soft_responder_next, &out, &there))
@@ -199,7 +200,7 @@ static bool add_answer(struct batch *batch)
 
 static bool add_request(struct batch *batch)
 {
-	struct soft_outgoing out;
+	struct soft_tx_packet out;
 	bool there;
 
 	if (batch->closed)
@@ -216,9 +217,9 @@ static bool add_request(struct batch *batch)
 /* Before anything that would be nonsense on another link. */
 static void add_warning(struct batch *batch)
 {
-	const struct soft_outgoing out = {.last = true, .frame.opcode = SOFT_LOSSY};
+	const struct soft_tx_packet out = {.last = true, .frame.opcode = SOFT_LOSSY};
 
-	if (batch->link->warns && has_room(batch))
+	if (batch->link->base.lossy_pending && has_room(batch))
 		add(batch, &out, 0);
 }
 
@@ -227,44 +228,44 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	struct soft_outgoing out = {.last = true};
-	uint32_t done = soft_responder_done(qp, &batch->plan);
+	struct soft_tx_packet out = {.last = true};
+	uint32_t done = soft_responder_done(qp, &batch->cursor);
 
 	if (!has_room(batch))
 		return;
-	if (link->nak_opcode && batch->plan.response == qp->responder.response_tail) {
-		out.frame.opcode = link->nak_opcode;
-		out.frame.syndrome = link->nak_syndrome;
-		out.frame.psn = link->nak_psn;
-		out.frame.total = out.frame.offset = link->nak_offset;
-	} else if (done != batch->plan.acked) {
+	if (link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail) {
+		out.frame.opcode = link->base.nak_opcode;
+		out.frame.syndrome = link->base.nak_syndrome;
+		out.frame.psn = link->base.nak_psn;
+		out.frame.total = out.frame.offset = link->base.nak_offset;
+	} else if (done != batch->cursor.acked) {
 		out.frame.opcode = SOFT_ACK;
 	} else {
 		return;
 	}
-	add_whole(batch, &out, done, batch->plan.acked);
-	batch->plan.acked = done;
+	add_whole(batch, &out, done, batch->cursor.acked);
+	batch->cursor.acked = done;
 }
 
 /* ---- one batch ----------------------------------------------------------------------------- */
 
 /* The positions as they will be when `out` has been sent. */
-static void plan_after(struct soft_plan *plan, const struct soft_outgoing *out)
+static void plan_after(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
 {
 	const struct soft_frame *frame = &out->frame;
 
 	if (frame->flags & SOFT_FRAME_ACK)
-		plan->acked = frame->ack;
-	if (is_answer(out) && out->index == plan->response) {
-		plan->response_offset = out->last ? 0 : plan->response_offset + frame->length;
-		plan->response += out->last;
-		if (out->last && soft_psn_before(plan->acked, frame->psn))
-			plan->acked = frame->psn;
-	} else if (frame->opcode < SOFT_ACK && out->index == plan->next &&
-		   frame->offset == plan->next_offset) {
-		plan->next_offset = out->last ? 0 : plan->next_offset + frame->length;
-		plan->next += out->last;
-		plan->reads += out->last && soft_is_read(frame->opcode);
+		cursor->acked = frame->ack;
+	if (is_answer(out) && out->index == cursor->response) {
+		cursor->response_offset = out->last ? 0 : cursor->response_offset + frame->length;
+		cursor->response += out->last;
+		if (out->last && soft_psn_before(cursor->acked, frame->psn))
+			cursor->acked = frame->psn;
+	} else if (frame->opcode < SOFT_ACK && out->index == cursor->next &&
+		   frame->offset == cursor->next_offset) {
+		cursor->next_offset = out->last ? 0 : cursor->next_offset + frame->length;
+		cursor->next += out->last;
+		cursor->reads += out->last && soft_is_read(frame->opcode);
 	}
 }
 
@@ -277,9 +278,9 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	batch->link = link;
 	batch->room = room;
 	batch->frame_count = batch->iov_count = 0;
-	batch->used = batch->bytes = batch->referred = 0;
+	batch->used = batch->bytes = batch->cma_bytes = 0;
 	batch->closed = false;
-	batch->plan = (struct soft_plan){
+	batch->cursor = (struct soft_tx_cursor){
 		.next = qp->sq.next,
 		.next_offset = qp->sq.next_offset,
 		.reads = qp->sq.reads,
@@ -288,17 +289,17 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 		.acked = qp->responder.acked,
 		.most = link->wire->frame_most,
 	};
-	if (link->partial) {
-		if (!add(batch, &link->outgoing, link->sent))
+	if (link->base.partial) {
+		if (!add(batch, &link->base.packet, link->sent))
 			return false;
-		plan_after(&batch->plan, &link->outgoing);
+		plan_after(&batch->cursor, &link->base.packet);
 	}
 	add_warning(batch);
 	do {
-		answered = batch->plan.response != qp->responder.response_tail && has_room(batch) &&
-			   add_answer(batch);
+		answered = batch->cursor.response != qp->responder.response_tail &&
+			   has_room(batch) && add_answer(batch);
 		requested =
-			batch->plan.next != qp->sq.tail && has_room(batch) && add_request(batch);
+			batch->cursor.next != qp->sq.tail && has_room(batch) && add_request(batch);
 	} while (answered || requested);
 	add_control(batch);
 	return true;
@@ -312,12 +313,12 @@ static bool is_last(enum soft_nak syndrome)
 }
 
 /* The kernel has the whole frame: now it counts. */
-static void commit(struct soft_link *link, const struct soft_outgoing *out)
+static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;
 
 	if (!out->last)
-		soft_engine_part();
+		soft_engine_count_part();
 	if (out->frame.flags & SOFT_FRAME_ACK) {
 		qp->responder.acked = out->frame.ack;
 		if (!soft_list_empty(&link->owed))
@@ -331,14 +332,14 @@ static void commit(struct soft_link *link, const struct soft_outgoing *out)
 	case SOFT_RNR_NAK:
 	case SOFT_NAK:
 		/* While it was going out, another one may have taken its place. */
-		if (link->nak_opcode == out->frame.opcode &&
-		    link->nak_syndrome == out->frame.syndrome)
-			link->nak_opcode = 0;
+		if (link->base.nak_opcode == out->frame.opcode &&
+		    link->base.nak_syndrome == out->frame.syndrome)
+			link->base.nak_opcode = 0;
 		if (out->frame.opcode == SOFT_NAK && is_last(out->frame.syndrome))
 			soft_qp_error(qp);
 		break;
 	case SOFT_LOSSY:
-		link->warns = false;
+		link->base.lossy_pending = false;
 		break;
 	case SOFT_ACK:
 		break;
@@ -351,24 +352,24 @@ static void commit(struct soft_link *link, const struct soft_outgoing *out)
 static void account(struct soft_link *link, const struct batch *batch, size_t sent)
 {
 	for (int i = 0; i < batch->frame_count; i++) {
-		const struct soft_outgoing *out = &batch->frames[i];
-		uint32_t already = i == 0 && link->partial ? link->sent : 0;
+		const struct soft_tx_packet *out = &batch->frames[i];
+		uint32_t already = i == 0 && link->base.partial ? link->sent : 0;
 		size_t left = SOFT_FRAME_HEADER + (size_t)soft_frame_rest(&out->frame) - already;
 
 		if (sent < left) {
 			if (sent || already) {
-				link->outgoing = *out;
+				link->base.packet = *out;
 				link->sent = already + (uint32_t)sent;
-				link->partial = true;
+				link->base.partial = true;
 				if (out->frame.opcode < SOFT_ACK)
 					soft_requester_began(link->qp, out->index);
 			}
 			return;
 		}
 		sent -= left;
-		link->partial = link->hollow = false;
+		link->base.partial = link->base.zero_fill = false;
 		commit(link, out);
-		if (link->state != SOFT_LINK_UP)
+		if (link->base.state != SOFT_LINK_UP)
 			return;
 	}
 }
@@ -380,7 +381,7 @@ static void block(struct soft_link *link)
 {
 	int rc = link->wire->wait(link);
 
-	link->blocked = true;
+	link->base.blocked = true;
 	if (rc)
 		soft_link_finish(link, rc);
 }
@@ -396,7 +397,7 @@ void soft_link_write(struct soft_link *link)
 	struct soft_qp *qp = link->qp;
 	size_t total = 0;
 
-	while (link->state == SOFT_LINK_UP && !link->blocked) {
+	while (link->base.state == SOFT_LINK_UP && !link->base.blocked) {
 		struct batch batch;
 		size_t room = link->wire->room(link, frame_room(link));
 
@@ -405,12 +406,12 @@ void soft_link_write(struct soft_link *link)
 			break;
 		}
 		if (!build(&batch, link, room)) {
-			if (!is_answer(&link->outgoing))
-				soft_send_at(qp, link->outgoing.index)->status =
+			if (!is_answer(&link->base.packet))
+				soft_send_at(qp, link->base.packet.index)->status =
 					IBV_WC_LOC_PROT_ERR;
-			soft_requester_settle(qp);
-			if (qp->link)
-				soft_link_finish(qp->link, ECONNABORTED);
+			soft_send_settle(qp);
+			if (soft_link_of(qp))
+				soft_link_finish(soft_link_of(qp), ECONNABORTED);
 			return;
 		}
 		if (batch.bytes == 0)
@@ -424,19 +425,19 @@ void soft_link_write(struct soft_link *link)
 		link->busy = true;
 		account(link, &batch, (size_t)n);
 		link->busy = false;
-		if (link->state == SOFT_LINK_DEAD) {
+		if (link->base.state == SOFT_LINK_DEAD) {
 			free(link);
 			return;
 		}
 		total += (size_t)n;
-		if (link->state == SOFT_LINK_UP &&
+		if (link->base.state == SOFT_LINK_UP &&
 		    ((size_t)n < batch.bytes || (total >= SOFT_STEP_BYTES && has_more(qp)))) {
 			block(link);
 			break;
 		}
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
-		soft_requester_settle(qp);
+		soft_send_settle(qp);
 		soft_qp_check_drained(qp);
 	}
 }
@@ -445,19 +446,19 @@ void soft_link_write(struct soft_link *link)
  * needs any more. */
 void soft_link_write_end(struct soft_link *link)
 {
-	if (link->ended || link->state != SOFT_LINK_CLOSING)
+	if (link->ended || link->base.state != SOFT_LINK_CLOSING)
 		return;
 	if (link->sent == 0 && link->qp) {
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_uc(link->qp) ? 0 : SOFT_FRAME_ACK,
 		};
-		const struct soft_plan plan = {
+		const struct soft_tx_cursor cursor = {
 			.response = link->qp->responder.response_head,
 			.acked = link->qp->responder.acked,
 		};
 
-		frame.ack = soft_responder_done(link->qp, &plan);
+		frame.ack = soft_responder_done(link->qp, &cursor);
 		soft_frame_encode(link->header, &frame);
 	}
 	if (!link->wire->room(link, SOFT_FRAME_HEADER)) {

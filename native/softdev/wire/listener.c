@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "link.h"
+#include "ud/ud.h"
 
 enum {
 	ADDRESSES = 32,
@@ -27,7 +28,7 @@ enum {
 static int reserved = -1;
 static uint16_t port;
 static struct listening {
-	struct soft_source source;
+	struct soft_fd_watch watch;
 	union ibv_gid gid;
 	struct soft_timer pause;
 } listening[ADDRESSES];
@@ -37,22 +38,22 @@ static int listening_count;
  * done about it, so it is left alone for a while. */
 static void pause_over(struct soft_timer *timer)
 {
-	soft_watch(&soft_container(timer, struct listening, pause)->source, EPOLLIN);
+	soft_watch(&soft_container(timer, struct listening, pause)->watch, EPOLLIN);
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
-			soft_greeting_accepted(fd);
+			soft_handshake_accepted(fd);
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			soft_unwatch(source);
-			soft_timer_start(&soft_container(source, struct listening, source)->pause,
+			soft_unwatch(watch);
+			soft_timer_start(&soft_container(watch, struct listening, watch)->pause,
 					 soft_now() + PAUSE_NS);
 		}
 		return;
@@ -113,10 +114,10 @@ static bool listen_at(const union ibv_gid *gid)
 	fd = bound((struct sockaddr *)&address, length);
 	if (fd < 0)
 		return false;
-	slot->source = (struct soft_source){.fd = fd, .ready = ready, .of_port = true};
+	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
 	slot->gid = *gid;
 	slot->pause = (struct soft_timer){.expired = pause_over};
-	if (listen(fd, BACKLOG) || soft_watch(&slot->source, EPOLLIN)) {
+	if (listen(fd, BACKLOG) || soft_watch(&slot->watch, EPOLLIN)) {
 		close(fd);
 		return false;
 	}
@@ -137,8 +138,8 @@ uint16_t soft_listener_port(void)
 	for (int i = 0; i < ATTEMPTS && !port; i++)
 		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
-		else if (soft_links_meet())
-			soft_meeting_open(port);
+		else if (soft_links_may_use_shm())
+			soft_attach_listen(port);
 	return port;
 }
 
@@ -155,19 +156,19 @@ void soft_listener_open(const union ibv_gid *gid)
 static void close_all(void)
 {
 	while (listening_count) {
-		struct soft_source *source = &listening[--listening_count].source;
+		struct soft_fd_watch *watch = &listening[--listening_count].watch;
 
 		soft_timer_stop(&listening[listening_count].pause);
-		soft_unwatch(source);
-		if (source->fd >= 0)
-			close(source->fd);
+		soft_unwatch(watch);
+		if (watch->fd >= 0)
+			close(watch->fd);
 	}
 }
 
-void soft_listener_shutdown(void)
+void soft_listener_stop(void)
 {
 	close_all();
-	soft_meeting_close();
+	soft_attach_unlisten();
 	soft_datagram_shutdown();
 	release();
 }

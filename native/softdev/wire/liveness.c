@@ -35,7 +35,7 @@ enum {
 
 static uint64_t seconds = USUAL;
 
-int soft_path_configure(void)
+int soft_liveness_configure(void)
 {
 	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
 	char *end;
@@ -56,7 +56,7 @@ int soft_path_configure(void)
 	return EINVAL;
 }
 
-uint64_t soft_path_patience(void)
+uint64_t soft_liveness_limit(void)
 {
 	return seconds * SECOND_NS;
 }
@@ -94,14 +94,14 @@ static void keep_alive(int fd, uint64_t patience)
  * and so does what the peer sends of its own. */
 static void look(struct soft_timer *timer)
 {
-	struct soft_link *link = soft_container(timer, struct soft_link, path_timer);
+	struct soft_link *link = soft_container(timer, struct soft_link, liveness_timer);
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
-	uint64_t now = soft_now(), quiet = now - link->path_since, answered;
+	uint64_t now = soft_now(), quiet = now - link->liveness_since, answered;
 	int outstanding = 0;
 
-	if (ioctl(link->source.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
-	    getsockopt(link->source.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
+	    getsockopt(link->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
@@ -110,41 +110,42 @@ static void look(struct soft_timer *timer)
 	 * less often (tcp(7)): then only questions without an answer tell anything. */
 	bool asking = info.tcpi_unacked == 0;
 
-	if (quiet >= link->path_patience && (!asking || info.tcpi_probes >= UNANSWERED))
+	if (quiet >= link->liveness_limit && (!asking || info.tcpi_probes >= UNANSWERED))
 		soft_link_finish(link, ETIMEDOUT);
 	else
-		soft_timer_start(timer, now + link->path_patience / LOOKS);
+		soft_timer_start(timer, now + link->liveness_limit / LOOKS);
 }
 
-void soft_path_watch(struct soft_link *link)
+void soft_liveness_watch(struct soft_link *link)
 {
 	const int on = 1;
 	const struct soft_qp *qp = link->qp;
-	uint64_t patience = soft_path_patience();
+	uint64_t patience = soft_liveness_limit();
 
 	/* Not a TCP socket: nothing to be set. */
-	if (link->source.fd < 0 ||
-	    setsockopt(link->source.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
-	    is_same_host(link->source.fd))
+	if (link->watch.fd < 0 ||
+	    setsockopt(link->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
+	    is_same_host(link->watch.fd))
 		return;
 	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
 		if (qp->attr.timeout == 0)
 			patience = 0;
-		else if (patience < soft_qp_patience(qp))
-			patience = soft_qp_patience(qp);
+		else if (patience < soft_qp_retry_time(qp))
+			patience = soft_qp_retry_time(qp);
 	}
-	link->path_patience = patience;
-	link->path_timer.expired = look;
+	link->liveness_limit = patience;
+	link->liveness_timer.expired = look;
 	if (patience)
-		keep_alive(link->source.fd, patience);
+		keep_alive(link->watch.fd, patience);
 	else
-		soft_timer_stop(&link->path_timer);
+		soft_timer_stop(&link->liveness_timer);
 }
 
-void soft_path_sent(struct soft_link *link)
+void soft_liveness_sent(struct soft_link *link)
 {
-	if (!link->path_patience || link->path_timer.running)
+	if (!link->liveness_limit || link->liveness_timer.running)
 		return;
-	link->path_since = soft_now();
-	soft_timer_start(&link->path_timer, link->path_since + link->path_patience / LOOKS);
+	link->liveness_since = soft_now();
+	soft_timer_start(&link->liveness_timer,
+			 link->liveness_since + link->liveness_limit / LOOKS);
 }

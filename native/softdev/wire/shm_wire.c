@@ -1,6 +1,6 @@
-/* The wire that is a way through shared memory, to another process of this host or to ourselves.
+/* The wire that is a channel through shared memory, to another process of this host or to ourselves.
  *
- * A way carries records, and each record whole frames: payload is copied from the application's
+ * A channel carries records, and each record whole frames: payload is copied from the application's
  * memory into the ring, and out of it to where it belongs.  Frames and records are short enough that
  * the other side can copy out while we copy in.
  */
@@ -17,33 +17,33 @@ enum {
 	LONG_RECORD = 16 * 1024, /* takes longer to copy than an answer to it */
 };
 
-/* ---- what the neighbour says --------------------------------------------------------------- */
+/* ---- what the local peer says --------------------------------------------------------------- */
 
-static void accepted(struct soft_way *way, const uint8_t greeting[SOFT_GREETING])
+static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
-	struct soft_link *link = soft_container(way, struct soft_link, way);
-	uint8_t bytes[SOFT_GREETING];
+	struct soft_link *link = soft_container(chan, struct soft_link, chan);
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
-	memcpy(bytes, greeting, sizeof(bytes)); /* which it could change while we look */
-	link->greeted = soft_greeting_decode(bytes, &link->greeting);
-	if (!link->greeted)
-		link->greeting.kind = 0; /* agrees with nobody */
-	if (link->state == SOFT_LINK_CHOOSING)
-		soft_choice_welcome(link);
+	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
+	link->handshake_done = soft_handshake_decode(bytes, &link->handshake);
+	if (!link->handshake_done)
+		link->handshake.kind = 0; /* agrees with nobody */
+	if (link->base.state == SOFT_LINK_SELECTING)
+		soft_wire_selection_answered(link);
 	else
-		soft_dial_welcome(link);
+		soft_connect_answered(link);
 }
 
-static void data(struct soft_way *way, const uint8_t *bytes, size_t length)
+static void data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
 {
-	struct soft_link *link = soft_container(way, struct soft_link, way);
+	struct soft_link *link = soft_container(chan, struct soft_link, chan);
 
-	if (link->state != SOFT_LINK_UP) /* closing: its last frames mean nothing any more */
+	if (link->base.state != SOFT_LINK_UP) /* closing: its last frames mean nothing any more */
 		return;
 	link->heard = true;
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
-	if (link->state == SOFT_LINK_UP && (link->left || link->header_have))
+	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
 		soft_link_finish(link, EPROTO);
 	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile. */
 	bool answers = length >= LONG_RECORD && soft_link_is_due(link);
@@ -53,26 +53,26 @@ static void data(struct soft_way *way, const uint8_t *bytes, size_t length)
 		soft_link_output_now(link);
 }
 
-static void writable(struct soft_way *way)
+static void writable(struct soft_shm_chan *chan)
 {
-	struct soft_link *link = soft_container(way, struct soft_link, way);
+	struct soft_link *link = soft_container(chan, struct soft_link, chan);
 
-	/* Now, and not when the lock is given back: then it would be another way's turn. */
-	link->blocked = false;
+	/* Now, and not when the lock is given back: then it would be another channel's turn. */
+	link->base.blocked = false;
 	soft_link_flush(link);
 }
 
-static void gone(struct soft_way *way, int error)
+static void gone(struct soft_shm_chan *chan, int error)
 {
-	struct soft_link *link = soft_container(way, struct soft_link, way);
+	struct soft_link *link = soft_container(chan, struct soft_link, chan);
 
-	switch (link->state) {
-	case SOFT_LINK_CHOOSING:
-		soft_choice_stream(link, true);
+	switch (link->base.state) {
+	case SOFT_LINK_SELECTING:
+		soft_wire_selection_use_tcp(link, true);
 		break;
-	case SOFT_LINK_GREETING:
+	case SOFT_LINK_HANDSHAKE:
 		link->refused = error == ECONNREFUSED;
-		soft_dial_later(link);
+		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:
 		/* An end without DISCONNECT is one that nobody wanted, but for that of a side which
@@ -84,7 +84,7 @@ static void gone(struct soft_way *way, int error)
 	}
 }
 
-static const struct soft_way_calls calls = {
+static const struct soft_shm_chan_ops calls = {
 	.accepted = accepted,
 	.data = data,
 	.writable = writable,
@@ -103,9 +103,9 @@ static size_t room(struct soft_link *link, size_t least)
 {
 	size_t bytes;
 
-	if (!link->way.neighbour)
+	if (!link->chan.peer)
 		return least; /* the child of a fork has inherited it: `give` says so */
-	bytes = soft_way_room(&link->way, least);
+	bytes = soft_shm_chan_room(&link->chan, least);
 	return bytes < WAY_RECORD_MOST ? bytes : WAY_RECORD_MOST;
 }
 
@@ -113,17 +113,17 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 {
 	size_t bytes = 0;
 
-	if (!link->way.neighbour)
+	if (!link->chan.peer)
 		return -ENOTCONN;
 	for (int i = 0; i < count; i++)
 		bytes += iov[i].iov_len;
-	soft_way_write(&link->way, iov, count, bytes);
+	soft_shm_chan_write(&link->chan, iov, count, bytes);
 	return (ssize_t)bytes;
 }
 
 static int wait_for_room(struct soft_link *link)
 {
-	soft_way_wait(&link->way);
+	soft_shm_chan_wait(&link->chan);
 	return 0;
 }
 
@@ -143,40 +143,41 @@ static const struct soft_wire wire = {
 	.frames_most = WAY_FRAMES_MOST,
 };
 
-/* ---- ways for links ------------------------------------------------------------------------ */
+/* ---- channels for links ------------------------------------------------------------------------ */
 
-bool soft_link_open_way(struct soft_link *link, const struct soft_qp *qp, uint16_t lid)
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid)
 {
-	struct soft_neighbour *neighbour = soft_links_meet() ? soft_neighbour_at(lid) : NULL;
-	uint8_t greeting[SOFT_GREETING];
+	struct soft_shm_peer *peer = soft_links_may_use_shm() ? soft_shm_peer_at(lid) : NULL;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
-	if (!neighbour)
+	if (!peer)
 		return false;
-	soft_greeting_write(greeting, qp, SOFT_GREETING_HELLO);
-	link->way.calls = &calls;
-	if (soft_way_open(&link->way, neighbour, greeting))
+	soft_handshake_write(handshake, qp, SOFT_HELLO);
+	link->chan.calls = &calls;
+	if (soft_shm_chan_open(&link->chan, peer, handshake))
 		return false;
 	link->wire = &wire;
 	return true;
 }
 
-bool soft_link_answer_way(struct soft_link *link, struct soft_link *stranger,
-			  const struct soft_qp *qp)
+bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
+			   const struct soft_qp *qp)
 {
-	struct soft_neighbour *caller = stranger->caller;
-	uint8_t greeting[SOFT_GREETING];
+	struct soft_shm_peer *from_peer = pending_link->from_peer;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 
-	stranger->caller = NULL;
-	soft_greeting_write(greeting, qp, SOFT_GREETING_WELCOME);
-	link->way.calls = &calls;
+	pending_link->from_peer = NULL;
+	soft_handshake_write(handshake, qp, SOFT_HELLO_ACK);
+	link->chan.calls = &calls;
 	link->wire = &wire;
-	return soft_way_accept(&link->way, caller, stranger->caller_way, greeting) == 0;
+	return soft_shm_chan_accept(&link->chan, from_peer, pending_link->from_chan, handshake) ==
+	       0;
 }
 
 int soft_link_over_itself(struct soft_link *link)
 {
-	link->way.calls = &calls;
+	link->chan.calls = &calls;
 	link->wire = &wire;
 	link->to_self = true;
-	return soft_way_to_self(&link->way);
+	return soft_shm_chan_to_self(&link->chan);
 }

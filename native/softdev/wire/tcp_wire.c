@@ -37,7 +37,7 @@ static int targets(struct soft_link *link, size_t budget, struct iovec *iov, siz
 	}
 	if (*direct && *direct < link->left)
 		tail = 0; /* more payload of this frame follows */
-	else if (link->bulk && !link->line && (link->left == 0 || *direct))
+	else if (link->bulk && !link->delay_queue && (link->left == 0 || *direct))
 		tail = SOFT_FRAME_HEADER - link->header_have;
 	if (tail)
 		iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
@@ -50,14 +50,14 @@ static void take_in(struct soft_link *link)
 	size_t budget = soft_step_share();
 
 	link->busy = true;
-	while (budget && link->state == SOFT_LINK_UP && link->source.fd >= 0) {
+	while (budget && link->base.state == SOFT_LINK_UP && link->watch.fd >= 0) {
 		struct iovec iov[SOFT_MAX_SGE + 1];
 		size_t direct, room;
 		int count = targets(link, budget, iov, &direct, &room);
 
-		if (link->state != SOFT_LINK_UP)
+		if (link->base.state != SOFT_LINK_UP)
 			break;
-		ssize_t n = readv(link->source.fd, iov, count);
+		ssize_t n = readv(link->watch.fd, iov, count);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -86,7 +86,7 @@ static void discard(struct soft_link *link)
 	size_t budget = soft_step_share();
 
 	while (budget) {
-		ssize_t n = recv(link->source.fd, soft_scratch()->input, SOFT_STAGING_SIZE, 0);
+		ssize_t n = recv(link->watch.fd, soft_scratch()->input, SOFT_STAGING_SIZE, 0);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -100,25 +100,25 @@ static void discard(struct soft_link *link)
 	}
 }
 
-static void ready(struct soft_source *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_link *link = soft_container(source, struct soft_link, source);
+	struct soft_link *link = soft_container(watch, struct soft_link, watch);
 
-	if (link->state == SOFT_LINK_CHOOSING) {
-		soft_choice_ready(link);
+	if (link->base.state == SOFT_LINK_SELECTING) {
+		soft_wire_selection_received(link);
 		return;
 	}
-	if (link->state != SOFT_LINK_UP && link->state != SOFT_LINK_CLOSING) {
-		soft_greeting_ready(link);
+	if (link->base.state != SOFT_LINK_UP && link->base.state != SOFT_LINK_CLOSING) {
+		soft_handshake_received(link);
 		return;
 	}
 	if (events & EPOLLOUT) {
-		soft_watch(source, EPOLLIN);
+		soft_watch(watch, EPOLLIN);
 		soft_link_writable(link);
 	}
 	if (!(events & ~(uint32_t)EPOLLOUT))
 		return;
-	if (link->state == SOFT_LINK_CLOSING)
+	if (link->base.state == SOFT_LINK_CLOSING)
 		discard(link);
 	else
 		take_in(link); /* which also finds out about errors */
@@ -128,7 +128,7 @@ static void ready(struct soft_source *source, uint32_t events)
 
 static int up(struct soft_link *link)
 {
-	return soft_watch(&link->source, EPOLLIN);
+	return soft_watch(&link->watch, EPOLLIN);
 }
 
 static size_t room(struct soft_link *link, size_t least)
@@ -144,27 +144,27 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	ssize_t n;
 
 	do
-		n = sendmsg(link->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
 	/* What the other side said before it closed, as that it did so in order, is still to be read;
 	 * that reading comes to the end as well. */
 	if (n < 0)
 		return errno == EAGAIN || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
-	soft_path_sent(link);
+	soft_liveness_sent(link);
 	return n;
 }
 
 static int wait_for_room(struct soft_link *link)
 {
-	return soft_watch(&link->source, EPOLLIN | EPOLLOUT);
+	return soft_watch(&link->watch, EPOLLIN | EPOLLOUT);
 }
 
 static void end(struct soft_link *link)
 {
-	shutdown(link->source.fd, SHUT_WR);
+	shutdown(link->watch.fd, SHUT_WR);
 }
 
-const struct soft_wire soft_socket_wire = {
+const struct soft_wire soft_tcp_wire = {
 	.up = up,
 	.room = room,
 	.send = give,
@@ -176,15 +176,15 @@ const struct soft_wire soft_socket_wire = {
 
 void soft_link_over_socket(struct soft_link *link, int fd)
 {
-	link->wire = &soft_socket_wire;
-	link->source = (struct soft_source){.fd = fd, .ready = ready, .of_port = true};
+	link->wire = &soft_tcp_wire;
+	link->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
 }
 
 void soft_link_close_socket(struct soft_link *link)
 {
-	soft_timer_stop(&link->path_timer);
-	soft_unwatch(&link->source);
-	if (link->source.fd >= 0)
-		close(link->source.fd);
-	link->source.fd = -1;
+	soft_timer_stop(&link->liveness_timer);
+	soft_unwatch(&link->watch);
+	if (link->watch.fd >= 0)
+		close(link->watch.fd);
+	link->watch.fd = -1;
 }

@@ -1,9 +1,9 @@
-/* The CM's stream, or a way through shared memory?
+/* The CM's stream, or a channel through shared memory?
  *
  * Where both sides have named their LIDs in the handshake, the side that asked for the connection
- * tries to open a way, and sends nothing else before it knows.  The other side waits for what comes
- * first: HELLO by a way, which it answers with WELCOME, or bytes on the stream.  So there is one wire
- * at any time, and both know which.  What the first side says on the stream when there is no way is
+ * tries to open a channel, and sends nothing else before it knows.  The other side waits for what comes
+ * first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So there is one wire
+ * at any time, and both know which.  What the first side says on the stream when there is no channel is
  * an acknowledgement of nothing.  A side that ends the link before that does so on the stream.
  */
 #include <errno.h>
@@ -14,24 +14,24 @@
 
 #include "link.h"
 
-bool soft_choice_is_open(const struct soft_link *link)
+bool soft_wire_selection_is_open(const struct soft_link *link)
 {
-	return link->state == SOFT_LINK_CHOOSING && !link->way.neighbour;
+	return link->base.state == SOFT_LINK_SELECTING && !link->chan.peer;
 }
 
-int soft_choice_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens)
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens)
 {
-	int rc = soft_watch(&link->source, EPOLLIN);
+	int rc = soft_watch(&link->watch, EPOLLIN);
 
 	if (rc)
 		return rc;
-	link->state = SOFT_LINK_CHOOSING;
+	link->base.state = SOFT_LINK_SELECTING;
 	link->qp = qp;
-	qp->link = link;
+	qp->link = &link->base;
 	if (!opens)
-		soft_greeting_look(qp);
-	else if (!soft_link_open_way(link, qp, lid))
-		soft_choice_stream(link, true);
+		soft_handshake_find_pending(qp);
+	else if (!soft_link_open_chan(link, qp, lid))
+		soft_wire_selection_use_tcp(link, true);
 	return 0;
 }
 
@@ -43,13 +43,13 @@ static void up(struct soft_link *link)
 		soft_link_finish(link, rc);
 }
 
-void soft_choice_stream(struct soft_link *link, bool tell)
+void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 	struct iovec first = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 
-	soft_way_end(&link->way);
-	link->wire = &soft_socket_wire;
+	soft_shm_chan_end(&link->chan);
+	link->wire = &soft_tcp_wire;
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_ACK});
 	if (tell) /* should that fail, the stream tells when it is read */
 		(void)link->wire->send(link, &first, 1);
@@ -57,40 +57,41 @@ void soft_choice_stream(struct soft_link *link, bool tell)
 }
 
 /* The stream has something to say. */
-void soft_choice_ready(struct soft_link *link)
+void soft_wire_selection_received(struct soft_link *link)
 {
 	uint8_t byte;
-	ssize_t n = recv(link->source.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	ssize_t n = recv(link->watch.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n > 0)
-		soft_choice_stream(link, false);
-	else if (link->way.neighbour)
-		soft_unwatch(&link->source); /* WELCOME may be on its way; else the way ends too */
+		soft_wire_selection_use_tcp(link, false);
+	else if (link->chan.peer)
+		soft_unwatch(
+			&link->watch); /* HELLO_ACK may be on its way; else the channel ends too */
 	else
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }
 
-void soft_choice_welcome(struct soft_link *link)
+void soft_wire_selection_answered(struct soft_link *link)
 {
-	if (link->greeting.kind != SOFT_GREETING_WELCOME ||
-	    !soft_greeting_agrees(&link->greeting, link->qp)) {
-		soft_choice_stream(link, true);
+	if (link->handshake.kind != SOFT_HELLO_ACK ||
+	    !soft_handshake_matches(&link->handshake, link->qp)) {
+		soft_wire_selection_use_tcp(link, true);
 		return;
 	}
 	soft_link_close_socket(link);
 	up(link);
 }
 
-void soft_choice_way(struct soft_link *link, struct soft_link *stranger)
+void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link)
 {
-	if (!soft_link_answer_way(link, stranger, link->qp)) {
-		link->wire = &soft_socket_wire; /* which it will fall back to */
+	if (!soft_link_accept_chan(link, pending_link, link->qp)) {
+		link->wire = &soft_tcp_wire; /* which it will fall back to */
 		return;
 	}
-	link->greeting = stranger->greeting;
-	link->greeted = true;
+	link->handshake = pending_link->handshake;
+	link->handshake_done = true;
 	soft_link_close_socket(link);
 	up(link);
 }
