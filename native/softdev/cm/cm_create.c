@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "objects/extended.h"
+#include "objects/objects.h"
 
 static void destroy_cqs(struct rdma_cm_id *id)
 {

@@ -725,6 +725,9 @@ void soft_qp_check_drained(struct soft_qp *qp);
 /* How long it waits for an answer, all retries counted, in ns: IBTA 9.7.6.1.3. */
 uint64_t soft_qp_retry_time(const struct soft_qp *qp);
 
+/* qp_ex.c */
+struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
 /* post.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
