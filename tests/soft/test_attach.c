@@ -460,7 +460,9 @@ static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
 	what(&host);
 	soft_attach_notify(&host);
 	refused_at(door);
+	soft_lock();
 	soft_notify_pipe_close(&host.pipe);
+	soft_unlock();
 	soft_segment_unmap(&host);
 }
 

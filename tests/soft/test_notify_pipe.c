@@ -46,8 +46,8 @@ static void take_down(struct pair *pair)
 {
 	soft_lock();
 	soft_notify_pipe_close(&pair->rung);
-	soft_unlock();
 	soft_notify_pipe_close(&pair->rings);
+	soft_unlock();
 }
 
 static bool readable(int fd)
