@@ -63,7 +63,7 @@ static bool limit_allows(off_t length)
 
 int soft_segment_make(void)
 {
-	static const char name[] = "aiordma-neighbours";
+	static const char name[] = "aiordma-shm";
 
 	if (!limit_allows(WHOLE)) {
 		errno = EFBIG;
