@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-SHARED_BYTES = 24576 + 2 * (1 << 20)  # of two processes: native/soft/memory.c
+SHARED_BYTES = 24576 + 2 * (1 << 20)  # of two processes: native/softdev/shm/segment.c
 
 # Copies a word of its parent's memory: what is forbidden where any one process may not do so with
 # another (the reverse is allowed to every parent). Prints the errno value.

@@ -2,7 +2,7 @@
  * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
 #include "leaks.h"
 #include "native.h"
-#include "objects.h"
+#include "objects/objects.h"
 #include "verbs_side.h"
 
 #include <dirent.h>
