@@ -17,11 +17,11 @@ enum {
 	BLOCK = 64
 };
 
-/* How long a look may take, whatever it is asked for, and how long when the device is at work all the
- * time: others of the event loop wait. */
+/* How long a spin may take at most, and how long if the device makes progress all the time: other
+ * tasks of the event loop wait meanwhile. */
 enum {
-	LOOK_AT_MOST_US = 1000,
-	WORK_AT_MOST_US = 200
+	SPIN_AT_MOST_US = 1000,
+	BUSY_AT_MOST_US = 200
 };
 
 enum {
@@ -126,58 +126,65 @@ static uint64_t microseconds(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-static void stay(struct aiordma_drain *drain, int stays)
+static unsigned progress(const struct aiordma_device_calls *device)
 {
-	if (stays || drain->stays)
-		aiordma_embedded_stay(stays - drain->stays);
-	drain->stays = stays;
+	return device->progress ? device->progress() : 0;
 }
 
-/* Changes with each step that has found something, and with each part of a message that went out. */
-static unsigned work_done(void)
+static void hold_polling(struct aiordma_drain *drain, int holds)
 {
-	return aiordma_embedded_steps() + aiordma_embedded_parts();
+	const struct aiordma_device_calls *device = drain->calls->device;
+
+	if (device->hold_polling && (holds || drain->holds))
+		device->hold_polling(holds - drain->holds);
+	drain->holds = holds;
 }
 
-/* Nothing yet: look for `spin_us` more, and for as long as the embedded device is moving bytes, since
- * a long transfer would otherwise go round the caller's event loop with every buffer that fills.  A look
- * that had to wait for more in vain is one for nothing, whatever came before: else who shares his
- * processor with the peer would never find out that it is he who keeps the peer from it. */
-static int look_again(struct aiordma_drain *drain)
+/* Polls for `spin_us` more, and for as long as the device is moving bytes, since a long transfer would
+ * otherwise go round the caller's event loop with every buffer that fills.  A spin that ends in a
+ * timeout counts as a miss: otherwise two processes on one core starve each other. */
+static int spin(struct aiordma_drain *drain)
 {
+	const struct aiordma_device_calls *device = drain->calls->device;
 	uint64_t now = microseconds();
-	uint64_t spin = drain->spin_us < LOOK_AT_MOST_US ? drain->spin_us : LOOK_AT_MOST_US;
-	uint64_t end = now + spin;
-	uint64_t latest = now + (spin > WORK_AT_MOST_US ? spin : WORK_AT_MOST_US);
-	unsigned work = work_done();
+	uint64_t spin_us = drain->spin_us < SPIN_AT_MOST_US ? drain->spin_us : SPIN_AT_MOST_US;
+	uint64_t end = now + spin_us;
+	uint64_t latest = now + (spin_us > BUSY_AT_MOST_US ? spin_us : BUSY_AT_MOST_US);
+	unsigned before = progress(device);
 	int rc;
 
-	aiordma_embedded_spin(1);
+	if (device->busy_poll)
+		device->busy_poll(1);
 	do {
+		unsigned after;
+
 		rc = take_events(drain);
 		now = microseconds();
-		if (work_done() != work) {
-			work = work_done();
-			end = now + spin;
+		after = progress(device);
+		if (after != before) {
+			before = after;
+			end = now + spin_us;
 		}
 	} while (!rc && !drain->ready_count && now < end && now < latest);
 	drain->busy = !rc && !drain->ready_count && now < end;
-	stay(drain, drain->returns && (drain->ready_count || drain->busy));
-	aiordma_embedded_spin(0);
+	hold_polling(drain, drain->polls_again && (drain->ready_count || drain->busy));
+	if (device->busy_poll)
+		device->busy_poll(0);
 	return rc;
 }
 
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
 		  int *more)
 {
+	const struct aiordma_device_calls *device = drain->calls->device;
 	int total = 0;
-	unsigned work = work_done();
+	unsigned before = progress(device);
 	int rc = take_events(drain);
 
 	*more = 0;
-	drain->busy = !rc && !drain->ready_count && work_done() != work;
+	drain->busy = !rc && !drain->ready_count && progress(device) != before;
 	if (!rc && !drain->ready_count && drain->spin_us)
-		rc = look_again(drain);
+		rc = spin(drain);
 	if (rc)
 		return rc;
 	while (drain->ready_count && total < capacity) {
@@ -191,20 +198,35 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
-	drain->bells_changed = aiordma_embedded_bells_changed() != drain->bells;
-	if ((total || drain->busy) && drain->returns && !drain->stays)
-		stay(drain, 1);
+	if (device->notify_version)
+		drain->notify_fds_changed = device->notify_version() != drain->notify_version;
+	if ((total || drain->busy) && drain->polls_again && !drain->holds)
+		hold_polling(drain, 1);
 	return total;
 }
 
-int aiordma_drain_bells(struct aiordma_drain *drain, int fds[AIORDMA_BELLS])
+int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS])
 {
-	return aiordma_embedded_bells(drain->channel->fd, fds, &drain->bells);
+	const struct aiordma_device_calls *device = drain->calls->device;
+
+	return device->notify_fds
+		       ? device->notify_fds(drain->channel->fd, fds, &drain->notify_version)
+		       : 0;
+}
+
+int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2])
+{
+	return calls->device->watch_fds ? calls->device->watch_fds(fd, fds) : 0;
+}
+
+uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls)
+{
+	return calls->device->peer_wakeups ? calls->device->peer_wakeups() : 0;
 }
 
 void aiordma_drain_end(struct aiordma_drain *drain)
 {
-	stay(drain, 0);
+	hold_polling(drain, 0);
 }
 
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
@@ -218,12 +240,13 @@ void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
 	drain->ready_count = kept;
 }
 
-int aiordma_set_nonblocking(int fd)
+int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return errno;
-	aiordma_wake_early(fd);
+	if (calls->device->wake_early)
+		calls->device->wake_early(fd);
 	return 0;
 }

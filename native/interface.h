@@ -5,10 +5,6 @@
  * symbol that is missing.  A failure is not remembered: the next call tries again. */
 int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t error_size);
 
-/* The embedded software device, always there; it starts working when a device or an event channel
- * is opened and stops when the last one is closed. */
-const struct aiordma_calls *aiordma_embedded_calls(void);
-
 /* One send-queue work request of any kind: members that no kind has in common share their place.
  * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
  * array given beside; an atomic and an atomic write have one, BIND_MW and LOCAL_INV none. */
@@ -152,34 +148,13 @@ struct aiordma_drain {
 	uint32_t ready_count;
 	struct ibv_cq *ready[64];
 	uint64_t events; /* completion events taken so far */
-	uint32_t spin_us; /* look again for so long before answering that there is nothing */
-	int returns; /* if there is something, the caller will be back soon, to spin again */
-	int stays; /* it has said so to the embedded device */
-	int busy; /* there was nothing, but the embedded device had work to do */
-	unsigned bells; /* aiordma_drain_bells has told of these */
-	int bells_changed;
+	uint32_t spin_us; /* poll for so long before answering that there is nothing */
+	int polls_again; /* if something is found, the caller will poll again soon */
+	int holds; /* the device has been told so: `hold_polling` */
+	int busy; /* there was nothing, but the device made progress */
+	unsigned notify_version; /* of what aiordma_notify_fds gave last */
+	int notify_fds_changed; /* since then: call it again */
 };
-
-/* Grows whenever a thread of the application has found work to do for the embedded device. */
-unsigned aiordma_embedded_steps(void);
-
-/* Grows with every part of a message that it has moved, either way, while more of the same message was
- * to follow. */
-unsigned aiordma_embedded_parts(void);
-
-/* Grow with every time that something has been written to another process: whenever that had to be
- * woken, and whenever it was awake. */
-unsigned aiordma_embedded_woke(void);
-unsigned aiordma_embedded_met_awake(void);
-
-/* A thread begins to look for work of the embedded device again and again, or stops that: meanwhile
- * other processes need not wake it.  In pairs. */
-void aiordma_embedded_spin(int begins);
-
-/* Who has found something, goes to work on it and will look again soon, says so by 1, and by -1 that
- * it will not after all; 0 repeats the first.  Meanwhile other processes need not wake it: the device's
- * thread looks every half a millisecond, in case that it takes longer. */
-void aiordma_embedded_stay(int change);
 
 /* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
  * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
@@ -193,43 +168,14 @@ void aiordma_drain_end(struct aiordma_drain *drain);
 /* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
-/* ibv_reg_mr(3) on the embedded device, of memory that the caller knows to have no holes: private,
- * anonymous, and with the rights that are asked for, as what it has mapped for this, or what an
- * allocator has given to it.  The device takes that word for it and leaves the pages to come when
- * they are used: a pool then takes up what has been used of it.  Every other memory it makes sure of
- * at once, as a card that pins, for which the kernel has to look at each page.
- *
- * NULL and SIZE_MAX, without any rights, are all memory of the process, for sending from wherever the
- * caller knows that there is some. */
-struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length,
-					   int access);
+/* Sets O_NONBLOCK; 0 or an errno value.  For the fd of an event channel: from now on "nothing there"
+ * (EAGAIN) is normal for the caller, so the device may wake it early. */
+int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd);
 
-/* O_NONBLOCK on; 0 or an errno value.  For the fd of a channel of events: from now on "nothing
- * there" (EAGAIN) is normal for the caller, so the embedded device may wake it early. */
-int aiordma_set_nonblocking(int fd);
-
-/* The embedded device makes this channel's fd readable as soon as there is work for the device, not
- * only when there is an event: the thread that then looks for one does the work itself, which saves
- * waking it by another thread.  Nothing happens if the fd is not one of its channels. */
-void aiordma_wake_early(int fd);
-
-/* What to watch in the place of such a channel's fd, in one's own epoll set: two descriptors, of
- * which one is readable when the fd is.  They are what is inside it, so that there is a set less
- * between an event and who sleeps.  They live as long as the channel.  Returns their number: 0 if
- * there are none, and the fd itself is to be watched. */
-int aiordma_flat_fds(int fd, int flat[2]);
-
-/* What may be watched as well then, so that there is one set less again: a neighbour's bell, as long as
- * it is there.  Another number whenever one has come or gone: then ask anew. */
-enum {
-	AIORDMA_BELLS = 8
-};
-unsigned aiordma_embedded_bells_changed(void);
-/* Descriptors that become the caller's, at most AIORDMA_BELLS; returns how many.  `change` is the number
- * at that moment. */
-int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change);
-/* Of the drain's channel, whose `bells_changed` says that it is to be called anew. */
-int aiordma_drain_bells(struct aiordma_drain *drain, int fds[8]);
+/* `watch_fds`, `notify_fds` and `peer_wakeups` of abi/device_calls.h; 0 where the device lacks them. */
+int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2]);
+int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS]);
+uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls);
 
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 
@@ -294,94 +240,10 @@ struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int aiordma_dealloc_mw(struct ibv_mw *mw);
 int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 
-/* For tests: something happens to the embedded device of this process, and every context that is
- * open is told by an asynchronous event (ibv_get_async_event(3)).  It really happens:
- *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
- *    accepted.  A reliable queue pair that is connected goes on trying for as long as its timeout
- *    and retry_cnt say (never for ever unless timeout is 0; at least half a second); then its
- *    requests fail with IBV_WC_RETRY_EXC_ERR, and so do those of its peer.  The connection manager's
- *    own messages still pass.  Nothing happens if it is down.
- *  - IBV_EVENT_PORT_ACTIVE: the port is up; who has not given up goes on where it was.  Nothing
- *    happens if it is up.
- *  - IBV_EVENT_GID_CHANGE: the host's addresses are read again.  (A change of them is noticed, and
- *    tells this event, without this call too.)
- *  - IBV_EVENT_LID_CHANGE: the process gets another LID (the TCP port where queue pairs without the
- *    connection manager are reached): peers that were told the old one do not find it any more;
- *    streams that exist stay.  Ids that are bound get RDMA_CM_EVENT_ADDR_CHANGE.
- *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer finds nobody, and in
- *    the contexts that are open now none can be made or modified any more (EIO); what is there can
- *    be destroyed.  Contexts opened later are healthy.  Ids that are bound get
- *    RDMA_CM_EVENT_DEVICE_REMOVAL and are over; when the last thing of the connection manager's own
- *    context is closed, that too is opened anew.
- *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER: this device has
- *    nothing that could change with them; only told.
- * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
-int aiordma_embedded_raise(enum ibv_event_type event);
-
-/* For tests: faults of the embedded device, and of its connections, in this process from now on; NULL
- * for none.  The plan is a list of name=value:
- *
- *  seed=N         which numbers chance draws: the same seed, the same faults (0)
- *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
- *  duplicate=WHEN what comes in comes twice
- *  frames=WHICH   that loss and duplicate are about: requests, answers or all (all)
- *  delay=TIME     what comes in is late by so much: 10us, 2ms, 1s
- *  jitter=TIME    and by up to so much more; what belongs together keeps its order
- *  rate=BYTES     the device takes in no more than this in a second: 10MB
- *  cut=WHEN       a connection breaks: those that there are are counted first, then new ones
- *  cut_after=BYTES  when so much has come in by it (0)
- *  rnr=WHEN       a request that needs a receive is told that there is none
- *  overrun=WHEN   a completion finds its queue full
- *  register=WHEN  a registration of memory fails with ENOMEM
- *  handshake=WHEN a message of the connection manager that comes in gets lost
- *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
- *  cq=HANDLE      completions of this queue alone
- *
- * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later ones),
- * or both (0.5@3-).  Frames, and requests that need a receive, are counted for each connection.
- *
- * What is late waits in memory: of a connection at most 64 MiB, beyond which the oldest is taken in
- * early.
- *
- * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
- * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if timeout
- * is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD queue pairs
- * lose is lost.
- *
- * Returns 0, or EINVAL and in `error` what is wrong with the plan, which is then as it was before.
- * The variable AIORDMA_EMBEDDED_FAULTS is a plan from the start; a wrong one is said on stderr, and
- * the device cannot be opened (EINVAL). */
-int aiordma_embedded_faults(const char *plan, char *error, size_t room);
-
-/* What has been injected in this process so far. */
-struct aiordma_fault_counts {
-	uint64_t lost;
-	uint64_t duplicated;
-	uint64_t delayed;
-	uint64_t cut;
-	uint64_t not_ready;
-	uint64_t overruns;
-	uint64_t registrations;
-	uint64_t handshakes;
-	uint64_t retried; /* and what followed: how often a requester went back */
-};
-
-void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
-
-/* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
- * the file `path`, in which %p stands for the number of the process; when another process is writing
- * there, the file has that number at the end of its name.  `used` gets the name.  0 or an errno value:
- * EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device that is
- * opened), ESPIPE for what is no regular file. */
-int aiordma_trace_start(const char *path, char *used, size_t size);
-/* Everything up to now is in the file, and nothing else. */
-void aiordma_trace_flush(void);
-/* Nothing happens if there is none. */
-void aiordma_trace_stop(void);
-
-/* The calls of single providers' libraries (provider_calls.h) for contexts of that table: NULL each
- * that is not installed, and all for the embedded device. Thread-safe. */
+/* The calls of single providers' libraries (abi/provider_calls.h) for contexts of that table: NULL each
+ * that is not installed, or that the device lacks.  Thread-safe. */
 const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);
+const struct aiordma_provider_calls *aiordma_installed_providers(void);
 
 /* One work request to a peer that it names itself: by wr_set_dc_addr with `dc`, else by
  * wr_set_ud_addr.  Sends, RDMA writes (both with immediate data, in host order here, and without) and

@@ -17,20 +17,23 @@ static void find(const char *soname, const char *name, void **place)
 	*place = library ? dlsym(library, name) : NULL;
 }
 
-const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls)
+const struct aiordma_provider_calls *aiordma_installed_providers(void)
 {
-	static const struct aiordma_provider_calls nothing;
-
-	if (calls == aiordma_embedded_calls())
-		return &nothing;
 	pthread_mutex_lock(&mutex);
 #define OPTIONAL(library, result, name, arguments)                                                 \
 	if (!found.name)                                                                           \
 		find("lib" #library ".so.1", #name, (void **)&found.name);
-#include "provider_calls.h"
+#include "abi/provider_calls.h"
 #undef OPTIONAL
 	pthread_mutex_unlock(&mutex);
 	return &found;
+}
+
+const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls)
+{
+	static const struct aiordma_provider_calls none;
+
+	return calls->device->provider_calls ? calls->device->provider_calls() : &none;
 }
 
 static int begin(struct ibv_qp_ex *qp, uint32_t opcode, uint32_t imm_data, uint64_t remote_addr,

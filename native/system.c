@@ -42,6 +42,8 @@ static int find(void *handle, const struct library *library, const char *name, i
 	return ENOSYS;
 }
 
+static const struct aiordma_device_calls device = {.provider_calls = aiordma_installed_providers};
+
 static int load(struct aiordma_calls *table, char *error, size_t error_size)
 {
 	/* The handles are never closed: the providers behind libibverbs keep threads and fork
@@ -51,6 +53,7 @@ static int load(struct aiordma_calls *table, char *error, size_t error_size)
 
 	if (!verbs || !cm)
 		return ENOENT;
+	table->device = &device;
 #define FIND(library, name, optional)                                                              \
 	{                                                                                          \
 		void *symbol;                                                                      \
@@ -62,7 +65,7 @@ static int load(struct aiordma_calls *table, char *error, size_t error_size)
 	}
 #define CALL(library, result, name, arguments) FIND(library, name, 0)
 #define OPTIONAL(library, result, name, arguments) FIND(library, name, 1)
-#include "calls.h"
+#include "abi/calls.h"
 #undef CALL
 #undef FIND
 	return 0;

@@ -57,7 +57,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
         self.fd = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))
-        code = lib.aiordma_set_nonblocking(self.fd)  # librdmacm makes it blocking
+        code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking
         if code:
             self.close()
             raise failure("fcntl", code, "the event channel's fd")

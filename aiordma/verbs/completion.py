@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
@@ -30,9 +30,19 @@ if TYPE_CHECKING:
 # How long a busy look stays away from Python, where signals are seen: a judgement.
 _SLICE = 0.001
 
-# What a drain says, by its number: whether there were any, whether there may be more, and whether
-# there are other bells.
-_OUTCOMES = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
+
+class Drained(NamedTuple):
+    """What a drain did. Internal to the library."""
+
+    found: bool
+    """There were completions, or the device made progress, as in the middle of a long message."""
+    more: bool
+    """There may be more, of which the fd does not tell."""
+    fds_changed: bool
+    """:meth:`CompletionChannel.open_notify_fds` gives other descriptors now."""
+
+
+_DRAINED = tuple(Drained(bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))  # by its bits
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -40,10 +50,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
     it may be readable earlier, when looking for one does the work that leads to it. A loop may
-    watch ``watched_fds`` in its place, of which one is readable when it is: the embedded device's
-    wake up a little faster, and ``fd`` then tells of announcements alone. They are the channel's:
-    to be watched only, and not after its end.
-    Either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
+    watch ``watched_fds`` in its place, of which one is readable when ``fd`` is: they wake up a
+    little faster, and ``fd`` then tells of announcements alone. The channel owns them: watch them
+    only, and not after its end.
+    Use either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
     def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
@@ -60,7 +70,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
-        code = lib.aiordma_set_nonblocking(self.fd)
+        code = lib.aiordma_set_nonblocking(context.library.table, self.fd)
         if code:
             self.close()
             raise failure("fcntl", code, "the completion channel's fd")
@@ -75,25 +85,31 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
 
     @cached_property
     def watched_fds(self) -> tuple[int, ...]:
-        """What a loop may watch in the place of ``fd``; see there."""
-        flat = ffi.new("int[2]")
-        count = lib.aiordma_flat_fds(self.fd, flat)
-        return tuple(flat[i] for i in range(count)) or (self.fd,)
+        """What a loop may watch in place of ``fd``; see the class."""
+        fds = ffi.new("int[2]")
+        count = lib.aiordma_watch_fds(self.context.library.table, self.fd, fds)
+        return tuple(fds[i] for i in range(count)) or (self.fd,)
 
-    def open_bells(self) -> list[int]:
+    def open_notify_fds(self) -> list[int]:
         """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
 
-        They become the caller's, to be closed when it watches them no more. Other ones may come and
-        go: :meth:`drain_to` says so. Who never asks misses nothing. Internal to the library.
+        They become the caller's, to be closed when it watches them no more. Others may come and go:
+        :class:`Drained` says so. A loop that never asks misses nothing. Internal to the library.
         """
         fds = ffi.new("int[8]")
-        return [fds[i] for i in range(lib.aiordma_drain_bells(self.drain_state, fds))]
+        return [fds[i] for i in range(lib.aiordma_notify_fds(self.drain_state, fds))]
 
-    def met(self) -> tuple[int, int]:
-        """How often the embedded device has written to another process that was awake, and to one
-        that it had to wake. Internal to the library.
+    def peer_wakeups(self) -> int:
+        """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""
+        return lib.aiordma_peer_wakeups(self.context.library.table)
+
+    def wrote_to_polling_peers(self, since: int) -> bool:
+        """Has the device written to peers since :meth:`peer_wakeups`, all of which were polling?
+
+        False where the device cannot tell. Internal to the library.
         """
-        return lib.aiordma_embedded_met_awake(), lib.aiordma_embedded_woke()
+        now = self.peer_wakeups()
+        return now != since and now >> 32 == since >> 32
 
     @property
     def events(self) -> int:
@@ -158,44 +174,38 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             self.leaving.clear()
         return self.accounts.settled(self._room.records(count)), bool(self._more[0])
 
-    def drain_to(
-        self, table: Table, capacity: int, spin_us: int, returns: bool
-    ) -> tuple[bool, bool, bool]:
+    def drain_to(self, table: Table, capacity: int, spin_us: int, returns: bool) -> Drained:
         """As :meth:`drain`, of queues that keep no account: the completions go to their work.
 
-        Whether there were any, and whether there may be more. The former is true as well where
-        the embedded device had something to do, as in the middle of a long transfer. Who
-        ``returns`` in that case, to spin again soon, need not be woken until then. And whether
-        :meth:`open_bells` gives others by now. Internal to the library.
+        A caller that ``returns`` will poll again soon if there was something; peers need not
+        notify it until then. Internal to the library.
         """
         if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
             raise self.closed_error()
-        return self._outcome(table.drain(self._state_address, capacity, spin_us, returns))
+        return self.drained(table.drain(self._state_address, capacity, spin_us, returns))
 
     def reader(
-        self,
-        capacity: int,
-        otherwise: Callable[[Callable[..., tuple[bool, bool, bool]]], object],
-    ) -> tuple[int, int, list[Entries], Callable[[int], None]]:
-        """What a table's ``serve`` or ``look_again`` needs to do as :meth:`drain_to` does.
+        self, capacity: int, otherwise: Callable[[int], object]
+    ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
+        """The arguments of a table's ``serve`` or ``look_again``, to do as :meth:`drain_to` does.
 
-        When there is more to say than whether there were any, ``otherwise`` is called with what
-        says it in the place of :meth:`drain_to`. Internal to the library.
+        ``otherwise`` is called with the result of a drain that did more than to find completions;
+        :meth:`drained` reads it. Internal to the library.
         """
+        return self._state_address, capacity, self.leaving, otherwise
 
-        def say(result: int) -> None:
-            otherwise(lambda *_: self._outcome(result))
+    def drained(self, result: int) -> Drained:
+        """Reads the result of a table's ``drain``; VerbsError if the channel failed.
 
-        return self._state_address, capacity, self.leaving, say
-
-    def _outcome(self, result: int) -> tuple[bool, bool, bool]:
+        Internal to the library.
+        """
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
         if self.leaving and not result & 2:
             for queue in self.leaving:
                 queue.seen_empty()
             self.leaving.clear()
-        return _OUTCOMES[result]
+        return _DRAINED[result]
 
     def _details(self) -> str:
         return f"fd {self.fd}"

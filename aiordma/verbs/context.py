@@ -255,7 +255,7 @@ class Context(Ports):
         first call makes it non-blocking. A borrowed context is shared: whoever calls this takes
         the events for everybody.
         """
-        code = lib.aiordma_set_nonblocking(self.async_fd)
+        code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
             raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
         calls, pointer = self.library.calls, self.pointer

@@ -134,15 +134,15 @@ def reg_implicit(pd: ProtectionDomain, access: AccessFlags) -> MemoryRegion:
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, access)
 
 
-def reg_everything(pd: ProtectionDomain) -> MemoryRegion | None:
-    """All memory of this process, to be sent from: None where the device has to be told of each.
+def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
+    """Register all memory of this process for sending; None if the device pins what it sends.
 
-    Nothing checks what is posted with its key: for the library's own requests, of bytes that it
-    holds.  An implicit region on demand is not meant: a card brings in its pages one by one, and
+    Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
+    it holds. An implicit region on demand would not do: a card brings in its pages one by one, and
     a copy is quicker.
     """
-    library = pd.context.library
-    if library.pins:
+    register = pd.context.library.reg_local_dma
+    if register is None:
         return None
-    pointer = library.reg_own_mr(pd.pointer, ffi.cast("void *", 0), ADDRESS_SPACE, 0)
+    pointer = register(pd.pointer)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.NONE)

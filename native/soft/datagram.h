@@ -25,7 +25,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "native.h"
+#include "abi/abi.h"
 
 struct iovec;
 struct soft_source;

@@ -219,7 +219,7 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
 def test_the_library_has_the_public_names_and_nothing_else() -> None:
     calls = {
         line.split(", ")[2]
-        for line in (ROOT / "native" / "calls.h").read_text().splitlines()
+        for line in (ROOT / "native" / "abi" / "calls.h").read_text().splitlines()
         if line.startswith(("CALL(", "OPTIONAL("))
     }
     symbols = dynamic_symbols(command.library())

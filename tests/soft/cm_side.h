@@ -9,6 +9,7 @@
 #ifndef AIORDMA_TESTS_CM_SIDE_H
 #define AIORDMA_TESTS_CM_SIDE_H
 
+#include "embedded.h"
 #include "native.h"
 
 #include <arpa/inet.h>

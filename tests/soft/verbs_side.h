@@ -3,6 +3,7 @@
 #ifndef AIORDMA_TESTS_VERBS_SIDE_H
 #define AIORDMA_TESTS_VERBS_SIDE_H
 
+#include "embedded.h"
 #include "native.h"
 
 #include <fcntl.h>

@@ -28,7 +28,7 @@ from aiordma.verbs import (
     SendWorkRequest,
     WROpcode,
 )
-from aiordma.verbs.other_memory import reg_everything
+from aiordma.verbs.other_memory import reg_local_dma
 from tests.conftest import kind_of
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def test_the_whole_address_space(pd: verbs.ProtectionDomain, pair: tuple[End, En
 
 def test_all_that_can_be_sent_from(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
     """What is mapped later, too; not where pages are pinned."""
-    mr = reg_everything(pd)
-    assert (mr is None) == pd.context.library.pins
+    mr = reg_local_dma(pd)
+    assert (mr is None) == (pd.context.library.reg_local_dma is None)
     if mr is not None:
         memory = ctypes.create_string_buffer(b"12345678", 8)
         one, two = pair

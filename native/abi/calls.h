@@ -1,10 +1,10 @@
 /* Every exported call that is used, one line each: CALL(library, result, name, arguments).
  *
- * No include guard: this list is expanded several times (struct aiordma_calls in native.h, the
- * dlopen table in system.c, the embedded device's table in soft/calls.c), and the build reads the
- * same lines for cffi.  Keep one call to a line.  OPTIONAL calls are younger than the oldest library
- * that is supported (rdma-core 32): where they are missing, their place in the table is NULL.  Who
- * makes no difference between the two defines CALL alone.
+ * No include guard: this list is expanded several times (struct aiordma_calls in abi.h, the
+ * dlopen table in system.c, the embedded device's table), and the build reads the same lines for
+ * cffi.  Keep one call to a line.  OPTIONAL calls are younger than the oldest library
+ * that is supported (rdma-core 32): where they are missing, their place in the table is NULL.  A
+ * file that makes no difference between the two defines CALL alone.
  */
 #ifndef OPTIONAL
 #define OPTIONAL CALL
