@@ -46,7 +46,7 @@ def declarations() -> str:
     calls = calls_struct("aiordma_calls", (NATIVE / "abi" / "calls.h").read_text(), member)
     providers = (NATIVE / "abi" / "provider_calls.h").read_text()
     provided = calls_struct("aiordma_provider_calls", providers)
-    interface = (NATIVE / "interface.h").read_text()
+    interface = (NATIVE / "verbs" / "interface.h").read_text()
     # Without its guard and includes, which cffi does not know.
     device = "".join(file.read_text() for file in NATIVE.glob("soft*/embedded.h"))
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
@@ -56,5 +56,5 @@ ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h", "device_calls.h")
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())
-ffibuilder.set_source("aiordma._native._lib", '#include "native.h"\n#include "embedded.h"')
+ffibuilder.set_source("aiordma._native._lib", '#include "verbs/boundary.h"\n#include "embedded.h"')
 ffibuilder.emit_c_code(sys.argv[1])

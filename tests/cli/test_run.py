@@ -187,7 +187,7 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- the library --------------------------------------------------------------------------------
 
-# Beyond native/calls.h: what programs of rdma-core use of libibverbs besides.
+# Beyond native/abi/calls.h: what programs of rdma-core use of libibverbs besides.
 OTHERS = {
     "ibv_dofork_range",
     "ibv_dontfork_range",

@@ -10,7 +10,7 @@
 #define AIORDMA_TESTS_CM_SIDE_H
 
 #include "embedded.h"
-#include "native.h"
+#include "verbs/boundary.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

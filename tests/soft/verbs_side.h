@@ -4,7 +4,7 @@
 #define AIORDMA_TESTS_VERBS_SIDE_H
 
 #include "embedded.h"
-#include "native.h"
+#include "verbs/boundary.h"
 
 #include <fcntl.h>
 #include <poll.h>

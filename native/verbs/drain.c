@@ -1,21 +1,11 @@
-/* Many receives or completions per crossing from Python into C; post_send.c has the sends,
- * completion.c what a completion is.
+/* Completions of all queues of a channel, in one crossing from Python into C.
  *
- * A crossing costs more than a post (measured: 190 ns per completion when each field is read from
- * Python, 50 ns when packed here), so Python hands over arrays and gets arrays.
+ * A crossing costs more than a completion (measured: 190 ns per completion when each field is read
+ * from Python, 50 ns when packed here), so Python gets them as an array.
  */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <time.h>
 
-#include "native.h"
-
-/* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
-enum {
-	BLOCK = 64
-};
+#include "boundary.h"
 
 /* How long a spin may take at most, and how long if the device makes progress all the time: other
  * tasks of the event loop wait meanwhile. */
@@ -25,72 +15,19 @@ enum {
 };
 
 enum {
-	ROOM = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *)
+	CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *)
 };
-
-/* To a queue pair, or to a shared receive queue where there is one. */
-static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
-		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
-{
-	*posted = 0;
-	while (*posted < count) {
-		struct ibv_recv_wr chain[BLOCK];
-		struct ibv_recv_wr *bad = NULL;
-		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
-
-		for (uint32_t i = 0; i < length; i++) {
-			const struct aiordma_recv *recv = &recvs[*posted + i];
-
-			chain[i] = (struct ibv_recv_wr){
-				.wr_id = recv->wr_id,
-				.next = i + 1 < length ? &chain[i + 1] : NULL,
-				.sg_list = (struct ibv_sge *)&sges[recv->first_sge],
-				.num_sge = (int)recv->num_sge,
-			};
-		}
-		int rc = srq ? srq->context->ops.post_srq_recv(srq, chain, &bad)
-			     : qp->context->ops.post_recv(qp, chain, &bad);
-		if (rc) {
-			*posted += bad ? (uint32_t)(bad - chain) : 0;
-			return rc;
-		}
-		*posted += length;
-	}
-	return 0;
-}
-
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted)
-{
-	return post_recvs(qp, NULL, recvs, count, sges, posted);
-}
-
-int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
-			  const struct ibv_sge *sges, uint32_t *posted)
-{
-	return post_recvs(NULL, srq, recvs, count, sges, posted);
-}
-
-int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
-			  uint32_t lkey)
-{
-	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-	struct aiordma_recv recv = {.wr_id = wr_id, .num_sge = length ? 1 : 0};
-	uint32_t posted;
-
-	return aiordma_post_recv(qp, &recv, 1, &sge, &posted);
-}
 
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)
 {
 	return cq->context->ops.req_notify_cq(cq, solicited_only);
 }
 
-/* Take events until there are none, note each CQ once, acknowledge.  A CQ beyond the table's room
- * leaves its event in the channel, whose fd then stays readable. */
+/* Takes events until there are none, notes each CQ once, acknowledges.  A CQ beyond CAPACITY leaves its
+ * event in the channel, whose fd then stays readable. */
 static int take_events(struct aiordma_drain *drain)
 {
-	while (drain->ready_count < ROOM) {
+	while (drain->ready_count < CAPACITY) {
 		struct ibv_cq *cq;
 		void *context;
 		uint32_t i;
@@ -110,20 +47,12 @@ static int take_events(struct aiordma_drain *drain)
 		int rc = aiordma_req_notify(cq, 0);
 		if (rc)
 			return -rc;
-		/* A CQ makes one event for each arming, so of a single one there is no other, but for
-		 * what has just come, which the fd tells.  To ask would cost as much again. */
+		/* A CQ makes one event for each arming, so the channel of a single CQ has no other,
+		 * except one that has just come, which the fd tells.  Asking would cost as much again. */
 		if (drain->channel->refcnt == 1)
 			return 0;
 	}
 	return 0;
-}
-
-static uint64_t microseconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 static unsigned progress(const struct aiordma_device_calls *device)
@@ -146,7 +75,7 @@ static void hold_polling(struct aiordma_drain *drain, int holds)
 static int spin(struct aiordma_drain *drain)
 {
 	const struct aiordma_device_calls *device = drain->calls->device;
-	uint64_t now = microseconds();
+	uint64_t now = aiordma_microseconds();
 	uint64_t spin_us = drain->spin_us < SPIN_AT_MOST_US ? drain->spin_us : SPIN_AT_MOST_US;
 	uint64_t end = now + spin_us;
 	uint64_t latest = now + (spin_us > BUSY_AT_MOST_US ? spin_us : BUSY_AT_MOST_US);
@@ -159,7 +88,7 @@ static int spin(struct aiordma_drain *drain)
 		unsigned after;
 
 		rc = take_events(drain);
-		now = microseconds();
+		now = aiordma_microseconds();
 		after = progress(device);
 		if (after != before) {
 			before = after;
@@ -238,15 +167,4 @@ void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
 		if (drain->ready[i] != cq)
 			drain->ready[kept++] = drain->ready[i];
 	drain->ready_count = kept;
-}
-
-int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd)
-{
-	int flags = fcntl(fd, F_GETFL);
-
-	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
-		return errno;
-	if (calls->device->wake_early)
-		calls->device->wake_early(fd);
-	return 0;
 }

@@ -1,16 +1,16 @@
-/* What only one vendor's library has: found when first needed, and its queue pairs' work. */
+/* Calls of single providers' libraries, found when first needed, and work for queue pairs of theirs. */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 
-#include "native.h"
+#include "boundary.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct aiordma_provider_calls found;
 
 static void find(const char *soname, const char *name, void **place)
 {
-	/* Kept open for good, as libibverbs keeps its providers.  One that is not installed is
+	/* Never closed, as libibverbs keeps its providers.  A library that is not installed is
 	 * looked for again the next time. */
 	void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 

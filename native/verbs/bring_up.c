@@ -1,7 +1,7 @@
 /* The three steps that bring up a queue pair of a connection, in one crossing from Python. */
 #include <errno.h>
 
-#include "native.h"
+#include "boundary.h"
 
 int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
 		     int to_init, int to_rtr, int to_rts)

@@ -8,7 +8,7 @@
  */
 #include <errno.h>
 
-#include "native.h"
+#include "boundary.h"
 
 static struct verbs_context *extended(struct ibv_context *context, size_t member)
 {

@@ -1,7 +1,7 @@
 /* Completions of classic and of extended CQs, as one kind of record.
  *
- * Which of the two a CQ is, only its maker knows: an extended one that we made has our mark for its
- * cq_context.  What it can tell beyond the basics are the members that are not NULL
+ * A CQ does not say which of the two it is, so an extended one that we made has our mark for its
+ * cq_context.  Beyond the basics it tells what its members say that are not NULL
  * (ibv_create_cq_ex(3): only what was asked for may be read).
  */
 #include <arpa/inet.h>
@@ -9,13 +9,13 @@
 #include <stdbool.h>
 #include <time.h>
 
-#include "native.h"
+#include "boundary.h"
 
 enum {
 	/* Records of the device on the stack at once. */
 	BLOCK = 64,
-	/* Looks between two looks at the clock, when waiting busily. */
-	LOOKS = 16,
+	/* Polls between two looks at the clock. */
+	POLLS = 16,
 };
 
 static const char extended_mark;
@@ -152,7 +152,7 @@ int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity
 	return aiordma_poll_more(cq, out, NULL, capacity);
 }
 
-static uint64_t microseconds(void)
+uint64_t aiordma_microseconds(void)
 {
 	struct timespec now;
 
@@ -163,16 +163,16 @@ static uint64_t microseconds(void)
 int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
 			struct aiordma_completion_more *more, int capacity, uint32_t spin_us)
 {
-	uint64_t end = microseconds() + spin_us;
+	uint64_t end = aiordma_microseconds() + spin_us;
 	int n;
 
 	do {
-		for (int i = 0; i < LOOKS; i++) {
+		for (int i = 0; i < POLLS; i++) {
 			n = aiordma_poll_more(cq, out, more, capacity);
 			if (n)
 				return n;
 		}
-	} while (microseconds() < end);
+	} while (aiordma_microseconds() < end);
 	return 0;
 }
 

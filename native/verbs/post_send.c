@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "native.h"
+#include "boundary.h"
 
 /* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
 enum {

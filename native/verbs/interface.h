@@ -1,9 +1,14 @@
-/* Functions of the C part, for cffi and for the compiler (through native.h): no preprocessor here. */
+/* The functions of native/verbs, for cffi and for the compiler (through boundary.h): no preprocessor
+ * here. */
+
+/* ---- system.c -------------------------------------------------------------------------------- */
 
 /* The system's libibverbs.so.1 and librdmacm.so.1, opened at the first call (thread-safe).
  * Returns 0 and the table, or an errno value with a text in `error` that names the library or
  * symbol that is missing.  A failure is not remembered: the next call tries again. */
 int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t error_size);
+
+/* ---- post_send.c ----------------------------------------------------------------------------- */
 
 /* One send-queue work request of any kind: members that no kind has in common share their place.
  * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
@@ -46,32 +51,38 @@ struct aiordma_send {
 	uint16_t tso_mss;
 };
 
-struct aiordma_recv {
-	uint64_t wr_id;
-	uint32_t first_sge;
-	uint32_t num_sge;
-};
-
-/* Post `count` work requests with as few doorbells as the chain allows (blocks of 64).
+/* Posts `count` work requests with as few doorbells as the chain allows (blocks of 64).
  * Returns 0, or the errno value of ibv_post_send; *posted says how many were accepted.
  * With `extended` (what ibv_qp_to_qp_ex gave for qp) they go through the ibv_wr_* builders, with one
  * doorbell, and *posted is all or nothing. */
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted);
-int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
-		      const struct ibv_sge *sges, uint32_t *posted);
-int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
-			  const struct ibv_sge *sges, uint32_t *posted);
 
-/* One work request with one SGE, all in the arguments: the common case without an array. */
-/* In place of the last three, an UD queue pair has ah, remote_qpn and remote_qkey. */
+/* One work request with one SGE, all in the arguments: the common case without an array.  For a UD queue
+ * pair the last three are ah, remote_qpn and remote_qkey. */
 int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
 			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
 			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
 			  uint32_t remote_srqn);
+
+/* ---- post_recv.c ----------------------------------------------------------------------------- */
+
+/* One receive; its SGEs as above. */
+struct aiordma_recv {
+	uint64_t wr_id;
+	uint32_t first_sge;
+	uint32_t num_sge;
+};
+
+int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted);
+int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
+			  const struct ibv_sge *sges, uint32_t *posted);
 int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
 			  uint32_t lkey);
+
+/* ---- completion.c ---------------------------------------------------------------------------- */
 
 /* A work completion, packed without holes for struct.iter_unpack("=Q8I"): imm_data in host order. */
 struct aiordma_completion {
@@ -86,8 +97,8 @@ struct aiordma_completion {
 	uint32_t wc_flags;
 };
 
-/* The rest of it, for "=3Q7I4x".  Zero is what the CQ was not made to tell; pkey_index is of classic
- * CQs, what stands before slid and after dlid_path_bits of extended ones. */
+/* The rest of it, for "=3Q7I4x".  Fields that the CQ was not made to tell are 0: pkey_index is told by
+ * classic CQs alone, those before slid and after dlid_path_bits by extended ones alone. */
 struct aiordma_completion_more {
 	uint64_t timestamp;
 	uint64_t wallclock_ns;
@@ -101,7 +112,7 @@ struct aiordma_completion_more {
 	uint32_t tm_priv;
 };
 
-/* cq_context of an extended CQ, for all of the following to know it by. */
+/* The cq_context by which all of the following know an extended CQ. */
 void *aiordma_extended_cq_context(void);
 
 /* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be
@@ -109,7 +120,7 @@ void *aiordma_extended_cq_context(void);
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity);
 int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
 		      struct aiordma_completion_more *more, int capacity);
-/* The same, looking again for up to `spin_us` when there is nothing. */
+/* The same, polling for up to `spin_us` while there is nothing. */
 int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
 			struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
 
@@ -132,16 +143,18 @@ enum aiordma_wc_field {
 	AIORDMA_WC_TM_PRIV,
 };
 
-/* Completions of an extended CQ one by one: ibv_start_poll and its kin (ibv_create_cq_ex(3)). */
+/* Completions of an extended CQ one by one: ibv_create_cq_ex(3). */
 int aiordma_start_poll(struct ibv_cq_ex *cq);
 void aiordma_end_poll(struct ibv_cq_ex *cq);
-/* Of the completion that it has come to; EOPNOTSUPP for what the CQ was not made to tell. */
+/* A field of the current completion; EOPNOTSUPP for one that the CQ was not made to tell. */
 int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value);
+
+/* ---- drain.c --------------------------------------------------------------------------------- */
 
 int aiordma_req_notify(struct ibv_cq *cq, int solicited_only);
 
-/* A completion channel being drained.  `ready` holds the CQs whose event has been taken (and
- * acknowledged and answered by re-arming) but which have not yet been seen empty. */
+/* A completion channel being drained.  `ready` holds the CQs whose event has been taken and acknowledged,
+ * which are armed again, and which have not yet been seen empty. */
 struct aiordma_drain {
 	const struct aiordma_calls *calls;
 	struct ibv_comp_channel *channel; /* its fd is non-blocking */
@@ -156,7 +169,7 @@ struct aiordma_drain {
 	int notify_fds_changed; /* since then: call it again */
 };
 
-/* Get every event, acknowledge, re-arm, poll: one crossing for a turn of the event loop.
+/* Takes every event, acknowledges, arms, polls: one crossing for one iteration of the event loop.
  * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
  * before every ready CQ was seen empty: call again. */
 int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
@@ -168,31 +181,31 @@ void aiordma_drain_end(struct aiordma_drain *drain);
 /* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
 void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
 
-/* Sets O_NONBLOCK; 0 or an errno value.  For the fd of an event channel: from now on "nothing there"
- * (EAGAIN) is normal for the caller, so the device may wake it early. */
-int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd);
-
 /* `watch_fds`, `notify_fds` and `peer_wakeups` of abi/device_calls.h; 0 where the device lacks them. */
 int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2]);
 int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS]);
 uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls);
 
+/* ---- fd.c ------------------------------------------------------------------------------------ */
+
+/* Sets O_NONBLOCK; 0 or an errno value.  For the fd of an event channel: from now on "nothing there"
+ * (EAGAIN) is normal for the caller, so the device may wake it early. */
+int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd);
+
+/* A new descriptor that becomes readable, 8 bytes, at the time that it is set for; it never blocks.
+ * Or -errno.  The caller closes it. */
+int aiordma_timer_open(void);
+/* Sets the time, in nanoseconds of CLOCK_MONOTONIC, not 0, in place of an earlier one.  0 or an errno
+ * value. */
+int aiordma_timer_set(int fd, uint64_t at_ns);
+
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 
-/* A queue pair from RESET to INIT, RTR and RTS by three calls of ibv_modify_qp(3), of which each takes
- * from `attr` what its mask names; the states are set here.  0, or what the call returned that
- * failed, with errno as it left it and the state that it was for in `attr`; there are no further calls then. */
+/* Brings a queue pair from RESET to INIT, RTR and RTS by three calls of ibv_modify_qp(3).  Each takes the
+ * attributes of its mask from `attr`; the states are set here.  Returns 0, or what the first call
+ * returned that failed, with its errno, and its state in `attr`. */
 int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
 		     int to_init, int to_rtr, int to_rts);
-
-/* ---- alarm.c --------------------------------------------------------------------------------- */
-
-/* A descriptor that is readable, 8 bytes, from the moment that it was set for; it never blocks.
- * -errno.  Its owner closes it. */
-int aiordma_alarm_open(void);
-/* In nanoseconds of CLOCK_MONOTONIC, not 0; what it was set for before is forgotten.  0 or an errno
- * value. */
-int aiordma_alarm_set(int fd, uint64_t at_ns);
 
 /* ---- extended.c: calls that no library exports ----------------------------------------------
  *
@@ -240,12 +253,15 @@ struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int aiordma_dealloc_mw(struct ibv_mw *mw);
 int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 
+/* ---- providers.c ----------------------------------------------------------------------------- */
+
 /* The calls of single providers' libraries (abi/provider_calls.h) for contexts of that table: NULL each
  * that is not installed, or that the device lacks.  Thread-safe. */
 const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);
+/* Those that are installed, whatever the table: system.c's entry of device_calls.h. */
 const struct aiordma_provider_calls *aiordma_installed_providers(void);
 
-/* One work request to a peer that it names itself: by wr_set_dc_addr with `dc`, else by
+/* Posts one work request to the peer that it names: by wr_set_dc_addr with `dc`, else by
  * wr_set_ud_addr.  Sends, RDMA writes (both with immediate data, in host order here, and without) and
  * reads; 0 or an errno value. */
 int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc, uint64_t wr_id,

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "native.h"
+#include "boundary.h"
 
 struct library {
 	const char *soname;
@@ -20,7 +20,7 @@ static const struct library cm_library = {
 	"librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL), rdma-core (Arch)",
 };
 
-/* A text that starts with "library" or "symbol" tells the caller which of the two is missing. */
+/* The error text begins with "library" or "symbol", so that the caller sees which is missing. */
 static void *open_library(const struct library *library, char *error, size_t error_size)
 {
 	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);
