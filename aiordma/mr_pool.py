@@ -28,8 +28,8 @@ from ._native import Block as NativeBlock
 from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .memory_line import MemoryLine
-from .verbs.other_memory import reg_local_dma
-from .verbs.pages import Mapped
+from .verbs._memory.pages import Mapped
+from .verbs._memory.special_regions import reg_local_dma
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from .._transport.sharing import RemoteRegion, RemoteSlice
 from ..mr_pool import LocalMemory
-from ..verbs.buffers import AnyMemory
+from ..verbs._memory.buffers import AnyMemory
 from .waiter import Waiter
 
 TRANSFER_SIZE: int

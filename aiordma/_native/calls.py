@@ -182,6 +182,11 @@ def errno_of(code: int) -> int:
     return code if code > 0 else ffi.errno if code == -1 else -code
 
 
+def explained(error: VerbsError, detail: str) -> VerbsError:
+    """The same failure, with what it was about."""
+    return failure(error.verb, error.errno or 0, detail)
+
+
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
     """A C function as a call that raises, by its convention."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
-from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs._device.resource import Node, Resource
 
 from .address import Address
 from .connection_id import ConnectionId

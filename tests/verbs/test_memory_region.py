@@ -16,7 +16,7 @@ import pytest
 from aiordma import MemoryPool, verbs
 from aiordma.errors import BufferStateError
 from aiordma.verbs import AccessFlags
-from aiordma.verbs.buffers import AnyMemory, bytes_of
+from aiordma.verbs._memory.buffers import AnyMemory, bytes_of
 
 ALL = (
     AccessFlags.LOCAL_WRITE
