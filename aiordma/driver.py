@@ -64,9 +64,6 @@ MOST_WAITS_SKIPPED = 255
 CQ_ENTRIES = 4096
 
 
-Drain = Callable[[Table, int, int, bool], tuple[bool, bool, bool]]
-
-
 def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
     if not loop.is_closed():
         loop.remove_reader(fd)
@@ -220,7 +217,7 @@ class Driver(Shared):
 
     def _watch_bells(self) -> None:
         """Those of the processes that are there now."""
-        before, self._bells = self._bells, self.channel.open_bells()
+        before, self._bells = self._bells, self.channel.open_notify_fds()
         for fd in self._bells:
             self.loop.add_reader(fd, *self._woken)
         self._drop_bells(before)
@@ -234,11 +231,11 @@ class Driver(Shared):
         if not self._gone:  # between its readiness and now
             self.alarms.ring()
 
-    def _serve(self, drained: Drain) -> None:
-        """What a drain of nobody's who looks could not do by itself."""
+    def _serve(self, drained: int) -> None:
+        """Slow path of `Table.serve`."""
         self._handle(0, False, drained)
 
-    def _look_once(self, drained: Drain) -> None:
+    def _look_once(self, drained: int) -> None:
         """The same, of a task that is about to wait: what it waits for may be all but here."""
         self._handle(0, self.operations.returns or self.operations.looking, drained)
 
@@ -246,17 +243,12 @@ class Driver(Shared):
         if self.operations.looking:
             return  # that comes when the tasks have had their turn; now it would delay them
         look = self._looking.is_due()
-        awake, woken = self.channel.met()
+        before = self.channel.peer_wakeups()
         if self._handle(0, look) or self._wait(look):
-            if look or self._met_awake(awake, woken):
+            if look or self.channel.wrote_to_polling_peers(before):
                 self._look_soon()
             else:
                 self._looking.skipped()
-
-    def _met_awake(self, awake: int, woken: int) -> bool:
-        """Whether others have been written to since then, and none of them had to be woken."""
-        now, rung = self.channel.met()
-        return now != awake and rung == woken
 
     def _wait(self, returns: bool) -> bool:
         """Woken for nothing yet: wait a little for the rest of it, as long as that has paid."""
@@ -273,7 +265,7 @@ class Driver(Shared):
         self.operations.keep_us = self._looking.for_us
         self.operations.look_soon()
 
-    def _looked(self, drained: Drain) -> None:
+    def _looked(self, drained: int) -> None:
         """The last of these looks; those before it found completions, and nothing else."""
         found, self.operations.found = self.operations.found, False
         again = self._handle(0, True, drained)
@@ -284,19 +276,21 @@ class Driver(Shared):
         else:
             self._looking.missed()
 
-    def _handle(self, spin_us: int, returns: bool, drain: Drain | None = None) -> bool:
+    def _handle(self, spin_us: int, returns: bool, drained: int | None = None) -> bool:
         """Hands out the completions there are; False if there is no reason to look again soon.
 
-        `drain` is what drains for the first time, if not the channel.
+        `drained` is the result of the first drain, if that has already been done.
         """
         if self._gone:
             return False  # between `call_soon` and now
         table = self.operations
         around, table.returns = table.returns, returns
         try:
-            drain = drain or self._drain
-            found, more, moved = drain(table, BATCH, spin_us, returns)
-            if moved and not self._gone:
+            if drained is None:
+                found, more, changed = self._drain(table, BATCH, spin_us, returns)
+            else:
+                found, more, changed = self.channel.drained(drained)
+            if changed and not self._gone:
                 self._watch_bells()
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # by whom that woke

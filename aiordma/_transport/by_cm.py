@@ -19,7 +19,7 @@ from .._core.refusal import pack_refusal, unpack_refusal
 from ..config import Config
 from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
-from ..verbs.bring_up import ACK_TIMEOUT
+from ..verbs._qp.bring_up import ACK_TIMEOUT
 from .connection import Connection
 from .life import Address, weakly
 from .places import Places

@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..registration_cache import CacheStatistics
-from ..verbs.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
 from .life import Address, Life

@@ -12,7 +12,7 @@ from aiordma.errors import (
     ServiceRejectedError,
     UnreachableError,
 )
-from aiordma.verbs.enums import OpenEnum
+from aiordma.verbs._device.enums import OpenEnum
 
 from .parameters import ConnectionParameters, DatagramParameters
 

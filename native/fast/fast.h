@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "native.h"
+#include "verbs/boundary.h"
 
 /* In a wr_id: not the last of its run, so it completes only if it fails. */
 #define AIORDMA_EARLIER ((uint64_t)1 << 31)

@@ -150,5 +150,5 @@ def test_a_mistake_in_the_calls_is_reported(
     mistake: str, distribution: str, tmp_path: Path
 ) -> None:
     pattern, replacement, expected = CALL_MISTAKES[mistake]
-    native = mistaken(tmp_path, "calls.h", pattern, replacement)
+    native = mistaken(tmp_path, "abi/calls.h", pattern, replacement)
     assert_reports(compare_calls(native, distribution, tmp_path), expected)
