@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
+from .._memory.registration_cache import CacheStatistics
 from .._native import Arrivals, Counts, Promise
 from ..config import Config
 from ..dmabuf import DmabufRegion
@@ -19,7 +20,6 @@ from ..errors import (
     RDMAError,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
-from ..registration_cache import CacheStatistics
 from ..verbs.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
@@ -180,7 +180,7 @@ class Connection(Life):
         receiver = self._inbox.wait_here()
         if receiver is not None:
             return self._inbox.recv_as(receiver)
-        self._home.check(self)
+        self._affinity.check(self)
         return self._inbox.recv()
 
     async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
@@ -192,7 +192,7 @@ class Connection(Life):
         may have been written to after a cancellation, and for as long as what was posted before it
         is under way; the message is not lost.  The end as with `recv`.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         if isinstance(memory, LocalMemory):
             target = Target(memory.view, memory)
         else:
@@ -229,7 +229,7 @@ class Connection(Life):
         needed together at once, or wait with a timeout.  The end of the connection ends it too.
         """
         self._check()
-        return await self._memory.lease(size, brief=False)
+        return await self._memory.lease(size, internal=False)
 
     def pool_statistics(self) -> PoolStatistics:
         """The memory pool that all connections of this loop and device share, as it is now."""
@@ -309,7 +309,7 @@ class Connection(Life):
 
     async def recv_region(self) -> RemoteRegion:
         """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
-        self._home.check(self)
+        self._affinity.check(self)
         return await self._sharing.receive()
 
     async def request_region(
@@ -343,7 +343,7 @@ class Connection(Life):
 
         The caller's from now on, as from `alloc`.  Cancelling loses nothing.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         return await self._sharing.receive_buffer()
 
     # ---- one-sided operations ------------------------------------------------------------
@@ -423,9 +423,9 @@ class Connection(Life):
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.
         """
-        if self._home.is_parents:
+        if self._affinity.is_after_fork:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         if self._root is None and not self._closing:
             self._closing = self._messages.closing = True
             self._queue.accepting = False
@@ -447,14 +447,14 @@ class Connection(Life):
 
         The resources are given back in the next turn of the loop; `wait_closed` waits for that.
         """
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             self._end(ConnectionClosedError("the connection was aborted"))
 
     async def wait_closed(self) -> None:
         """Waits until the connection has ended, in whatever way, and given back its resources."""
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             await self._closed.wait()
 
     async def __aenter__(self) -> Self:

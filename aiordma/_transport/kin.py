@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import weakref
 from functools import partial
 from itertools import islice
@@ -32,8 +31,9 @@ from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import printable
+from .._loop.driver import Driver
+from .._native import fork
 from ..config import Config
-from ..driver import Driver
 from ..errors import ConnectionBrokenError, ProtocolError, RDMAError, RejectedError
 from .connection import Connection
 from .family import Family, Member
@@ -60,7 +60,7 @@ _families: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 # In the child of a fork all of them are its parent's.
-os.register_at_fork(after_in_child=_families.clear)
+fork.reset_in_child(_families.clear)
 
 
 # ---- the side that asks --------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Protocol
 
-from .. import loop_end
 from .._core import protocol
 from .._core.handshake import Hello
+from .._loop import shutdown
+from .._loop.affinity import LoopAffinity
 from ..config import Config
 from ..errors import (
     AuthenticationError,
@@ -28,7 +29,6 @@ from ..errors import (
     RDMAError,
     WorkCompletionError,
 )
-from ..home import Home
 from .keep_alive import KeepAlive
 from .memory import Memory
 from .messages import Messages
@@ -95,9 +95,9 @@ class Life:
         self._authentication: Authentication | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
-        self._home = Home()
-        self._loop = self._home.loop
-        self._loop_end = loop_end.of_running_loop()
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
+        self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._kin: Kin | None = None
         self._peer: Hello | None = None
@@ -131,7 +131,7 @@ class Life:
         )
         self._queue.user = self._sharing
         self._queue.accepting = True
-        self._loop_end.add(self)
+        self._loop_shutdown.add(self)
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
@@ -151,7 +151,7 @@ class Life:
         if self._config.keep_alive is not None:
             self._keep_alive = KeepAlive(
                 self._queue,
-                self._side.driver.alarms,
+                self._side.driver.timers,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
                 weakly(self._silent),
@@ -186,7 +186,7 @@ class Life:
 
     def _check(self) -> None:
         if _get_running_loop() is not self._loop:
-            self._home.check(self)
+            self._affinity.check(self)
         if self._root is not None:
             raise self._waiter_error(self._root)
         if self._closing:
@@ -332,13 +332,13 @@ class Life:
         if self._link is not None:
             self._link.release()
         self._closed.set()
-        self._loop_end.remove(self)
+        self._loop_shutdown.remove(self)
 
     def __del__(self) -> None:
         """Dropped while it is open: it ends as by `abort`.  In any thread, at any time."""
-        if getattr(self, "_loop_end", None) is None or self._root is not None:
+        if getattr(self, "_loop_shutdown", None) is None or self._root is not None:
             return  # it has never begun, or has ended
-        if self._home.is_parents:
+        if self._affinity.is_after_fork:
             return
         error = ConnectionClosedError("the connection was dropped")
         try:
@@ -346,7 +346,7 @@ class Life:
         except RuntimeError:  # the loop has been closed
             self._end_without_loop()
         warnings.warn(
-            f"{self!r}{self._home.made()} was not closed",
+            f"{self!r}{self._affinity.made()} was not closed",
             ResourceWarning,
             source=self,
             stacklevel=1,

@@ -85,7 +85,7 @@ class Messages(Traffic):
         self.queue = self._queue = queue
         self.shelf = self._pool = memory.pool
         # Each message must keep its place: the row waits for memory.
-        self._frames = memory.supply(self._memory_came, brief=True)
+        self._frames = memory.block_source(self._memory_came, internal=True)
         self._receives = Receives(
             traffic=self,
             queue=queue,
@@ -281,7 +281,7 @@ class Messages(Traffic):
     def _make_block(self, size: int) -> Block | None:
         """For a frame, when none is ready."""
         try:
-            return self._pool.block_in_turn(size)
+            return self._pool.block_if_first(size)
         except (RDMAError, OSError):
             return None  # `_send` meets it again, and tells
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from .. import verbs
+from .._loop.driver import Driver
 from ..config import Config
-from ..driver import Driver
 from ..errors import RDMAError
 from .connection import Connection
 from .half import Half
