@@ -37,7 +37,7 @@ from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.by_endpoint import PendingConnection
 from ._transport.connection import Connection, Received, Statistics
-from ._transport.life import Address
+from ._transport.lifecycle import Address
 from ._transport.message import Message
 from ._transport.security import OPEN, Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share

@@ -21,7 +21,7 @@ from ..config import Config
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
 from ..verbs.bring_up import ACK_TIMEOUT
 from .connection import Connection
-from .life import Address, weakly
+from .lifecycle import Address, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side

@@ -12,7 +12,7 @@ from ..config import Config
 from ..errors import BufferStateError, ProtocolError
 from .connection import Connection
 from .half import Half
-from .life import Address, NoLink
+from .lifecycle import Address, NoLink
 from .security import Security
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE

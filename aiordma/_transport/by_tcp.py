@@ -29,7 +29,7 @@ from . import kin
 from .connection import Connection
 from .family import Family
 from .half import Half
-from .life import Address, Link, weakly
+from .lifecycle import Address, Link, weakly
 from .reception import NoPlaceError, Reception
 from .security import Security
 from .tcp_link import (

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from .._core import protocol
+from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
 from .._memory.registration_cache import CacheStatistics
 from .._native import Arrivals, Counts, Promise
@@ -23,7 +24,7 @@ from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
-from .life import Address, Life
+from .lifecycle import Address, ConnectionLifecycle
 from .message import Message
 from .one_sided import Remote
 from .security import Security
@@ -56,7 +57,7 @@ class Statistics(Counts):
     atomics: int = field(default_factory=int)
 
 
-class Connection(Life):
+class Connection(ConnectionLifecycle):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
@@ -82,10 +83,10 @@ class Connection(Life):
     # ---- what it is ----------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        if self._root is not None:
-            state = "closed" if isinstance(self._root, ConnectionClosedError) else "broken"
+        if self._close_cause is not None:
+            state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
         else:
-            state = "closing" if self._closing else "open"
+            state = "closing" if self._state in CLOSING else "open"
         return f"<Connection on {self.device} with {self.peer_address}, {state}>"
 
     @property
@@ -106,7 +107,7 @@ class Connection(Life):
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._root is not None
+        return self._close_cause is not None
 
     @property
     def max_message(self) -> int:
@@ -426,20 +427,18 @@ class Connection(Life):
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
-        if self._root is None and not self._closing:
-            self._closing = self._messages.closing = True
+        if self._advance(LifecycleEvent.CLOSE):
+            self._messages.closing = True
             self._queue.accepting = False
-            ended = ConnectionClosedError()
             try:
-                self._be_patient(ended)
                 await self._messages.drained()
-                self._said_goodbye = True
+                self._advance(LifecycleEvent.DRAINED)
                 await self._sharing.tell(protocol.GOODBYE)
-                self._end_at_once(ended)
+                self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:
-                self._end(ended)
+                self._finish()
         await self._closed.wait()
 
     def abort(self) -> None:

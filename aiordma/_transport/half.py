@@ -8,7 +8,7 @@ from ..config import Config
 from ..errors import ProtocolError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Connection
-from .life import Address, Link
+from .lifecycle import Address, Link
 from .security import Security
 from .side import RETRIES, Side
 

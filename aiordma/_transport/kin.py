@@ -29,6 +29,7 @@ from itertools import islice
 
 from .. import verbs
 from .._core import protocol
+from .._core.connection_states import ConnectionState
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import printable
 from .._loop.driver import Driver
@@ -38,7 +39,7 @@ from ..errors import ConnectionBrokenError, ProtocolError, RDMAError, RejectedEr
 from .connection import Connection
 from .family import Family, Member
 from .half import Half
-from .life import Address, Link, NoLink, weakly
+from .lifecycle import Address, Link, NoLink, weakly
 from .messages import Messages
 from .reception import NoPlaceError, Reception
 from .security import Security
@@ -199,7 +200,7 @@ def found(
 def _able(family: Family) -> Asking | None:
     for member in islice(family, TRIES):
         connection = member.connection
-        if connection is not None and not connection.closed and not connection._closing:
+        if connection is not None and connection._state is ConnectionState.OPEN:
             kin = connection._kin
             if isinstance(kin, Asking) and kin.able:
                 return kin

@@ -62,7 +62,7 @@ OK = int(protocol.ErrorCode.OK)
 # MAX_UNANSWERED.
 MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
-BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
+BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
 
 
 class Messages(Traffic):
@@ -137,7 +137,7 @@ class Messages(Traffic):
 
     @property
     def gated(self) -> bool:
-        """The peer has yet to show that it has the key: it may send no message."""
+        """The peer has yet to prove that it has the key: it may send no message."""
         return self._gated
 
     @gated.setter

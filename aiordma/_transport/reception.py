@@ -13,7 +13,7 @@ from ..config import Config
 from ..errors import RDMAError
 from .connection import Connection
 from .half import Half
-from .life import Address, NoLink
+from .lifecycle import Address, NoLink
 from .places import Places
 from .security import Security
 

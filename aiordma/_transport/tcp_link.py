@@ -19,7 +19,7 @@ from .._core.refusal import REFUSAL_SIZE, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
 from ..errors import ProtocolError, RejectedError, UnreachableError
-from .life import Address
+from .lifecycle import Address
 from .security import Security
 
 REFUSED = b"refused\x01"
