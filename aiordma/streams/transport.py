@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError
-from ..home import Home
 from ..transport import Connection
 
 logger = logging.getLogger("aiordma.streams")
@@ -95,8 +95,8 @@ class StreamTransport(asyncio.Transport):
                 "connection": connection,
             }
         )
-        self._home = Home()
-        self._loop = self._home.loop
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
         self._connection = connection
         self._on_lost = on_lost
         self._piece = max(1, min(PIECE, connection.max_message))
@@ -205,13 +205,13 @@ class StreamTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Delivers nothing until `resume_reading`; the peer is slowed down."""
-        self._home.check(self)
+        self._affinity.check(self)
         if self._resumed is None and not self._closing:
             self._resumed = self._loop.create_future()
 
     def resume_reading(self) -> None:
         """Delivers again."""
-        self._home.check(self)
+        self._affinity.check(self)
         self._resume()
 
     def _resume(self) -> None:
@@ -223,7 +223,7 @@ class StreamTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Sends some bytes after those before them; never waits.  They may be reused at once."""
-        self._home.check(self)
+        self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data)!r}")
         if self._eof_written:
@@ -244,7 +244,7 @@ class StreamTransport(asyncio.Transport):
         Returns when this transport has nothing under way any more: until then they must not
         change.  Raises ConnectionError when the connection has ended before that.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         if self._eof_written or self._closing:
             raise ConnectionResetError("the stream has been closed for writing")
         if len(data):
@@ -274,7 +274,7 @@ class StreamTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Ends this direction when all that was written has been sent; the other one goes on."""
-        self._home.check(self)
+        self._affinity.check(self)
         if self._eof_written or self._closing:
             return
         self._eof_written = self._eof_owed = True
@@ -366,9 +366,9 @@ class StreamTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Reads no more, sends what was written, then closes; `connection_lost(None)` follows."""
-        if self._closing or self._home.is_parents:
+        if self._closing or self._affinity.is_after_fork:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         self._closing = True
         self._resume()
         reader = self._reader
@@ -391,8 +391,8 @@ class StreamTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Closes at once; what was written and not sent is lost."""
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             self._force_close(None)
 
     def _fatal(self, error: BaseException, message: str) -> None:

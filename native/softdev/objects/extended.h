@@ -41,7 +41,7 @@ void soft_cq_reader_destroy(struct soft_cq_reader *reader); /* may be NULL */
 /* wr.c.  The requests between wr_start and wr_complete, and the calls that build them; `operations`
  * is of enum ibv_qp_create_send_ops_flags. */
 struct soft_batch *soft_batch_create(uint64_t operations); /* NULL without memory */
-void soft_batch_destroy(struct soft_batch *batch);         /* may be NULL */
+void soft_batch_destroy(struct soft_batch *batch); /* may be NULL */
 void soft_batch_calls(struct ibv_qp_ex *qp);
 
 #endif

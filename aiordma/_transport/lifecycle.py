@@ -1,8 +1,8 @@
-"""How a connection begins and how it ends, below the face that its user sees.
+"""The lifecycle of a connection: its parts, its states, and the error that it ends with.
 
-One event decides how it ended: the first of the user's `close`, the peer's goodbye, a failed work
-request, a disconnect, a broken protocol.  From then on every waiter fails, with that event as the
-cause; messages that had arrived can still be received; the resources go at once.
+`_core/connection_states.py` says which event leads from which state to which; here is what is done
+about it.  When the connection ends every waiter fails, with one error as the cause; messages that
+had arrived can still be received; the resources go in the loop's next turn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,18 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Protocol
 
-from .. import loop_end
 from .._core import protocol
+from .._core.connection_states import (
+    CLOSING,
+    LIMITED,
+    Cause,
+    ConnectionState,
+    LifecycleEvent,
+    transition,
+)
 from .._core.handshake import Hello
+from .._loop import shutdown
+from .._loop.affinity import LoopAffinity
 from ..config import Config
 from ..errors import (
     AuthenticationError,
@@ -28,7 +37,6 @@ from ..errors import (
     RDMAError,
     WorkCompletionError,
 )
-from ..home import Home
 from .keep_alive import KeepAlive
 from .memory import Memory
 from .messages import Messages
@@ -42,6 +50,8 @@ if TYPE_CHECKING:
     from .authentication import Authentication
 
 logger = logging.getLogger("aiordma.connection")
+
+OPEN = ConnectionState.OPEN
 
 Address = tuple[str, int]
 
@@ -85,8 +95,8 @@ class Kin(Protocol):
         """The connection has ended.  Never raises."""
 
 
-class Life:
-    """What a connection is made of, from the handshake to the last resource."""
+class ConnectionLifecycle:
+    """The parts of a connection and its state, from the handshake to the last resource."""
 
     def __init__(self, side: Side, config: Config, security: Security) -> None:
         assert side.qp is not None
@@ -95,21 +105,21 @@ class Life:
         self._authentication: Authentication | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
-        self._home = Home()
-        self._loop = self._home.loop
-        self._loop_end = loop_end.of_running_loop()
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
+        self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._kin: Kin | None = None
         self._peer: Hello | None = None
-        self._root: BaseException | None = None
-        self._closing = False
-        self._said_goodbye = False
-        self._last_word: RDMAError | None = None
-        self._patience: asyncio.TimerHandle | None = None  # with what is under way after it
+        self._state = ConnectionState.CONNECTING
+        self._ended_in = self._state  # the state that it was in when it ended
+        self._close_cause: BaseException | None = None
+        self._peer_close_error: RDMAError | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         self._on_closed: Callable[[], None] | None = None
-        # The device knows the parts, and the parts know this only weakly: who drops a connection
-        # is rid of it (`__del__`).
+        # The device refers to the parts, and the parts refer to this only weakly: a connection that
+        # the user drops is finalized (`__del__`).
         self._waiter_error = WaiterErrors()
         driver = side.driver
         self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
@@ -131,19 +141,42 @@ class Life:
         )
         self._queue.user = self._sharing
         self._queue.accepting = True
-        self._loop_end.add(self)
+        self._loop_shutdown.add(self)
+
+    def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
+        """Takes the transition of an event; False if it is ignored in this state.
+
+        `error` is that of an event that may end the connection.
+        """
+        before, row = self._state, transition(self._state, event)
+        if row is None:
+            return False
+        self._state = row.next
+        if row.cause is not None:
+            self._ended_in = before
+            if row.cause is Cause.PEER:
+                error = self._peer_close_error
+            elif row.cause is Cause.CLOSED:
+                error = ConnectionClosedError()
+            assert error is not None
+            self._fail_waiters(error)
+        elif row.next in LIMITED and before not in LIMITED:
+            self._close_timer = self._loop.call_later(
+                self._config.close_timeout, weakly(self._finish)
+            )
+        return True
 
     def _post_receives(self) -> None:
         """Before the peer may send: the queue pair is in INIT or beyond."""
         self._messages.post_receives()
 
     async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
-        """The link is up: shows the peer that both have the same key, if one was given.
+        """The link is up: opens the connection, once both sides have proved a key if there is one.
 
-        Raises when they have not, and when the queue pair has failed meanwhile.
+        Raises when one side cannot, and when the queue pair has failed meanwhile.
         """
-        if self._root is not None:
-            raise self._waiter_error(self._root)
+        if self._close_cause is not None:
+            raise self._waiter_error(self._close_cause)
         self._link = link
         self._waiter_error.peer = link.peer_address
         self._peer = peer
@@ -151,15 +184,17 @@ class Life:
         if self._config.keep_alive is not None:
             self._keep_alive = KeepAlive(
                 self._queue,
-                self._side.driver.alarms,
+                self._side.driver.timers,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
                 weakly(self._silent),
             )
         if key is None:
+            self._advance(LifecycleEvent.ESTABLISHED)
             self._messages.start(peer)
             return
-        from .authentication import Authentication  # noqa: PLC0415 - only for who has a key
+        self._advance(LifecycleEvent.KEY_REQUIRED)
+        from .authentication import Authentication  # noqa: PLC0415 - only where a key is given
 
         self._authentication = handshake = Authentication(
             key, self._transcript(peer, client=client), self._messages.send_control, client=client
@@ -169,7 +204,7 @@ class Life:
         await handshake.done
 
     def _transcript(self, peer: Hello, *, client: bool) -> bytes:
-        from .._core import authentication  # noqa: PLC0415 - only for who has a key
+        from .._core import authentication  # noqa: PLC0415 - only where a key is given
 
         qp = self._side.qp
         assert qp is not None
@@ -178,44 +213,52 @@ class Life:
         return authentication.transcript(here, there, number, peer_number)
 
     def _give_up(self, link: Link, error: BaseException) -> None:
-        """The handshake failed: everything goes, and nobody was waiting yet."""
+        """The handshake failed: everything is given back, `link` with it."""
         self._link = link
-        if self._closed.is_set():  # the queue pair failed first, and went without the link
+        if self._state is ConnectionState.CLOSED:  # the queue pair failed before it had a link
             link.release()
         self._end(error)
 
     def _check(self) -> None:
         if _get_running_loop() is not self._loop:
-            self._home.check(self)
-        if self._root is not None:
-            raise self._waiter_error(self._root)
-        if self._closing:
+            self._affinity.check(self)
+        if self._state is not OPEN:
+            self._check_state()
+
+    def _check_state(self) -> None:
+        if self._close_cause is not None:
+            raise self._waiter_error(self._close_cause)
+        if self._state in CLOSING:
             raise ConnectionClosedError("the connection is being closed")
 
     def _control(self, message: protocol.Message) -> None:
         authentication = self._authentication
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if authentication is None:
-                raise ProtocolError("the peer wants to show that it has a key; none was given here")
+                raise ProtocolError("the peer sent a proof that it has a key; none was given here")
             try:
                 authentication.control(message)
             except AuthenticationError as error:
                 self._refuse(error)
             else:
-                # Now, not when the one who waits wakes: what comes next may be here already.
-                self._messages.gated = not authentication.done.done()
+                # Now, not when `_start` goes on: the peer's next message may be here already.
+                if authentication.done.done():
+                    self._messages.gated = False
+                    self._advance(LifecycleEvent.PROVED)
             return
         if self._messages.gated and not isinstance(message, protocol.Goodbye):
             raise ProtocolError(
-                "the peer asks for something before it has shown that it has the key"
+                f"the peer sent a {type(message).__name__} before it has proved that it has the key"
             )
         match message:
             case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
-                self._parted(ConnectionClosedError(by_peer=True))
+                self._peer_goodbye(ConnectionClosedError(by_peer=True))
             case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
-                self._parted(AuthenticationError("the peer says that it has not the same key"))
+                self._peer_goodbye(
+                    AuthenticationError("the peer says that it has not the same key")
+                )
             case protocol.Goodbye():
-                self._parted(
+                self._peer_goodbye(
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
@@ -225,30 +268,24 @@ class Life:
             case _:
                 self._sharing.control(message)
 
-    def _parted(self, error: RDMAError) -> None:
-        """The peer has said its last word.
+    def _peer_goodbye(self, error: RDMAError) -> None:
+        """The peer has closed the connection; `error` is what that means here.
 
-        Nothing orders the completions of sends and of receives: what the peer has taken of ours may
-        be told after this, and is sent all the same.  Whatever is not told until the disconnect,
-        which follows a goodbye, or in the time that a close has, is lost.
+        Nothing orders the completions of sends and of receives: the completion of a send that the
+        peer has taken may come after this.  Those that have not come until the disconnect, which
+        follows a goodbye, or within `close_timeout`, are lost.
         """
-        self._last_word = error
+        if not self._advance(LifecycleEvent.PEER_GOODBYE):
+            return
+        self._peer_close_error = error
         self._messages.peer_has_left = True
         self._queue.refuse(error)
-        self._queue.watch_room(weakly(self._if_all_is_told))
-        self._if_all_is_told()
-        if self._root is None:
-            self._be_patient(error)
+        self._queue.watch_room(weakly(self._finish_if_complete))
+        self._finish_if_complete()
 
-    def _be_patient(self, error: RDMAError) -> None:
-        """Waits at most so long for what is to be told before the end; once."""
-        if self._patience is not None:
-            return
-        self._patience = self._loop.call_later(self._config.close_timeout, weakly(self._end), error)
-
-    def _if_all_is_told(self) -> None:
-        if self._last_word is not None and self._queue.free == self._queue.capacity:
-            self._end(self._last_word)
+    def _finish_if_complete(self) -> None:
+        if self._queue.free == self._queue.capacity:
+            self._finish()
 
     def _protocol_error(self, error: ProtocolError) -> None:
         logger.warning("%r: %s", self, error)
@@ -259,13 +296,13 @@ class Life:
         self._give_reason(protocol.GoodbyeCode.NOT_AUTHENTICATED, error)
 
     def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
-        """The peer's device may still take it; nobody waits for that."""
+        """Sends a goodbye with the reason, and ends without waiting for its delivery."""
         self._messages.send_control(protocol.Goodbye(0, code, str(error)))
         self._end(error)
 
     def _disconnected(self, reason: str) -> None:
-        """The other side is gone.  A goodbye may lie in the completion queue still: look first."""
-        if self._root is None:
+        """The other side is gone.  Polls first: its goodbye may lie in the completion queue."""
+        if self._close_cause is None:
             self._side.driver.poll()
         self._end(ConnectionBrokenError(reason))
 
@@ -277,34 +314,33 @@ class Life:
             )
         )
 
-    def _end(self, root: BaseException) -> None:
-        """The one event that ended the connection; later ones change nothing."""
-        if self._root is None:
-            self._fail(root)
+    def _end(self, error: BaseException) -> None:
+        """Ends the connection for this reason, unless it has ended."""
+        broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
+        if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
             # Not from here: this may be the middle of a drain, or of a post.
             self._loop.call_soon(self._tear_down)
 
-    def _end_at_once(self, root: BaseException) -> None:
-        """The same from a task of its own, which need not wait for another turn of the loop."""
-        if self._root is None and not self._queue.table.waking:
-            self._fail(root)
-            self._tear_down()
+    def _finish(self, *, at_once: bool = False) -> None:
+        """Ends a connection that is being closed by either side, unless it has ended.
 
-    def _fail(self, root: BaseException) -> None:
-        """Nothing goes on, and every waiter hears of it."""
-        if self._last_word is not None:
-            root = self._last_word
-        elif self._said_goodbye and isinstance(root, ConnectionBrokenError | WorkCompletionError):
-            # Nothing was under way any more: what looks like a break is the peer's answer.
-            root = ConnectionClosedError()
-        self._root = root
-        if self._patience is not None:
-            self._patience.cancel()
+        `at_once` gives the resources back now: from a task, outside a drain.
+        """
+        if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
+            if at_once and not self._queue.table.waking:
+                self._tear_down()
+            else:
+                self._loop.call_soon(self._tear_down)
+
+    def _fail_waiters(self, root: BaseException) -> None:
+        self._close_cause = root
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._keep_alive is not None:
             self._keep_alive.stop()
         if self._authentication is not None and not self._authentication.done.done():
             self._authentication.done.set_exception(self._waiter_error(root))
-            self._authentication.done.exception()  # seen, also if nobody waits yet
+            self._authentication.done.exception()  # retrieved, also if it is not awaited yet
         if self._kin is not None:
             self._kin.end()
         self._queue.fail(root)
@@ -317,9 +353,12 @@ class Life:
         await self._closed.wait()
 
     def _end_without_loop(self) -> None:
-        self._root = self._root or ConnectionClosedError("its event loop has been closed")
-        if not self._closed.is_set():
-            self._tear_down()
+        if self._state is ConnectionState.CLOSED:
+            return
+        if self._close_cause is None:
+            self._state = ConnectionState.ENDED  # its waiters have ended with the loop
+            self._close_cause = ConnectionClosedError("its event loop has been closed")
+        self._tear_down()
 
     def _tear_down(self) -> None:
         if self._on_closed is not None:
@@ -331,14 +370,15 @@ class Life:
         self._side.close()
         if self._link is not None:
             self._link.release()
+        self._advance(LifecycleEvent.RELEASED)
         self._closed.set()
-        self._loop_end.remove(self)
+        self._loop_shutdown.remove(self)
 
     def __del__(self) -> None:
-        """Dropped while it is open: it ends as by `abort`.  In any thread, at any time."""
-        if getattr(self, "_loop_end", None) is None or self._root is not None:
-            return  # it has never begun, or has ended
-        if self._home.is_parents:
+        """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
+        if getattr(self, "_loop_shutdown", None) is None or self._close_cause is not None:
+            return  # its making failed, or it has ended
+        if self._affinity.is_after_fork:
             return
         error = ConnectionClosedError("the connection was dropped")
         try:
@@ -346,7 +386,7 @@ class Life:
         except RuntimeError:  # the loop has been closed
             self._end_without_loop()
         warnings.warn(
-            f"{self!r}{self._home.made()} was not closed",
+            f"{self!r}{self._affinity.made()} was not closed",
             ResourceWarning,
             source=self,
             stacklevel=1,
@@ -372,7 +412,7 @@ class WaiterErrors:
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Calls a method of an object as long as there is one, and keeps nobody alive."""
+    """Calls a method of an object as long as that exists, without keeping it alive."""
     # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
     assert isinstance(method, MethodType)
     ref, function = weakref.ref(method.__self__), method.__func__

@@ -10,14 +10,14 @@ Some facts, and what they mean here:
   alone leads to what was posted: the slot that it names holds the work, and its queue
   (native/fast/table.c).
 - Completions of a queue pair that is already destroyed may still lie in the completion queue.
-  Their slots have been given back, so their generation finds nobody; the table counts them.
+  Their slots have been given back, so their generation matches none; the table counts them.
 - Waking a sleeping process on another core takes longer than all the rest of a small message.  So
-  after completions the driver looks again for a moment before the loop sleeps (`looking`): once the
-  tasks that they woke have had their turn, since a look before that would only delay what they
-  post.  An idle process never looks.
+  after completions the driver polls again for a moment before the loop sleeps (`adaptive_polling`):
+  once the tasks that they woke have run, since polling before that would only delay what they
+  post.  An idle process never polls.
 - An asynchronous event is delivered once per device context, which several loops may share:
-  `event_router` hands it on.  The event often says why completions fail, and is there by then;
-  so who sees a flush looks for events first (`look_for_events`).
+  `device_events` distributes it.  The event often says why completions fail, and is there by then;
+  so a work queue that sees a flush takes the events first (`take_device_events`).
 
 This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
 and runs in its thread.
@@ -33,15 +33,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from . import cm, verbs
-from ._native import Table
-from .alarm_clock import AlarmClock
-from .errors import DeviceEventError, InternalError
-from .event_router import EventRouter
-from .looking import Looking
-from .mr_pool import MemoryPool
-from .per_loop import Shared
-from .registration_cache import RegistrationCache
+from .. import cm, verbs
+from .._memory.registration_cache import RegistrationCache
+from .._native import Table
+from ..errors import DeviceEventError, InternalError
+from ..mr_pool import MemoryPool
+from .adaptive_polling import AdaptivePolling
+from .coarse_timers import CoarseTimers
+from .device_events import EventRouter
+from .per_loop_resource import PerLoopResource
 
 logger = logging.getLogger("aiordma.driver")
 
@@ -50,14 +50,14 @@ logger = logging.getLogger("aiordma.driver")
 BATCH = 128
 ROUNDS = 8
 
-# Seconds that a look before sleeping takes, at most, unless `Config.polling` says otherwise: about
+# Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
 # what a wake-up costs where it is dear.
 POLLING = 200e-6
 # Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
 WAKE_SPIN_US = 15
-# The same of who is about to wait: about what it costs to go round the loop.
-LOOK_ONCE_US = 3
-# Wake-ups for nothing that go by without waiting for the rest, at most.
+# The spin of a task that is about to wait: about what a turn of the loop costs.
+BRIEF_SPIN_US = 3
+# Wake-ups without a completion that go by without such a spin, at most.
 MOST_WAITS_SKIPPED = 255
 
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
@@ -70,7 +70,7 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 class CompletionSink(Protocol):
-    """Whom queue-pair events are for: a work queue."""
+    """The receiver of a queue pair's events: a work queue."""
 
     def device_event(self, event: verbs.AsyncEvent) -> None:
         """An asynchronous event concerns the queue pair."""
@@ -79,7 +79,7 @@ class CompletionSink(Protocol):
         """Nothing will work any more, for this reason."""
 
 
-class Driver(Shared):
+class Driver(PerLoopResource):
     """One event loop's part of one device: protection domain, completion queues, memory pool.
 
     Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
@@ -105,29 +105,29 @@ class Driver(Shared):
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel.drain_to
-        self._looking = Looking(math.ceil(polling * 1e6))
-        self._wake_spin_us = min(WAKE_SPIN_US, self._looking.most_us)
-        self.operations.look_us = min(LOOK_ONCE_US, self._looking.most_us)
+        self._polling = AdaptivePolling(math.ceil(polling * 1e6))
+        self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
+        self.operations.look_us = min(BRIEF_SPIN_US, self._polling.most_us)
         if self.operations.look_us:
-            look_once = self.channel.reader(BATCH, self._look_once)
-            self.operations.look = partial(self.operations.look_again, *look_once)
-            keep = self.channel.reader(BATCH, self._looked)
+            brief_spin = self.channel.reader(BATCH, self._brief_spin)
+            self.operations.look = partial(self.operations.look_again, *brief_spin)
+            keep = self.channel.reader(BATCH, self._on_spin_end)
             self.operations.keep = partial(self.operations.keep_looking, *keep)
         self._coming_back = False  # for completions that one turn had no time for
-        self._vain_waits = 0  # grows with waiting in vain after a wake-up for nothing
+        self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
         self._waits_skipped = 0
-        self.alarms = AlarmClock(loop)
-        # Where nobody ever looks before sleeping, there is nothing to remember of a wake-up.
+        self.timers = CoarseTimers(loop)
+        # Without polling before sleep there is nothing to remember of a wake-up.
         self._woken: tuple[Any, ...] = (
             (self._on_completions,)
-            if self._looking.most_us
+            if self._polling.most_us
             else (self.operations.serve, *self.channel.reader(BATCH, self._serve), 0)
         )
-        self._bells: list[int] = []
+        self._notify_fds: list[int] = []
         for fd in self.channel.watched_fds:
             loop.add_reader(fd, *self._woken)
-        self._watch_bells()
-        loop.add_reader(self.alarms.fd, self._on_alarm)
+        self._watch_notify_fds()
+        loop.add_reader(self.timers.fd, self._on_timers)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
 
@@ -135,7 +135,7 @@ class Driver(Shared):
     def for_context(
         cls, context: verbs.Context, pool_limit: int, polling: float = POLLING
     ) -> Driver:
-        """The driver of a context that somebody else owns, as the connection manager does."""
+        """The driver of a context that it does not own, as one of the connection manager."""
         return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit, polling))
 
     @classmethod
@@ -149,16 +149,16 @@ class Driver(Shared):
             except BaseException:
                 context.close()
                 raise
-            made.lingers = True
+            made.has_idle_timeout = True
             return made
 
         return cls._acquire(device.name, make, pool_limit, polling)
 
-    def _disown(self) -> None:
-        super()._disown()
+    def _reset_after_fork(self) -> None:
+        super()._reset_after_fork()
         self.operations.waking = False
         self.operations.closed = True
-        for fd in self._bells:
+        for fd in self._notify_fds:
             os.close(fd)
 
     # ---- work queues ---------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Driver(Shared):
             if cq.available >= entries:
                 break
         else:
-            # Classic: nobody here reads the time of a completion, which the device would look up.
+            # Classic: the driver does not read timestamps, which the device would look up.
             size = max(self._cq_entries, entries)
             cq = self.context.create_cq(size, self.channel, extended=False)
             cq.req_notify()
@@ -186,7 +186,7 @@ class Driver(Shared):
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             cq.close()
-            # Closing takes the channel's events, those of other queues too: look at them.
+            # Closing takes the channel's events, those of other queues too.
             self.loop.call_soon(self._on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
@@ -198,14 +198,14 @@ class Driver(Shared):
         """The queue pair is being destroyed; its slots have been given back."""
         del self._sinks[qp]
 
-    def look_for_events(self) -> None:
-        """Take the device's asynchronous events that are there by now."""
+    def take_device_events(self) -> None:
+        """Takes the device's asynchronous events that are there by now."""
         self._events.take()
 
     def poll(self) -> None:
-        """Handles what has completed by now, without waiting for the loop to say so.
+        """Handles what has completed by now, without waiting for the loop to call.
 
-        Whom that wakes has its turn when the loop comes to it.
+        The tasks that it wakes run in the loop's next turn, not from here.
         """
         self.operations.later = True
         try:
@@ -215,69 +215,69 @@ class Driver(Shared):
 
     # ---- readers -------------------------------------------------------------------------
 
-    def _watch_bells(self) -> None:
-        """Those of the processes that are there now."""
-        before, self._bells = self._bells, self.channel.open_notify_fds()
-        for fd in self._bells:
+    def _watch_notify_fds(self) -> None:
+        """Watches the notify pipes of the local peers that are attached now."""
+        before, self._notify_fds = self._notify_fds, self.channel.open_notify_fds()
+        for fd in self._notify_fds:
             self.loop.add_reader(fd, *self._woken)
-        self._drop_bells(before)
+        self._drop_notify_fds(before)
 
-    def _drop_bells(self, bells: list[int]) -> None:
-        for fd in bells:
+    def _drop_notify_fds(self, fds: list[int]) -> None:
+        for fd in fds:
             stop_reading(self.loop, fd)
             os.close(fd)
 
-    def _on_alarm(self) -> None:
+    def _on_timers(self) -> None:
         if not self._gone:  # between its readiness and now
-            self.alarms.ring()
+            self.timers.fire()
 
     def _serve(self, drained: int) -> None:
         """Slow path of `Table.serve`."""
         self._handle(0, False, drained)
 
-    def _look_once(self, drained: int) -> None:
-        """The same, of a task that is about to wait: what it waits for may be all but here."""
+    def _brief_spin(self, drained: int) -> None:
+        """Slow path of `Table.look_again`: the brief spin of a task that is about to wait."""
         self._handle(0, self.operations.returns or self.operations.looking, drained)
 
     def _on_completions(self) -> None:
         if self.operations.looking:
-            return  # that comes when the tasks have had their turn; now it would delay them
-        look = self._looking.is_due()
+            return  # a poll is scheduled for when the tasks have run; now it would delay them
+        spin = self._polling.is_due()
         before = self.channel.peer_wakeups()
-        if self._handle(0, look) or self._wait(look):
-            if look or self.channel.wrote_to_polling_peers(before):
-                self._look_soon()
+        if self._handle(0, spin) or self._wait(spin):
+            if spin or self.channel.wrote_to_polling_peers(before):
+                self._spin_soon()
             else:
-                self._looking.skipped()
+                self._polling.skipped()
 
     def _wait(self, returns: bool) -> bool:
-        """Woken for nothing yet: wait a little for the rest of it, as long as that has paid."""
-        if self._waits_skipped < self._vain_waits:
+        """Spins after a wake-up without a completion, as long as that finds some."""
+        if self._waits_skipped < self._missed_waits:
             self._waits_skipped += 1
             return False
         found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, returns)
-        self._vain_waits = 0 if found else min(2 * self._vain_waits + 1, MOST_WAITS_SKIPPED)
+        self._missed_waits = 0 if found else min(2 * self._missed_waits + 1, MOST_WAITS_SKIPPED)
         self._waits_skipped = 0
         return found
 
-    def _look_soon(self) -> None:
-        """The last thing before the loop sleeps, or nearly so."""
-        self.operations.keep_us = self._looking.for_us
+    def _spin_soon(self) -> None:
+        """Has the loop poll last before it sleeps, or nearly so."""
+        self.operations.keep_us = self._polling.spin_us
         self.operations.look_soon()
 
-    def _looked(self, drained: int) -> None:
-        """The last of these looks; those before it found completions, and nothing else."""
+    def _on_spin_end(self, drained: int) -> None:
+        """Slow path of `Table.keep_looking`: the last poll of a spin; those before it were hits."""
         found, self.operations.found = self.operations.found, False
         again = self._handle(0, True, drained)
         if found or again:
-            self._looking.found()
+            self._polling.hit()
         if again:
-            self._look_soon()
+            self._spin_soon()
         else:
-            self._looking.missed()
+            self._polling.missed()
 
     def _handle(self, spin_us: int, returns: bool, drained: int | None = None) -> bool:
-        """Hands out the completions there are; False if there is no reason to look again soon.
+        """Hands out the completions there are; False if there is no reason to poll again soon.
 
         `drained` is the result of the first drain, if that has already been done.
         """
@@ -291,9 +291,9 @@ class Driver(Shared):
             else:
                 found, more, changed = self.channel.drained(drained)
             if changed and not self._gone:
-                self._watch_bells()
+                self._watch_notify_fds()
             rounds = 1
-            while more and rounds < ROUNDS and not self._gone:  # by whom that woke
+            while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
                 some, more, _ = self._drain(table, BATCH, 0, returns)
                 found = found or some
                 rounds += 1
@@ -324,12 +324,12 @@ class Driver(Shared):
         sink.fail(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
-        """To the queue pairs that it concerns: its own, those of its queue, or all."""
+        """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
         element = event.element
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # Who comes now gets another driver, and with it the device opened anew.
+            # The next connection gets another driver, and with it the device opened anew.
             self._withdraw()
-            self.lingers = False
+            self.has_idle_timeout = False
             concerned = list(self._sinks.values())
         elif isinstance(element, verbs.QueuePair):
             concerned = [self._sinks[element]] if element in self._sinks else []
@@ -348,7 +348,7 @@ class Driver(Shared):
             logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
 
     def _idle(self) -> None:
-        """What is registered is its owners' again."""
+        """Drops cached registrations while idle."""
         self.registrations.close()
 
     def _fail(self, error: Exception) -> None:
@@ -360,9 +360,9 @@ class Driver(Shared):
         self.operations.closed = True
         for fd in self.channel.watched_fds:
             stop_reading(self.loop, fd)
-        self._drop_bells(self._bells)
-        stop_reading(self.loop, self.alarms.fd)
-        self.alarms.close()
+        self._drop_notify_fds(self._notify_fds)
+        stop_reading(self.loop, self.timers.fd)
+        self.timers.close()
         self._events.unsubscribe(self._token)
         self._events.release()
         for cq in self._cqs:
@@ -375,8 +375,8 @@ class Driver(Shared):
             self.context.close()
 
 
-class ContextEvents(Shared):
-    """One event loop's ear for the asynchronous events of a context: its only reader there."""
+class ContextEvents(PerLoopResource):
+    """The asynchronous events of a context in one event loop: its only reader there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
         super().__init__(loop, context)
@@ -390,12 +390,12 @@ class ContextEvents(Shared):
         return cls._acquire(context, lambda loop: cls(loop, context))
 
     def take(self) -> None:
-        """Take the events that are there and tell every subscriber of every loop."""
+        """Takes the events that are there and delivers them to every subscriber of every loop."""
         if not self._gone:  # between the fd's readiness and now
             self._router.take()
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
-        """`listener` is told of every event in this loop; returns a token for `unsubscribe`."""
+        """Calls `listener` in this loop with every event; returns a token for `unsubscribe`."""
         return self._router.subscribe(self.loop, listener)
 
     def unsubscribe(self, token: object) -> None:
@@ -406,7 +406,7 @@ class ContextEvents(Shared):
 
 
 def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
-    """What to fail with when an event says that nothing will work any more."""
+    """The error of an event after which nothing works any more."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
@@ -414,7 +414,7 @@ def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventE
 class Watch:
     """Calls back while a file descriptor is readable, on the running loop, until it is closed.
 
-    For who has a completion channel of their own.
+    For a completion channel that is not the driver's.
     """
 
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
@@ -439,10 +439,10 @@ async def writable(fd: int) -> None:
         loop.remove_writer(fd)
 
 
-class EventDriver(Shared):
+class EventDriver(PerLoopResource):
     """One event loop's connection-manager event channel, shared by its ids."""
 
-    lingers = True
+    has_idle_timeout = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from aiordma.waiting import Waiters
+from aiordma._loop.wait_queue import WaitQueue
 
 
-async def line_up(waiters: Waiters, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:
+async def line_up(waiters: WaitQueue, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:
     woken: list[int] = []
 
     async def one(number: int) -> None:
@@ -20,7 +20,7 @@ async def line_up(waiters: Waiters, count: int) -> tuple[list[asyncio.Task[None]
 
 
 async def test_first_come_first_served() -> None:
-    waiters = Waiters()
+    waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 3)
     waiters.wake()
     await tasks[0]
@@ -31,16 +31,16 @@ async def test_first_come_first_served() -> None:
 
 
 async def test_who_is_cancelled_leaves_nothing_behind() -> None:
-    waiters = Waiters()
+    waiters = WaitQueue()
     tasks, _ = await line_up(waiters, 3)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert not waiters._line
+    assert not waiters._waiters
 
 
 async def test_a_turn_that_is_not_taken_goes_to_the_next() -> None:
-    waiters = Waiters()
+    waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 2)
     waiters.wake()
     tasks[0].cancel()

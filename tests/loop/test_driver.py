@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from aiordma import Config, cm, connect, driver, listen, per_loop, verbs
+from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
+from aiordma._loop import driver, per_loop_resource
+from aiordma._loop.adaptive_polling import FIRST_US
+from aiordma._loop.driver import Driver
 from aiordma._native import Block, Queue, Table, Work
-from aiordma.driver import Driver
 from aiordma.errors import InternalError
-from aiordma.looking import FIRST_US
 from tests.combinations import LOOPS
 
 ROOT = Path(__file__).parents[1]
@@ -207,7 +208,7 @@ async def test_completion_between_draining_and_the_loop(
 
         monkeypatch.setattr(driver, "_drain", drain_and_complete)
         if whose == "reader":
-            driver._looking._skip = 1 << 20  # no looks
+            driver._polling._skip = 1 << 20  # no looks
         else:
             driver.operations.keep = look_and_complete
         first.send()
@@ -240,11 +241,11 @@ async def test_more_completions_than_one_turn_takes(
     polling: float,
 ) -> None:
     """All of them are seen, and others have their turn in between."""
-    monkeypatch.setattr("aiordma.driver.BATCH", batch)
-    monkeypatch.setattr("aiordma.driver.ROUNDS", rounds)
+    monkeypatch.setattr("aiordma._loop.driver.BATCH", batch)
+    monkeypatch.setattr("aiordma._loop.driver.ROUNDS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        driver._looking._skip = 1 << 20  # no looks, which would find all of it too
+        driver._polling._skip = 1 << 20  # no looks, which would find all of it too
         seen_by_others: set[int] = set()
         over = False
 
@@ -355,13 +356,13 @@ async def test_looks_before_sleeping(
     looks = []
     most = round(polling * 1e6)
     first = min(most, FIRST_US)
-    look_soon = Driver._look_soon
+    look_soon = Driver._spin_soon
 
     def noted(driver: Driver) -> None:
         look_soon(driver)
         looks.append(driver.operations.keep_us)
 
-    monkeypatch.setattr(Driver, "_look_soon", noted)
+    monkeypatch.setattr(Driver, "_spin_soon", noted)
 
     config = Config(polling=polling)
     async with (
@@ -401,11 +402,11 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
 
         monkeypatch.setattr(driver, "_drain", drain)
         monkeypatch.setattr(driver.channel, "peer_wakeups", lambda: wakeups)
-        monkeypatch.setattr(driver, "_look_soon", lambda: looked.append(True))
-        driver._looking._skip = 1 << 20
+        monkeypatch.setattr(driver, "_spin_soon", lambda: looked.append(True))
+        driver._polling._skip = 1 << 20
         driver._on_completions()
         assert looked == [True] * looks
-        assert driver._looking._skip == (1 << 20) - (not looks)
+        assert driver._polling._skip == (1 << 20) - (not looks)
 
 
 async def test_waiting_after_a_wake_up_for_nothing(
@@ -426,8 +427,8 @@ async def test_waiting_after_a_wake_up_for_nothing(
             driver._on_completions()
         assert 0 < len(waits) < 10
         brings = True
-        driver._looking._skip = 1 << 20  # no looks before sleeping, which are something else
-        while driver._vain_waits:
+        driver._polling._skip = 1 << 20  # no looks before sleeping, which are something else
+        while driver._missed_waits:
             driver._on_completions()
         waits.clear()
         for _ in range(250):
@@ -448,7 +449,7 @@ def test_polling_that_cannot_be() -> None:
 async def test_room_in_completion_queues(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiordma.driver.CQ_ENTRIES", 256)
+    monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 256)
     async with the_driver(device) as driver:
         first = driver.reserve_cq(200)
         assert driver.reserve_cq(first.available) is first
@@ -467,7 +468,7 @@ async def test_room_in_completion_queues(
 async def test_closing_one_completion_queue_keeps_the_events_of_another(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiordma.driver.CQ_ENTRIES", 128)
+    monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 128)
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         for _ in range(10):
             other = driver.reserve_cq(128)
@@ -493,7 +494,7 @@ async def test_events_reach_the_sink_of_their_queue_pair(
         of_the_gone = verbs.AsyncEvent(verbs.EventType.QP_FATAL, None)
         events = [of_a_port, of_the_gone, event]
         monkeypatch.setattr(driver.context, "async_events", lambda: events)
-        driver.look_for_events()
+        driver.take_device_events()
         assert first.sink.events == [event]
         assert not second.sink.events
         monkeypatch.undo()
@@ -507,7 +508,7 @@ async def test_an_event_of_a_queue_concerns_every_queue_pair_on_it(
         with driver.context.create_cq(16) as other:
             of_another = verbs.AsyncEvent(verbs.EventType.CQ_ERR, other)
             monkeypatch.setattr(driver.context, "async_events", lambda: [event, of_another])
-            driver.look_for_events()
+            driver.take_device_events()
         assert first.sink.events == second.sink.events == [event]
         monkeypatch.undo()
 
@@ -519,7 +520,7 @@ async def test_fatal_event_of_the_device(
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
         monkeypatch.setattr(driver.context, "async_events", lambda: [event])
-        driver.look_for_events()
+        driver.take_device_events()
         monkeypatch.undo()
         assert first.sink.events == second.sink.events == [event]
         again = Driver.for_device(device, LIMIT)
@@ -541,7 +542,7 @@ async def test_event_taken_by_another_loop(
     async def theirs(event: verbs.AsyncEvent) -> None:
         driver = Driver.for_context(context, LIMIT)
         monkeypatch.setattr(context, "async_events", lambda: [event])
-        driver.look_for_events()
+        driver.take_device_events()
         monkeypatch.undo()
         driver.release()
 
@@ -605,7 +606,7 @@ async def ends_soon(driver: Driver) -> None:
 async def test_a_driver_ends_a_moment_after_its_last_use(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(per_loop, "LINGER", 1e-9)
+    monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 1e-9)
 
     first = Driver.for_device(device, LIMIT)
     first.release()
@@ -689,7 +690,7 @@ LOOK = """
 import json, logging, os, sys, threading
 from pathlib import Path
 files = set(os.listdir("/proc/self/fd"))
-import aiordma, aiordma.cm, aiordma.driver, aiordma.transport, aiordma.verbs
+import aiordma, aiordma.cm, aiordma._loop.driver, aiordma.transport, aiordma.verbs
 maps = Path("/proc/self/maps").read_text().split()
 print(json.dumps({
     "threads": len(os.listdir("/proc/self/task")),

@@ -2,13 +2,12 @@
 
 What a registration covers are physical pages, pinned when it was made.  If the memory is freed,
 moved or given other pages afterwards, the addresses may look the same and the device would read or
-write what nobody sees any more.  So a registration is kept only where memory cannot do that, and
-where the user's own object tells when it could:
+write pages that the program does not see.  So a registration is kept only where memory cannot do
+that, and where the user's own object tells when it could:
 
 - A *memoryview that the user keeps* is an export: Python refuses to resize or free a bytearray or
-  an array while it exists.  It can be referred to weakly, so its end is heard of, and nothing here
-  keeps it, or the memory, alive.  When it is released instead, it is of no use to anybody and never
-  found again.
+  an array while it exists.  A weak reference tells its end, and nothing here keeps it, or the
+  memory, alive.  When it is released instead, it is useless and never found again.
 - Nothing else will do.  A bytearray and bytes cannot be referred to weakly; an array.array can, but
   may be resized, and resized back to the same place with other pages.  A weak reference to a numpy
   array makes its `resize` fail for the user, and `resize(refcheck=False)` and `ctypes.resize` move
@@ -16,7 +15,7 @@ where the user's own object tells when it could:
 - All of it is for local access: a key with a remote right that outlived its message would let the
   peer read what the memory holds next.
 
-For one event loop; the end of a memoryview may be heard of in any thread.
+For one event loop; the end of a memoryview may come in any thread.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ import weakref
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from . import verbs
-from ._native import Pinned
-from .mr_pool import OwnMemory
+from .. import verbs
+from .._native import Pinned
+from ..mr_pool import OwnMemory
 
-# Whose memory stays where it is, with its pages, for as long as a view of it exists.  Subclasses
-# may give out other memory than their own.
+# Types whose memory stays where it is, with its pages, as long as a view of it exists.  Subclasses
+# may export other memory than their own.
 STEADY = (bytearray, bytes, array.array)
 
 

@@ -1,9 +1,9 @@
-"""Where an object may be used: in its own event loop, the thread of that, and its own process.
+"""The event loop, thread and process that an object belongs to, and the refusal of all others.
 
-Nothing here takes a lock for the user's objects: a call from another thread would corrupt what the
-loop is in the middle of, and the child of a fork would write to what is its parent's. Both are
-refused. Ending an object is not refused in the child of a fork, so that a child that unwinds its
-parent's `async with` can leave; it does nothing, because there is nothing that is the child's.
+Nothing here locks the user's objects: a call from another thread would corrupt what the loop is in
+the middle of, and the child of a fork would write to its parent's connection.  Both are refused.
+Closing an object in the child of a fork does nothing instead, so that a child can unwind its
+parent's `async with`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,37 @@ import sys
 import threading
 from asyncio import _get_running_loop
 
-from .errors import WrongLoopError
+from .._native import fork
+from ..errors import WrongLoopError
 
-_forks = 0  # from the first process to this one
-
-_OURS = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
 
 
-def _after_fork_in_child() -> None:
-    global _forks  # noqa: PLW0603 - a fact about the process
-    _forks += 1
+class LoopAffinity:
+    """Made with the object that it is about, in its running loop."""
 
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class Home:
-    """Taken by an object when it is made, in its running loop."""
-
-    __slots__ = ("_forks", "_thread", "loop", "made_at")
+    __slots__ = ("_generation", "_thread", "loop", "made_at")
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._forks = _forks
+        self._generation = fork.generation()
         self.made_at = _caller()
 
     @property
-    def is_parents(self) -> bool:
-        """This is the child of a fork, and the object its parent's."""
-        return self._forks != _forks
+    def is_after_fork(self) -> bool:
+        """Whether this is the child of a fork, and the object its parent's."""
+        return self._generation != fork.generation()
 
     def check(self, what: object) -> None:
-        """WrongLoopError unless this is the place. Without a loop that runs, its thread is."""
+        """WrongLoopError outside the loop; where no loop runs, outside its thread."""
         here = _get_running_loop()
         if here is not self.loop:
             self._elsewhere(what, here)
 
     def _elsewhere(self, what: object, here: asyncio.AbstractEventLoop | None) -> None:
-        if self.is_parents:
+        if self.is_after_fork:
             raise WrongLoopError(
                 f"{what!r} was made before fork() and belongs to the parent process; "
                 f"a child makes connections of its own"
@@ -70,14 +61,14 @@ class Home:
         )
 
     def made(self) -> str:
-        """Where it was made, to be added to a sentence; empty where that is not the user's code."""
+        """File and line of its making, to end a sentence; empty where that is not user code."""
         return f" ({self.made_at})" if self.made_at else ""
 
 
 def _caller() -> str:
-    """The file and line of the nearest code that is not aiordma's; empty if the loop called it."""
+    """The file and line of the nearest code outside aiordma; empty if the loop called it."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:
             return ""
         frame = frame.f_back

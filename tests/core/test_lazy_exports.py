@@ -14,8 +14,7 @@ from types import ModuleType
 import pytest
 
 import aiordma
-
-from .test_imports import is_type_checking
+from tests.test_imports import is_type_checking
 
 PACKAGES = ("aiordma", "aiordma.cm", "aiordma.streams", "aiordma.verbs")
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiordma import Buffer, BufferStateError, MemoryPool, verbs
-from aiordma._transport.memory import Supply
+from aiordma._memory.block_source import OrderedBlockSource
 from aiordma.errors import QuotaError
-from aiordma.mr_pool import BRIEF_SHARE, SLAB_SIZE, Block
+from aiordma.mr_pool import INTERNAL_SHARE, SLAB_SIZE, Block
 
 pytestmark = pytest.mark.any_device
 
@@ -29,7 +29,7 @@ def pool(pd: verbs.ProtectionDomain) -> Iterator[MemoryPool]:
     pd.close()
 
 
-async def turns() -> None:
+async def yield_loop() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -46,7 +46,7 @@ class Waiting:
         before = self.pool.statistics().waiting
         for size in sizes:
             self.tasks.append(asyncio.create_task(self._one(size)))
-        await turns()
+        await yield_loop()
         assert self.pool.statistics().waiting == before + len(sizes)
 
     async def _one(self, size: int) -> Buffer:
@@ -76,7 +76,7 @@ async def test_first_come_first_served_whatever_the_size(pool: MemoryPool) -> No
     waiting = Waiting(pool)
     await waiting.start(LIMIT, 300, 200)
     held.pop().release()
-    await turns()
+    await yield_loop()
     assert not waiting.order  # there is room for the second, but the first came first
     with pytest.raises(QuotaError, match="3 wait"):
         pool.alloc(1)
@@ -92,14 +92,14 @@ async def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool)
     held = pool.alloc(LIMIT)
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
-    assert pool.block_in_turn(300) is None
-    brief = pool.line.join(300, brief=True)
+    assert pool.block_if_first(300) is None
+    brief = pool.waiters.join(300, internal=True)
     held.release()
     block = await brief
-    await turns()
+    await yield_loop()
     assert not waiting.order
     # And it does not stand behind a user's need, which may wait for what its own task holds.
-    another = await pool.line.join(300, brief=True)
+    another = await pool.waiters.join(300, internal=True)
     assert isinstance(another, Block)
     block.release()
     another.release()
@@ -110,14 +110,14 @@ BRIEF = 64 << 10
 
 
 @asynccontextmanager
-async def brief_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
+async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
     """So many at a time, each for two turns of the loop, one after another; how many there were."""
     served = [0] * count
     over = asyncio.Event()
 
     async def go_on(number: int) -> None:
         while not over.is_set():
-            block = pool.block_in_turn(BRIEF) or await pool.line.join(BRIEF, brief=True)
+            block = pool.block_if_first(BRIEF) or await pool.waiters.join(BRIEF, internal=True)
             served[number] += 1
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -130,10 +130,10 @@ async def brief_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
         over.set()
 
 
-async def test_users_get_their_turn_however_many_brief_needs_there_are(pool: MemoryPool) -> None:
+async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: MemoryPool) -> None:
     """And these go on meanwhile, all of them."""
-    async with brief_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
-        await turns()
+    async with internal_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
+        await yield_loop()
         assert min(served)
         wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
         before = list(served)
@@ -150,17 +150,17 @@ async def test_users_get_their_turn_however_many_brief_needs_there_are(pool: Mem
     assert pool.statistics().leases == 0
 
 
-async def test_brief_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
+async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
     """One after another, more in all than their share, while who must release needs them."""
     held = pool.alloc(SLAB_SIZE)
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
     kept = [
-        await pool.line.join(BRIEF, brief=True, kept=True)
-        for _ in range(2 * LIMIT // BRIEF_SHARE // BRIEF)
+        await pool.waiters.join(BRIEF, internal=True, exempt=True)
+        for _ in range(2 * LIMIT // INTERNAL_SHARE // BRIEF)
     ]
-    for _ in range(3 * LIMIT // BRIEF_SHARE // BRIEF):
-        (await pool.line.join(BRIEF, brief=True)).release()
+    for _ in range(3 * LIMIT // INTERNAL_SHARE // BRIEF):
+        (await pool.waiters.join(BRIEF, internal=True)).release()
     assert not waiting.order
     for block in kept:
         block.release()
@@ -174,7 +174,7 @@ async def test_cancelled_in_line(pool: MemoryPool) -> None:
     waiting = Waiting(pool)
     await waiting.start(LIMIT, 300)
     held.pop().release()
-    await turns()
+    await yield_loop()
     waiting.tasks.pop(0).cancel()
     await waiting.release_all()
     assert waiting.order == [300]
@@ -241,10 +241,10 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
     take = pool.block
 
     def refuse_once(size: int) -> Block:
-        pool.line._take = take
+        pool.waiters._take = take
         raise OSError("no memory")
 
-    pool.line._take = refuse_once
+    pool.waiters._take = refuse_once
     held.release()
     with pytest.raises(OSError, match="no memory"):
         await waiting.tasks.pop(0)
@@ -262,20 +262,20 @@ async def test_a_supply(pool: MemoryPool) -> None:
 
     def take() -> None:
         while wanted:
-            block = supply.block(wanted[0])
+            block = source.block(wanted[0])
             if block is None:
                 return
             taken.append(block)
             wanted.pop(0)
 
-    supply = Supply(pool, take, brief=True)
+    source = OrderedBlockSource(pool, take, internal=True)
     take()
-    assert supply.waiting
-    assert supply.block(1) is None
+    assert source.waiting
+    assert source.block(1) is None
     assert pool.statistics().waiting == 1
     wanted[0] = 4000  # more than what it waits for
     held.release()
-    await turns()
+    await yield_loop()
     assert [block.size for block in taken] == [4096, 8192]
     for block in taken:
         block.release()
@@ -286,26 +286,26 @@ async def test_a_supply(pool: MemoryPool) -> None:
     take()
     wanted.clear()
     held.release()
-    await turns()
-    assert not supply.waiting
+    await yield_loop()
+    assert not source.waiting
     assert pool.statistics().leases == 0
 
     held = pool.alloc(LIMIT)
     wanted.append(300)
     take()
-    supply.close()
+    source.close()
     assert pool.statistics().waiting == 0
     held.release()
-    await turns()
+    await yield_loop()
     assert wanted
     assert pool.statistics().leases == 0
     with pytest.raises(QuotaError, match="pool_limit"):
-        supply.block(LIMIT + 1)
+        source.block(LIMIT + 1)
 
     held = pool.alloc(LIMIT)
-    assert supply.block(300) is None  # asked for after the end: it is for nobody
+    assert source.block(300) is None  # asked for after the end: it is for nobody
     held.release()
-    await turns()
+    await yield_loop()
     assert pool.statistics().leases == 0
 
 
@@ -314,7 +314,7 @@ async def test_a_supply(pool: MemoryPool) -> None:
 SIZE = st.sampled_from([200, 5000, SLAB_SIZE // 2, SLAB_SIZE, LIMIT])
 STEP = st.one_of(
     st.tuples(st.just("lease"), SIZE),
-    st.tuples(st.just("brief"), SIZE),
+    st.tuples(st.just("internal"), SIZE),
     st.tuples(st.just("cancel"), st.integers(0, 9)),
     st.tuples(st.just("release"), st.integers(0, 9)),
     st.tuples(st.just("turn"), st.just(0)),
@@ -332,15 +332,15 @@ async def test_nobody_waits_for_what_is_there(
     waiting: list[asyncio.Task[Block]] = []
     held: list[Block] = []
 
-    async def wait(size: int, *, brief: bool) -> Block:
-        block = pool.block_in_turn(size)
+    async def wait(size: int, *, internal: bool) -> Block:
+        block = pool.block_if_first(size)
         if block is not None:
             return block
-        turn = pool.line.join(size, brief=brief)
+        turn = pool.waiters.join(size, internal=internal)
         try:
             return await turn
         except BaseException:
-            pool.line.leave(turn)
+            pool.waiters.leave(turn)
             raise
 
     def collect() -> None:
@@ -350,8 +350,8 @@ async def test_nobody_waits_for_what_is_there(
                 held.append(task.result())
 
     for step, number in steps:
-        if step in ("lease", "brief"):
-            waiting.append(asyncio.create_task(wait(number, brief=step == "brief")))
+        if step in ("lease", "internal"):
+            waiting.append(asyncio.create_task(wait(number, internal=step == "internal")))
         elif step == "cancel" and waiting:
             waiting[number % len(waiting)].cancel()
         elif step == "release" and held:
@@ -359,14 +359,14 @@ async def test_nobody_waits_for_what_is_there(
         elif step == "turn":
             await asyncio.sleep(0)
         collect()
-    await turns()
+    await yield_loop()
     collect()
     assert pool.statistics().waiting == len(waiting)
     assert pool.statistics().leases == len(held)
-    line = pool.line
-    share = line._passed_bytes + next(iter(line._brief.values()), 0)
-    beyond = line._users and line._passed and share > LIMIT // BRIEF_SHARE
-    for needs in (line._brief, line._users)[bool(beyond) :]:
+    pool_waiters = pool.waiters
+    share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), 0)
+    beyond = pool_waiters._user and pool_waiters._overtaking and share > LIMIT // INTERNAL_SHARE
+    for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:
         if needs:
             with pytest.raises(QuotaError):
                 pool.block(next(iter(needs.values())))
@@ -374,7 +374,7 @@ async def test_nobody_waits_for_what_is_there(
     while held or waiting:
         while held:
             held.pop().release()
-        await turns()
+        await yield_loop()
         collect()
     assert pool.statistics().leases == pool.statistics().waiting == 0
     pool.close()

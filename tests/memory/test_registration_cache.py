@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiordma import BufferStateError, verbs
-from aiordma.registration_cache import CacheStatistics, KeptMemory, RegistrationCache
+from aiordma._memory.registration_cache import CacheStatistics, KeptMemory, RegistrationCache
 from tests.combinations import LOOPS
 
 SIZE = 100_000
