@@ -98,8 +98,8 @@ def test_a_path_that_ld_preload_cannot_name(
 def test_no_such_program() -> None:
     done = aiordma_run("no-such-program")
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr == "Error: there is no program no-such-program in PATH\n"
-    with pytest.raises(NotFoundError, match=r"^there is no program \./no-such-program$"):
+    assert done.stderr == "Error: no program no-such-program in PATH\n"
+    with pytest.raises(NotFoundError, match=r"^no program \./no-such-program$"):
         command.find("./no-such-program")
 
 
