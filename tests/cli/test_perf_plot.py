@@ -167,10 +167,10 @@ def test_drawing_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{}", "has no format 'aiordma-perf'"),
-        ("[1]", "has no format"),
+        ("{}", "its format is not 'aiordma-perf'"),
+        ("[1]", "its format is not"),
         ("nonsense", "is no output of aiordma perf: Expecting value"),
-        ('{"format": "aiordma-perf", "version": 2}', "it has version 2, known is 1"),
+        ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
     ],
 )
 def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> None:
