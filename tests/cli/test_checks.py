@@ -153,7 +153,7 @@ def test_providers() -> None:
     assert found.verdict is PROBLEM
     assert found.text == "libibverbs does not list mlx5_0 of the kernel; its providers: rxe"
     assert "ibverbs-providers" in found.advice
-    # Beside one that is listed, it may be one that nobody wants.
+    # With another device listed, the unlisted one may be unwanted: a warning.
     beside = replace(GOOD, kernel_devices={"mlx5_0": "mlx5_core", "new0": "new"})
     assert only(checks.providers, beside).verdict is WARNING
     contained = only(checks.providers, replace(unknown, container="docker"))

@@ -55,7 +55,7 @@ def test_a_program_finds_the_embedded_device_under_the_public_names() -> None:
 
 
 def test_without_it_the_names_are_not_there() -> None:
-    """Or they are somebody else's: this program needs the preloading."""
+    """Or they are those of the system's library: the program needs the preload library."""
     done = subprocess.run(
         [sys.executable, "-c", FIRST_DEVICE], capture_output=True, text=True, check=False
     )
