@@ -278,7 +278,7 @@ def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> Non
 def test_one_plan_at_a_time(device_name: str) -> None:
     with (
         testing.faults(seed=1, device=device_name),
-        pytest.raises(BusyError, match="already \(seed=1\)"),
+        pytest.raises(BusyError, match=r"already \(seed=1\)"),
         testing.faults(device=device_name),
     ):
         pass
