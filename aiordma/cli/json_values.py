@@ -1,4 +1,4 @@
-"""What devices say, as JSON has it and as people read it."""
+"""Attributes of devices as values of JSON, and GUIDs and flags as text."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def guid_text(guid: int) -> str:
 
 
 def flag_names(flags: IntFlag) -> list[str]:
-    """The names of the bits that are set; what has no name, as a number."""
+    """The names of the bits that are set; unnamed bits as one number."""
     known = list(flags)
     rest = int(flags) & ~sum(int(flag) for flag in known)
     return [str(flag.name) for flag in known] + ([f"{rest:#x}"] if rest else [])
 
 
-def plain(value: object) -> object:
-    """For JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
+def json_value(value: object) -> object:
+    """A value for JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {
-            name: guid_text(found) if name.endswith("_guid") else plain(found)
+            name: guid_text(found) if name.endswith("_guid") else json_value(found)
             for name, found in value._asdict().items()
         }
     if isinstance(value, IntFlag):
@@ -34,5 +34,5 @@ def plain(value: object) -> object:
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, frozenset):
-        return sorted(str(plain(each)) for each in value)
+        return sorted(str(json_value(each)) for each in value)
     return value

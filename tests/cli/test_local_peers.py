@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from aiordma.cli import neighbours
-from aiordma.cli.neighbours import NeighbourFacts
+from aiordma.cli import local_peers
+from aiordma.cli.local_peers import LocalPeerFacts
 
 # Refuses one system call to itself and to what it starts (seccomp(2)), then tries.
 FILTERED = """
@@ -23,8 +23,8 @@ program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-from aiordma.cli.neighbours import NeighbourFacts
-print(NeighbourFacts.collect())
+from aiordma.cli.local_peers import LocalPeerFacts
+print(LocalPeerFacts.collect())
 """
 KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 REFUSE = 0x00050000  # SECCOMP_RET_ERRNO
@@ -69,26 +69,26 @@ def filtered(call: str, action: int) -> str:
         (
             "process_vm_readv",
             KILL,
-            {"copy_problem": "process_vm_readv: whoever calls it is killed"},
+            {"copy_problem": "process_vm_readv: a process that calls it is killed"},
         ),
     ],
 )
 def test_a_filter(call: str, action: int, found: dict[str, str]) -> None:
     """Whatever this machine allows, what the filter forbids is told, and nothing else changes."""
-    usual = NeighbourFacts.collect()
+    usual = LocalPeerFacts.collect()
     problems = {
         name: getattr(usual, name) for name in ("share_problem", "pidfd_problem", "copy_problem")
     }
-    assert filtered(call, action) == str(NeighbourFacts("shared", **{**problems, **found}))
+    assert filtered(call, action) == str(LocalPeerFacts("shared", **{**problems, **found}))
 
 
 def test_the_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100_000, 100_000))
-    assert neighbours.share_problem() == (
+    assert local_peers.share_problem() == (
         "the limit on the length of files (ulimit -f) is 100,000 bytes"
     )
 
 
 def test_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "tcp")
-    assert NeighbourFacts.collect().links == "tcp"
+    assert LocalPeerFacts.collect().links == "tcp"

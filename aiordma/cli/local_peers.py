@@ -1,4 +1,4 @@
-"""What processes of one user may share here: how `embedded0` moves bytes between them."""
+"""How `embedded0` can move bytes between processes of one user here: shared memory and CMA."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 SHARED_BYTES = 24576 + 2 * (1 << 20)  # of two processes: native/softdev/shm/segment.c
 
-# Copies a word of its parent's memory: what is forbidden where any one process may not do so with
-# another (the reverse is allowed to every parent). Prints the errno value.
+# Copies 8 bytes from its parent's memory and prints the errno value. A parent may always copy from
+# its child, so only this direction shows whether cross-memory attach is allowed.
 COPY = """
 import ctypes, os, sys
 class Piece(ctypes.Structure):
@@ -31,17 +31,17 @@ print(0 if done == 8 else ctypes.get_errno())
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourFacts:
-    """Each problem is empty where there is none."""
+class LocalPeerFacts:
+    """Whether processes can share memory and copy from each other; an empty problem means yes."""
 
     links: str = "shared"  # AIORDMA_EMBEDDED_LINKS
-    share_problem: str = ""  # of memory that two processes share
-    pidfd_problem: str = ""  # of hearing of a process's death
-    copy_problem: str = ""  # of copying from the memory of another process
+    share_problem: str = ""  # with memory that two processes share
+    pidfd_problem: str = ""  # with noticing the end of a process
+    copy_problem: str = ""  # with cross-memory attach
 
     @classmethod
-    def collect(cls) -> NeighbourFacts:
-        """Of this process, and one that it starts."""
+    def collect(cls) -> LocalPeerFacts:
+        """The facts of this process, and of a child that it starts."""
         return cls(
             os.environ.get("AIORDMA_EMBEDDED_LINKS") or "shared",
             share_problem(),
@@ -51,7 +51,7 @@ class NeighbourFacts:
 
 
 def share_problem() -> str:
-    """Why there is no sealed memfd; a limit is looked at first, since going beyond it kills."""
+    """Why no sealed memfd can be made. Exceeding RLIMIT_FSIZE kills, so it is checked first."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < SHARED_BYTES:
         return f"the limit on the length of files (ulimit -f) is {limit:,} bytes"
@@ -86,6 +86,6 @@ def copy_problem() -> str:
         check=False,
     )
     if done.returncode or not done.stdout.strip().isdecimal():
-        return "process_vm_readv: whoever calls it is killed"
+        return "process_vm_readv: a process that calls it is killed"
     code = int(done.stdout)
     return f"process_vm_readv: {os.strerror(code)}" if code else ""
