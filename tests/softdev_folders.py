@@ -41,7 +41,7 @@ RANKS = {
 READS = {("trace", "objects/objects.h")}
 """Includes against the order: the trace reads the objects' structures, and calls none of them."""
 
-EVERYBODYS = {"softdev.h", "native.h", "calls.h"}
+EVERYBODYS = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
 """Headers outside the folders: the device's own calls and the ABI."""
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("native", "native/softdev", "native/fast", "tests/soft", "tests/fuzz")
+FOLDERS = ("native/verbs", "native/softdev", "native/fast", "tests/soft", "tests/fuzz")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

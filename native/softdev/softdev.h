@@ -18,13 +18,13 @@
 #ifndef AIORDMA_SOFTDEV_H
 #define AIORDMA_SOFTDEV_H
 
-#include "native.h"
+#include "embedded.h"
 
 /* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They alone
  * are visible outside: the library of preload.c gives each of them the public name of the call. */
 #define CALL(library, result, name, arguments)                                                     \
 	__attribute__((visibility("default"))) result soft_##name arguments;
-#include "calls.h"
+#include "abi/calls.h"
 #undef CALL
 
 #endif

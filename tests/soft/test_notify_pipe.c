@@ -62,7 +62,7 @@ static struct loop loop_of(struct ibv_context *context)
 	struct loop loop = {.channel = verbs->ibv_create_comp_channel(context)};
 
 	CHECK(loop.channel);
-	CHECK_EQUAL(aiordma_set_nonblocking(loop.channel->fd), 0);
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, loop.channel->fd), 0);
 	CHECK_EQUAL(aiordma_flat_fds(loop.channel->fd, loop.flat), 2);
 	return loop;
 }
@@ -176,7 +176,7 @@ static void by_the_channel_alone(struct ibv_context *context)
 	struct pair pair;
 	unsigned change;
 
-	CHECK_EQUAL(aiordma_set_nonblocking(channel->fd), 0);
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, channel->fd), 0);
 	hang(&pair);
 	ask(&loop);
 	CHECK_EQUAL(aiordma_embedded_bells(channel->fd, fds, &change), 0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -519,7 +520,8 @@ async def test_a_death_is_noticed_after_the_first_has_gone(place: Place) -> None
         for other in others:
             async with place.within(1):
                 error = await ends(other.recv(), ConnectionBrokenError)
-            assert "is gone" in str(error)
+            # The socket's end or the device's event, whichever is noticed first.
+            assert re.search("is gone|has ended", str(error))
 
 
 async def exchange_nothing(conn: Connection) -> None:
@@ -587,7 +589,7 @@ async def test_nobody_asks_before_the_proof(place: Place) -> None:
         while not isinstance(message, protocol.Goodbye):
             message = await peer.control(5 * place.slow)
         assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
-        assert "before it has shown" in message.text
+        assert "before it has proved" in message.text
 
 
 @one_loop

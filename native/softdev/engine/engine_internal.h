@@ -12,7 +12,7 @@ struct soft_engine {
 	unsigned unlocks;       /* how often the lock has been given back */
 	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served; /* atomic: steps of application threads that found something to do */
-	unsigned parts; /* atomic: see interface.h */
+	unsigned parts; /* atomic: see embedded.h */
 	unsigned writes[2]; /* atomic: the same, awake and asleep */
 	unsigned armed; /* atomic: CQs that are armed to signal a channel */
 	unsigned spinning; /* atomic: threads that spin before they sleep */

@@ -1,4 +1,4 @@
-/* A fault spec as text: what interface.h says of aiordma_embedded_faults.  Pure but for the
+/* A fault spec as text: what embedded.h says of aiordma_embedded_faults.  Pure but for the
  * environment, which is asked once. */
 #include <errno.h>
 #include <stddef.h>
