@@ -225,6 +225,8 @@ struct soft_mr {
 
 /* Copy it, give it keys; the region that the application knows, or NULL and errno. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
+/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without any rights, are `reg_local_dma`. */
+struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 /* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
 int soft_mr_access(unsigned *access, unsigned allowed);
 
@@ -756,8 +758,8 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 /* Bind or invalidate, when its turn has come; false: it has not, or that has failed.  `reads`: READs and
  * atomics before it that are not answered. */
 bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
-/* Carry out the local requests whose turn has come, complete those whose turn to complete has come;
- * if the oldest request is one that cannot be transmitted, its turn to fail has come. */
+/* Carry out the local requests that are next, and complete those that are the oldest; fail the
+ * oldest request if it cannot be transmitted. */
 void soft_send_settle(struct soft_qp *qp);
 /* Complete local requests that were carried out and have nothing before them any more. */
 void soft_send_pass(struct soft_qp *qp);

@@ -54,7 +54,7 @@ struct soft_link {
 
 	bool busy;          /* its input is being served: it must not be freed */
 	struct soft_delay_queue
-		*delay_queue; /* delay_queue.c: NULL unless there is a plan of faults */
+		*delay_queue; /* delay_queue.c: NULL without a fault spec */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
 	struct soft_timer timer; /* retry, patience, lingering */
