@@ -3,12 +3,13 @@
  * Everything of the device runs under that lock, except the insides of completion queues and of
  * channels, which have small locks of their own.
  */
-#ifndef AIORDMA_SOFT_ENGINE_H
-#define AIORDMA_SOFT_ENGINE_H
+#ifndef AIORDMA_SOFTDEV_ENGINE_H
+#define AIORDMA_SOFTDEV_ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "atomics.h"
 #include "softdev.h"
@@ -82,7 +83,10 @@ struct soft_fd_watch {
 	struct soft_node node; /* of the engine: all sources, for the child of a fork */
 };
 
-/* Add the source or change its interest (level triggered).  Returns 0 or an errno value. */
+/* Close an fd unless it is -1, which it is then. */
+void soft_close_fd(int *fd);
+
+/* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
 int soft_watch(struct soft_fd_watch *source, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
 void soft_unwatch(struct soft_fd_watch *source);
@@ -110,6 +114,11 @@ struct soft_timer {
 	bool running;
 	struct soft_timer *child, *next, *previous;
 };
+
+static inline uint64_t soft_nanoseconds(const struct timespec *time)
+{
+	return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
 
 uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
 
@@ -162,8 +171,7 @@ enum {
 	SOFT_STAGING_SIZE = 32 * 1024, /* small frames read by one recv, or gathered for one send */
 	SOFT_STEP_BYTES = 1024 * 1024, /* of one stream in one step, in each direction */
 	SOFT_STEP_EVENTS = 8, /* streams served in one step */
-	SOFT_TICK_NS = 500 *
-		1000, /* between two polls of the engine's thread while it ticks */
+	SOFT_TICK_NS = 500 * 1000, /* between two polls of the engine's thread while it ticks */
 };
 
 /* Scratch memory of the thread that holds the lock; nothing in it outlives a call. */

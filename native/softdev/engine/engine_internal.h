@@ -1,7 +1,7 @@
 /* The engine's state, for the sources of this folder.  Under the lock, except for members marked
  * atomic. */
-#ifndef AIORDMA_SOFT_ENGINE_STATE_H
-#define AIORDMA_SOFT_ENGINE_STATE_H
+#ifndef AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
+#define AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
 
 #include <sys/epoll.h>
 

@@ -54,8 +54,8 @@
  * The PSNs are random numbers that the two applications have exchanged by their own means: a
  * process that connects without knowing them is not the peer.
  */
-#ifndef AIORDMA_SOFT_FRAME_H
-#define AIORDMA_SOFT_FRAME_H
+#ifndef AIORDMA_SOFTDEV_OBJECTS_FRAME_H
+#define AIORDMA_SOFTDEV_OBJECTS_FRAME_H
 
 #include <endian.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* Reliable connections, and unreliable ones, which are the same without answers: from work requests to
  * frames and back.  What carries the frames is in wire/. */
-#ifndef AIORDMA_SOFT_RC_H
-#define AIORDMA_SOFT_RC_H
+#ifndef AIORDMA_SOFTDEV_RC_H
+#define AIORDMA_SOFTDEV_RC_H
 
 #include "objects/objects.h"
 
