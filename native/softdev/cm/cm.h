@@ -150,8 +150,8 @@ struct soft_cm_id {
 
 	/* of a datagram service (cm_sidr.h) */
 	struct soft_cm_service *service; /* LISTENING */
-	struct soft_cm_sidr_query *question; /* CONNECTING */
-	struct soft_cm_sidr_client *caller; /* of a request */
+	struct soft_cm_sidr_query *query; /* CONNECTING */
+	struct soft_cm_sidr_client *client; /* of a request */
 	struct soft_node groups; /* that it has joined (cm_multicast.c) */
 
 	/* the handshake, and the stream as long as no queue pair has it */

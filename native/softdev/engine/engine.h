@@ -72,24 +72,24 @@ void soft_check_locked(const char *function);
 #endif
 
 /* A file descriptor that the engine watches; `ready` is called under the lock with the epoll events
- * and may unwatch, close and free its source or any other. */
+ * and may unwatch, close and free its watch or any other. */
 struct soft_fd_watch {
 	int fd;
-	void (*ready)(struct soft_fd_watch *source, uint32_t events);
+	void (*ready)(struct soft_fd_watch *watch, uint32_t events);
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
 	bool of_port; /* silent while the port is down */
 	bool direct; /* an event loop watches it itself: notify_fds.c */
-	struct soft_node node; /* of the engine: all sources, for the child of a fork */
+	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
 /* Close an fd unless it is -1, which it is then. */
 void soft_close_fd(int *fd);
 
 /* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
-int soft_watch(struct soft_fd_watch *source, uint32_t events);
+int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
-void soft_unwatch(struct soft_fd_watch *source);
+void soft_unwatch(struct soft_fd_watch *watch);
 
 /* notify_fds.c.  A watch that event loops may have in their own epoll set instead (soft_notify_fds).
  * One more, and one less (safe to repeat). */
@@ -230,17 +230,6 @@ void soft_engine_count_write(bool asleep);
 
 /* Does the engine's thread tick (every SOFT_TICK_NS)? */
 bool soft_engine_ticks(void);
-
-/* fd_watch.c.  For channel.c. */
-int soft_engine_epoll_fd(void);
-/* channel_epoll.c. */
-void soft_engine_add_channel(struct soft_channel *channel);
-void soft_engine_remove_channel(struct soft_channel *channel);
-
-/* For timer.c: when the first timer is due, or 0 for none. */
-void soft_engine_alarm(uint64_t deadline_ns);
-void soft_timers_run(void);
-void soft_timers_forget(void);
 
 /* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
 unsigned soft_engine_fork_generation(void);
