@@ -35,6 +35,7 @@ from ._fast import (
 )
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, explained, failure
+from .handles import Waiter
 from .library import Library, embedded, system
 from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
@@ -50,7 +51,6 @@ from .records import (
     RequestArray,
     WrongCompletion,
 )
-from .waiter import Waiter
 
 # The compiled modules know nothing of each other.
 connect(int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_drain"))))

@@ -10,10 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from contextvars import Context
 from typing import Any, Self
 
-from .._transport.sharing import RemoteRegion, RemoteSlice
-from ..mr_pool import LocalMemory
-from ..verbs._memory.buffers import AnyMemory
-from .waiter import Waiter
+from .handles import AnyMemory, Waiter
 
 TRANSFER_SIZE: int
 """The longest single request."""
@@ -255,10 +252,10 @@ class Batch:
 
     _transfer: Run | None
     """Inside the scope."""
-    def write(self, source: LocalMemory | AnyMemory, target: RemoteRegion | RemoteSlice) -> None:
+    def write(self, source: Local | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
 
-    def read(self, source: RemoteRegion | RemoteSlice, target: LocalMemory | AnyMemory) -> None:
+    def read(self, source: Remote, target: Local | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
 
 class Work:
