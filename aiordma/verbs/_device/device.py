@@ -73,7 +73,7 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Lets things go wrong in this process, from now on and as planned; None: nothing more.
+        """Inject faults into this process from now on, by this plan; None stops it.
 
         For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
         "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
@@ -81,19 +81,19 @@ class Device:
         but the embedded one.
         """
         self._check_faults()
-        fault_injection.set_plan(plan)
+        fault_injection.set_plan(self.library, plan)
 
     def fault_counts(self) -> fault_injection.FaultCounts:
-        """What has gone wrong on command since the process began.
+        """What has been injected since the process began.
 
         Raises UnsupportedError for any device but the embedded one.
         """
         self._check_faults()
-        return fault_injection.counts()
+        return fault_injection.counts(self.library)
 
     def _check_faults(self) -> None:
-        if self.library is not embedded():
-            raise UnsupportedError("faults on command", device=self.name)
+        if not self.library.offers("set_faults"):
+            raise UnsupportedError("fault injection", device=self.name)
 
     @property
     def numa_node(self) -> int | None:
