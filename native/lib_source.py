@@ -48,7 +48,7 @@ def declarations() -> str:
     provided = calls_struct("aiordma_provider_calls", providers)
     interface = (NATIVE / "verbs" / "interface.h").read_text()
     # Without its guard and includes, which cffi does not know.
-    device = "".join(file.read_text() for file in NATIVE.glob("soft*/embedded.h"))
+    device = (NATIVE / "softdev" / "embedded.h").read_text()
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).parents[1] / "native"
-DEVICE = next(path for name in ("softdev", "soft") if (path := NATIVE / name).is_dir())
+DEVICE = NATIVE / "softdev"
 
 # Folder, or file of `native` itself -> folders whose headers it may include, besides its own.
 FOLDERS: dict[str, set[str]] = {
     "abi": set(),
-    DEVICE.name: {"abi"},
+    "softdev": {"abi"},
     "verbs": {"abi"},
     "fast": {"verbs"},
-    "preload.c": {DEVICE.name},
+    "preload.c": {"softdev"},
 }
 
 # System headers of one folder alone, and those of the RDMA packages, which no build needs.

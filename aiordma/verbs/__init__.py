@@ -16,7 +16,7 @@ are seconds. Failures are exceptions of :mod:`aiordma.errors`.
 
 from typing import TYPE_CHECKING
 
-from aiordma.deferred import deferred
+from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from aiordma._core.handshake import Endpoint as Endpoint
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from ._qp.work_request import SendWorkRequest as SendWorkRequest
     from ._qp.xrc import XRCDomain as XRCDomain
 else:
-    __all__, __getattr__, __dir__ = deferred(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "aiordma._core.handshake": "Endpoint",

@@ -255,7 +255,9 @@ static int drain(struct table *table, struct aiordma_drain *state, long most, ui
 		PyErr_Restore(raised.type, raised.value, raised.traceback);
 		return RAISED;
 	}
-	return n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0) | (state->notify_fds_changed ? 4 : 0);
+	return n < 0 ? n
+		     : (n > 0 || state->busy) | (more ? 2 : 0) |
+			       (state->notify_fds_changed ? 4 : 0);
 }
 
 PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)

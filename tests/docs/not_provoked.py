@@ -20,7 +20,7 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
         "the user's handler raises it, and it is logged: tests/transport/test_server.py"
     ),
     ("verbs._device.device.Device.open", "VerbsError"): (
-        "the tests of the kernel's device run as root, who may open everything"
+        "the tests of the kernel's device run as root, which may open everything"
     ),
     ("verbs._device.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
     ("verbs._device.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,

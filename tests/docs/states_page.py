@@ -61,7 +61,7 @@ def _table(qp_type: QPType) -> str:
 
 
 def _bits(mask: QPAttrMask) -> str:
-    """The state itself is left out: it is named by whoever changes it."""
+    """The attributes of a state, without the state itself, which is an argument of the step."""
     names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
     return ", ".join(names) or "-"
 

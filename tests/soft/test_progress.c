@@ -1,8 +1,8 @@
 /* Who does the work: the engine's thread when the application is busy, the application's threads
  * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
 #include "leaks.h"
+#include "objects/objects.h"
 #include "verbs/boundary.h"
-#include "objects.h"
 #include "verbs_side.h"
 
 #include <dirent.h>

@@ -13,7 +13,6 @@ its memory stays pinned.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from aiordma._native import fork
 from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
@@ -143,7 +143,7 @@ def _after_fork_in_child() -> None:
         node.disown()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.reset_in_child(_after_fork_in_child)
 
 
 class Resource(Generic[P]):
