@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
@@ -31,18 +31,12 @@ if TYPE_CHECKING:
 _SLICE = 0.001
 
 
-class Drained(NamedTuple):
-    """What a drain did. Internal to the library."""
+# The result of a drain: whether there were completions, or the device made progress, as in the
+# middle of a long message; whether there may be more, of which the fd does not tell; and whether
+# `open_notify_fds` gives other descriptors now. Plain tuples, which are unpacked faster.
+Drained: TypeAlias = tuple[bool, bool, bool]
 
-    found: bool
-    """There were completions, or the device made progress, as in the middle of a long message."""
-    more: bool
-    """There may be more, of which the fd does not tell."""
-    fds_changed: bool
-    """:meth:`CompletionChannel.open_notify_fds` gives other descriptors now."""
-
-
-_DRAINED = tuple(Drained(bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))  # by its bits
+_DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
@@ -60,7 +54,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.context = context
         self.fd = pointer.fd
         self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
-        self.drain_state.calls = context.library.table
+        self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         drain_state = self.drain_state
@@ -70,7 +64,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
-        code = lib.aiordma_set_nonblocking(context.library.table, self.fd)
+        code = lib.aiordma_set_nonblocking(self._calls, self.fd)
         if code:
             self.close()
             raise failure("fcntl", code, "the completion channel's fd")
@@ -87,28 +81,28 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     def watched_fds(self) -> tuple[int, ...]:
         """What a loop may watch in place of ``fd``; see the class."""
         fds = ffi.new("int[2]")
-        count = lib.aiordma_watch_fds(self.context.library.table, self.fd, fds)
+        count = lib.aiordma_watch_fds(self._calls, self.fd, fds)
         return tuple(fds[i] for i in range(count)) or (self.fd,)
 
     def open_notify_fds(self) -> list[int]:
         """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
 
         They become the caller's, to be closed when it watches them no more. Others may come and go:
-        :class:`Drained` says so. A loop that never asks misses nothing. Internal to the library.
+        a drain says so. A loop that never asks misses nothing. Internal to the library.
         """
         fds = ffi.new("int[8]")
         return [fds[i] for i in range(lib.aiordma_notify_fds(self.drain_state, fds))]
 
     def peer_wakeups(self) -> int:
         """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""
-        return lib.aiordma_peer_wakeups(self.context.library.table)
+        return lib.aiordma_peer_wakeups(self._calls)
 
     def wrote_to_polling_peers(self, since: int) -> bool:
         """Has the device written to peers since :meth:`peer_wakeups`, all of which were polling?
 
         False where the device cannot tell. Internal to the library.
         """
-        now = self.peer_wakeups()
+        now = lib.aiordma_peer_wakeups(self._calls)
         return now != since and now >> 32 == since >> 32
 
     @property
