@@ -1,8 +1,8 @@
-"""The boundary to C: the only importer of the compiled module.
+"""The boundary to C: the only importer of the compiled modules.
 
 Above it there are no return codes and no errno: :mod:`.calls` turns every failure into an
-exception, and :mod:`.records` packs and unpacks what crosses in numbers. What is left to the rooms
-above is `ffi` for memory and `lib` for the data path.
+exception, and :mod:`.records` packs and unpacks arrays of requests and completions. Packages above
+use `ffi` for memory and `lib` for the data path.
 """
 
 from ._fast import (

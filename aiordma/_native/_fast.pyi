@@ -483,8 +483,8 @@ class Offers:
     """Offered messages (rendezvous) that the peer has not acknowledged: memory that it may read.
 
     `domain` and the functions of the library are addresses; without `register_own` the subclass
-    registers all memory.  Its `_not_closed(code)` raises the error of a failed `deregister`.  Memory
-    that was registered before a fork is left alone.
+    registers all memory.  Its `_not_closed(code)` raises the error of a failed `deregister`.
+    Memory that was registered before a fork is left alone.
     """
 
     def __init__(self, most: int, domain: int, register_own: int, deregister: int, /) -> None: ...
@@ -659,9 +659,9 @@ class Table:
     def drain(self, state: int, most: int, spin_us: int, returns: bool, /) -> int:
         """Drains up to `most` completions, 1 to 128, and handles them.
 
-        `state` is the address of a struct aiordma_drain.  Returns a negative errno value; or the sum
-        of 1 if there were completions or the device made progress, 2 if there may be more, and 4 if
-        other descriptors are to be watched.
+        `state` is the address of a struct aiordma_drain.  Returns a negative errno value; or the
+        sum of 1 if there were completions or the device made progress, 2 if there may be more, and
+        4 if other descriptors are to be watched.
         """
 
     closed: bool
@@ -729,8 +729,8 @@ class Queue:
     user: object
     """Remote memory must have the same."""
     traffic: object
-    """The Traffic that takes what the queue pair receives; or an object with `received(block, length)`
-    and `written(block, length, imm)`."""
+    """The Traffic that takes what the queue pair receives; or an object with
+    `received(block, length)` and `written(block, length, imm)`."""
     address: int
     """Of struct ibv_qp."""
     extended_address: int
@@ -775,7 +775,7 @@ class Queue:
         """The work of the send queue, oldest first."""
 
     def clear_slots(self) -> list[object]:
-        """The queue pair is destroyed: returns all work that was under way, releases its receives."""
+        """The queue pair is destroyed: returns all work under way, and releases its receives."""
 
 def connect(drain: int, /) -> None:
     """Sets the address of aiordma_drain."""

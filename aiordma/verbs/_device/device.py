@@ -153,7 +153,7 @@ def _devices(library: Library) -> list[Device]:
 
 @cache
 def _embedded_devices() -> list[Device]:
-    """They neither come nor go."""
+    """Asked once: embedded devices neither come nor go."""
     return _devices(embedded())
 
 
@@ -194,7 +194,7 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
-    except VerbsError as error:  # such as no permission: it may be another one that is meant
+    except VerbsError as error:  # such as no permission: another device may be meant
         gids[device.name] = str(error)
         return False
     gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"

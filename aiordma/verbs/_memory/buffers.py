@@ -1,4 +1,4 @@
-"""Whatever holds memory, as bytes: objects with the buffer protocol, and tensors (DLPack).
+"""The memory of any object as bytes: by the buffer protocol, or of a tensor (DLPack).
 
 Source: the Python C API on buffers.
 """
