@@ -1,4 +1,4 @@
-"""Connecting again, and again, with a pause that grows."""
+"""Connecting again and again, with exponential back-off."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def reconnect(
     handles: `except ConnectionError: continue` is all it takes to begin anew.  Work that was under
     way is not repeated; only the caller knows whether it may be.
 
-    Where nobody can be reached it waits: `first_delay` seconds at first, twice as long each time,
-    at most `longest_delay`, and each time between half of that and all of it by chance, so that
-    many clients do not come back at once.  After `attempts` failures in a row (None: never) the
-    last one is raised.  Errors that will not pass, such as a wrong key, are raised at once.  The
-    other arguments are those of `connect`.
+    While the peer cannot be reached it waits: `first_delay` seconds at first, twice as long each
+    time, at most `longest_delay`, and each time between half of that and all of it by chance, so
+    that many clients do not come back at once.  After `attempts` failures in a row (None: never)
+    the last one is raised.  Errors that will not pass, such as a wrong key, are raised at once.
+    The other arguments are those of `connect`.
     """
     failures = 0
     while True:
