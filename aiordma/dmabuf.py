@@ -1,4 +1,4 @@
-"""Memory of another device, a GPU above all, that its driver lets others reach: a dma-buf."""
+"""Memory of another device, such as a GPU, that its driver exports as a dma-buf."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .mr_pool import OwnMemory, Registration
 
 
 class DmabufRegion(OwnMemory):
-    """`length` bytes from `offset` of a dma-buf, registered: for `read`, `write` and `send_region`.
+    """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
 
-    This process has no view of them, so they cannot be sent or received as messages.  Yours until
-    `close`, or the end of its `with`; `close` during an operation takes effect when that is done.
+    The region has `length` bytes from `offset`.  This process cannot access them, so they cannot be
+    sent or received as messages.  The region is registered until `close` or the end of its `with`;
+    a `close` during an operation takes effect when the operation is done.
     """
 
     __slots__ = ("_fd", "_offset")
@@ -40,8 +41,8 @@ class DmabufRegion(OwnMemory):
     def view(self) -> memoryview:
         self._check()
         raise BufferStateError(
-            f"{self!r} is memory of another device: this process has no view of it, and cannot "
-            f"send or receive it as a message; use read, write and send_region"
+            f"{self!r} is memory of another device: this process cannot access it, so it cannot be "
+            f"sent or received as a message; use read, write and send_region"
         )
 
     def expose(
@@ -51,7 +52,7 @@ class DmabufRegion(OwnMemory):
         return pd.reg_dmabuf_mr(self._fd, length, access, offset=self._offset + offset)
 
     def close(self) -> None:
-        """Deregisters; a second call does nothing."""
+        """Deregister the memory; a second call does nothing."""
         self._give_back()
 
     def _give_back(self) -> None:

@@ -10,35 +10,35 @@
     │   ├── UnsupportedError             .capability that .device does not offer
     │   ├── DeviceNotFoundError          .name asked for, .known names
     │   └── LibraryNotFoundError         .library, .symbol that is not there
-    ├── WorkCompletionError              posted work failed: .status .operation .qp_num .wr_id
+    ├── WorkCompletionError              a work request failed: .status .operation .qp_num .wr_id
     │   └── ...                          one class per status, see WORK_COMPLETION_ERRORS
-    ├── DeviceEventError                 the device says that it, or a part of it, has failed
-    ├── ConnectionManagerError           no connection came about: .event .status
+    ├── DeviceEventError                 the device, or an object on it, has failed
+    ├── ConnectionManagerError           a connection could not be established: .event .status
     │   ├── AddressError (OSError)       the address does not resolve to a device
-    │   ├── RouteError (OSError)         the address is known, the way to it is not
-    │   ├── UnreachableError (OSError)   nobody answers there
+    │   ├── RouteError (OSError)         the address resolves, but there is no route to it
+    │   ├── UnreachableError (OSError)   the host does not answer
     │   └── RejectedError (ConnectionRefusedError)    .reason .private_data
-    │       └── ServiceRejectedError     the same, by a datagram service
-    ├── ConnectionClosedError (ConnectionError)   closed in order; .by_peer says by whom
-    ├── ConnectionBrokenError (ConnectionError)   the peer or the link died; __cause__ says how
-    ├── ProtocolError                    the peer said something that is not the protocol
-    ├── AuthenticationError (ConnectionRefusedError)   not the same key on both sides
-    ├── RequestRefusedError              the peer understood a request and said no: .code .text
-    ├── LimitError                       a limit would be passed: .amount .limit
-    │   ├── QuotaError                   of memory that is lent or held
-    │   └── MessageTooLongError          of what the peer takes in one message
+    │       └── ServiceRejectedError     rejected by a datagram service
+    ├── ConnectionClosedError (ConnectionError)   closed by this side, or .by_peer
+    ├── ConnectionBrokenError (ConnectionError)   the peer or the link failed; see __cause__
+    ├── ProtocolError                    the peer violated the protocol
+    ├── AuthenticationError (ConnectionRefusedError)   the two sides have different keys
+    ├── RequestRefusedError              the peer refused a request: .code .text
+    ├── LimitError                       a limit would be exceeded: .amount .limit
+    │   ├── QuotaError                   the limit on memory that is lent or held
+    │   └── MessageTooLongError          the limit on the length of a message
     ├── RangeError (ValueError)          .offset .length .region_length .right
-    │   ├── LocalRangeError              of the caller's own memory
-    │   └── RemoteRangeError             of the peer's memory
+    │   ├── LocalRangeError              in the caller's own memory
+    │   └── RemoteRangeError             in the peer's memory
     ├── BufferStateError                 a buffer was used after its release, or released twice
-    ├── BusyError                        someone else is using it right now
+    ├── BusyError                        another task, thread or operation is using the object
     ├── WrongLoopError (RuntimeError)    used in another loop, thread or process than its own
-    ├── TraceFormatError (ValueError)    a file is no trace: .path .line
+    ├── TraceFormatError (ValueError)    a line of a file is not a trace record: .path .line
     └── InternalError                    a bug in aiordma
 
-What stands in parentheses is a builtin that the class is derived from as well. Each text says
-what failed, whose fault it is where that is known, and what to change. All of them can be copied
-and pickled (a ``__cause__`` does not travel with a pickle, as with any exception).
+A name in parentheses is a builtin exception that the class is also derived from. The text of an
+error says what failed, on which object or peer, why, and what to change. Every error can be
+copied and pickled (pickling drops ``__cause__``, as with any exception).
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ class RDMAError(Exception):
         return _rebuild, (type(self), self.args), self.__dict__.copy()
 
 
+def host_port(address: tuple[str, int]) -> str:
+    """``host:port``, or ``[host]:port`` for IPv6 (RFC 3986). For the texts of this package."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 # --- verbs ---------------------------------------------------------------------------------------
 
 
@@ -84,10 +90,10 @@ class VerbsError(RDMAError, OSError):
 
 
 class QPTransitionError(VerbsError):
-    """A queue pair cannot be modified so; ``detail`` says what would be right.
+    """A queue pair cannot be modified as requested; ``detail`` says what is allowed.
 
-    ``missing`` and ``forbidden`` are bits of ``enum ibv_qp_attr_mask``; both 0 when there is no
-    such transition at all.
+    ``missing`` and ``forbidden`` are bits of ``enum ibv_qp_attr_mask``; both are 0 when the state
+    machine has no such transition.
     """
 
     def __init__(
@@ -105,7 +111,7 @@ class QPTransitionError(VerbsError):
 
 
 class PostError(VerbsError):
-    """Work requests were not posted: those before ``bad_index`` are, it and the rest are not."""
+    """Work requests were not posted: the one at ``bad_index`` and those after it."""
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
         where = f"work request {bad_index} and those after it were not posted"
@@ -114,10 +120,10 @@ class PostError(VerbsError):
 
 
 class QueueFullError(PostError):
-    """There is no room in the queue: poll completions, or make a queue pair with a larger one."""
+    """The queue has no room: poll completions, or create the queue pair with a larger queue."""
 
     def __init__(self, verb: str, bad_index: int, detail: str = "") -> None:
-        full = "the queue is full"
+        full = "the queue is full: poll completions first, or create it larger"
         super().__init__(_errno.ENOMEM, verb, bad_index, f"{full}; {detail}" if detail else full)
 
 
@@ -134,9 +140,9 @@ class UnsupportedError(VerbsError):
 
 
 class DeviceNotFoundError(VerbsError):
-    """There is no device ``name``; ``known`` are the names there are.
+    """No device has the name ``name``; ``known`` are the names of the devices that exist.
 
-    ``wanted`` says what was looked for beside a name, ``detail`` what the devices have of it.
+    ``wanted`` is a property that was required, ``detail`` what each device has instead.
     """
 
     def __init__(
@@ -144,14 +150,14 @@ class DeviceNotFoundError(VerbsError):
     ) -> None:
         self.name = name
         self.known = tuple(known)
-        who = f"device {name!r}" if name or not wanted else "device"
+        sought = f"device {name!r}" if name or not wanted else "device"
         if wanted:
-            who += f" with {wanted}"
+            sought += f" with {wanted}"
         if not self.known:
             there = "there is no device at all"
         else:
             there = f"there are: {detail or ', '.join(self.known)}"
-        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no {who}; {there}")
+        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no {sought}; {there}")
 
 
 _PACKAGES = {
@@ -161,9 +167,9 @@ _PACKAGES = {
 
 
 class LibraryNotFoundError(VerbsError):
-    """A system library, or a symbol in it, is not there; the text says what to install.
+    """A system library, or a symbol in it, is missing; the text names the package to install.
 
-    ``detail`` is what the dynamic linker said.
+    ``detail`` is the message of the dynamic linker.
     """
 
     def __init__(self, library: str, *, symbol: str | None = None, detail: str = "") -> None:
@@ -187,11 +193,11 @@ _work_completion_errors: dict[int, type[WorkCompletionError]] = {}
 
 
 class WorkCompletionError(RDMAError):
-    """Work was posted and its completion says that it failed.
+    """A work request was posted, and its completion has an error status.
 
     ``status`` is a value of ``enum ibv_wc_status``, ``status_name`` its name, ``operation`` what
-    was posted (``"send"``, ``"read"`` ...; empty when unknown), ``vendor_err`` the device's own
-    number. A status without a class of its own gives this class.
+    was posted (``"send"``, ``"read"`` ...; empty when unknown), ``vendor_err`` the error code of
+    the device's vendor. A status without a class of its own gives this class.
     """
 
     status_name: ClassVar[str] = ""
@@ -246,15 +252,15 @@ class LocalEECOperationError(WorkCompletionError, status=3, name="LOC_EEC_OP_ERR
 
 class LocalProtectionError(WorkCompletionError, status=4, name="LOC_PROT_ERR"):
     advice = (
-        "a local buffer of the work request is not covered by its lkey: wrong key, range or"
-        " protection domain, or no local write; it is this side's to correct"
+        "a local buffer of the work request is not covered by its lkey (wrong key, range or"
+        " protection domain, or no LOCAL_WRITE): correct it on this side"
     )
 
 
 class WorkRequestFlushedError(WorkCompletionError, status=5, name="WR_FLUSH_ERR"):
     advice = (
-        "the work request was not done, since the queue pair is in the error state; what put it"
-        " there is the cause"
+        "the work request was not executed, because the queue pair is in the error state; the first"
+        " failure on that queue pair is the cause"
     )
 
 
@@ -266,11 +272,14 @@ class MemoryWindowBindError(WorkCompletionError, status=6, name="MW_BIND_ERR"):
 
 
 class BadResponseError(WorkCompletionError, status=7, name="BAD_RESP_ERR"):
-    advice = "the peer's device answered with something that fits no request of ours"
+    advice = "the peer's device sent a response that matches no request of this side"
 
 
 class LocalAccessError(WorkCompletionError, status=8, name="LOC_ACCESS_ERR"):
-    advice = "a write with immediate arrived and its range or rights failed on this side"
+    advice = (
+        "the peer wrote with immediate data to a range, or with rights, that this side does not"
+        " allow"
+    )
 
 
 class RemoteInvalidRequestError(WorkCompletionError, status=9, name="REM_INV_REQ_ERR"):
@@ -282,19 +291,19 @@ class RemoteInvalidRequestError(WorkCompletionError, status=9, name="REM_INV_REQ
 
 class RemoteAccessError(WorkCompletionError, status=10, name="REM_ACCESS_ERR"):
     advice = (
-        "the peer's memory may not be touched so: wrong or withdrawn rkey, outside the region,"
-        " or the right was not given; ask the peer for a region that has it"
+        "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the"
+        " region, or a missing right; ask the peer for a region with that right"
     )
 
 
 class RemoteOperationError(WorkCompletionError, status=11, name="REM_OP_ERR"):
-    advice = "the peer's device could not carry the request out; look at the errors of that side"
+    advice = "the peer's device could not execute the request; look at the errors of that side"
 
 
 class RetryExceededError(WorkCompletionError, status=12, name="RETRY_EXC_ERR"):
     advice = (
-        "the peer did not acknowledge in time, all retries are used: it or the way to it is gone,"
-        " or timeout and retry_cnt are too small for this network"
+        "the peer did not acknowledge in time, and all retries are used: the peer or the path to it"
+        " is down, or timeout and retry_cnt are too small for this network"
     )
 
 
@@ -330,11 +339,11 @@ class FatalDeviceError(WorkCompletionError, status=19, name="FATAL_ERR"):
 
 
 class ResponseTimeoutError(WorkCompletionError, status=20, name="RESP_TIMEOUT_ERR"):
-    advice = "the peer's answer did not come in time"
+    advice = "the peer's response did not arrive in time"
 
 
 class GeneralCompletionError(WorkCompletionError, status=21, name="GENERAL_ERR"):
-    advice = "the transport failed in a way that has no name; see the vendor's error"
+    advice = "the transport failed for a reason without a status of its own; see the vendor error"
 
 
 class TagMatchingError(WorkCompletionError, status=22, name="TM_ERR"):
@@ -342,7 +351,7 @@ class TagMatchingError(WorkCompletionError, status=22, name="TM_ERR"):
 
 
 class TagMatchingIncompleteError(WorkCompletionError, status=23, name="TM_RNDV_INCOMPLETE"):
-    advice = "a tag-matched rendezvous was left for software to finish"
+    advice = "a tag-matched rendezvous must be completed by software"
 
 
 WORK_COMPLETION_ERRORS: Mapping[int, type[WorkCompletionError]] = MappingProxyType(
@@ -361,7 +370,7 @@ def work_completion_error(
     detail: str = "",
     cause: BaseException | None = None,
 ) -> WorkCompletionError:
-    """Make the exception for a completion's ``status`` (not for success, 0: ValueError).
+    """Make the exception for a completion's ``status``; ValueError for 0, which is success.
 
     ``cause`` becomes its ``__cause__``: for a flush, the first failure of that queue pair.
     """
@@ -381,23 +390,23 @@ def work_completion_error(
 
 # --- asynchronous events -------------------------------------------------------------------------
 
-# ibv_get_async_event(3): what can be done about those after which nothing works any more.
+# ibv_get_async_event(3): what to do about the events that end the use of an object.
 _EVENT_ADVICE = {
     "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
-    "QP_FATAL": "the device could not go on with the queue pair: the kernel's log may say why; or,"
-    " of the embedded device, the peer's process is gone, or the way to it",
+    "QP_FATAL": "the device cannot use the queue pair any more: see the kernel's log; on the"
+    " embedded device, the peer's process has ended or the path to it is down",
     "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
-    "QP_ACCESS_ERR": "the peer reached for memory that it has no right to; it is the peer's fault",
+    "QP_ACCESS_ERR": "the peer accessed memory without the right to; correct the peer",
     "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",
     "DEVICE_FATAL": "the device failed; close everything on it and open it again",
 }
 
 
 class DeviceEventError(RDMAError):
-    """The device reported by an asynchronous event that nothing more can be done.
+    """The device reported by an asynchronous event that it, or an object on it, has failed.
 
-    ``event`` is its name (``IBV_EVENT_`` left out), ``device`` the device, ``element`` what it is
-    about, empty when it is about the device itself.
+    ``event`` is the name of the event without ``IBV_EVENT_``, ``device`` the name of the device,
+    ``element`` the object that failed, empty for the device itself.
     """
 
     def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
@@ -414,32 +423,35 @@ class DeviceEventError(RDMAError):
 
 
 class ConnectionManagerError(RDMAError):
-    """The connection manager reported that no connection comes about.
+    """A connection could not be established.
 
-    ``event`` is the name of the event (``"RDMA_CM_EVENT_..."``, empty when a call failed at
-    once), ``status`` its status: a negative errno, or the reason of a rejection.
+    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``, empty when a
+    call failed at once), ``status`` its status: a negative errno, or the reason of a rejection.
     """
 
     _default_errno: ClassVar[int] = 0
 
     def __init__(self, message: str, *, event: str = "", status: int = 0) -> None:
-        text = f"{message} ({event}, status {status})" if event else message
-        if isinstance(self, OSError):
-            super().__init__(-status if status < 0 else self._default_errno, text)
-        else:
-            super().__init__(text)
         self.event = event
         self.status = status
+        if event:
+            if status:
+                event += f": {os.strerror(-status)}" if status < 0 else f", status {status}"
+            message = f"{message} ({event})"
+        if isinstance(self, OSError):
+            super().__init__(-status if status < 0 else self._default_errno, message)
+        else:
+            super().__init__(message)
 
 
 class AddressError(ConnectionManagerError, OSError):
-    """The address could not be bound or resolved to an RDMA device: no device has a way there."""
+    """The address could not be bound, or no RDMA device has a route to it."""
 
     _default_errno = _errno.EADDRNOTAVAIL
 
 
 class RouteError(ConnectionManagerError, OSError):
-    """The address was resolved, the route to it was not."""
+    """The address was resolved, but no route to it was found."""
 
     _default_errno = _errno.ENETUNREACH
 
@@ -451,23 +463,23 @@ class UnreachableError(ConnectionManagerError, OSError):
 
 
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
-    """The peer's host answered and refused.
+    """The peer's host rejected the connection.
 
-    ``reason`` is the number of IBTA clause 12.6.7.2 (28: by the application; 8: nobody listens),
-    or a negative errno; ``private_data`` what came with it, trailing zeros included.
+    ``reason`` is a number of IBTA clause 12.6.7.2 (28: by the application; 8: no listener on the
+    port) or a negative errno; ``private_data`` is what the peer attached, trailing zeros included.
     """
 
     _default_errno = _errno.ECONNREFUSED
-    # The ones that a user can do something about.
+    # The reasons that a user can do something about.
     _reasons: ClassVar[Mapping[int, str]] = MappingProxyType(
         {
-            1: "the peer has no queue pair left",
+            1: "the peer has no queue pair to spare",
             3: "the peer is out of resources",
             4: "the request timed out",
             5: "the peer does not support the request",
-            8: "nobody listens on that port",
-            10: "the peer still has a connection of these numbers",
-            28: "the application there refused",
+            8: "no listener on that port",
+            10: "the peer still has a connection with this communication ID",
+            28: "the application there rejected it",
             35: "the peer does not accept the vendor's options that were offered (ECE)",
         }
     )
@@ -487,48 +499,48 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 
 
 class ServiceRejectedError(RejectedError):
-    """A datagram service was asked for and refused: ``reason`` is the status of the answer.
+    """A datagram service rejected the request: ``reason`` is the status of its reply.
 
-    IBTA clause 12.11.2 (2: by the application; 1: nobody listens).
+    IBTA clause 12.11.2 (2: by the application; 1: no listener on the port).
     """
 
     _reasons = MappingProxyType(
         {
-            1: "nobody listens on that port",
-            2: "the application there refused",
+            1: "no listener on that port",
+            2: "the application there rejected it",
             3: "the peer has no queue pair for it",
-            4: "the service has moved",
+            4: "the service has moved to another port",
             5: "the peer speaks another version",
         }
     )
 
 
 class ConnectionClosedError(RDMAError, ConnectionError):
-    """The connection has been closed in order: by this side, or ``by_peer`` with its goodbye."""
+    """The connection was closed cleanly, by this side or ``by_peer``."""
 
     def __init__(self, message: str = "", *, by_peer: bool = False) -> None:
-        who = "the peer has closed the connection" if by_peer else "the connection is closed"
-        super().__init__(message or who)
+        text = "the peer has closed the connection" if by_peer else "the connection is closed"
+        super().__init__(message or text)
         self.by_peer = by_peer
 
 
 class ConnectionBrokenError(RDMAError, ConnectionError):
-    """The connection ended without a goodbye: the peer died, or the link; see ``__cause__``."""
+    """The connection ended without a close: the peer or the link failed; see ``__cause__``."""
 
     def __init__(self, message: str = "the connection broke") -> None:
         super().__init__(message)
 
 
 class ProtocolError(RDMAError):
-    """The peer said something that is not the protocol; the connection ends with it."""
+    """The peer violated the protocol; the connection has been ended."""
 
 
 class AuthenticationError(RDMAError, ConnectionRefusedError):
-    """The two sides have not the same key, or only one of them was given one (``auth=``)."""
+    """The two sides have different keys, or only one of them has a key (``auth=``)."""
 
 
 class RequestRefusedError(RDMAError):
-    """The peer understood a request and refused it: ``code`` (of the protocol) and ``text``."""
+    """The peer refused a request: ``code`` (of the protocol) and ``text`` say why."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"the peer refused the request: {text} (code {code})")
@@ -540,7 +552,7 @@ class RequestRefusedError(RDMAError):
 
 
 class LimitError(RDMAError):
-    """``amount`` was asked for and ``limit`` is the most; units are those of the text."""
+    """``amount`` was requested and ``limit`` is the maximum, in the unit that the text names."""
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -549,28 +561,31 @@ class LimitError(RDMAError):
 
 
 class QuotaError(LimitError):
-    """More memory was asked for than one side lends, or a pool may hold."""
+    """More memory was requested than a peer lends, or than a pool may hold."""
 
 
 class MessageTooLongError(LimitError):
-    """A message of ``amount`` bytes for a peer that takes ``limit`` at most; nothing was sent.
+    """A message of ``amount`` bytes exceeds the peer's limit of ``limit``; nothing was sent.
 
-    Or for memory of ``limit`` bytes, given to ``recv_into``; the message stays to be received.
+    Or it exceeds the memory given to ``recv_into``; the message can still be received.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
         if received:
-            text = f"the next message has {length} bytes, the memory for it {limit}"
+            text = f"the next message has {length} bytes, the memory given for it {limit}"
         else:
-            text = f"a message of {length} bytes; the peer takes at most {limit}"
+            text = (
+                f"a message of {length} bytes; the peer takes at most {limit}"
+                " (Config.max_message there)"
+            )
         super().__init__(text, amount=length, limit=limit)
 
 
 class RangeError(RDMAError, ValueError):
-    """A range of a region that cannot be used as asked; nothing was posted.
+    """A range of a region cannot be accessed as requested; nothing was posted.
 
-    ``offset`` and ``length`` are what was asked for, ``region_length`` what there is (bytes);
-    ``right`` names the right that is missing, when it is that.
+    ``offset`` and ``length`` are the requested range, ``region_length`` is the size of the region,
+    all in bytes; ``right`` names the missing right, if that is the reason.
     """
 
     _whose: ClassVar[str] = "region"
@@ -588,13 +603,13 @@ class RangeError(RDMAError, ValueError):
 
 
 class LocalRangeError(RangeError):
-    """A range of the caller's own memory."""
+    """A range of the caller's own memory cannot be accessed as requested."""
 
     _whose = "local buffer"
 
 
 class RemoteRangeError(RangeError):
-    """A range of the peer's memory."""
+    """A range of the peer's memory cannot be accessed as requested."""
 
     _whose = "remote region"
 
@@ -604,15 +619,15 @@ class BufferStateError(RDMAError):
 
 
 class BusyError(RDMAError):
-    """The object is in use by someone else; try again when they are done."""
+    """Another task, thread or operation is using the object; try again when it is done."""
 
 
 class WrongLoopError(RDMAError, RuntimeError):
-    """The object belongs to another event loop, or thread, or to the parent of this process."""
+    """The object belongs to another event loop or thread, or to the parent of this process."""
 
 
 class TraceFormatError(RDMAError, ValueError):
-    """Line ``line`` (from 1) of the file ``path`` is not what the line of a trace may be."""
+    """Line ``line`` (counted from 1) of the file ``path`` is not a trace record."""
 
     def __init__(self, detail: str, path: str = "", line: int = 0) -> None:
         super().__init__(f"{path or 'trace'}, line {line}: {detail}")
@@ -621,7 +636,7 @@ class TraceFormatError(RDMAError, ValueError):
 
 
 class InternalError(RDMAError):
-    """Something that cannot happen did: a bug in aiordma, not in its user or its peer."""
+    """An invariant of aiordma was violated: a bug in aiordma, not in its user or its peer."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message} (a bug in aiordma: please report it)")

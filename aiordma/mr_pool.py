@@ -28,8 +28,8 @@ from ._memory.pool_waiters import PoolWaiters
 from ._native import Block as NativeBlock
 from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
-from .verbs.other_memory import reg_everything
-from .verbs.pages import Mapped
+from .verbs._memory.pages import Mapped
+from .verbs._memory.special_regions import reg_local_dma
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
@@ -114,7 +114,7 @@ class MemoryPool(Shelf):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
-        self._everything = reg_everything(pd)
+        self._everything = reg_local_dma(pd)
         if self._everything is not None:
             self.everything = self._everything.lkey
         self.ready_bytes = READY_BYTES

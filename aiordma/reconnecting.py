@@ -1,4 +1,4 @@
-"""Connecting again and again, with exponential back-off."""
+"""Reconnecting with exponential back-off."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from ssl import SSLContext
 
 from .config import DEFAULT, Config
-from .errors import AddressError, RejectedError, RouteError, UnreachableError
+from .errors import AddressError, RejectedError, RouteError, UnreachableError, host_port
 from .transport import Address, Connection, Via, connect
 
 logger = logging.getLogger("aiordma.reconnect")
 
-# What may be otherwise in a moment.  Anything else is a mistake that stays one.
-PASSING = (AddressError, RejectedError, RouteError, UnreachableError)
+# Errors that may be temporary.  Any other error is raised at once.
+TEMPORARY = (AddressError, RejectedError, RouteError, UnreachableError)
 
 
 async def reconnect(
@@ -32,17 +32,17 @@ async def reconnect(
     auth: bytes | None = None,
     ssl: SSLContext | None = None,
 ) -> AsyncIterator[Connection]:
-    """A connection, and another one each time the loop comes round: `async for conn in ...`.
+    """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
 
-    The connection is closed when the body has ended.  What ends it inside the body, the body
-    handles: `except ConnectionError: continue` is all it takes to begin anew.  Work that was under
-    way is not repeated; only the caller knows whether it may be.
+    The connection is closed at the end of the body.  The body handles errors of the connection:
+    `except ConnectionError: continue` reconnects.  Outstanding operations are not repeated; only
+    the caller knows whether they may be.
 
-    While the peer cannot be reached it waits: `first_delay` seconds at first, twice as long each
-    time, at most `longest_delay`, and each time between half of that and all of it by chance, so
-    that many clients do not come back at once.  After `attempts` failures in a row (None: never)
-    the last one is raised.  Errors that will not pass, such as a wrong key, are raised at once.
-    The other arguments are those of `connect`.
+    A failed attempt is repeated after a delay with exponential back-off: `first_delay` seconds,
+    doubled after each failure up to `longest_delay`, and reduced by a random part of up to a half,
+    so that many clients do not reconnect at once.  After `attempts` failures in a row (None: no
+    limit) the last error is raised.  Errors that are not temporary, such as a wrong key, are raised
+    at once.  The other arguments are those of `connect`.
     """
     failures = 0
     while True:
@@ -50,13 +50,14 @@ async def reconnect(
             connection = await connect(
                 host, port, device=device, via=via, source=source, config=config, auth=auth, ssl=ssl
             )
-        except PASSING as error:
+        except TEMPORARY as error:
             failures += 1
             if attempts is not None and failures >= attempts:
                 raise
             delay = min(longest_delay, first_delay * 2 ** min(failures - 1, 30))
             delay *= random.uniform(0.5, 1)
-            logger.info("%s port %s: %s; again in %.3g seconds", host, port, error, delay)
+            where = host_port((host, port))
+            logger.info("connecting to %s: %s; again in %.3g seconds", where, error, delay)
             await asyncio.sleep(delay)
             continue
         failures = 0

@@ -1,4 +1,4 @@
-"""For the tests of your own program: faults on command, connected pairs, a leak check.
+"""For the tests of your own program: fault injection, connected pairs, a leak check.
 
     async def test_nothing_is_counted_twice():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:
@@ -6,8 +6,8 @@
                 ...
         assert injected.counts().lost
 
-Faults are those of the embedded device; everything else works on any device. docs/testing.md has an
-example of a whole test.
+Fault injection needs the embedded device; everything else works on any device. docs/testing.md has
+the example of a whole test.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from .verbs import FaultCounts
 __all__ = ["FaultCounts", "Faults", "Held", "When", "check_leaks", "connected_pair", "faults"]
 
 When = float | str
-"""How often a fault strikes: a probability from 0 to 1, or which occurrence, counted from 1.
+"""When a fault is injected: a probability from 0 to 1, or occurrences, counted from 1.
 
 "@3" is the third one, "@3-5" the third to the fifth, "@3-" the third and all later ones; "0.5@3-"
 each of these with a probability. Frames of connections, and requests that need a receive, are
-counted for each connection, everything else in the process.
+counted per connection, everything else per process.
 """
 
 
 class Faults:
-    """A plan of faults that is in force, as :func:`faults` gives it."""
+    """Active fault injection, from :func:`faults`."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
         """For this package."""
         self.plan = plan
-        """As the environment variable AIORDMA_EMBEDDED_FAULTS would have it."""
+        """The faults, in the syntax of the environment variable AIORDMA_EMBEDDED_FAULTS."""
         self.seed = seed
         self._device = device
         self._before = device.fault_counts()
@@ -57,9 +57,9 @@ class Faults:
         return f"<Faults {self.plan}: {self.counts()}>"
 
     def counts(self) -> FaultCounts:
-        """What the plan has done so far; when it is over, what it has done in all.
+        """The number of faults injected so far; after the block, the total.
 
-        Assert on it: a test of a fault that never happened shows nothing.
+        Assert on it: a test whose fault never happened shows nothing.
         """
         return (self._after or self._device.fault_counts()) - self._before
 
@@ -94,40 +94,41 @@ def faults(
     cq: verbs.CompletionQueue | int | None = None,
     device: str | None = None,
 ) -> Iterator[Faults]:
-    """Inside ``with``, things go wrong in the embedded device of this process.
+    """Inject faults into the embedded device of this process, inside a ``with`` block.
 
-    The k-th frame that comes in by the n-th connection meets the same fate whenever the ``seed`` is
-    the same. Without a seed one is drawn. An exception that leaves the block gets a note
-    with the plan and what it has done, so that the failure can be repeated.
+    With the same ``seed`` the k-th incoming frame of the n-th connection has the same fault.
+    Without a seed a random one is chosen. An exception that leaves the block gets a note with the
+    faults and their counts, so that the failure can be repeated.
 
-    - ``loss``, ``duplicate``: frames and datagrams that come in are dropped, or taken in twice;
-      ``frames`` says which ones of reliable connections. Reliable ones then send again, as
-      InfiniBand has it, and fail with RETRY_EXC_ERR when that was not enough; what UC and UD queue
-      pairs lose is lost.
-    - ``delay``, ``jitter``: what comes in is late, by so many seconds and by up to so many more;
-      the order within a connection stays. Nothing fails because of that alone.
-    - ``rate``: a slow device, which takes in so many bytes a second.
-    - ``cut``: connections break, those that there are being counted first, then new ones in the
-      order in which they come up; each when it has taken in ``cut_after`` bytes.
-    - ``rnr``: a request that needs a receive is told that there is none; it is tried again as often
-      as rnr_retry says.
-    - ``overrun``: a completion finds its queue full, which is the end of the queue.
+    - ``loss``, ``duplicate``: incoming frames and datagrams are dropped, or processed twice;
+      ``frames`` selects those of reliable connections. Reliable connections retransmit as
+      InfiniBand specifies, and fail with RETRY_EXC_ERR when the retries are used up; messages of UC
+      and UD queue pairs are lost.
+    - ``delay``, ``jitter``: incoming frames are delayed by so many seconds, plus a random time of
+      up to ``jitter``; the order within a connection stays. Delay alone makes nothing fail.
+    - ``rate``: the device receives at most so many bytes per second.
+    - ``cut``: connections break, each when it has received ``cut_after`` bytes. Existing ones are
+      counted first, then new ones in the order in which they are established.
+    - ``rnr``: a request that needs a receive gets an RNR NAK; it is retried as often as rnr_retry
+      says.
+    - ``overrun``: a completion overruns its completion queue, which puts the queue into error.
     - ``register``: a registration of memory fails with ENOMEM.
-    - ``handshake``: a message of the connection manager that comes in is dropped: the first one of
-      a connection is the listener's, the next two are the caller's. Nobody sends them again.
+    - ``handshake``: an incoming message of the connection manager is dropped: the first one of a
+      connection arrives at the listener, the next two at the caller. They are not sent again.
 
     ``qp`` and ``cq`` limit connections, requests and datagrams to one queue pair, and overruns to
-    one completion queue. The plan replaces that of the environment variable
-    AIORDMA_EMBEDDED_FAULTS, which is over with it. The other side of a connection, in another
-    process, has a plan of its own, or none.
+    one completion queue. The faults replace those of the environment variable
+    AIORDMA_EMBEDDED_FAULTS for good. A peer in another process has faults of its own, or none.
 
-    Raises ValueError for a value that cannot be, BusyError inside another such block (there is one
-    plan for the process), and UnsupportedError when ``device`` (or AIORDMA_DEVICE, or the default
-    device) is not the embedded one.
+    Raises ValueError for an invalid value, BusyError inside another such block, since the faults
+    are those of the process, and UnsupportedError when ``device`` (or AIORDMA_DEVICE, or the
+    default device) is not the embedded one.
     """
-    global _in_force  # noqa: PLW0603 - there is one plan for the process
+    global _in_force  # noqa: PLW0603 - one for the process
     if _in_force:
-        raise BusyError(f"there is a plan of faults already: {_in_force.plan}")
+        raise BusyError(
+            f"this process injects faults already ({_in_force.plan}): end that block first"
+        )
     chosen = verbs.find_device(device or os.environ.get("AIORDMA_DEVICE") or None)
     if seed is None:
         seed = secrets.randbits(32)
@@ -155,7 +156,7 @@ def faults(
     try:
         yield made
     except BaseException as error:
-        error.add_note(f"faults were injected, as planned by {plan}: {made.counts()}")
+        error.add_note(f"faults were injected ({plan}): {made.counts()}")
         raise
     finally:
         _in_force = None
@@ -163,7 +164,7 @@ def faults(
 
 
 def _when(when: When) -> str:
-    """Without an exponent, which a plan has not."""
+    """The value as text, without an exponent, which the syntax does not allow."""
     if isinstance(when, str):
         return when
     return format(when, ".18f").rstrip("0").rstrip(".") if when else ""
@@ -184,11 +185,11 @@ async def connected_pair(
     via: Literal["cm", "tcp"] = "cm",
     config: Config | None = None,
 ) -> AsyncIterator[tuple[Connection, Connection]]:
-    """Two connections that are connected to each other, both in this process.
+    """Two connections in this process that are connected to each other.
 
-    The first one has connected, the second one has been accepted; both are closed at the end of the
-    block. ``device`` is as in :func:`aiordma.connect`, and is reached by its own address. Raises
-    what :func:`aiordma.listen` and :func:`aiordma.connect` raise.
+    The first one called connect, the second one was accepted; both are closed at the end of the
+    block. ``device`` is as in :func:`aiordma.connect`; its own address is used. Raises what
+    :func:`aiordma.listen` and :func:`aiordma.connect` raise.
     """
     config = config or Config()
     chosen = verbs.find_device(device or os.environ.get("AIORDMA_DEVICE") or None)
@@ -203,10 +204,10 @@ async def connected_pair(
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: open files, threads, objects of the device by class.
+    """The resources of this process: open files, threads, objects of the device by class.
 
-    A file is one object under one number, so that another one that has got the number of a closed
-    one is told apart; a thread is one with its start.
+    A file is identified by its number and inode, a thread by its id and start time, so that a
+    reused number does not hide a leak.
     """
 
     files: dict[tuple[int, int, int, str], str]
@@ -215,11 +216,11 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """At this moment."""
+        """The resources at this moment."""
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """What there is after, and was not before; empty when nothing."""
+        """A description of what ``after`` has and this does not; empty without growth."""
         lines = [
             f"file {key[0]}: {target}"
             for key, target in sorted(after.files.items(), key=lambda item: item[0][0])
@@ -238,24 +239,23 @@ class Held:
 
 
 def _open_files() -> dict[tuple[int, int, int, str], str]:
-    """Numbers, devices, inodes and, of what has no inode of its own, kinds; the targets."""
+    """The targets of open files by number, device, inode and, for anonymous inodes, kind."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             target, status = os.readlink(f"/proc/self/fd/{name}"), os.fstat(int(name))
-        except OSError:  # the directory's own descriptor, or one that another thread has closed
+        except OSError:  # the directory itself, or closed by another thread
             continue
-        # The text of a target changes when the file is renamed; eventfds, epolls and the like
-        # share one inode.
+        # A target's text changes when the file is renamed; all anonymous inodes share one number.
         kind = target if target.startswith("anon_inode:") else ""
         files[int(name), status.st_dev, status.st_ino, kind] = target
     return files
 
 
 def _threads() -> dict[tuple[int, int], str]:
-    """The ids and the starts of this process's threads, in ticks since the boot, and their names.
+    """The names of this process's threads by id and start time, in ticks since boot.
 
-    A thread that has been joined is listed until the kernel has taken it away.
+    The kernel may list a thread for a moment after it was joined.
     """
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
@@ -263,7 +263,7 @@ def _threads() -> dict[tuple[int, int], str]:
         try:
             with open(f"/proc/self/task/{name}/stat") as file:
                 before, _, fields = file.read().rpartition(")")  # proc(5): the name is in brackets
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             continue
         threads[int(name), int(fields.split()[19])] = (
             python.get(int(name)) or before.partition("(")[2]
@@ -273,21 +273,20 @@ def _threads() -> dict[tuple[int, int], str]:
 
 @contextmanager
 def check_leaks(*, timeout: float = 5) -> Iterator[None]:
-    """Raises AssertionError when the block leaves something behind that was not there before.
+    """Raise AssertionError when the block leaks files, threads or objects of the device.
 
-    That is open files, threads, and objects of the device (queue pairs, regions ...), which it
-    lists. What ends on its own, such as a thread that has been joined and that the kernel still
-    lists, has up to ``timeout`` seconds for that; when nothing is left behind, the check does not
-    wait. An exception of the block itself goes before. Put it around all of a test, the event loop
-    included: the check blocks its thread, and what a loop or a library keeps from its first use on
-    counts as left behind.
+    The error lists them. Resources that are about to end, such as a joined thread that the kernel
+    still lists, have up to ``timeout`` seconds; without leaks the check does not wait. An exception
+    of the block takes precedence. Put the check around a whole test, including its event loop: it
+    blocks its thread, and resources that a loop or a library keeps after their first use count as
+    leaks.
     """
     before = Held.now()
     yield
     deadline, pause = time.monotonic() + timeout, 0.001
     while growth := before.growth(Held.now()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"left behind:\n{growth}")
-        gc.collect()  # cycles may hold what refers to closed things
+            raise AssertionError(f"the block leaked:\n{growth}")
+        gc.collect()  # garbage cycles may hold resources
         time.sleep(pause)
         pause = min(2 * pause, 0.1)

@@ -8,8 +8,8 @@
         for request in trace.requests(run):
             print(request.operation, request.status, request.took)
 
-Without a change to the program, ``AIORDMA_TRACE=run.jsonl`` in the environment does the same for
-all of its life. ``aiordma trace`` shows such files, and ``docs/trace.md`` says what is in them.
+Without a change to the program, ``AIORDMA_TRACE=run.jsonl`` in the environment traces all of its
+run. ``aiordma trace`` shows such files, and ``docs/trace.md`` describes their format.
 """
 
 from __future__ import annotations
@@ -72,33 +72,33 @@ __all__ = [
 
 
 def start(path: str | os.PathLike[str]) -> Path:
-    """Trace what this process does with the embedded device from now on; the file's name.
+    """Start to trace this process's use of the embedded device; return the name of the file.
 
-    ``%p`` in ``path`` is the number of this process. What is in the file stays, and the trace goes
-    behind it; where another process is writing its own, the file is ``path`` with ``.`` and the
-    number of this process. It is readable for its owner alone, since keys and addresses are in it.
+    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file; while
+    another process writes to it, the file is ``path`` with ``.`` and the process id. Only its owner
+    can read it, since it contains keys and addresses.
 
-    Raises BusyError when there is a trace already, OSError for a file that cannot be written:
-    EFBIG and ENOSPC without room for it, ESPIPE for what is no regular file.
+    Raises BusyError when this process is being traced already, OSError for a file that cannot be
+    written: EFBIG and ENOSPC without room for it, ESPIPE if it is not a regular file.
     """
     used = ffi.new("char[]", 4097)
     code = lib.aiordma_trace_start(os.fsencode(path), used, len(used))
     if code == errno.EBUSY:
-        raise BusyError("this process has a trace already; stop() it first")
+        raise BusyError("this process is being traced already: call stop() first")
     if code:
         raise OSError(code, os.strerror(code), os.fspath(path))
     return Path(os.fsdecode(ffi.string(used)))
 
 
 def stop() -> None:
-    """End the trace, whoever has begun it. Nothing happens when there is none."""
+    """End the trace, also one that the environment started; without a trace nothing happens."""
     lib.aiordma_trace_stop()
 
 
 def flush() -> None:
-    """Cut off what the file has beyond its last line, for who wants to read it now.
+    """Truncate the file to its last line, so that any program can read it now.
 
-    Nothing is lost without that: see ``docs/trace.md``.
+    No record is lost without this call: see ``docs/trace.md``.
     """
     lib.aiordma_trace_flush()
 
@@ -114,8 +114,8 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """The runs in a file, as they were written. A process may be writing it, or have been killed.
+    """The runs in a file, in their order. A process may still write it, or have been killed.
 
-    Raises OSError when it cannot be read, TraceFormatError for what is no trace, with the line.
+    Raises OSError when the file cannot be read, TraceFormatError with the line when it is no trace.
     """
     return parse_runs(Path(path).read_bytes(), os.fspath(path))

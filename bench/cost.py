@@ -31,7 +31,7 @@ THOUSAND = 200 * MIB
 TRANSFER = 64 * MIB
 
 IDLE_SECONDS = 5.0
-# Stretches to wait for one in which nobody runs: what the connecting has left behind, such as an
+# Intervals to wait for one without activity: work left over from connecting, such as an
 # alarm for a handshake that is long done, rings once within its time of 10 s.
 STRETCHES = 4
 # So often that a few seconds show several.

@@ -29,7 +29,7 @@ def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) 
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = shlex.split(os.environ.get("CC", "cc"))
-        made = built.with_suffix(f".{os.getpid()}")  # two who do this at once disturb nobody
+        made = built.with_suffix(f".{os.getpid()}")  # safe when two processes do this at once
         command = [*compiler, *FLAGS, *flags, "-o", str(made), str(HERE / source)]
         subprocess.run([*command, *map(str, libraries)], check=True)
         made.rename(built)

@@ -17,7 +17,7 @@ of {turns} turns, in each of which all that is compared ran once; in brackets th
 highest turn. What carries over to another machine, if anything does, are the ratios.
 """
 
-NO_NOTE = "nobody has looked into it."
+NO_NOTE = "not investigated."
 VERDICTS = {True: "reached", False: "**not reached**", None: ""}
 
 

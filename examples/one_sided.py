@@ -23,7 +23,9 @@ async def server(listener: aiordma.Listener) -> None:
     async with await listener.accept() as conn:
         with conn.register(MEMORY) as region:
             await conn.send_region(region, access=aiordma.Rights.READ | aiordma.Rights.WRITE)
-            await conn.recv()  # a remote write tells nobody: the client says when it is done
+            await (
+                conn.recv()
+            )  # the owner does not notice a remote write: the client says when it is done
             print("server: my memory is now", bytes(MEMORY).hex(" "))
 
 

@@ -3,7 +3,7 @@
     python examples/shared_counter.py [HOST]
 
 HOST is an address of the RDMA device, 127.0.0.1 if it is left out. Each client adds 1 a hundred
-times; the one that comes last sets the counter back to 0, unless somebody has added more.
+times; the one that comes last sets the counter back to 0, unless another process has added more.
 """
 
 import asyncio

@@ -136,7 +136,7 @@ def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: who looks for garbage need not go through it after each test."""
+    """Freeze the objects that exist by now, so that the collector skips them after each test."""
     gc.collect()
     gc.freeze()
 

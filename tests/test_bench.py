@@ -36,7 +36,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 # perftest's is tested with the programs: tests/programs.
 @pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
 def test_comparison(name: str) -> None:
-    """Once, with as little work as there is: everybody carries and every requirement is judged."""
+    """One run with the least work: every contender runs and every requirement is judged."""
     comparison = COMPARISONS[name]
     data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))
     assert data
@@ -124,17 +124,17 @@ def test_results_say_what_was_measured() -> None:
 
 def test_what_nobody_looked_into_is_said() -> None:
     text = markdown(made_up(), COMPARISONS, {}, {})
-    assert f"\n**{ADAPTIVE}**: nobody has looked into it.\n" in text
+    assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
 
 
 COMMITTED = command.HERE / command.SAVED
 
 
 def test_the_committed_results_are_those_of_the_command() -> None:
-    """Nobody has written into them; and each row that is not reached has its note."""
+    """The generated pages are unedited, and each row that misses its goal has a note."""
     text = (command.HERE / "RESULTS.md").read_text()
     assert text == command.text(json.loads(COMMITTED.read_text()))
-    assert "nobody has looked into it" not in text
+    assert "not investigated" not in text
 
 
 def test_notes_are_about_what_is_asked() -> None:
@@ -188,7 +188,7 @@ def test_cost(tmp_path: Path) -> None:
     assert all(0 < own <= OWN for own in connections["own"])
     # Only receives that have been used are in memory.
     assert all(pool < 16 << 10 for pool in connections["pool"])
-    # Nobody has run at all: whatever it were, it would come again.
+    # No contender has run yet: a failure would repeat.
     assert connections["idle_runs"] == [0, 0]
     assert connections["files"] == [0, 0]
     assert all(ns > 0 for ns in data["keep_alive"]["ns_per_probe"])

@@ -153,7 +153,7 @@ def test_coroutines_that_must_fail(coroutines: str) -> None:
         ("PASSED", "second", "$"),
         ("ERROR", "callback", " - AssertionError: reported to the event loop"),
         ("ERROR", "forgotten", " - AssertionError: reported to the event loop"),
-        ("ERROR", "leak", " - AssertionError: left behind"),
+        ("ERROR", "leak", " - AssertionError: the block leaked"),
         ("FAILED", "too_long", " - TimeoutError"),
     ):
         assert re.search(rf"(?m)^{outcome} \S*::test_{name}{error}", coroutines), coroutines

@@ -254,7 +254,7 @@ def test_connection_manager() -> None:
         "RDMA_CM_EVENT_ADDR_ERROR",
         -errno.ENODEV,
     )
-    assert str(address) == "[Errno 19] no way (RDMA_CM_EVENT_ADDR_ERROR, status -19)"
+    assert str(address) == "[Errno 19] no way (RDMA_CM_EVENT_ADDR_ERROR: No such device)"
     assert RouteError("x").errno == errno.ENETUNREACH
     assert UnreachableError("x").errno == errno.EHOSTUNREACH
     assert str(ConnectionManagerError("x")) == "x"
@@ -268,10 +268,10 @@ def test_rejection_says_why() -> None:
         8,
         b"\0",
     )
-    assert "nobody listens on that port" in str(error)
+    assert "no listener on that port (RDMA_CM_EVENT_REJECTED, status 8)" in str(error)
     assert "the connection was rejected (RDMA" in str(RejectedError(reason=1234))
-    assert "the application there refused" in str(ServiceRejectedError(reason=2))
-    assert "nobody listens on that port" in str(ServiceRejectedError(reason=1))
+    assert "the application there rejected it" in str(ServiceRejectedError(reason=2))
+    assert "no listener on that port" in str(ServiceRejectedError(reason=1))
 
 
 def test_closed_and_broken_are_told_apart() -> None:

@@ -65,7 +65,7 @@ def test_a_recording_has_what_was_done(tmp_path: Path) -> None:
     with trace.recording(path) as used:
         assert used == path
         qp_num = write_to_oneself(3)
-    write_to_oneself(1)  # nobody records that
+    write_to_oneself(1)  # not recorded
     (run,) = trace.read(path)
     assert run.header.pid == os.getpid()
     assert run.header.device == "embedded0"
@@ -99,7 +99,7 @@ def test_states_and_creation(tmp_path: Path) -> None:
 def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
     path = trace.start(os.fspath(tmp_path / "trace.%p"))
     assert path == tmp_path / f"trace.{os.getpid()}"
-    with pytest.raises(BusyError, match="has a trace already"):
+    with pytest.raises(BusyError, match="is being traced already"):
         trace.start(tmp_path / "another")
     assert not (tmp_path / "another").exists()
     trace.stop()

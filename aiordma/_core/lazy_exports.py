@@ -30,7 +30,7 @@ def lazy_exports(
     importing the module would hide it.
     """
     module_of = {name: module for module, listed in names.items() for name in listed.split()}
-    inner = {module[1:] for module in names if module.startswith(".")}
+    inner = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
 
     def load(name: str) -> Any:
         if name in module_of:

@@ -52,7 +52,7 @@ class CoarseTimers:
         self._number = 0
         self._cancelled = 0
         self._set_for = FAR
-        self.fd = lib.aiordma_alarm_open()
+        self.fd = lib.aiordma_timer_open()
         if self.fd < 0:
             raise failure("timerfd_create", -self.fd)
 
@@ -94,7 +94,7 @@ class CoarseTimers:
         """For the first of them.  Too early is harmless, and cheaper than setting it twice."""
         if self._timers and self._timers[0][0] < self._set_for:
             self._set_for = self._timers[0][0]
-            code = lib.aiordma_alarm_set(self.fd, int(self._set_for * 1e9) + 1)
+            code = lib.aiordma_timer_set(self.fd, int(self._set_for * 1e9) + 1)
             if code:
                 raise failure("timerfd_settime", code)
 

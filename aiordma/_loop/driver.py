@@ -64,9 +64,6 @@ MOST_WAITS_SKIPPED = 255
 CQ_ENTRIES = 4096
 
 
-Drain = Callable[[Table, int, int, bool], tuple[bool, bool, bool]]
-
-
 def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
     if not loop.is_closed():
         loop.remove_reader(fd)
@@ -220,7 +217,7 @@ class Driver(PerLoopResource):
 
     def _watch_notify_fds(self) -> None:
         """Watches the notify pipes of the local peers that are attached now."""
-        before, self._notify_fds = self._notify_fds, self.channel.open_bells()
+        before, self._notify_fds = self._notify_fds, self.channel.open_notify_fds()
         for fd in self._notify_fds:
             self.loop.add_reader(fd, *self._woken)
         self._drop_notify_fds(before)
@@ -234,11 +231,11 @@ class Driver(PerLoopResource):
         if not self._gone:  # between its readiness and now
             self.timers.fire()
 
-    def _serve(self, drained: Drain) -> None:
+    def _serve(self, drained: int) -> None:
         """Slow path of `Table.serve`."""
         self._handle(0, False, drained)
 
-    def _brief_spin(self, drained: Drain) -> None:
+    def _brief_spin(self, drained: int) -> None:
         """Slow path of `Table.look_again`: the brief spin of a task that is about to wait."""
         self._handle(0, self.operations.returns or self.operations.looking, drained)
 
@@ -246,17 +243,12 @@ class Driver(PerLoopResource):
         if self.operations.looking:
             return  # a poll is scheduled for when the tasks have run; now it would delay them
         spin = self._polling.is_due()
-        awake, woken = self.channel.met()
+        before = self.channel.peer_wakeups()
         if self._handle(0, spin) or self._wait(spin):
-            if spin or self._met_polling(awake, woken):
+            if spin or self.channel.wrote_to_polling_peers(before):
                 self._spin_soon()
             else:
                 self._polling.skipped()
-
-    def _met_polling(self, awake: int, woken: int) -> bool:
-        """Whether local peers have been written to since then, and all of them were polling."""
-        now, rung = self.channel.met()
-        return now != awake and rung == woken
 
     def _wait(self, returns: bool) -> bool:
         """Spins after a wake-up without a completion, as long as that finds some."""
@@ -273,7 +265,7 @@ class Driver(PerLoopResource):
         self.operations.keep_us = self._polling.spin_us
         self.operations.look_soon()
 
-    def _on_spin_end(self, drained: Drain) -> None:
+    def _on_spin_end(self, drained: int) -> None:
         """Slow path of `Table.keep_looking`: the last poll of a spin; those before it were hits."""
         found, self.operations.found = self.operations.found, False
         again = self._handle(0, True, drained)
@@ -284,19 +276,21 @@ class Driver(PerLoopResource):
         else:
             self._polling.missed()
 
-    def _handle(self, spin_us: int, returns: bool, drain: Drain | None = None) -> bool:
+    def _handle(self, spin_us: int, returns: bool, drained: int | None = None) -> bool:
         """Hands out the completions there are; False if there is no reason to poll again soon.
 
-        `drain` is what drains for the first time, if not the channel.
+        `drained` is the result of the first drain, if that has already been done.
         """
         if self._gone:
             return False  # between `call_soon` and now
         table = self.operations
         around, table.returns = table.returns, returns
         try:
-            drain = drain or self._drain
-            found, more, moved = drain(table, BATCH, spin_us, returns)
-            if moved and not self._gone:
+            if drained is None:
+                found, more, changed = self._drain(table, BATCH, spin_us, returns)
+            else:
+                found, more, changed = self.channel.drained(drained)
+            if changed and not self._gone:
                 self._watch_notify_fds()
             rounds = 1
             while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this

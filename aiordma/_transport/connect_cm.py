@@ -18,7 +18,7 @@ from .._core.refusal import pack_refusal, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from ..config import Config
 from ..errors import ConnectionManagerError, RDMAError, RejectedError
-from ..verbs.bring_up import ACK_TIMEOUT
+from ..verbs._qp.bring_up import ACK_TIMEOUT
 from .acceptor import Acceptor
 from .auth import Security
 from .connect_attempt import ConnectAttempt

@@ -20,7 +20,7 @@ from ..errors import (
     RDMAError,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
-from ..verbs.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
 from .lifecycle import Address, ConnectionLifecycle

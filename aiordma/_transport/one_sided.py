@@ -16,7 +16,7 @@ from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
 from .._native import TRANSFER_SIZE, Promise, Run
 from ..mr_pool import Block, Buffer, LocalMemory
-from ..verbs.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .memory import STAGING_LIMIT, Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing

@@ -11,16 +11,16 @@ NEEDED = ("click", "rich")
 
 
 def main() -> int:
-    """Runs the command line of this process and exits; returns 2 where the extra is missing."""
+    """Run the command line of this process and exit; return 2 where the extra is missing."""
     try:
-        # Not before the question is asked: `python -m aiordma` must be able to explain itself.
+        # Imported here, so that `python -m aiordma` can report a missing extra.
         from .app import app  # noqa: PLC0415
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in NEEDED:
             raise
         print(
-            f"aiordma: the command line needs {missing}, which is not installed; "
+            f"aiordma: the command line needs {missing}, which is not installed: "
             "pip install 'aiordma[cli]'",
             file=sys.stderr,
         )

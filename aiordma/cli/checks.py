@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for RDMA: one function per question, each tested by itself."""
+"""The checks of `aiordma doctor`: one function per check, each tested by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .facts import DeviceFacts, Facts, PortFacts
 
 MIB = 1 << 20
 
-# By judgement: a pool begins with some slabs of 4 MiB, and large messages want hundreds of MiB.
+# By judgement: a pool begins with some slabs of 4 MiB; large messages need hundreds of MiB.
 MEMLOCK_LEAST = 16 * MIB
 MEMLOCK_GOOD = 1024 * MIB
 
@@ -24,7 +24,7 @@ RAISE_MEMLOCK = (
 
 
 class Verdict(StrEnum):
-    """``PROBLEM``: a card cannot be used. ``WARNING``: it can, and something will not work."""
+    """``PROBLEM``: a card cannot be used. ``WARNING``: it can, but some function does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and what to do; ``advice`` is empty with OK."""
+    """The result of a check: what was found, and what to do; ``advice`` is empty with OK."""
 
     check: str
     verdict: Verdict
@@ -58,7 +58,7 @@ def library(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "library",
             Verdict.WARNING,
-            f"libibverbs and librdmacm are there, but too old for {', '.join(facts.missing_calls)}",
+            f"libibverbs and librdmacm are too old for {', '.join(facts.missing_calls)}",
             "nothing, unless you need these calls; otherwise upgrade rdma-core",
         )
     else:
@@ -66,7 +66,7 @@ def library(facts: Facts) -> Iterator[Finding]:
 
 
 def kernel(facts: Facts) -> Iterator[Finding]:
-    """The kernel's devices, and the modules by which programs reach them."""
+    """The kernel's devices, and the modules that programs need to open them."""
     if not facts.kernel_devices:
         loaded = ", ".join(facts.modules) or "none"
         yield Finding(
@@ -97,7 +97,7 @@ def kernel(facts: Facts) -> Iterator[Finding]:
 def providers(facts: Facts) -> Iterator[Finding]:
     """Whether libibverbs knows each device of the kernel."""
     if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
-        return  # said already
+        return  # reported by another check
     known = {device.name for device in facts.devices}
     there = ", ".join(facts.providers) or "none"
     unknown = [name for name in facts.kernel_devices if name not in known]
@@ -115,7 +115,7 @@ def providers(facts: Facts) -> Iterator[Finding]:
 
 
 def permissions(facts: Facts) -> Iterator[Finding]:
-    """The nodes that programs open."""
+    """The device nodes that programs open."""
     if not facts.kernel_devices:
         return
     give = (
@@ -139,7 +139,7 @@ def permissions(facts: Facts) -> Iterator[Finding]:
                 "permissions",
                 Verdict.PROBLEM,
                 f"this user may not read and write {node.path} ({node.rights})",
-                "rdma-core's udev rules let everybody do so (mode 0666): install rdma-core, or "
+                "rdma-core's udev rules give every user access (mode 0666): install rdma-core, or "
                 "chmod 666 it",
             )
     if relevant and all(node.usable for node in relevant):
@@ -175,7 +175,7 @@ def is_active(port: PortFacts) -> bool:
 
 
 def ports(facts: Facts) -> Iterator[Finding]:
-    """Whether a port of each device is up; one of all is enough."""
+    """Whether each device has a port that is up; the machine needs one."""
     some = any(is_active(port) for device in facts.devices for port in device.ports)
     wrong = Verdict.WARNING if some else Verdict.PROBLEM
     for device in facts.devices:
@@ -203,7 +203,7 @@ def ports(facts: Facts) -> Iterator[Finding]:
 
 
 def gids(facts: Facts) -> Iterator[Finding]:
-    """Whether the active ports have addresses that others can reach."""
+    """Whether the active ports have addresses that other machines can reach."""
     active = [
         (device, port) for device in facts.devices for port in device.ports if is_active(port)
     ]
@@ -243,14 +243,15 @@ def fork(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "fork",
             Verdict.WARNING,
-            "this libibverbs cannot tell whether fork() is safe after memory was registered",
+            "this libibverbs does not report whether fork() is safe after memory was registered",
             "set RDMAV_FORK_SAFE=1 for programs that fork, or upgrade rdma-core",
         )
     elif facts.fork is verbs.ForkStatus.DISABLED and facts.devices:
         yield Finding(
             "fork",
             Verdict.WARNING,
-            "the kernel does not copy registered pages at fork(): a child may take them away",
+            "the kernel does not copy registered pages at fork(): a write after it may "
+            "detach them from the device",
             "set RDMAV_FORK_SAFE=1 for programs that fork, or use Linux 5.12 or newer",
         )
     elif facts.devices:
@@ -258,7 +259,7 @@ def fork(facts: Facts) -> Iterator[Finding]:
 
 
 def container(facts: Facts) -> Iterator[Finding]:
-    """What a container hides."""
+    """Whether a container hides devices of the host."""
     if facts.container and not facts.kernel_devices:
         yield Finding(
             "container",
@@ -270,56 +271,59 @@ def container(facts: Facts) -> Iterator[Finding]:
 
 
 def embedded(facts: Facts) -> Iterator[Finding]:
-    """The device that is always there."""
+    """Whether the embedded device works."""
     if problem := embedded_problem(facts.embedded):
         yield Finding("embedded", Verdict.PROBLEM, f"embedded0 does not work: {problem}", REPORT)
         return
     beyond = [entry for port in facts.embedded.ports for entry in usable_gids(port)]
     if beyond:
-        yield Finding("embedded", Verdict.OK, f"embedded0 works, also at {beyond[0].gid.ip}")
+        yield Finding(
+            "embedded",
+            Verdict.OK,
+            f"embedded0 works, and other machines reach it at {beyond[0].gid.ip}",
+        )
     else:
         yield Finding(
             "embedded",
             Verdict.WARNING,
-            "embedded0 works within this machine alone, which has no other address",
-            "give the machine an IP address, if others are to reach it",
+            "embedded0 works, but only within this machine: it has no address beyond loopback",
+            "give the machine an IP address if other machines shall reach it",
         )
 
 
-def neighbours(facts: Facts) -> Iterator[Finding]:
+def peers(facts: Facts) -> Iterator[Finding]:
     """How embedded0 reaches other processes of this user on this machine."""
     if embedded_problem(facts.embedded):
-        return  # said already
-    found = facts.neighbours
+        return  # reported by another check
+    found = facts.local_peers
     if found.links == "tcp":
         yield Finding(
-            "neighbours",
+            "peers",
             Verdict.OK,
-            "embedded0 uses TCP within this machine too, as AIORDMA_EMBEDDED_LINKS=tcp says",
+            "embedded0 uses TCP within this machine too, because of AIORDMA_EMBEDDED_LINKS=tcp",
         )
     elif found.share_problem:
         yield Finding(
-            "neighbours",
+            "peers",
             Verdict.WARNING,
             f"processes cannot share memory ({found.share_problem}): embedded0 uses TCP",
-            "raise the limit, or let the container's seccomp filter pass memfd_create",
+            "raise the limit, or allow memfd_create in the container's seccomp filter",
         )
     elif found.copy_problem or found.pidfd_problem:
         told = "; ".join(filter(None, (found.copy_problem, found.pidfd_problem)))
         yield Finding(
-            "neighbours",
+            "peers",
             Verdict.WARNING,
-            "embedded0 reaches the processes of this user through shared memory, but may not do "
-            f"all that it could: {told}",
-            "nothing, unless it matters how quickly long messages pass within this machine; "
-            "kernel.yama.ptrace_scope and the container's seccomp filter decide about it",
+            "embedded0 uses shared memory between the processes of this user, but not all of its "
+            f"functions: {told}",
+            "nothing, unless long messages within this machine must be fast; "
+            "kernel.yama.ptrace_scope and the container's seccomp filter control it",
         )
     else:
         yield Finding(
-            "neighbours",
+            "peers",
             Verdict.OK,
-            "embedded0 reaches the processes of this user through shared memory, and may copy "
-            "from theirs",
+            "embedded0 uses shared memory and cross-memory attach between processes of this user",
         )
 
 
@@ -336,19 +340,19 @@ def embedded_problem(device: DeviceFacts) -> str:
 
 CHECKS: tuple[Check, ...] = (
     library, kernel, providers, permissions, memlock, ports, gids, fork, container, embedded,
-    neighbours,
+    peers,
 )  # fmt: skip
 
-READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2 is that of wrong options
+READY, ONLY_EMBEDDED, NOTHING = 0, 1, 3  # 2: wrong options
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Every finding, in the order in which one stands on the other."""
+    """Every finding; a check comes after those that it depends on."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
 def exit_status(facts: Facts, findings: list[Finding]) -> int:
-    """For scripts: whether a card can be used, else whether the embedded device can."""
+    """Whether a card can be used, else whether the embedded device can; for scripts."""
     if embedded_problem(facts.embedded):
         return NOTHING
     return ONLY_EMBEDDED if any(it.verdict is Verdict.PROBLEM for it in findings) else READY

@@ -1,4 +1,4 @@
-"""A child process that says where it listens, and that never outlives its parent's interest."""
+"""A child process that prints its address, and that ends when its parent needs it no more."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiordma import ConnectionClosedError
 
 T = TypeVar("T")
 
-# Seconds until a child must have said where it listens: it starts an interpreter, on a machine
-# that may be busy or emulated.
+# Seconds until a child must have printed its address: it starts an interpreter, on a machine that
+# may be busy or emulated.
 START_TIMEOUT = 120.0
 # Seconds that a child may take to end when asked, before it is killed.
 GRACE = 5.0
@@ -23,7 +23,7 @@ LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
-    """The child process did not do its part; the text says what became of it."""
+    """The child process failed; the text says how it ended."""
 
 
 class Child:
@@ -35,7 +35,7 @@ class Child:
         self.port = port
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work`, which needs the child.  ChildError as soon as the child has ended."""
+        """Run `work`, which needs the child; ChildError as soon as the child has ended."""
         task = asyncio.create_task(work)
         death = asyncio.create_task(self._process.wait())
         try:
@@ -52,7 +52,7 @@ class Child:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Whether it may be the child's death; a goodbye is none."""
+    """Whether an error may result from the child's death; a clean close does not."""
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
 
@@ -64,11 +64,11 @@ def describe(status: int) -> str:
 
 @asynccontextmanager
 async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
-    """Starts `command`, which prints "HOST PORT" when it listens and ends with its input.
+    """Start `command`, which prints "HOST PORT" when it listens and ends when its input ends.
 
-    Whatever happens inside or here, the child has ended and has been reaped when this returns.
-    Its standard error is this process's.  A session of its own keeps the terminal's Ctrl-C away
-    from it: it ends because this process does.
+    The child has ended and is reaped when the context exits, also after an exception.  It shares
+    this process's standard error.  It has a session of its own, so that Ctrl-C does not reach it:
+    it ends because this process does.
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -88,12 +88,14 @@ async def announced(process: Process) -> Child:
                 status = await process.wait()
                 raise ChildError(f"the server process {describe(status)} before it listened")
     except TimeoutError as error:
-        raise ChildError(f"the server process said nothing for {START_TIMEOUT:g} s") from error
+        raise ChildError(
+            f"the server process printed no address within {START_TIMEOUT:g} s"
+        ) from error
     try:
         host, port = line.split()
         return Child(process, host, int(port))
     except ValueError as error:
-        raise ChildError(f"the server process said {line!r} instead of its address") from error
+        raise ChildError(f"the server process printed {line!r} instead of its address") from error
 
 
 async def end(process: Process) -> None:

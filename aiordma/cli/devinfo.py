@@ -13,12 +13,12 @@ import aiordma
 from aiordma import verbs
 
 from .devinfo_tables import show_device
-from .plain import guid_text, plain
+from .json_values import guid_text, json_value
 
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """A port with its tables. ``chosen`` is the GID that aiordma takes by itself."""
+    """A port with its tables. ``chosen`` is the GID that aiordma selects."""
 
     attributes: verbs.PortAttributes
     gids: list[verbs.GIDEntry]
@@ -28,7 +28,7 @@ class PortInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device. ``problem`` says why nothing more is known of it; empty when it is."""
+    """A device; ``problem`` says why it could not be queried, and is empty if it could."""
 
     device: verbs.Device
     problem: str = ""
@@ -38,7 +38,7 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """All that the device says; never raises for what it does not say."""
+        """Every attribute of the device; an attribute that it cannot report does not raise."""
         try:
             with device.open() as context:
                 return cls(
@@ -112,14 +112,14 @@ def device_to_plain(info: DeviceInfo) -> dict[str, object]:
     told: dict[str, object] = {
         "name": device.name,
         "library": device.library.name,
-        "node_type": plain(device.node_type),
-        "transport_type": plain(device.transport_type),
+        "node_type": json_value(device.node_type),
+        "transport_type": json_value(device.transport_type),
         "guid": guid_text(device.guid),
         "numa_node": device.numa_node,
         "problem": info.problem or None,
     }
     if info.extended is not None:
-        beyond = plain(info.extended)
+        beyond = json_value(info.extended)
         assert isinstance(beyond, dict)
         told["num_comp_vectors"] = info.num_comp_vectors
         told["attributes"] = beyond.pop("orig_attr")
@@ -129,7 +129,7 @@ def device_to_plain(info: DeviceInfo) -> dict[str, object]:
 
 
 def port_to_plain(port: PortInfo) -> dict[str, object]:
-    attributes = plain(port.attributes)
+    attributes = json_value(port.attributes)
     assert isinstance(attributes, dict)
     return {
         **attributes,

@@ -1,4 +1,4 @@
-"""How `aiordma devinfo` shows a device to people."""
+"""The tables of `aiordma devinfo`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from aiordma import verbs
 
-from .plain import guid_text, plain
+from .json_values import guid_text, json_value
 
 if TYPE_CHECKING:
     from .devinfo import DeviceInfo, PortInfo
@@ -21,7 +21,7 @@ STATES = {verbs.PortState.ACTIVE: "green", verbs.PortState.DOWN: "red"}
 
 
 def table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """The last column gives way where the terminal is narrow: names and addresses stay whole."""
+    """A table whose last column is cut on a narrow terminal: the others are never cut."""
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         made.add_column(
@@ -52,7 +52,7 @@ def show_device(console: Console, info: DeviceInfo, verbose: bool) -> None:
             *((f"port {port.attributes.port_num}", port.attributes) for port in info.ports),
         ):
             rows = table(f"{name}: attribute", "value")
-            for attribute, text in flat(plain(value)):
+            for attribute, text in flat(json_value(value)):
                 rows.add_row(attribute, text)
             console.print(rows)
 
@@ -77,7 +77,7 @@ def ports_table(ports: list[PortInfo]) -> Table:
 
 
 def link_text(layer: verbs.LinkLayer) -> str:
-    """An unspecified link layer is that of InfiniBand: ibv_query_port(3)."""
+    """The link layer; unspecified means InfiniBand: ibv_query_port(3)."""
     return "Ethernet" if layer is verbs.LinkLayer.ETHERNET else "InfiniBand"
 
 
@@ -97,7 +97,7 @@ def gids_table(ports: list[PortInfo]) -> Table | None:
 
 
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names with dots and texts of what `plain` made; the basic attributes without prefix."""
+    """Dotted names and texts of a JSON value; the basic attributes have no prefix."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from flat(inner, prefix if name == "orig_attr" else f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""`aiordma doctor`: what on this machine stands in the way of RDMA, and what to do."""
+"""`aiordma doctor`: what prevents the use of RDMA on this machine, and what to do."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bol
 SUMMARY = {
     READY: "RDMA devices of this machine can be used.",
     ONLY_EMBEDDED: "Only the embedded device can be used.",
-    NOTHING: "Not even the embedded device can be used.",
+    NOTHING: "Neither a device of the system nor the embedded device can be used.",
 }
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> None:
-    """Say what stands in the way of RDMA on this machine.
+    """Check whether this machine can use RDMA.
 
-    Libraries, kernel, providers, permissions, the limit on locked memory, ports, GIDs, fork(),
-    containers and the embedded device: each with what was found and what to do.
+    It checks libraries, kernel, providers, permissions, the limit on locked memory, ports, GIDs,
+    fork(), containers and the embedded device, and says what to change.
 
     The exit status is 0 when an RDMA device of the system can be used, 1 when only the embedded
-    device can, and 3 when not even that. Warnings change nothing about it.
+    device can, and 3 when neither can. Warnings do not change it.
     """
     facts = Facts.collect()
     findings = examine(facts)

@@ -1,4 +1,4 @@
-"""`aiordma echo`: both ends of an echo as two processes, every byte verified."""
+"""`aiordma echo`: client and server of an echo as two processes, with every byte verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .round_trips import Plan, Result, measure, plans
 
 DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 
-# The program of the other end; its options follow.
+# The command of the server; its options follow.
 SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 
 
@@ -40,12 +40,12 @@ SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 )
 @click.option(
     "--timeout",
-    "patience",
+    "time_limit",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="How long one round trip may take.",
+    help="Longest round trip.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument(
@@ -58,22 +58,22 @@ def echo(
     loop: str,
     sizes: list[int],
     count: int | None,
-    patience: float,
+    time_limit: float,
     as_json: bool,
     file: Path | None,
 ) -> None:
     """Echo messages over RDMA and verify every byte.
 
-    Starts both ends by itself, as two processes. Messages have random contents, or those of
-    FILE: cut into pieces of each size, and as a whole. The exit status is 1 when anything came
-    back different, or failed.
+    The command starts client and server as two processes. Messages have random contents, or the
+    contents of FILE: in pieces of each size, and as a whole. The exit status is 1 when a message
+    came back different, or an operation failed.
     """
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
             chosen = verbs.find_device(device)
             host = host or own_address(chosen)
             rows = plans(sizes, None if file is None else file.read_bytes())
-            report = runner.run(both_ends(chosen, via, host, loop, rows, count, patience))
+            report = runner.run(both_ends(chosen, via, host, loop, rows, count, time_limit))
         except (aiordma.RDMAError, ChildError, OSError) as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if as_json:
@@ -91,7 +91,7 @@ async def both_ends(
     loop: str,
     rows: list[Plan],
     count: int | None,
-    patience: float,
+    time_limit: float,
 ) -> Report:
     options = ["--device", device.name, "--via", via, "--host", host, "--loop", loop]
     async with listening_child([*SERVER, *options]) as server:
@@ -104,12 +104,12 @@ async def both_ends(
                 loop=loop,
                 local_address=conn.local_address,
                 peer_address=conn.peer_address,
-                results=await server.guard(echo_all(conn, rows, count, patience)),
+                results=await server.guard(echo_all(conn, rows, count, time_limit)),
             )
 
 
 async def echo_all(
-    conn: aiordma.Connection, rows: list[Plan], count: int | None, patience: float
+    conn: aiordma.Connection, rows: list[Plan], count: int | None, time_limit: float
 ) -> list[Result]:
     results = []
     errors = Console(stderr=True)
@@ -126,10 +126,10 @@ async def echo_all(
         for plan in rows:
             progress.update(bar, description=f"echo of {size_text(plan.size)}")
             try:
-                results.append(await measure(conn, plan, count, patience))
+                results.append(await measure(conn, plan, count, time_limit))
             except TimeoutError as error:
                 raise TimeoutError(
-                    f"a message of {plan.size} bytes was not echoed within {patience:g} s"
+                    f"a message of {plan.size} bytes was not echoed within {time_limit:g} s"
                 ) from error
             progress.advance(bar)
     return results

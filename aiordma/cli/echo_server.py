@@ -1,4 +1,4 @@
-"""`aiordma echo-server`: the other end of `aiordma echo`, a process of its own."""
+"""`aiordma echo-server`: the server process of `aiordma echo`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import Via, connection_options, loop_factory
 @click.command(hidden=True)
 @connection_options
 def echo_server(device: str | None, via: Via, host: str | None, loop: str) -> None:
-    """Echoes messages until its standard input ends; prints its address and port on one line."""
+    """Echo messages until standard input ends; print the address and port on one line."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
             runner.run(serve(device, via, host or ""))
@@ -37,7 +37,7 @@ async def echo_messages(conn: aiordma.Connection) -> None:
 
 
 async def end_of_input() -> None:
-    """The parent holds the other end of the pipe: it ends with the parent, however that dies."""
+    """Returns when the parent has ended, even if killed: the parent holds the pipe's other end."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer

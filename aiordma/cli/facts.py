@@ -1,4 +1,4 @@
-"""What `aiordma doctor` finds on a machine; what it means is said in `checks.py`."""
+"""What `aiordma doctor` collects about a machine; `checks.py` evaluates it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import aiordma
 from aiordma import verbs
 
-from .neighbours import NeighbourFacts
+from .local_peers import LocalPeerFacts
 
-# Kernel modules that have to do with RDMA, by the beginnings of their names.
+# Prefixes of the names of kernel modules for RDMA.
 MODULES = (
     "ib_", "rdma", "iw_", "mlx4", "mlx5", "bnxt_re", "cxgb4", "efa", "erdma", "hfi1", "hns_roce",
     "irdma", "mana_ib", "ocrdma", "qedr", "siw", "usnic_verbs", "vmw_pvrdma",
@@ -25,7 +25,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """A port, as its library tells."""
+    """A port, as its library describes it."""
 
     number: int
     state: verbs.PortState
@@ -35,7 +35,7 @@ class PortFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device that a library lists. ``problem`` says why it cannot be opened, if so."""
+    """A device that a library lists; ``problem`` says why it cannot be opened."""
 
     name: str
     ports: tuple[PortFacts, ...] = ()
@@ -44,7 +44,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node in /dev/infiniband: who may use it, and whether this process may."""
+    """A node in /dev/infiniband: its permissions, and whether this process may use it."""
 
     path: str
     rights: str
@@ -53,12 +53,12 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that the checks go by."""
+    """The input of all checks."""
 
     kernel: str = ""
-    library_problem: str = ""  # of libibverbs and librdmacm; empty when they are there
-    missing_calls: tuple[str, ...] = ()  # that a newer library would have
-    providers: tuple[str, ...] = ()  # that libibverbs is told to load
+    library_problem: str = ""  # with libibverbs and librdmacm; empty when both are installed
+    missing_calls: tuple[str, ...] = ()  # calls that a newer library has
+    providers: tuple[str, ...] = ()  # the providers that libibverbs is configured to load
     kernel_devices: dict[str, str] = field(default_factory=dict)  # name: kernel driver
     modules: tuple[str, ...] = ()
     has_uverbs: bool = False  # ib_uverbs, loaded or built in
@@ -67,15 +67,15 @@ class Facts:
     memlock: int = resource.RLIM_INFINITY
     memlock_hard: int = resource.RLIM_INFINITY
     ignores_memlock: bool = False  # CAP_IPC_LOCK
-    devices: tuple[DeviceFacts, ...] = ()  # of the system's library
-    fork: verbs.ForkStatus | None = None  # None: the library cannot tell
+    devices: tuple[DeviceFacts, ...] = ()  # those of the system's library
+    fork: verbs.ForkStatus | None = None  # None: the library does not say
     container: str = ""
     embedded: DeviceFacts = DeviceFacts("embedded0")
-    neighbours: NeighbourFacts = field(default_factory=NeighbourFacts)
+    local_peers: LocalPeerFacts = field(default_factory=LocalPeerFacts)
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
-        """Of this machine; ``root`` is where its /sys, /proc, /dev and /etc are."""
+        """The facts of this machine; ``root`` is the folder of its /sys, /proc, /dev and /etc."""
         missing = verbs.missing_library()
         library = verbs.libraries()[0] if missing is None else None
         found = verbs.devices()
@@ -93,15 +93,15 @@ class Facts:
             memlock=soft,
             memlock_hard=hard,
             ignores_memlock=bool(effective_capabilities(root) >> CAP_IPC_LOCK & 1),
-            devices=tuple(ask(device) for device in found if device.library is library),
+            devices=tuple(collect_device(device) for device in found if device.library is library),
             fork=None if library is None else verbs.fork_status(library),
             container=container(root),
-            embedded=ask(found[-1]),
-            neighbours=NeighbourFacts.collect(),
+            embedded=collect_device(found[-1]),
+            local_peers=LocalPeerFacts.collect(),
         )
 
 
-def ask(device: verbs.Device) -> DeviceFacts:
+def collect_device(device: verbs.Device) -> DeviceFacts:
     try:
         with device.open() as context:
             table = context.query_gid_table()
@@ -126,7 +126,7 @@ def ask(device: verbs.Device) -> DeviceFacts:
 
 
 def read(path: Path) -> str:
-    """The text of a file; empty when there is none, or none that we may read."""
+    """The text of a file; empty when it is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -134,7 +134,7 @@ def read(path: Path) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder; nothing when it is not there."""
+    """The names in a folder; none when it is missing."""
     try:
         return sorted(entry.name for entry in folder.iterdir())
     except OSError:
@@ -142,7 +142,7 @@ def names(folder: Path) -> list[str]:
 
 
 def providers(root: Path) -> tuple[str, ...]:
-    """The drivers that libibverbs loads: `driver NAME` in its folder of settings."""
+    """The drivers that libibverbs loads: `driver NAME` in the files of its configuration folder."""
     folder = root / "etc/libibverbs.d"
     lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
     words = [line.split() for line in lines]
@@ -150,7 +150,7 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """The devices of the kernel, with the driver below; a software device has none."""
+    """The devices of the kernel and their drivers; a software device has no driver."""
     folder = root / "sys/class/infiniband"
     found = {}
     for name in names(folder):
@@ -160,7 +160,7 @@ def kernel_devices(root: Path) -> dict[str, str]:
 
 
 def modules(root: Path) -> tuple[str, ...]:
-    """Those that are loaded and have to do with RDMA."""
+    """The loaded modules for RDMA."""
     loaded = [line.split()[0] for line in read(root / "proc/modules").splitlines() if line.strip()]
     return tuple(sorted(name for name in loaded if name.startswith(MODULES)))
 
@@ -174,7 +174,7 @@ def nodes(root: Path) -> tuple[NodeFacts, ...]:
             status = path.stat()
         except OSError:
             continue
-        if not stat.S_ISDIR(status.st_mode):  # by-path, by-ibdev: other names of the same
+        if not stat.S_ISDIR(status.st_mode):  # by-path, by-ibdev: links to the nodes
             rights = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
             usable = os.access(path, os.R_OK | os.W_OK)
             found.append(NodeFacts(f"/dev/infiniband/{name}", rights, usable))
@@ -189,7 +189,7 @@ def effective_capabilities(root: Path) -> int:
 
 
 def container(root: Path) -> str:
-    """The kind of container that this is; empty when it looks like none."""
+    """The kind of container that this process runs in; empty outside of one."""
     for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
         if (root / name).exists():
             return kind

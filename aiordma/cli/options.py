@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     """A byte count: 64, 4KiB or 1M.  K, M and G are powers of 1024."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a size; as in 64, 4KiB or 1M")
+        raise click.BadParameter(f"{text!r} is not a size: write it as 64, 4KiB or 1M")
     return int(match[1]) * UNITS[(match[2] or "").upper()]
 
 
@@ -47,13 +47,13 @@ class SizeType(click.ParamType[int]):
 
 
 def loop_factory(name: str) -> LoopFactory:
-    """What makes an event loop of that name."""
+    """The function that makes an event loop of that kind."""
     if name == "asyncio":
         return asyncio.new_event_loop
     try:
         module = importlib.import_module("uvloop")
     except ModuleNotFoundError as error:
-        raise click.UsageError("uvloop is not installed; pip install uvloop") from error
+        raise click.UsageError("uvloop is not installed: pip install uvloop") from error
     return cast(LoopFactory, module.new_event_loop)
 
 
@@ -80,7 +80,7 @@ def transport_options(command: Command) -> Command:
             type=click.Choice(["cm", "tcp"]),
             default="cm",
             show_default=True,
-            help="How the two ends find each other: the RDMA connection manager, or a TCP socket.",
+            help="How to connect: through the RDMA connection manager, or with a TCP bootstrap.",
         ),
         click.option(
             "--device",
@@ -95,14 +95,14 @@ def transport_options(command: Command) -> Command:
 
 
 def own_address(device: verbs.Device) -> str:
-    """An address by which this machine reaches the device: loopback where the device has that."""
+    """An address at which this machine reaches the device: loopback if the device has it."""
     with device.open() as context:
         entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]
         entry = entries[0] if entries else context.choose_gid()
     if entry.gid_type is verbs.GIDType.IB:
         raise click.UsageError(
-            f"{device.name} is InfiniBand, whose GIDs are no IP addresses: "
-            "name the address of its IPoIB interface with --host"
+            f"{device.name} is an InfiniBand device, whose GIDs are not IP addresses: "
+            "give the address of its IPoIB interface with --host"
         )
     ip = entry.gid.ip
     return f"{ip}%{entry.ndev}" if ip.version == 6 and ip.is_link_local else str(ip)

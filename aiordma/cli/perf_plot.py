@@ -1,4 +1,4 @@
-"""Runs of `aiordma perf` as a picture: sizes from left to right, or of one size the distribution.
+"""Draws runs of `aiordma perf`: a metric by size, or the distribution for a single size.
 
 matplotlib is the extra `plot`; nothing else needs it.
 """
@@ -22,14 +22,14 @@ Record = dict[str, Any]
 
 FORMATS = (".png", ".svg")
 
-# Okabe and Ito's, which most kinds of colour blindness can tell apart.
+# The palette of Okabe and Ito, for colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 MARKERS = "osD^vPX"
 GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
 
 WIDTH, HEIGHT, DPI = 8.6, 5.4, 160
 
-# Where an empty message stands on an axis that has no zero.
+# The position of an empty message on a logarithmic axis.
 EMPTY = 0.5
 
 TITLES = {"lat": "latency", "bw": "bandwidth", "rate": "rate"}
@@ -43,35 +43,37 @@ QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0
 
 
 class PlotError(Exception):
-    """There is nothing that could be drawn, or nothing to draw with."""
+    """The data cannot be drawn, or matplotlib is missing."""
 
 
 def check_target(target: Path) -> None:
-    """PlotError for a file that cannot become a picture, before anything is measured for it."""
+    """PlotError for a file that cannot be drawn into; called before anything is measured."""
     if target.suffix.lower() not in FORMATS:
-        raise PlotError(f"{target} is neither {' nor '.join(FORMATS)}: name the file so")
+        raise PlotError(f"{target} has an unknown format: end its name in {' or '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
         raise PlotError(
-            "drawing needs matplotlib, which is not installed; pip install 'aiordma[plot]'"
+            "drawing needs matplotlib, which is not installed: pip install 'aiordma[plot]'"
         )
 
 
 def plot(records: Sequence[Record], target: Path) -> None:
-    """Draws runs of one metric into a PNG or SVG file.  PlotError; OSError from writing."""
+    """Draw runs of one metric into a PNG or SVG file.  PlotError; OSError from writing."""
     check_target(target)
     metrics = {record["metric"] for record in records}
     if len(metrics) != 1:
-        raise PlotError(f"one picture is of one metric, not of {' and '.join(sorted(metrics))}")
+        raise PlotError(
+            f"a picture has one metric, not {' and '.join(sorted(metrics))}: draw one each"
+        )
     if not any(record["results"] for record in records):
-        raise PlotError("nothing was measured that could be drawn")
+        raise PlotError("no run has a measurement that can be drawn")
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    # Text in an SVG as text, and the same names in it for the same run.
+    # Text in an SVG stays text; the salt makes ids reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiordma", "font.size": 10}):
         figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
         draw(figure, records, metrics.pop())
-        # Without the date, which would make each picture another one.
+        # Without the date, so that the same data give the same file.
         figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
 
 
@@ -121,7 +123,7 @@ def subtitle(records: Sequence[Record]) -> str:
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """What tells each run from the others; its operation at least."""
+    """A label for each run: its operation, and the settings in which the runs differ."""
     parts = [
         {
             "operation": record["operation"],
@@ -176,7 +178,7 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
                 label=name,
             )
     if metric == "bw":
-        both_ways: Any = (to_gbit, to_mb)  # matplotlib's type wants functions of everything
+        both_ways: Any = (to_gbit, to_mb)  # matplotlib's annotations are too narrow
         right = axes.secondary_yaxis("right", functions=both_ways)
         plain_numbers(right.yaxis)
         right.set_ylabel("Gb/s", color=INK)
@@ -185,7 +187,7 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
 
 
 def to_gbit(mb: float) -> float:
-    """Units of 2^20 bytes in units of 10^9 bits; of arrays as well."""
+    """MiB/s converted to Gbit/s; for numbers and arrays."""
     return mb * ((1 << 20) * 8 / 1e9)
 
 
@@ -232,7 +234,7 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
 
 
 def plain_numbers(axis: Axis) -> None:
-    """1, 2, 5, 10 ... 1,000 and not powers."""
+    """Label an axis with 1, 2, 5, 10 ... 1,000 instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -244,7 +246,7 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def distributions(axes: Axes, records: Sequence[Record]) -> None:
-    """How many operations took longer: the tail can be read, however thin it is."""
+    """Draw the share of operations that took longer, so that a thin tail stays visible."""
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""What `aiordma perf` prints for people."""
+"""The table of `aiordma perf`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = {
 
 
 def show(console: Console, record: dict[str, Any]) -> None:
-    """A table, with what its figures mean below."""
+    """Print a table, with the meaning of its figures below."""
     settings = record["settings"]
     console.print(
         f"{record['operation']} {record['metric']} on {record['device']} "

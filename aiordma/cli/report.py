@@ -1,4 +1,4 @@
-"""How the results of `aiordma echo` are shown: a table for people, JSON for programs."""
+"""The report of `aiordma echo`: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from aiordma.errors import host_port
 
 from .round_trips import Result
 
@@ -20,7 +22,7 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ran where, and how it went."""
+    """The environment and the results of a run."""
 
     device: str
     library: str
@@ -94,10 +96,7 @@ class Report:
 
 
 def address_text(address: tuple[str, int] | None) -> str:
-    if address is None:
-        return "an unknown address"
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return "an unknown address" if address is None else host_port(address)
 
 
 def size_text(size: int) -> str:

@@ -1,4 +1,4 @@
-"""What `aiordma echo` measures: one message at a time, there and back, every byte compared."""
+"""The measurement of `aiordma echo`: round trips of one message at a time, every byte compared."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from time import perf_counter
 
 import aiordma
 
-# Messages of each size that are sent and compared, but not timed: they bring memory and caches
-# to where the others find them.
+# Messages of each size that are sent and compared but not timed: they warm up memory and caches.
 WARM_UP = 2
 
-# How many messages when nobody says: enough for a 99th percentile, within a second or so.
+# Messages of each size by default: enough for a 99th percentile, within about a second.
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
-# Random messages are windows of one random block, whose place differs by up to so many bytes.
+# Random messages are windows of one random block, shifted by up to so many bytes.
 SHIFT = 1 << 12
 
 
@@ -32,10 +31,10 @@ class Result:
     payload: int = 0
     """Bytes of the timed messages, one way."""
     mismatch: str = ""
-    """What was wrong with the first message that came back different."""
+    """The first difference between a message and its echo."""
 
     def quantile(self, part: float) -> float:
-        """By nearest rank: a time that occurred, with `part` of all at or below it."""
+        """The nearest-rank quantile: a measured time with `part` of all times at or below it."""
         ordered = sorted(self.times)
         return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
 
@@ -47,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One row: messages of one size, and where their contents come from."""
+    """One row of the report: messages of one size, with random or a file's contents."""
 
     size: int
     file: bytes | None = None
@@ -57,7 +56,7 @@ class Plan:
         return self.file is not None and self.size == len(self.file)
 
     def messages(self) -> Iterator[bytes]:
-        """The contents of one message after another, without end."""
+        """The contents of the messages, without end."""
         return self._random() if self.file is None else self._pieces(self.file)
 
     def _random(self) -> Iterator[bytes]:
@@ -67,7 +66,7 @@ class Plan:
             yield block[start : start + self.size]
 
     def _pieces(self, file: bytes) -> Iterator[bytes]:
-        """The file from its start, cut in pieces of `size` with a shorter last one; then again."""
+        """The file in pieces of `size`, with a shorter last one; then again from its start."""
         start = 0
         while True:
             yield file[start : start + self.size]
@@ -77,38 +76,38 @@ class Plan:
 
 
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
-    """A row for each size; of a file, for those that cut it, and one for the whole."""
+    """A row for each size; with a file, for each size below its length and one for its length."""
     if file is None:
         return [Plan(size) for size in sizes]
     return [Plan(size, file) for size in sizes if 0 < size < len(file)] + [Plan(len(file), file)]
 
 
 async def measure(
-    conn: aiordma.Connection, plan: Plan, count: int | None, patience: float
+    conn: aiordma.Connection, plan: Plan, count: int | None, time_limit: float
 ) -> Result:
     """Sends messages to an echo server and compares what comes back.
 
     `count` messages; None: up to MOST, but no new one after SECONDS unless there are fewer than
-    LEAST.  TimeoutError when one round trip takes more than `patience` seconds.
+    LEAST.  TimeoutError when one round trip takes more than `time_limit` seconds.
     """
     result = Result(plan.size, plan.whole_file)
     contents = plan.messages()
     for number in range(WARM_UP):
-        await round_trip(conn, next(contents), number, result, patience)
+        await round_trip(conn, next(contents), number, result, time_limit)
     result.times.clear()
     result.payload = 0
     begin = perf_counter()
     for number in range(count or MOST):
-        await round_trip(conn, next(contents), number, result, patience)
+        await round_trip(conn, next(contents), number, result, time_limit)
         if count is None and number + 1 >= LEAST and perf_counter() - begin > SECONDS:
             break
     return result
 
 
 async def round_trip(
-    conn: aiordma.Connection, data: bytes, number: int, result: Result, patience: float
+    conn: aiordma.Connection, data: bytes, number: int, result: Result, time_limit: float
 ) -> None:
-    async with asyncio.timeout(patience):
+    async with asyncio.timeout(time_limit):
         start = perf_counter()
         await conn.send(data, imm=number)
         message = await conn.recv()

@@ -1,4 +1,4 @@
-"""`aiordma run`: a program for libibverbs and librdmacm, unmodified, on the embedded device."""
+"""`aiordma run`: unmodified programs for libibverbs and librdmacm on the embedded device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import aiordma
 
 # Exit statuses as those of the shell and of env(1).
 class CannotRunError(click.ClickException):
-    """The program would not run, or not on the embedded device."""
+    """The program cannot run on the embedded device."""
 
     exit_code = 126
 
 
 class NotFoundError(CannotRunError):
-    """There is no such program."""
+    """No program has that name."""
 
     exit_code = 127
 
@@ -35,14 +35,14 @@ class NotFoundError(CannotRunError):
 def run(program: str, arguments: tuple[str, ...]) -> NoReturn:
     """Run a verbs program on the embedded device.
 
-    PROGRAM was made for libibverbs and librdmacm, and is not changed: the dynamic linker finds
-    the calls of both libraries in the embedded device first (LD_PRELOAD, after what is in it
-    already), also in the programs that it starts. The only device it sees is embedded0. Libraries
-    that it opens with dlopen() stay what they are.
+    PROGRAM is any unmodified program for libibverbs and librdmacm. LD_PRELOAD, to which the
+    embedded device is appended, makes the dynamic linker resolve the calls of both libraries to
+    the embedded device, also in programs that PROGRAM starts. The only device is embedded0.
+    Libraries that PROGRAM opens with dlopen() are not replaced.
 
-    PROGRAM takes the place of this process, so the exit status and the signals are its own. 127:
-    there is no such program. 126: it cannot be started, or the dynamic linker would not preload
-    anything into it (static, set-user-ID, for another architecture).
+    PROGRAM replaces this process, so exit status and signals are its own. Exit status 127: there
+    is no such program. 126: it cannot be started, or the dynamic linker ignores LD_PRELOAD for it
+    (static, set-user-ID, for another architecture).
     """
     path = find(program)
     check(path)
@@ -59,12 +59,12 @@ def library() -> Path:
     found = importlib.util.find_spec("aiordma._native._preload")
     if found is None or found.origin is None:
         folder = Path(aiordma.__file__).parent
-        raise CannotRunError(f"{folder} has no _preload library: install aiordma again")
+        raise CannotRunError(f"{folder} has no _preload library: reinstall aiordma")
     return Path(found.origin)
 
 
 def preloaded(present: str) -> str:
-    """LD_PRELOAD with our library behind what is there: a sanitizer's wants to be first."""
+    """LD_PRELOAD with our library appended: a sanitizer's library must be the first."""
     path = str(library())
     if any(character in path for character in ": "):
         raise CannotRunError(
@@ -75,7 +75,7 @@ def preloaded(present: str) -> str:
 
 
 def find(program: str) -> str:
-    """As the shell finds it: by PATH, unless there is a slash in it."""
+    """The path of a program, as a shell finds it: by PATH, unless it contains a slash."""
     path = shutil.which(program)
     if path is not None:
         return path
@@ -83,22 +83,22 @@ def find(program: str) -> str:
         reason = "is a folder" if Path(program).is_dir() else "is not executable"
         raise CannotRunError(f"{program} {reason}")
     where = "" if os.sep in program else " in PATH"
-    raise NotFoundError(f"there is no program {program}{where}")
+    raise NotFoundError(f"no program {program}{where}")
 
 
-# ---- what the dynamic linker will do ------------------------------------------------------------
+# ---- whether the dynamic linker preloads --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ELF:
-    """What matters of an ELF file's headers: elf(5)."""
+    """The relevant fields of an ELF file's headers: elf(5)."""
 
     machine: tuple[int, int, int]  # class, byte order, machine
     dynamic: bool  # it names a dynamic linker
 
     @classmethod
     def read(cls, path: str) -> Self | None:
-        """None for what is no ELF file, or cannot be read."""
+        """None for a file that is not ELF or cannot be read."""
         try:
             with open(path, "rb") as file:
                 head = file.read(64)
@@ -123,29 +123,28 @@ class ELF:
 
 
 def check(path: str) -> None:
-    """CannotRunError where the dynamic linker would ignore LD_PRELOAD without a word: ld.so(8)."""
+    """CannotRunError where the dynamic linker would silently ignore LD_PRELOAD: ld.so(8)."""
     if reason := privileged(path):
         raise CannotRunError(
-            f"{path} {reason}, so the dynamic linker lets nobody preload anything into it; "
-            "run a copy of it without that right"
+            f"{path} {reason}, so the dynamic linker ignores LD_PRELOAD for it; "
+            "run a copy without that right"
         )
     elf = ELF.read(path)
     if elf is None:  # a script: its interpreter is a program like others
         return
     if not elf.dynamic:
         raise CannotRunError(
-            f"{path} is statically linked: its libibverbs, if it has one, is inside it and cannot "
-            "be replaced; link it dynamically"
+            f"{path} is statically linked: its libibverbs cannot be replaced; link it dynamically"
         )
     ours = ELF.read(str(library()))
     if ours is not None and ours.machine != elf.machine:
         raise CannotRunError(
-            f"{path} is for another architecture than {library()}, which cannot be loaded into it"
+            f"{path} is for another architecture than {library()}, so it cannot be preloaded"
         )
 
 
 def privileged(path: str) -> str:
-    """Why the program would get rights that its caller lacks; empty when it would not."""
+    """Why the program would gain privileges that its caller lacks; empty when it would not."""
     status = os.stat(path)
     if status.st_mode & 0o4000 and status.st_uid != os.getuid():
         return "is set-user-ID"
@@ -153,6 +152,6 @@ def privileged(path: str) -> str:
         return "is set-group-ID"
     try:
         os.getxattr(path, "security.capability")
-    except OSError:  # it has none, or its file system knows of none
+    except OSError:  # no capabilities, or a file system without them
         return ""
     return "has file capabilities" if os.getuid() else ""

@@ -1,4 +1,4 @@
-"""`aiordma trace`: what a program has done with the embedded device, and how long it took."""
+"""`aiordma trace`: shows the work requests of a program on the embedded device."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from .trace_tables import show_runs, show_summary, show_timeline, summary, timel
     help="Only requests with this status, as in WR_FLUSH_ERR, or FAILED for all but success; "
     "repeatable.",
 )
-@click.option("--from", "start", type=TimeType(), help="From this time on, as in 1.5ms or 2s.")
-@click.option("--to", "stop", type=TimeType(), help="Up to this time.")
+@click.option("--from", "start", type=TimeType(), help="Only from this time on, as in 1.5ms or 2s.")
+@click.option("--to", "stop", type=TimeType(), help="Only up to this time.")
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -63,10 +63,10 @@ def trace(
     target: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what was posted, when it completed, how it fared.
+    """Show work requests, their completions and their status.
 
     Each FILE was written by a process that ran with AIORDMA_TRACE=FILE on the embedded device.
-    Those of several processes are put on one time axis, which begins with the first of them.
+    The traces of several processes share one time axis, which begins with the first record.
     """
     try:
         traces = load(list(files))
@@ -81,7 +81,7 @@ def trace(
                 raise click.BadParameter(
                     f"{target} is one of the traces; name another file", param_hint="--chrome"
                 )
-            # As a trace is: there are keys and addresses in it.
+            # Readable for its owner only, as a trace is: it contains keys and addresses.
             with open(target, "w", opener=for_the_owner) as file:
                 file.write(chrome_trace(traces, selection))
         except OSError as error:
@@ -89,7 +89,7 @@ def trace(
     if as_json:
         click.echo(to_json(traces, selection))
         return
-    # What is no terminal has no width, and may well be a pager.
+    # Output that is not a terminal has no width, and may be a pager.
     console = Console(width=None if sys.stdout.isatty() else 132)
     show_runs(console, traces)
     show_summary(console, summary(traces, selection))

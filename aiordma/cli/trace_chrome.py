@@ -44,7 +44,7 @@ def chrome_trace(traces: list[Traced], selection: Selection) -> str:
     return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
 
 
-# ---- what is shown ------------------------------------------------------------------------------
+# ---- processes, threads and spans ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Span:
 
     @classmethod
     def of(cls, traced: Traced, request: Request) -> Span:
-        """From the beginning of the trace, or to its end, where it says no more."""
+        """Start and end on the axis; those of the trace where the request has none of its own."""
         began = traced.run.header.t if request.posted is None else request.posted.t
         ended = end_of(traced) if request.ended is None else request.ended
         return cls(traced, request, traced.at(began), traced.at(ended))
 
 
 def end_of(traced: Traced) -> int:
-    """The time of the last line."""
+    """The time of the last record."""
     return traced.run.records[-1].t if traced.run.records else traced.run.header.t
 
 
@@ -82,13 +82,13 @@ class Queue:
 
 @dataclass(slots=True)
 class Process:
-    """A process, which may have been traced several times, and what is shown of it."""
+    """A process, which may have several traces, with its spans and incidents."""
 
     header: trace.Header
     qp_types: dict[int, str] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
     incidents: list[tuple[Traced, Incident]] = field(default_factory=list)
-    """Those of no queue pair."""
+    """The records that belong to no queue pair."""
 
     def queue_pair(self, number: int) -> Queue:
         name = f"QP {number:#08x} {self.qp_types.get(number, '')}".rstrip()
@@ -99,7 +99,7 @@ class Process:
 
 
 def processes_of(traces: Iterable[Traced], selection: Selection) -> list[Process]:
-    """Those with anything to show."""
+    """The processes that have anything selected."""
     found: dict[tuple[str, str, int], Process] = {}
     for traced in traces:
         header = traced.run.header
@@ -126,12 +126,12 @@ def processes_of(traces: Iterable[Traced], selection: Selection) -> list[Process
 
 
 def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
-    """The spans in rows without overlaps; each is in the first row that is free."""
+    """The spans in rows without overlaps; each takes the first free row."""
     rows: list[list[Span]] = []
     free: list[int] = []  # a heap of rows
     busy: list[tuple[int, int]] = []  # a heap of ends and rows
     for span in sorted(spans, key=lambda span: span.began):
-        # Not at the same time: viewers round the floating-point numbers, down to a nanosecond less.
+        # Strictly after: viewers round floating-point times, by up to a nanosecond.
         while busy and busy[0][0] < span.began:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
@@ -148,7 +148,7 @@ def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A reliable connection as one end has traced it: its messages and what it received."""
+    """A reliable connection as traced by one end: its messages and the receives it completed."""
 
     began: int
     ended: int
@@ -160,7 +160,7 @@ Ends = tuple[int, int]  # the number of a queue pair, and that of its peer
 
 
 def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
-    """Those that are in the trace from their beginning, and so with every message."""
+    """The connections that are in the trace from their beginning, and so with every message."""
     reliable: set[int] = set()
     current: dict[int, Connection] = {}
     for record in traced.run.records:
@@ -222,7 +222,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._taken = {0}
-        self._others = count(1 << 24)  # above every process number and every queue pair number
+        self._others = count(1 << 24)  # above all process ids and queue pair numbers
 
     def take(self, number: int | None) -> int:
         if number is None or number in self._taken:
@@ -232,10 +232,10 @@ class Numbers:
 
 
 def events(traces: list[Traced], selection: Selection) -> Iterator[Event]:
-    """Of every process, thread by thread."""
+    """The events of every process, thread by thread."""
     shown = processes_of(traces, selection)
     flows = match_messages(traces)
-    # Only with both ends.
+    # Only messages with both ends in the traces.
     both = Counter(
         flows.get(id(record))
         for process in shown
@@ -278,7 +278,7 @@ def threads_of(queue: Queue) -> Iterator[tuple[str, int | None, list[Span]]]:
 
 
 def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
-    """The complete event; of a message the beginning of its flow, of a received one the end."""
+    """The complete event, and for a message the beginning or the end of its flow."""
     request = span.request
     kind, result = "receive" if request.is_receive else "send", result_of(request)
     event: Event = {
@@ -301,7 +301,7 @@ def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
 
 
 def result_of(request: Request) -> str:
-    """The category of what did not succeed."""
+    """The category of a request that did not succeed."""
     if request.status == "WR_FLUSH_ERR":
         return "flushed"
     if request.failed or request.outcome is Outcome.LOST:

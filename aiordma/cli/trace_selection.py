@@ -1,4 +1,4 @@
-"""What of some traces is to be shown: their runs on one time axis, and a choice from them."""
+"""The runs of several traces on one time axis, and the selection of requests to show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiordma.trace import Request, Run
 UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "": 10**6, "s": 10**9}
 TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([nuµm]?s|)")
 
-# What happens to queue pairs, and is shown between the requests.
+# Records about queue pairs that are shown between the requests.
 Incident = (
     trace.CreatedQP
     | trace.DestroyedQP
@@ -28,7 +28,7 @@ Incident = (
 
 
 class TimeType(click.ParamType[int]):
-    """A time as in 1.5ms, 200us or 2s; without a unit it is milliseconds. In nanoseconds."""
+    """A time such as 1.5ms, 200us or 2s, in ms without a unit; converted to nanoseconds."""
 
     name = "time"
 
@@ -45,12 +45,12 @@ class TimeType(click.ParamType[int]):
 
 @dataclass(slots=True)
 class Traced:
-    """A run, and what became of its requests."""
+    """A run and the outcomes of its requests."""
 
     path: Path
     run: Run
     offset: int
-    """What to add to its times, so that they are those of the common axis (which begins with 0)."""
+    """The offset of its times on the common axis, which begins with 0."""
     requests: list[Request]
 
     def at(self, t: int) -> int:
@@ -63,7 +63,7 @@ class Traced:
 
 
 def load(paths: list[Path]) -> list[Traced]:
-    """All runs of some files; the axis begins when the first of them began."""
+    """All runs of some files; the axis begins with the earliest of them."""
     found = [(path, run) for path in paths for run in trace.read(path)]
     offsets = trace.offsets([run for _, run in found])
     zero = min(run.header.t + offset for (_, run), offset in zip(found, offsets, strict=True))
@@ -75,7 +75,7 @@ def load(paths: list[Path]) -> list[Traced]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which requests and incidents; what is empty or None leaves nothing out."""
+    """A selection of requests and incidents; an empty or None field excludes nothing."""
 
     qps: frozenset[int] = field(default=frozenset())
     statuses: frozenset[str] = field(default=frozenset())
@@ -83,7 +83,7 @@ class Selection:
     stop: int | None = None
 
     def request(self, traced: Traced, request: Request) -> bool:
-        """Whether a request belongs to it: one that was under way at any time of the interval."""
+        """Whether a request is selected: it was outstanding at any time of the interval."""
         if self.qps and request.qp_num not in self.qps:
             return False
         if self.statuses and not self._has_status(request):
@@ -92,7 +92,7 @@ class Selection:
         return self._overlaps(traced.at(request.began), ended)
 
     def incident(self, traced: Traced, incident: Incident) -> bool:
-        """Whether an incident belongs to it: not if only requests of some status are wanted."""
+        """Whether an incident is selected: never when requests are selected by status."""
         if self.statuses or (self.qps and incident.qp_num not in self.qps):
             return False
         at = traced.at(incident.t)

@@ -1,4 +1,4 @@
-"""Traces as tables: how each queue pair has fared, and what happened when."""
+"""Traces as tables: a summary for each queue pair, and a timeline."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CAPTION = (
 
 
 def quantile(ordered: Sequence[int], part: float) -> int:
-    """The smallest that is not below ``part`` of them."""
+    """The nearest-rank quantile: the smallest value with ``part`` of all at or below it."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The requests of one operation on one queue pair of one process, in numbers."""
+    """Statistics of one operation on one queue pair of one process."""
 
     pid: int
     qp_num: int | None
@@ -45,7 +45,7 @@ class Line:
     count: int
     bytes: int
     times: list[int]  # nanoseconds, ascending
-    outcomes: dict[str, int]  # how often, without those that completed well
+    outcomes: dict[str, int]  # the count of each, without successes
 
     @classmethod
     def of(cls, pid: int, qp_num: int | None, operation: str, requests: list[Request]) -> Line:
@@ -67,7 +67,7 @@ class Line:
 
 
 def summary(traces: Iterable[Traced], selection: Selection) -> list[Line]:
-    """A line for each queue pair and operation, in the order in which they first appear."""
+    """A row for each queue pair and operation, in the order in which they first appear."""
     found = []
     for traced in traces:
         groups: dict[tuple[int | None, str], list[Request]] = {}
@@ -85,7 +85,7 @@ def summary(traces: Iterable[Traced], selection: Selection) -> list[Line]:
 
 
 def show_runs(console: Console, traces: Iterable[Traced]) -> None:
-    """Which processes these are, and how each trace ended."""
+    """Print the processes and how each trace ended."""
     for traced in traces:
         header = traced.run.header
         began = datetime.fromtimestamp(header.realtime_ns / 1e9).astimezone()
@@ -136,7 +136,7 @@ def show_summary(console: Console, lines: list[Line]) -> None:
 
 
 def colour_of(outcome: str) -> str:
-    """Of a status, or of an outcome without one."""
+    """The colour of a status, or of an outcome without one."""
     colours = {"SUCCESS": "green", "implicit": "green", "WR_FLUSH_ERR": "red"}
     return colours.get(outcome, "yellow" if outcome.islower() else "bold red")
 
@@ -150,7 +150,7 @@ def microseconds(nanoseconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A request or an incident, at its time on the common axis."""
+    """A request or an incident with its time on the common axis."""
 
     at: int
     traced: Traced
@@ -158,7 +158,7 @@ class Row:
 
 
 def timeline(traces: Iterable[Traced], selection: Selection) -> list[Row]:
-    """Requests by their posts, and incidents, in the order of their times."""
+    """Requests and incidents in the order of their times; a request counts when it was posted."""
 
     def rows() -> Iterator[Row]:
         for traced in traces:
@@ -173,7 +173,7 @@ def timeline(traces: Iterable[Traced], selection: Selection) -> list[Row]:
 
 
 def show_timeline(console: Console, rows: list[Row], limit: int) -> None:
-    """The first ``limit`` of them; all with 0."""
+    """Print the first ``limit`` rows; 0: all."""
     shown = rows[:limit] if limit else rows
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("ms", "process", "queue pair"):
@@ -215,7 +215,7 @@ def request_cells(request: Request) -> tuple[str, ...]:
 
 
 def wr_id_text(wr_id: int) -> str:
-    """Pointers are easier to know in hexadecimal."""
+    """A wr_id as text, in hexadecimal if it looks like a pointer."""
     return str(wr_id) if wr_id < 1 << 32 else f"{wr_id:#x}"
 
 
@@ -226,7 +226,7 @@ def outcome_text(request: Request) -> str:
 
 
 def incident_text(incident: Incident) -> str:
-    """In a few words."""
+    """A short description of an incident."""
     match incident:
         case trace.CreatedQP():
             shared = "" if incident.srq is None else f", shared receive queue {incident.srq}"

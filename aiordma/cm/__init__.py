@@ -1,15 +1,15 @@
-"""The connection manager: connections by address, as sockets make them; synchronous.
+"""The RDMA connection manager (librdmacm): connecting by IP address and port; synchronous.
 
 ::
 
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
-        id.resolve_addr(("10.9.9.1", 7471))          # then, event by event, as channel.fd tells:
+        id.resolve_addr(("10.9.9.1", 7471))          # then, one event after another on channel.fd:
         id.resolve_route()                           # ADDR_RESOLVED
         qp = id.create_qp(pd, cq); id.connect()      # ROUTE_RESOLVED; pd of id.context
         ...                                          # ESTABLISHED
 
-Failures are exceptions of :mod:`aiordma.errors`; what fails later is an event, whose ``error()``
-is the exception.
+A call that fails raises an exception of :mod:`aiordma.errors`. An operation that fails later
+delivers an event, whose ``error()`` is the exception.
 """
 
 from typing import TYPE_CHECKING

@@ -24,7 +24,7 @@ _IPV6 = struct.Struct(">xxHI16s")
 _SCOPE = struct.Struct("=I")
 
 
-# Every event of a connection has the same few hosts.
+# A few hosts recur in all events of a connection.
 _parsed = lru_cache(ipaddress.ip_address)
 
 
@@ -37,7 +37,7 @@ def to_storage(address: Address) -> h.SocketStorage:
     """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
     host, port = address
     if not 0 <= port <= 0xFFFF:
-        raise ValueError(f"port {port} is not 0 to 65535")
+        raise ValueError(f"port {port} is not within 0 and 65535")
     try:
         ip = _parsed(host)
     except ValueError:
@@ -56,7 +56,7 @@ def to_storage(address: Address) -> h.SocketStorage:
 
 
 def as_sockaddr(address: Address) -> tuple[h.SocketAddress, object]:
-    """For a call: the pointer, and what must be kept as long as it is used."""
+    """The pointer for a call, and the object that must be kept while it is used."""
     storage = to_storage(address)
     return ffi.cast("struct sockaddr *", storage), storage
 
@@ -78,7 +78,7 @@ def from_storage(storage: h.SocketStorage) -> Address | None:
 
 
 def from_sockaddr(sockaddr: h.SocketAddress, length: int) -> Address | None:
-    """The address behind a ``struct sockaddr *`` with its length; None when there is none."""
+    """The address in a ``struct sockaddr *`` of that length; None when there is none."""
     return _unpack(ffi.buffer(sockaddr, length)[:]) if length else None
 
 

@@ -1,4 +1,4 @@
-"""Connection ids: what a socket is to TCP, the id is to the connection manager."""
+"""Connection ids: the connection manager's counterpart of a TCP socket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiordma._native import Library, ffi
-from aiordma.errors import AddressError, RouteError, VerbsError
+from aiordma.errors import AddressError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
-from aiordma.verbs.enums import QPCreateFlags, QPType
-from aiordma.verbs.qp_creation import Maker, QPOptions, create_qp
-from aiordma.verbs.resource import Node
-from aiordma.verbs.transport_rules import SendOps
+from aiordma.verbs._device.enums import QPCreateFlags, QPType
+from aiordma.verbs._device.resource import Node
+from aiordma.verbs._qp.qp_creation import Maker, QPOptions, create_qp
+from aiordma.verbs._qp.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage
 from .multicast import Multicast
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from .event_channel import EventChannel
 
-# Whom an event concerns, by library and address of the C structure: an id may change its channel.
+# The id of an event, by library and address of the C structure: an id may change its channel.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
-_NOBODY = (("0.0.0.0", 0), ("::", 0))
+_UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))
 _DEFAULT_PARAMETERS = ConnectionParameters()
 
 
@@ -38,7 +38,7 @@ def _key(library: Library, pointer: h.IdPointer) -> tuple[str, int]:
 
 
 class _ById(Maker):
-    """Makes the queue pair of an id."""
+    """Creates the queue pair of an id."""
 
     def __init__(self, id: ConnectionId) -> None:
         self._calls = id.library.calls
@@ -56,7 +56,7 @@ class _ById(Maker):
 
     def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
         def destroy(_: h.QPPointer) -> None:
-            self._leave_groups()  # it cannot go while it is attached: ibv_destroy_qp(3)
+            self._leave_groups()  # an attached queue pair cannot be destroyed: ibv_destroy_qp(3)
             self._calls.rdma_destroy_qp(self._pointer)
 
         return destroy
@@ -68,8 +68,8 @@ class _ById(Maker):
 class ConnectionId(Multicast):
     """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
 
-    Each step starts something and returns at once; its end is an event on the channel. One id is
-    used by one thread at a time.
+    Each step starts an operation and returns at once; an event on the channel reports its result.
+    One id is used by one thread at a time.
     """
 
     def __init__(self, channel: EventChannel, pointer: h.IdPointer) -> None:
@@ -86,18 +86,18 @@ class ConnectionId(Multicast):
 
     @classmethod
     def of(cls, library: Library, pointer: h.IdPointer) -> ConnectionId | None:
-        """The object of a pointer in an event, None when it is gone."""
+        """The object of a pointer in an event, None when the object is closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None
 
-    # --- what it is ------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------
 
     @property
     def context(self) -> Context | None:
-        """The device that it is bound to, borrowed from the connection manager.
+        """The device that the id is bound to, borrowed from the connection manager.
 
-        None as long as it is bound to none: before the address is resolved, or for a listener on
-        all addresses.
+        None while it is not bound: before the address is resolved, or for a listener on all
+        addresses.
         """
         if self._context is None and (verbs := self.pointer.verbs):
             self._context = Context.borrow(self.library, verbs)
@@ -105,26 +105,28 @@ class ConnectionId(Multicast):
 
     @property
     def port_num(self) -> int:
-        """The device's port, 0 as long as there is none."""
+        """The port of the device, 0 while the id is not bound to a device."""
         return self.pointer.port_num
 
     @property
     def local_address(self) -> Address | None:
-        """The address that it is bound to, None before that."""
+        """The address that the id is bound to, None before that."""
         return from_storage(ffi.addressof(self.pointer.route.addr, "src_storage"))
 
     @property
     def peer_address(self) -> Address | None:
-        """The peer's address, None when there is none; after ``close()`` as of the last event."""
+        """The peer's address, None without a peer; after ``close()`` as of the last event."""
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
-            self._peer = None if peer in _NOBODY else peer  # librdmacm fills in the family early
+            self._peer = (
+                None if peer in _UNSPECIFIED else peer
+            )  # librdmacm fills in the family early
         return self._peer
 
     # --- addresses -------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
-        """Bind to a local address; port 0 picks one. AddressError, with errno as for a socket."""
+        """Bind to a local address; port 0 picks a free one. AddressError, with a socket's errno."""
         sockaddr, _keep = as_sockaddr(address)
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
@@ -136,7 +138,7 @@ class ConnectionId(Multicast):
     ) -> None:
         """Find the device for a peer's address, within ``timeout`` seconds.
 
-        Then: ADDR_RESOLVED or ADDR_ERROR. AddressError when there is no way from the start.
+        Then: ADDR_RESOLVED or ADDR_ERROR. AddressError when no device has a route there.
         """
         sockaddr, _keep = as_sockaddr(address)
         from_sockaddr, _keep_too = as_sockaddr(source) if source else (ffi.NULL, None)
@@ -146,7 +148,7 @@ class ConnectionId(Multicast):
             )
         except VerbsError as error:
             begin = f" from {source[0]}" if source else ""
-            raise _address_error(f"no RDMA device leads{begin} to", address, error) from error
+            raise _address_error(f"no RDMA device has a route{begin} to", address, error) from error
 
     def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
@@ -155,7 +157,7 @@ class ConnectionId(Multicast):
         except VerbsError as error:
             peer = self.peer_address
             raise RouteError(
-                f"no route{f' to {peer[0]} port {peer[1]}' if peer else ''}: {error}",
+                f"no route{f' to {host_port(peer)}' if peer else ''}: {error.strerror}",
                 status=-(error.errno or 0),
             ) from error
 
@@ -176,7 +178,7 @@ class ConnectionId(Multicast):
         srq: SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
-        """Make the id's queue pair, whose states the connection manager then drives.
+        """Create the id's queue pair, whose states the connection manager then changes.
 
         The protection domain must be of this id's :attr:`context`. ``qp_type`` is RC, or UD in
         the port spaces of datagrams, unless it is given; such a queue pair can send at once, with
@@ -202,7 +204,7 @@ class ConnectionId(Multicast):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair; the connection's id stays. Nothing to do is no error."""
+        """Close the queue pair; the id stays. Without a queue pair nothing happens."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -210,51 +212,51 @@ class ConnectionId(Multicast):
     # --- connections -----------------------------------------------------------------------
 
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Ask the peer for a connection, or where a datagram service is; after ROUTE_RESOLVED.
+        """Request a connection, or the address of a datagram service; after ROUTE_RESOLVED.
 
-        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR; of a datagram service
-        ESTABLISHED says where to send (``datagrams``), UNREACHABLE that it refused. Nobody
-        answering is UNREACHABLE, after the connection manager's own time of about a minute.
+        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram service
+        ESTABLISHED says where to send (``datagrams``), UNREACHABLE that it was rejected. Without
+        an answer UNREACHABLE comes after the connection manager's own time-out, about a minute.
         LimitError, before anything is sent, for too much private data (56 bytes for
         PortSpace.TCP, 180 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "connect", parameters.private_data)
         self._check_bound("rdma_connect")
         param, _keep = parameters.packed()
-        self.library.calls.rdma_connect(self.pointer, param)
+        self._call(self.library.calls.rdma_connect, param)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connect request, on the request's own id.
 
-        Then: ESTABLISHED, but for a datagram service nothing: its peer may send from now on.
+        Then: ESTABLISHED; no event for a datagram service, whose peer may send from now on.
         LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "accept", parameters.private_data)
         self._check_bound("rdma_accept")
         param, _keep = parameters.packed()
-        self.library.calls.rdma_accept(self.pointer, param)
+        self._call(self.library.calls.rdma_accept, param)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
         """Reject a connect request, on the request's own id, which must still be closed.
 
-        The peer's REJECTED has reason 28, or ``for_ece`` 35: its options are not acceptable.
+        The peer's REJECTED event has reason 28, or with ``for_ece`` 35: unacceptable options.
         LimitError for too much private data (148 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = ffi.from_buffer(private_data) if private_data else ffi.NULL
         calls = self.library.calls
         call = calls.rdma_reject_ece if for_ece else calls.rdma_reject
-        call(self.pointer, data, len(private_data))
+        self._call(call, data, len(private_data))
 
     def listen(self, backlog: int = 128) -> None:
         """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own.
 
         ``backlog`` requests may wait for their event to be taken, 0 for as many as the system
-        allows; those beyond it wait longer, or are refused. Without an address it binds to any
-        IPv4 address and a free port. AddressError (EADDRINUSE) when somebody else listens there.
+        allows; further requests wait longer, or are rejected. Without an address the id binds to
+        any IPv4 address and a free port. AddressError (EADDRINUSE) when the port is in use.
         """
         try:
-            self.library.calls.rdma_listen(self.pointer, backlog)
+            self._call(self.library.calls.rdma_listen, backlog)
         except VerbsError as error:
             address = self.local_address
             if error.errno != errno.EADDRINUSE or address is None:
@@ -263,58 +265,62 @@ class ConnectionId(Multicast):
 
     def establish(self) -> None:
         """Complete a connection whose queue pair is not the id's, after CONNECT_RESPONSE."""
-        self.library.calls.rdma_establish(self.pointer)
+        self._call(self.library.calls.rdma_establish)
 
     def disconnect(self) -> None:
         """End the connection: the queue pair goes to ERR, posted work is flushed.
 
-        Then: DISCONNECTED at the peer, and here as soon as the peer has called this as well,
-        which it must; later TIMEWAIT_EXIT. VerbsError (EINVAL) when it is not connected.
+        Then: DISCONNECTED at the peer, and here once the peer has called this as well, which it
+        must; later TIMEWAIT_EXIT. VerbsError (EINVAL) when the id is not connected.
         """
         self._check_bound("rdma_disconnect")
-        self.library.calls.rdma_disconnect(self.pointer)
+        self._call(self.library.calls.rdma_disconnect)
 
     # --- enhanced connection establishment -------------------------------------------------
 
     def set_local_ece(self, ece: ECE) -> None:
-        """What this side offers (before ``connect``) or chooses (before ``accept``).
+        """Set what this side offers (before ``connect``) or chooses (before ``accept``).
 
-        Only for a queue pair that is not the id's: the id's own has its device agree by itself.
+        Only for a queue pair that is not the id's: for the id's own the devices negotiate.
         VerbsError (EINVAL) otherwise, and for vendor 0. Source: rdma_set_local_ece(3).
         """
-        self.library.calls.rdma_set_local_ece(self.pointer, ece.packed())
+        self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """What the peer has said: after CONNECT_REQUEST, or CONNECT_RESPONSE; vendor 0: nothing.
+        """The peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE; vendor 0: none.
 
         Only for a queue pair that is not the id's: VerbsError (EINVAL) otherwise.
         """
         ece = ffi.new("struct ibv_ece *")
-        self.library.calls.rdma_get_remote_ece(self.pointer, ece)
+        self._call(self.library.calls.rdma_get_remote_ece, ece)
         return ECE.read(ece)
 
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: EventChannel) -> None:
-        """Let its events come on another channel of the same library from now on."""
+        """Move the id to another channel of the same library; its next events arrive there."""
         if channel.library is not self.library:
             raise ValueError(f"{self!r} cannot move to {channel!r}, which is of another library")
-        self.library.calls.rdma_migrate_id(self.pointer, channel.pointer)
+        self._call(self.library.calls.rdma_migrate_id, channel.pointer)
         self.node.move(self.channel.node, channel.node)
         self.channel = channel
 
     def _check_bound(self, verb: str) -> None:
         # librdmacm 44 follows the NULL pointer instead of answering EINVAL.
         if self.context is None:
-            raise VerbsError(errno.EINVAL, verb, f"{self!r} is not bound to a device yet")
+            raise VerbsError(
+                errno.EINVAL,
+                verb,
+                f"{self!r} is not bound to a device: resolve or bind its address first",
+            )
 
     def _details(self) -> str:
         local, peer = self.local_address, self.peer_address
         parts = [self.port_space.name]
         if local:
-            parts.append(f"{local[0]} port {local[1]}")
+            parts.append(host_port(local))
         if peer:
-            parts.append(f"to {peer[0]} port {peer[1]}")
+            parts.append(f"to {host_port(peer)}")
         if self.qp is not None and not self.qp.closed:
             parts.append(f"qp {self.qp.qp_num:#x} {self.qp.state.name}")
         return " ".join(parts)
@@ -322,10 +328,10 @@ class ConnectionId(Multicast):
 
 def _milliseconds(seconds: float) -> int:
     if not 0 <= seconds <= 0x7FFFFFFF / 1000:
-        raise ValueError(f"a timeout of {seconds} s")
+        raise ValueError(f"a timeout of {seconds} s is not within 0 and {0x7FFFFFFF // 1000} s")
     return math.ceil(seconds * 1000)
 
 
 def _address_error(what: str, address: Address, error: VerbsError) -> AddressError:
-    host, port = address
-    return AddressError(f"{what} {host} port {port}: {error}", status=-(error.errno or 0))
+    text = f"{what} {host_port(address)}: {error.strerror}"
+    return AddressError(text, status=-(error.errno or 0))

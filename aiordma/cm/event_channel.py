@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
-from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs._device.resource import Node, Resource
 
 from .address import Address
 from .connection_id import ConnectionId
@@ -24,12 +24,12 @@ _Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Addres
 
 
 def _parameters(kind: EventType, id: ConnectionId, raw: h.EventPointer) -> _Read:
-    """What the union in the event holds (rdma_get_cm_event(3)): the type of service decides."""
+    """What the union in the event holds: rdma_get_cm_event(3). It depends on the port space."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
         return ConnectionParameters.read(raw.param.conn), None, None
     ud = raw.param.ud
-    # Of a group, the private data is the pointer that was given to rdma_join_multicast.
+    # For a group, the private data is the pointer that was given to rdma_join_multicast.
     group = id.group_of(ud.private_data) if multicast else None
     datagrams = DatagramParameters.read(
         ud, private_data=not multicast, destination=kind in _DESTINATION
@@ -38,10 +38,10 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.EventPointer) -> _Read
 
 
 class EventChannel(Resource["h.EventChannelPointer"]):
-    """Events of many connections, for an event loop: ``fd`` is readable when there is one.
+    """Delivers the events of many ids: ``fd`` is readable when there may be one.
 
-    It may be readable earlier, when looking for an event does the work that leads to it.
-    Synchronous, and never blocks. Closing it closes every connection id on it.
+    ``get_event`` may then still return None. Synchronous; it never blocks. Closing the channel
+    closes every connection id on it.
 
     UnsupportedError in the child of a fork that inherits what the library had opened in its parent.
     """
@@ -57,13 +57,13 @@ class EventChannel(Resource["h.EventChannelPointer"]):
         self.fd = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))
-        code = lib.aiordma_set_nonblocking(self.fd)  # librdmacm makes it blocking
+        code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking
         if code:
             self.close()
             raise failure("fcntl", code, "the event channel's fd")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Make an id: the beginning of a connection, or of a listener.
+        """Create an id, for a connection or a listener.
 
         UnsupportedError when the library has no such port space.
         """
@@ -84,7 +84,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
     def get_event(self) -> ConnectionEvent | None:
         """Take, copy and acknowledge the next event; None when there is none now.
 
-        Events of ids whose object is gone are acknowledged and passed over.
+        Events of ids whose object is closed or deleted are acknowledged and skipped.
         """
         calls = self.library.calls
         result = ffi.new("struct rdma_cm_event **")
@@ -108,7 +108,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
             listen_id = None
         if id is None:
             return None
-        id.peer_address  # noqa: B018 - remembers it, for messages about a closed id
+        id.peer_address  # noqa: B018 - caches it, for the text of errors about a closed id
         parameters, datagrams, group = _parameters(kind, id, raw)
         return ConnectionEvent(kind, id, listen_id, raw.status, parameters, datagrams, group)
 

@@ -1,4 +1,4 @@
-"""Events of the connection manager, and the exceptions that they amount to."""
+"""Events of the connection manager, and the exceptions for those that are failures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from aiordma.errors import (
     RouteError,
     ServiceRejectedError,
     UnreachableError,
+    host_port,
 )
-from aiordma.verbs.enums import OpenEnum
+from aiordma.verbs._device.enums import OpenEnum
 
 from .parameters import ConnectionParameters, DatagramParameters
 
@@ -43,13 +44,13 @@ class EventType(OpenEnum):
 
 
 _WHAT = {
-    EventType.ADDR_ERROR: "the address cannot be resolved to an RDMA device",
-    EventType.ROUTE_ERROR: "no route to the address",
-    EventType.CONNECT_ERROR: "the connection could not be made",
-    EventType.UNREACHABLE: "no answer, or the address cannot be reached",
-    EventType.REJECTED: "the connection was rejected",
-    EventType.DEVICE_REMOVAL: "the device is being removed; close what is on it",
-    EventType.MULTICAST_ERROR: "the multicast group could not be joined, or was lost",
+    EventType.ADDR_ERROR: "no RDMA device has a route to {}",
+    EventType.ROUTE_ERROR: "no route to {}",
+    EventType.CONNECT_ERROR: "the connection to {} could not be established",
+    EventType.UNREACHABLE: "{} does not answer, or cannot be reached",
+    EventType.REJECTED: "{} rejected the connection",
+    EventType.DEVICE_REMOVAL: "the device is being removed; close all objects on it",
+    EventType.MULTICAST_ERROR: "the multicast group {} could not be joined, or was lost",
 }
 _CLASSES = {
     EventType.ADDR_ERROR: AddressError,
@@ -59,19 +60,19 @@ _CLASSES = {
 
 
 class ConnectionEvent(NamedTuple):
-    """Something happened to a connection; already acknowledged, everything in it is a copy.
+    """An event of the connection manager: a copy, since the event itself is already acknowledged.
 
     For CONNECT_REQUEST ``id`` is the new connection, which must be accepted or rejected and
-    closed, and ``listen_id`` the listening one (None if its object is gone). ``status`` is a
+    closed, and ``listen_id`` the listening one (None if its object is deleted). ``status`` is a
     negative errno, or for REJECTED the reason. ``private_data`` is padded with zeros by the
-    connection manager; ``parameters`` has what else the peer asked for or granted.
+    connection manager; ``parameters`` has what else the peer requested or granted.
 
     In the port spaces of datagrams, and for MULTICAST_JOIN, ``datagrams`` says where to send;
     ``group`` is the multicast address that was joined or, for MULTICAST_ERROR, was not.
 
-    DEVICE_REMOVAL: every object on the device must be closed before the removal can go on.
-    ADDR_CHANGE: the way to the peer leads through another port now; the connection may be made
-    anew. Source: rdma_get_cm_event(3).
+    DEVICE_REMOVAL: the removal waits until every object on the device is closed. ADDR_CHANGE: the
+    route to the peer now uses another port; reconnecting will use it. Source:
+    rdma_get_cm_event(3).
     """
 
     type: EventType
@@ -84,21 +85,21 @@ class ConnectionEvent(NamedTuple):
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent along."""
+        """The private data of the peer."""
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """The exception that the event amounts to; None when it is not a failure."""
+        """The exception for the event; None when it is not a failure."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address
-        text = _WHAT[self.type] + (f": {peer[0]} port {peer[1]}" if peer else "")
+        text = _WHAT[self.type].format(host_port(peer) if peer else "an unknown address")
         event = f"RDMA_CM_EVENT_{self.type.name}"
         if self.type is EventType.REJECTED:
             return RejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event
             )
-        # rdma_get_cm_event(3): of a datagram service, a status that is no errno is the answer's.
+        # rdma_get_cm_event(3): for a datagram service, a positive status is that of the reply.
         if self.type is EventType.UNREACHABLE and self.status > 0:
             return ServiceRejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event

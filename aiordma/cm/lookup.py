@@ -1,4 +1,4 @@
-"""What can be asked without an id: devices and names (rdma_get_devices(3), rdma_getaddrinfo(3))."""
+"""Looking up devices and names without an id: rdma_get_devices(3), rdma_getaddrinfo(3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
-from aiordma.verbs.enums import QPType
+from aiordma.verbs._device.enums import QPType
 
 from .address import Address, from_sockaddr
 from .parameters import PortSpace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_devices(library: Library) -> list[Context]:
-    """The devices that connections can be made through, as the connection manager holds them.
+    """The devices that the connection manager has open.
 
     They are borrowed (:meth:`Context.borrow`): :attr:`ConnectionId.context` is one of them.
     VerbsError (ENODEV) when there is none. In the child of a fork as :class:`EventChannel`.
@@ -33,7 +33,7 @@ def get_devices(library: Library) -> list[Context]:
 
 
 class AddressFlags(IntFlag):
-    """Hints of :func:`getaddrinfo`: ``RAI_*``."""
+    """Hints for :func:`getaddrinfo`: ``RAI_*``."""
 
     PASSIVE = 1
     NUMERICHOST = 2
@@ -48,7 +48,7 @@ class AddressInfo(NamedTuple):
     """One answer of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
 
     ``source`` is for :meth:`ConnectionId.bind_addr`, ``destination`` for ``resolve_addr``; with
-    PASSIVE there is only the former.
+    PASSIVE there is only ``source``.
     """
 
     source: Address | None
@@ -75,14 +75,14 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Addresses of a host and service by their names; it blocks while the resolver asks.
+    """Resolve a host and service by their names; it blocks while the resolver works.
 
     ``asyncio`` programs resolve with ``loop.getaddrinfo``, as :func:`aiordma.connect` does, or
-    call this in a thread. With PASSIVE and no host it is the address of a listener on all
-    addresses. AddressError when there is no such name.
+    call this in a thread. With PASSIVE and no host the result is the address of a listener on all
+    addresses. AddressError when the name does not resolve.
     """
     if host is None and service is None:
-        raise ValueError("neither a host nor a service to look up")
+        raise ValueError("give a host, a service or both: there is nothing to look up")
     hints = ffi.new("struct rdma_addrinfo *")
     hints.ai_flags = flags
     hints.ai_port_space = port_space
@@ -97,7 +97,7 @@ def getaddrinfo(
             raise
         what = " ".join([host or "", f"service {service}" if service else ""]).strip()
         raise AddressError(
-            f"{what!r} has no address: {error}", status=-(error.errno or 0)
+            f"{what!r} has no address: {error.strerror}", status=-(error.errno or 0)
         ) from error
     try:
         found, info = [], result[0]

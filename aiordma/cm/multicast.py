@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 _ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
 _FULL_MEMBER, _SEND_ONLY = 0, 1  # enum rdma_cm_mc_join_flags
 
-# The events name a join by the context that was given with it: a number here, which never comes
-# again, so that the event of a group that has been left is told from those of a newer one.
+# An event names its join by the context that was given with it. Here that is a number that is never
+# reused, so that an event of a group that has been left is not taken for one of a newer join.
 _numbers = itertools.count(1)
 
 
 class Multicast(Options):
-    """Joining and leaving. The id must be bound to a device, in a port space of datagrams."""
+    """Joining and leaving groups, for an id of a datagram port space that is bound to a device."""
 
     _groups: dict[int, Address]
 
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
-        """Join the group of a multicast address; its port does not matter.
+        """Join the group of a multicast address; the port is ignored.
 
         Then: MULTICAST_JOIN, whose ``datagrams`` is where to send to the group, or
-        MULTICAST_ERROR. The id's queue pair, if there is one, receives what is sent to the
-        group from then on, unless ``send_only``. VerbsError (EINVAL) in a port space of
-        connections, or for an id that is bound to no device; UnsupportedError where the device
-        has no groups of that address family.
+        MULTICAST_ERROR. From then on the id's queue pair, if there is one, receives what is sent to
+        the group, unless ``send_only``. VerbsError (EINVAL) in a port space of connections, or for
+        an id that is bound to no device; UnsupportedError where the device has no groups of that
+        address family.
         """
         sockaddr, _keep = as_sockaddr(address)
         attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
@@ -47,7 +47,7 @@ class Multicast(Options):
         context = ffi.cast("void *", number)
         self._groups[number] = address
         try:
-            self.library.calls.rdma_join_multicast_ex(self.pointer, attr, context)
+            self._call(self.library.calls.rdma_join_multicast_ex, attr, context)
         except VerbsError:
             del self._groups[number]
             raise
@@ -55,15 +55,15 @@ class Multicast(Options):
     def leave_multicast(self, address: Address) -> None:
         """Leave the group of an address that :meth:`join_multicast` was called with.
 
-        VerbsError (EADDRNOTAVAIL) when it was not.
+        VerbsError (EADDRNOTAVAIL) if it was not called with that address.
         """
         sockaddr, _keep = as_sockaddr(address)
-        self.library.calls.rdma_leave_multicast(self.pointer, sockaddr)
+        self._call(self.library.calls.rdma_leave_multicast, sockaddr)
         for number in [n for n, group in self._groups.items() if group == address]:
             del self._groups[number]
 
     def leaving(self) -> Callable[[], None]:
-        """What leaves every group; it does not keep this object alive. For this package."""
+        """A function that leaves every group, without keeping this object. For this package."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:
@@ -76,5 +76,5 @@ class Multicast(Options):
         return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
-        """The group that an event is about; None when it has been left since."""
+        """The group of an event; None if the id has left that group."""
         return self._groups.get(int(ffi.cast("uintptr_t", context)))

@@ -1,13 +1,15 @@
-"""The options of an id: rdma_set_option(3)."""
+"""Calls on an id that name it when they fail, and its options: rdma_set_option(3)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from aiordma._native import Library, ffi
-from aiordma.verbs.resource import Resource
-from aiordma.verbs.timers import encode_ack_timeout
+from aiordma._native import Library, failure, ffi
+from aiordma.errors import VerbsError
+from aiordma.verbs._device.resource import Resource
+from aiordma.verbs._qp.timers import encode_ack_timeout
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - in the base class
@@ -31,6 +33,13 @@ class Options(Resource["h.IdPointer"]):
 
     library: Library
 
+    def _call(self, call: Callable[..., object], *arguments: object) -> None:
+        """Calls the connection manager for this id, which the text of a failure then names."""
+        try:
+            call(self.pointer, *arguments)
+        except VerbsError as error:
+            raise failure(error.verb, error.errno or 0, repr(self)) from None
+
     def set_option(self, option: Option, value: int) -> None:
         """Set an option by its raw value. ValueError when it does not fit the option's field."""
         try:
@@ -39,8 +48,8 @@ class Options(Resource["h.IdPointer"]):
             else:
                 data, size = ffi.new("uint8_t *", value), 1
         except OverflowError as error:
-            raise ValueError(f"{option.name} {value}: {error}") from None
-        self.library.calls.rdma_set_option(self.pointer, _LEVEL, option.value, data, size)
+            raise ValueError(f"option {option.name} cannot be {value}: {error}") from None
+        self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:
         """Type of service of the packets, 0 to 255; before connecting or listening."""
@@ -61,7 +70,7 @@ class Options(Resource["h.IdPointer"]):
         self.set_option(Option.AFONLY, int(enabled))
 
     def set_ack_timeout(self, seconds: float) -> None:
-        """How long the queue pair waits for an acknowledgement before it sends again.
+        """Seconds that the queue pair waits for an acknowledgement before it retransmits.
 
         0.0000082 to 8796 seconds, rounded up to the next step (4.096 us times a power of 2).
         Before connecting or accepting. ValueError out of that range.

@@ -1,4 +1,4 @@
-"""What the two sides of a connection tell each other's connection manager."""
+"""The parameters that the two sides of a connection exchange through the connection manager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PortSpace(IntEnum):
-    """What kind of service ports name: ``enum rdma_port_space``."""
+    """The namespace of a port, which decides the type of service: ``enum rdma_port_space``."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -25,7 +25,7 @@ class PortSpace(IntEnum):
 
     @property
     def datagrams(self) -> bool:
-        """Whether a service is reached with datagrams (UD) and not by connections (RC)."""
+        """Whether services use datagrams (UD) rather than connections (RC)."""
         return self in (PortSpace.UDP, PortSpace.IPOIB)
 
 
@@ -66,7 +66,7 @@ def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
     if len(data) > limit:
         raise LimitError(
             f"{len(data)} bytes of private data; rdma_{call} carries at most {limit}"
-            f" (port space {port_space.name})",
+            f" (port space {port_space.name}): send the rest once connected",
             amount=len(data),
             limit=limit,
         )
@@ -75,11 +75,11 @@ def check_private_data(port_space: PortSpace, call: str, data: bytes) -> None:
 class ConnectionParameters(NamedTuple):
     """``struct rdma_conn_param``, see rdma_connect(3).
 
-    ``responder_resources`` reads and atomics of the peer may be under way here at once,
-    ``initiator_depth`` of ours there; the peer's answer is in its event. ``retry_count`` and
-    ``rnr_retry_count`` are 0 to 7, where 7 receiver-not-ready retries mean for ever.
-    ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` matter only for a queue
-    pair that was not made by :meth:`ConnectionId.create_qp`.
+    ``responder_resources`` is how many reads and atomics of the peer may be outstanding at this
+    side, ``initiator_depth`` how many of this side at the peer; the event has the peer's answer.
+    ``retry_count`` and ``rnr_retry_count`` are 0 to 7, where 7 receiver-not-ready retries mean no
+    limit. ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` matter only for a
+    queue pair that was not made by :meth:`ConnectionId.create_qp`.
     """
 
     private_data: bytes = b""
@@ -92,7 +92,7 @@ class ConnectionParameters(NamedTuple):
     qp_num: int = 0
 
     def packed(self) -> tuple[h.ConnParam, object]:
-        """The C structure, and what must be kept as long as it is used."""
+        """The C structure, and the object that must be kept while it is used."""
         param = ffi.new("struct rdma_conn_param *")
         data = ffi.from_buffer(self.private_data)
         if self.private_data:
@@ -125,11 +125,11 @@ class ConnectionParameters(NamedTuple):
 
 
 class DatagramParameters(NamedTuple):
-    """``struct rdma_ud_param``: where to send datagrams, or what came with a request for that.
+    """``struct rdma_ud_param``: where to send datagrams, or the private data of a request.
 
-    ``vector`` is the way there, for an address handle, ``qp_num`` and ``qkey`` what each send
-    names. ``vector`` is None, and both numbers are 0, where the event does not tell: in a
-    CONNECT_REQUEST, and in a refusal. ``private_data`` arrives padded with zeros.
+    ``vector`` is for an address handle; each send names ``qp_num`` and ``qkey``. A CONNECT_REQUEST
+    and a rejection have no destination: ``vector`` is None, and both numbers are 0.
+    ``private_data`` arrives padded with zeros.
     """
 
     private_data: bytes = b""

@@ -1,4 +1,4 @@
-"""The client of measurements: opens the connections, runs the parts, takes the time."""
+"""The client of a measurement: opens the connections, runs the parts, measures the time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
 from .stream_frames import STREAM_LIMIT, close, send_over
 
-# Seconds between two looks at how far a part has come; whoever is told may draw a bar, in the
-# middle of what is timed.
-LOOK = 0.25
+# Seconds between two samples of a part's progress. The callback may draw, within the timed part.
+SAMPLE_INTERVAL = 0.25
 
 ENDS: dict[str, Callable[[aiordma.Connection], ClientEnd]] = {
     "send": client_ends.Sends,
@@ -47,12 +46,12 @@ Kind = TypeVar("Kind")
 
 
 class RefusedError(Exception):
-    """The server will not do what was asked for; the text says why."""
+    """The server refused the measurement; the text says why."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What was measured of one size.  Times in seconds."""
+    """The measurement of one size.  Times in seconds."""
 
     size: int
     operations: int
@@ -71,13 +70,13 @@ class Result:
 
 @dataclass(slots=True)
 class Part:
-    """One part, over all connections."""
+    """One part of a measurement, over all connections."""
 
     runs: list[Run]
     seconds: float
     mismatch: str
     marks: list[tuple[float, int]]
-    """How many operations were done at some seconds."""
+    """Samples of (seconds, operations done)."""
 
     @property
     def done(self) -> int:
@@ -89,7 +88,7 @@ class Part:
 
 
 class PerfClient:
-    """One run against a server.  Made by `connect`."""
+    """A run against a server.  Made by `connect`."""
 
     def __init__(
         self,
@@ -118,10 +117,10 @@ class PerfClient:
         via: Via = "cm",
         config: Config = DEFAULT,
     ) -> AsyncIterator[PerfClient]:
-        """Opens a run; waits while the server is busy with another.
+        """Open a run; wait while the server is busy with another one.
 
-        RefusedError when it will not, GPUError without a GPU for `gpu`.  Otherwise raises what
-        `aiordma.connect` raises.
+        RefusedError when the server refuses, GPUError without a GPU for `gpu`.  Otherwise raises
+        what `aiordma.connect` raises.
         """
         config = replace(
             config,
@@ -170,13 +169,13 @@ class PerfClient:
                 yield cls(settings, control, ends, opened)
 
     def stop(self) -> None:
-        """Ends the run as soon as what is under way is done; what was measured is kept."""
+        """End the run when the outstanding operations are done; keep what was measured."""
         self.stopped = True
         for run in self._runs:
             run.limit = 0
 
     async def measure(self, size: int, progress: Progress = lambda part: None) -> Result | None:
-        """Measures one size; None when it was stopped before anything was."""
+        """Measure one size; None when stopped before the first operation."""
         settings = self._settings
         if settings.metric != "lat":
             part = await self._warm_and_timed("flood", size, progress)
@@ -185,7 +184,7 @@ class PerfClient:
             result = self._result(size, part)
             result.slices = slices(part.marks, size)
             return result
-        # Reads and atomics need no answer of the peer's program: their latency is their completion.
+        # The peer's program takes no part in reads and atomics: their latency is their completion.
         first = "ping" if settings.halved else "alone"
         part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
         if part is None:
@@ -278,21 +277,25 @@ class PerfClient:
         timer: asyncio.Handle | None = None
         marks: list[tuple[float, int]] = []
 
-        def look() -> None:
+        def sample() -> None:
             nonlocal timer
             passed = loop.time() - start
             done = sum(run.done for run in self._runs)
             marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
-                    run.limit = min(run.limit, 1)  # one at least, however late the first begins
+                    run.limit = min(
+                        run.limit, 1
+                    )  # at least one operation, however late the first begins
                 return
             whole = sum(run.limit for run in self._runs)
             progress(passed / duration if duration is not None else done / max(whole, 1))
-            pause = LOOK if duration is None else min(LOOK, duration - passed)
-            timer = loop.call_later(pause, look)
+            pause = SAMPLE_INTERVAL
+            if duration is not None:
+                pause = min(pause, duration - passed)
+            timer = loop.call_later(pause, sample)
 
-        timer = loop.call_soon(look)
+        timer = loop.call_soon(sample)
         try:
             async with asyncio.TaskGroup() as group:
                 for end, run in zip(self._ends, self._runs, strict=True):
@@ -317,7 +320,9 @@ async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:
     with await control.recv() as message:
         told = wire.unpack(bytes(message))
     if isinstance(told, wire.Refused):
-        raise RefusedError(f"the server refuses: {told.text}")
+        raise RefusedError(f"the perf server refuses the measurement: {told.text}")
     if not isinstance(told, kind):
-        raise ProtocolError(f"the server answers with {type(told).__name__}")
+        raise ProtocolError(
+            f"the perf server answered with {type(told).__name__} instead of {kind.__name__}"
+        )
     return told

@@ -1,11 +1,11 @@
-"""The client's end of one connection, for each operation: what is done, and what is timed.
+"""The client's end of one connection, for each operation: what it does and what it times.
 
-Three kinds of work.  `ping`: one operation at a time, which the peer's program answers with one of
-the same; timed is the way there and back.  `alone`: one at a time without an answer; timed is the
-await.  `flood`: as many under way as the depth allows; none is timed.
+There are three kinds of work.  `ping`: one operation at a time, which the peer's program answers
+with the same operation; the round trip is timed.  `alone`: one operation at a time without an
+answer; the await is timed.  `flood`: as many operations outstanding as the depth allows; untimed.
 
-Reads and atomics wake nobody who could answer, so they have no `ping`.  A stream does not tell when
-a piece has arrived, so it has no `alone`.
+The peer's program does not notice reads and atomics and cannot answer them, so they have no `ping`.
+A stream does not report when a piece has arrived, so it has no `alone`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDLESS = 1 << 62
 
 @dataclass(slots=True)
 class Run:
-    """One part on one connection.  Setting the limit to 0 ends it after what is under way."""
+    """One part on one connection.  A limit of 0 ends it after the outstanding operations."""
 
     limit: int
     depth: int = 1
@@ -38,31 +38,31 @@ class Run:
     imm: bool = False
     verify_all: bool = False
     answered: bool = False
-    """Whether it is pings."""
+    """Whether the peer answers each operation."""
     started: int = 0
     done: int = 0
     times: array[float] = field(default_factory=lambda: array("d"))
 
 
 class ClientEnd(Protocol):
-    """One connection; `prepare`, and `verify` and `release`, stand around each part.
+    """One connection.  Each part begins with `prepare` and ends with `verify` and `release`.
 
-    `ping` and `alone`, where the operation has them, are like `flood`.
+    `ping` and `alone`, where the operation has them, have the signature of `flood`.
     """
 
     def prepare(self, seed: int, size: int) -> bytes:
-        """Makes what the part works on; a token for the peer where that has to write here."""
+        """Allocate the part's memory; returns a token for the peer if the peer writes to it."""
 
     def use(self, token: bytes) -> None:
-        """The peer's memory."""
+        """Set the peer's memory."""
 
     async def flood(self, run: Run) -> None: ...
 
     def verify(self, run: Run) -> str:
-        """What was wrong with what has come; empty: nothing."""
+        """The first error in the received data; empty: none."""
 
     def release(self) -> None:
-        """Gives the part's memory back; a second call does nothing."""
+        """Release the part's memory; a second call does nothing."""
 
 
 async def time_each(operate: Callable[[], Awaitable[object]], run: Run) -> None:
@@ -75,7 +75,7 @@ async def time_each(operate: Callable[[], Awaitable[object]], run: Run) -> None:
 
 
 class Sends:
-    """Messages of ordinary memory, as most programs send them."""
+    """Messages from unregistered memory, as most programs send them."""
 
     def __init__(self, conn: aiordma.Connection) -> None:
         self._conn = conn
@@ -89,7 +89,7 @@ class Sends:
         return b""
 
     def use(self, token: bytes) -> None:
-        """There is none."""
+        """Messages use no memory of the peer."""
 
     async def ping(self, run: Run) -> None:
         conn, data, times = self._conn, self._sent, run.times

@@ -1,4 +1,4 @@
-"""The client's end of one connection where it works on the server's memory: write, read, atomic."""
+"""The client's end of one connection for one-sided operations: write, read, atomic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HostMemory:
 
 
 class OneSided(ABC):
-    """What the three have in common.  All operations of a part are on the same bytes."""
+    """The common part of the three.  All operations of a part use the same bytes."""
 
     def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
         self._conn = conn
@@ -68,11 +68,11 @@ class OneSided(ABC):
 
     @abstractmethod
     def operate(self, run: Run) -> Awaitable[object]:
-        """One operation."""
+        """Start one operation."""
 
     @abstractmethod
     def collect(self, batch: Batch) -> None:
-        """The same, in a batch."""
+        """Add one operation to a batch."""
 
     async def alone(self, run: Run) -> None:
         await time_each(lambda: self.operate(run), run)
@@ -110,7 +110,7 @@ class OneSided(ABC):
 
 
 class Writes(OneSided):
-    """Answered by a write of the peer into memory of this side, and woken by its immediate data."""
+    """Writes; the peer answers with a write with immediate data to memory of this side."""
 
     def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
         super().__init__(conn, take)
@@ -154,7 +154,7 @@ class Writes(OneSided):
         await time_each(there_and_back, run)
 
     def verify(self, run: Run) -> str:
-        # Where nothing was to come back, the server has written nothing.
+        # Without answers the server has written nothing.
         if self._mismatch or not run.answered or not run.done or self._inbox is None:
             return self._mismatch
         return difference(self._inbox.view, self._expected)
@@ -191,7 +191,7 @@ class Reads(OneSided):
 
 
 class Atomics(OneSided):
-    """Each adds one; the server sees whether the sum is the number of operations."""
+    """Each operation adds one; the server compares the sum with the number of operations."""
 
     def prepare(self, seed: int, size: int) -> bytes:
         return b""

@@ -8,8 +8,8 @@ from time import perf_counter
 from .client_ends import Run
 from .contents import SERVER, contents, difference
 
-# `drain` comes back without a turn of the loop while there is room: so many writes, then the loop.
-TURN = 64
+# `drain` does not yield to the loop while the buffer has room: yield after so many writes.
+YIELD_AFTER = 64
 
 
 class Streams:
@@ -25,7 +25,7 @@ class Streams:
         return b""
 
     def use(self, token: bytes) -> None:
-        """There is no memory of the peer."""
+        """Streams use no memory of the peer."""
 
     async def ping(self, run: Run) -> None:
         reader, writer, data, times = self._reader, self._writer, self._sent, run.times
@@ -46,7 +46,7 @@ class Streams:
             writer.write(data)
             await writer.drain()
             run.done += 1
-            if not run.done % TURN:
+            if not run.done % YIELD_AFTER:
                 await asyncio.sleep(0)
 
     def verify(self, run: Run) -> str:

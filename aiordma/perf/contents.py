@@ -1,20 +1,20 @@
-"""What travels in a measurement: bytes that both ends know, so that each can compare."""
+"""The payload of a measurement: bytes that both ends can compute and so compare."""
 
 from __future__ import annotations
 
 from random import Random
 
-# What the server sends or keeps has the number after that of what the client does.
+# The seed of the server's bytes is that of the client's plus this.
 SERVER = 1
 
 
 def contents(seed: int, size: int) -> bytes:
-    """The same for the same seed, and incompressible."""
+    """Incompressible bytes, determined by the seed."""
     return Random(seed).randbytes(size)
 
 
 def difference(got: bytes | memoryview, expected: bytes) -> str:
-    """Where the two differ first; empty when they do not."""
+    """A description of the first difference; empty when there is none."""
     if len(got) != len(expected):
         return f"{len(got)} bytes instead of {len(expected)}"
     if got == expected:

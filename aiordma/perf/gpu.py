@@ -1,4 +1,4 @@
-"""Memory of a GPU as the client's side of a write or read: of NVIDIA's, by its driver's library.
+"""Memory of an NVIDIA GPU as the client's side of a write or read, through the CUDA driver library.
 
 The driver exports it as a dma-buf, which the RDMA device then reaches by itself.  Source: the CUDA
 driver API's reference, "Memory Management".  Only what every driver since 11.7 has is used.
@@ -19,25 +19,24 @@ LIBRARY = "libcuda.so.1"
 # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 DMA_BUF = 1
 
-# A range that is exported begins and ends with a page of the host's: what is as long as the
-# driver's own large pages begins with one of them.
+# An exported range begins and ends at a page of the host. An allocation as long as a large page of
+# the driver begins at one.
 PAGE = 2 << 20
 
 
 class GPUError(Exception):
-    """There is no GPU that could be used, or its driver refused; the text says which."""
+    """No GPU can be used, or its driver returned an error; the text says which."""
 
 
 class GPU:
-    """The first GPU.  GPUError where there is none; `close` when its memory has been released."""
+    """The first GPU; GPUError without one.  `close` it after its memory has been released."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         try:
             self._library = load(LIBRARY)
         except OSError as error:
             raise GPUError(
-                f"there is no GPU to measure: {LIBRARY}, which comes with NVIDIA's driver, "
-                f"cannot be loaded ({error})"
+                f"no GPU can be used: {LIBRARY} cannot be loaded ({error}); install NVIDIA's driver"
             ) from error
         self.device = ctypes.c_int()
         context = ctypes.c_void_p()
@@ -47,20 +46,20 @@ class GPU:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """GPUError unless it succeeds."""
+        """Call the driver; GPUError unless the call succeeds."""
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(text))
             said = (text.value or b"an unknown error").decode()
-            raise GPUError(f"the GPU's driver refused {name}: {said} ({code})")
+            raise GPUError(f"the GPU's driver: {name} failed with {said} ({code})")
 
     def close(self) -> None:
         self.call("cuDevicePrimaryCtxRelease_v2", self.device)
 
 
 class GPUMemory:
-    """As many bytes of it, registered for one connection."""
+    """Memory of the GPU, registered for one connection."""
 
     def __init__(self, gpu: GPU, conn: aiordma.Connection, size: int) -> None:
         self._gpu = gpu
@@ -82,7 +81,7 @@ class GPUMemory:
             try:
                 self.local = conn.register_dmabuf(fd.value, size)
             finally:
-                os.close(fd.value)  # the region has one of its own
+                os.close(fd.value)  # the region has a duplicate
             stack.callback(self.local.close)
             self._stack = stack.pop_all()
 

@@ -1,4 +1,4 @@
-"""What stands beside figures, since they mean nothing without it."""
+"""A description of the machine, for reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Name, processors, kernel and interpreter of this machine, in a line."""
+    """Name, processors, kernel and interpreter of this machine, in one line."""
     cores = len(os.sched_getaffinity(0))
     return (
         f"{platform.node()}: {cores} x {processor()}, {platform.system()} {platform.release()}, "
@@ -17,7 +17,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Its name, as the kernel tells."""
+    """The name of the processor, from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way of what is timed."""
+"""Python's garbage collector, disabled during measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Collects once before, and nothing inside: cycles that are left there stay until the end."""
+    """Collect garbage once, then disable the collector for the block."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

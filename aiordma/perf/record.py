@@ -1,4 +1,4 @@
-"""A run as JSON: what is written, drawn and shown.  `docs/perf.md` describes it."""
+"""A run as a JSON object, which is printed, tabulated and drawn; `docs/perf.md` describes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETION = "from the call until the await has ended, one at a time, not answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What ran where."""
+    """The environment of a run."""
 
     aiordma: str
     device: str
@@ -105,9 +105,9 @@ def times(summary: Summary | None) -> dict[str, float] | None:
 
 
 def check_record(value: object) -> dict[str, Any]:
-    """What `record` has made, read again.  ValueError for anything else."""
+    """Check an object that `record` made.  ValueError for anything else."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"it has no format {FORMAT!r}")
+        raise ValueError(f"its format is not {FORMAT!r}")
     if value.get("version") != VERSION:
-        raise ValueError(f"it has version {value.get('version')}, known is {VERSION}")
+        raise ValueError(f"its version is {value.get('version')}, not {VERSION}")
     return value

@@ -1,4 +1,4 @@
-"""The server of measurements: one client after another, within limits."""
+"""The server of measurements: serves one client after another, within limits."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("aiordma.perf")
 
 MIB = 1 << 20
 
-# Seconds for the connections of a measurement to come.
+# Seconds until all connections of a measurement must be there.
 ATTACH_TIMEOUT = 60.0
-# Messages of the control connection, and the first on each, are short.
+# The longest message on the control connection, or first message on another.
 MAX_CONTROL = 1 << 20
 
 ENDS: dict[str, Callable[[aiordma.Connection, bool], ServerEnd]] = {
@@ -43,7 +43,7 @@ ENDS: dict[str, Callable[[aiordma.Connection, bool], ServerEnd]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a client may ask for."""
+    """The limits of a client's measurement."""
 
     size: int = 1024 * MIB
     """Bytes of one operation."""
@@ -51,17 +51,17 @@ class Limits:
     """Bytes of all connections' operations together."""
     connections: int = 1024
     waiting: int = 16
-    """Clients in line behind the one that is served."""
+    """Clients in the queue behind the one that is served."""
     silence: float = 600.0
-    """Seconds between two messages of a client, and so the longest part of a measurement."""
+    """Seconds between two messages of a client, and so the longest part."""
 
 
 class Refusal(Exception):
-    """The client is told, and goes on or not."""
+    """A refusal that is sent to the client."""
 
 
 class Session:
-    """One client's connections."""
+    """The connections of one client."""
 
     def __init__(self, opened: wire.Open) -> None:
         self.opened = opened
@@ -72,14 +72,16 @@ class Session:
 
     def attach(self, index: int, end: ServerEnd) -> None:
         if index >= len(self.ends) or self.ends[index] is not None:
-            raise ProtocolError(f"connection {index} is there already, or was not announced")
+            raise ProtocolError(
+                f"the client attached connection {index} twice, or without announcing it"
+            )
         self.ends[index] = end
         if None not in self.ends:
             self.complete.set()
 
 
 class PerfServer:
-    """Runs in `async with`; `host` and `port` are where it listens."""
+    """A server, for `async with`; `listening` has its host and port."""
 
     def __init__(self, limits: Limits, via: Via, config: Config) -> None:
         self._limits = limits
@@ -101,7 +103,7 @@ class PerfServer:
         config: Config = DEFAULT,
         limits: Limits = Limits(),
     ) -> Self:
-        """Listens.  Raises what `aiordma.listen` raises."""
+        """Start to listen.  Raises what `aiordma.listen` raises."""
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
         self = cls(limits, via, config)
         self._server = await aiordma.start_server(
@@ -111,7 +113,7 @@ class PerfServer:
 
     @property
     def listening(self) -> aiordma.Server:
-        """What accepts the connections, and knows where."""
+        """The server that accepts the connections."""
         assert self._server is not None
         return self._server
 
@@ -127,16 +129,16 @@ class PerfServer:
         await self.listening.close()
 
     async def forever(self) -> None:
-        """Serves until cancelled."""
+        """Serve until cancelled."""
         await self.listening.serve_forever()
 
     async def _serve(self, conn: aiordma.Connection) -> None:
         try:
             await self._serve_one(conn)
         except ConnectionError:
-            raise  # the usual end: the client has gone
+            raise  # the usual end: the client has disconnected
         except (RDMAError, TimeoutError) as error:
-            logger.warning("%r: %s", conn, error or "the client said nothing")
+            logger.warning("%r: %s", conn, error or "the client sent nothing in time")
 
     async def _serve_one(self, conn: aiordma.Connection) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT):
@@ -149,16 +151,20 @@ class PerfServer:
                 assert session is not None
                 kind = ENDS.get(session.opened.operation)
                 if kind is None:
-                    raise ProtocolError("a message came where a stream was announced")
+                    raise ProtocolError(
+                        "the client sent a message on a connection that it announced as a stream"
+                    )
                 session.attach(index, kind(conn, session.opened.imm))
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
-        """Of a connection that belongs to the session at hand."""
+        """The index of a connection of the current session."""
         if not isinstance(first, wire.Attach):
-            raise ProtocolError(f"a connection does not begin with {type(first).__name__}")
+            raise ProtocolError(
+                f"the client began a connection with {type(first).__name__} instead of Attach"
+            )
         if self._session is None or self._session.key != first.key:
-            raise ProtocolError("a connection for a measurement that there is not")
+            raise ProtocolError("the client attached a connection to an unknown measurement")
         return first.index
 
     async def _measure(self, control: aiordma.Connection, opened: wire.Open) -> None:
@@ -171,17 +177,20 @@ class PerfServer:
 
     def _check_open(self, opened: wire.Open) -> None:
         if opened.version != wire.VERSION:
-            raise Refusal(f"the server speaks version {wire.VERSION}, not {opened.version}")
+            raise Refusal(
+                f"the server has protocol version {wire.VERSION}, the client {opened.version}; "
+                "use the same aiordma on both sides"
+            )
         if opened.connections > self._limits.connections:
             raise Refusal(
-                f"{opened.connections} connections are more than the server's limit of "
-                f"{self._limits.connections}"
+                f"{opened.connections} connections exceed the server's limit of "
+                f"{self._limits.connections} (--max-connections)"
             )
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         if self._waiting > self._limits.waiting:
-            raise Refusal(f"{self._limits.waiting} clients are waiting already")
+            raise Refusal(f"{self._limits.waiting} clients are already waiting: try again later")
         self._waiting += 1
         try:
             async with self._turn:
@@ -201,14 +210,14 @@ class PerfServer:
                 with quiet():
                     await self._parts(control, session)
         except TimeoutError:
-            raise Refusal("the client was silent for too long") from None
+            raise Refusal("the client sent nothing for too long") from None
         finally:
             session.over.set()
             self._session = None
 
     @asynccontextmanager
     async def _streams(self, session: Session) -> AsyncIterator[int]:
-        """Where streams are taken in, if the session has them; otherwise 0."""
+        """The port that accepts the session's streams; 0 without streams."""
         if session.opened.operation != "stream":
             yield 0
             return
@@ -244,22 +253,28 @@ class PerfServer:
             async with asyncio.timeout(self._limits.silence):
                 begin = await receive(control)
             if not isinstance(begin, wire.Begin):
-                raise ProtocolError(f"a part does not begin with {type(begin).__name__}")
+                raise ProtocolError(
+                    f"the client began a part with {type(begin).__name__} instead of Begin"
+                )
             await self._part(control, session, begin)
 
     def _check_part(self, session: Session, begin: wire.Begin) -> None:
         limits, count = self._limits, len(session.ends)
         if begin.size > limits.size:
-            raise Refusal(f"{begin.size} bytes are more than the server's limit of {limits.size}")
+            raise Refusal(
+                f"{begin.size} bytes exceed the server's limit of {limits.size} (--max-size)"
+            )
         if begin.size < 1 and session.opened.operation != "send":
-            raise ProtocolError("only messages can be empty")
+            raise ProtocolError("the client began a part of size 0, which only messages can have")
         if begin.size * count > limits.memory:
             raise Refusal(
-                f"{count} times {begin.size} bytes are more than the server's limit of "
-                f"{limits.memory}"
+                f"{count} times {begin.size} bytes exceed the server's limit of "
+                f"{limits.memory} (--max-memory)"
             )
         if len(begin.tokens) != count:
-            raise ProtocolError(f"{len(begin.tokens)} tokens for {count} connections")
+            raise ProtocolError(
+                f"the client sent {len(begin.tokens)} tokens for {count} connections"
+            )
 
     async def _part(self, control: aiordma.Connection, session: Session, begin: wire.Begin) -> None:
         self._check_part(session, begin)
@@ -304,7 +319,7 @@ class PerfServer:
     async def _counts(self, control: aiordma.Connection, connections: int) -> list[int]:
         finish = await receive(control)
         if not isinstance(finish, wire.Finish) or len(finish.counts) != connections:
-            raise ProtocolError(f"a part does not end with {finish}")
+            raise ProtocolError(f"the client ended a part with {finish} instead of Finish")
         return finish.counts
 
 
@@ -319,7 +334,7 @@ async def work(end: ServerEnd, tally: Tally, begin: wire.Begin) -> None:
 
 
 async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any, None]) -> None:
-    """Gives the work up when the client has gone, whatever it waits for."""
+    """Run the work, and cancel it when the client disconnects."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(control.wait_closed())
     try:
@@ -335,5 +350,7 @@ async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any,
 async def receive(conn: aiordma.Connection) -> wire.Wire:
     with await conn.recv() as message:
         if len(message) > MAX_CONTROL:
-            raise ProtocolError(f"a message of {len(message)} bytes is none of a measurement")
+            raise ProtocolError(
+                f"the client sent a control message of {len(message)} bytes, over {MAX_CONTROL}"
+            )
         return wire.unpack(bytes(message))

@@ -1,4 +1,4 @@
-"""The server's end of one connection, for each operation: it answers or takes in, and compares."""
+"""The server's end of one connection, for each operation: it answers or receives, and compares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .contents import SERVER, contents, difference
 
 
 class Tally:
-    """What has come in a part."""
+    """Counts and checks the operations of a part."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,7 +28,7 @@ class Tally:
             self._there.set()
 
     def fail(self, reason: str) -> None:
-        """No more will come."""
+        """Record that no further operation will arrive."""
         self.mismatch = self.mismatch or reason
         self._there.set()
 
@@ -41,22 +41,22 @@ class Tally:
 class ServerEnd(Protocol):
     @property
     def hears(self) -> bool:
-        """Whether the server's program is told of operations that it need not answer."""
+        """Whether the server's program notices operations that it does not answer."""
 
     def prepare(self, seed: int, size: int, token: bytes) -> bytes:
-        """Makes what the part works on; a token of it where the client works on it itself."""
+        """Allocate the part's memory; returns a token of it if the client accesses it."""
 
     async def answer(self, tally: Tally, verify_all: bool) -> None:
-        """Answers each operation with one of the same, until cancelled."""
+        """Answer each operation with the same operation, until cancelled."""
 
     async def sink(self, tally: Tally, verify_all: bool) -> None:
-        """Takes in what comes, until cancelled."""
+        """Receive until cancelled."""
 
     def verify(self, count: int) -> str:
-        """What is wrong after so many operations; empty: nothing."""
+        """The first error after so many operations; empty: none."""
 
     def release(self) -> None:
-        """Gives the part's memory back; a second call does nothing."""
+        """Release the part's memory; a second call does nothing."""
 
 
 class Sends:

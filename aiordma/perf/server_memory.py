@@ -1,4 +1,4 @@
-"""The server's end of one connection whose memory the client works on: write, read, atomic."""
+"""The server's end of one connection for one-sided operations: write, read, atomic."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .server_ends import Tally
 
 
 class Memory:
-    """Memory of the server's for one part, with the rights that the operation needs."""
+    """The server's memory for one part, with the rights that the operation needs."""
 
     hears = False
-    """Whether the server's program is told of each operation."""
+    """Whether the server's program notices each operation."""
     rights: Rights
 
     def __init__(self, conn: aiordma.Connection, imm: bool) -> None:
@@ -35,10 +35,12 @@ class Memory:
         return self._share.token.pack()
 
     async def answer(self, tally: Tally, verify_all: bool) -> None:
-        raise aiordma.ProtocolError("only send, write and stream can be answered")
+        raise aiordma.ProtocolError(
+            "only send, write and stream can be answered, but the client wants answers"
+        )
 
     async def sink(self, tally: Tally, verify_all: bool) -> None:
-        """The device does it."""
+        """The device executes the operations; there is nothing to do."""
 
     def release(self) -> None:
         if self._share is not None:
@@ -100,7 +102,7 @@ class Reads(Memory):
         return self.open_up(size, contents(seed + SERVER, size))
 
     def verify(self, count: int) -> str:
-        return ""  # the client sees
+        return ""  # the client compares
 
 
 class Atomics(Memory):

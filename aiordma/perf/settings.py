@@ -1,4 +1,4 @@
-"""What is measured: the operation, how much of it at a time, and how long."""
+"""The settings of a measurement: the operation, its sizes and amounts, and the duration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 ATOMIC = 8
-"""Bytes of an atomic operation; there are no others."""
+"""The size of every atomic operation, in bytes."""
 
 EVERY_SIZE = tuple(1 << power for power in range(1, 24))
 """2 B to 8 MiB, as perftest's --all."""
@@ -22,17 +22,17 @@ DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 DEFAULT_DEPTH = 64
 
 LONGEST = 3600.0
-"""Seconds of one timed part, at most: a latency costs 8 bytes of memory."""
+"""The longest timed part, in seconds: each latency takes 8 bytes of memory."""
 MOST_ITERATIONS = 100_000_000
 
-# Operations before the timed ones: caches, page tables and the adaptive parts of the device are
-# then as they stay.  By judgement; fewer of those that take long by themselves.
+# Operations before the timed ones, which warm up caches, page tables and the adaptive parts of the
+# device.  By judgement; fewer of large ones.
 WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One run, of one size after another.  Raises ValueError for what makes no sense.
+    """The settings of one run, which measures its sizes in turn.  ValueError if they contradict.
 
     `iterations` operations of each size, over all connections; None: for `duration` seconds.
     `depth` operations are under way on each connection at a time, `batch` of them posted with one
@@ -55,42 +55,41 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
-            raise ValueError(f"the operation is one of {', '.join(OPERATIONS)}")
+            raise ValueError(f"the operation must be one of {', '.join(OPERATIONS)}")
         if self.metric not in METRICS:
-            raise ValueError(f"what is measured is one of {', '.join(METRICS)}")
+            raise ValueError(f"the metric must be one of {', '.join(METRICS)}")
         self._check_sizes()
         self._check_amounts()
         if self.batch > 1 and self.operation in ("send", "stream"):
-            raise ValueError("a batch has reads, writes and atomics; it cannot hold messages")
+            raise ValueError("a batch has reads, writes and atomics: it cannot hold messages")
         if self.imm and self.operation not in ("send", "write"):
-            raise ValueError("immediate data travels with send and write alone")
+            raise ValueError("immediate data needs the operation send or write")
         if self.imm and self.batch > 1:
-            raise ValueError("a batch has no immediate data")
+            raise ValueError("a batch cannot have immediate data")
         if self.metric == "lat" and (self.depth > 1 or self.batch > 1):
             raise ValueError(
-                "a latency is that of one operation at a time: depth and batch are for bw and rate"
+                "lat measures one operation at a time: depth and batch are for bw and rate"
             )
         if self.operation == "stream" and self.depth > 1:
-            raise ValueError("a stream has no depth: its buffer decides how much is under way")
+            raise ValueError("a stream has no depth: its buffer limits how much is outstanding")
         if self.verify_all and self.operation not in ("send", "stream"):
             raise ValueError(
-                "verify-all is for send and stream: what writes, reads and atomics leave in memory "
-                "is compared anyway"
+                "verify-all is for send and stream: writes, reads and atomics are verified anyway"
             )
         if self.gpu and self.operation not in ("write", "read"):
-            raise ValueError("memory of a GPU can be written from and read into, and nothing else")
+            raise ValueError("memory of a GPU needs the operation write or read")
         if self.batch > self.depth:
-            raise ValueError(f"a batch of {self.batch} is more than a depth of {self.depth}")
+            raise ValueError(f"batch {self.batch} must not exceed depth {self.depth}")
 
     def _check_sizes(self) -> None:
         if not self.sizes:
-            raise ValueError("there is no size to measure")
+            raise ValueError("give at least one size")
         if self.operation == "atomic" and self.sizes != (ATOMIC,):
-            raise ValueError(f"an atomic operation has {ATOMIC} bytes")
+            raise ValueError(f"the size of an atomic operation is {ATOMIC} bytes")
         if self.operation != "send" and min(self.sizes) < 1:
-            raise ValueError("only messages can be empty: a size is at least 1")
+            raise ValueError("only messages can be empty: the size must be at least 1")
         if min(self.sizes) < 0:
-            raise ValueError("a size is not negative")
+            raise ValueError("a size cannot be negative")
 
     def _check_amounts(self) -> None:
         bounds = {
@@ -103,23 +102,23 @@ class Settings:
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name.replace('_', '-')} is within {low} and {high}")
+                raise ValueError(f"{name.replace('_', '-')} must be within {low} and {high}")
         if not 0 < self.duration <= LONGEST:
-            raise ValueError(f"a duration is more than 0 and at most {LONGEST:g} seconds")
+            raise ValueError(f"the duration must be more than 0 and at most {LONGEST:g} seconds")
 
     @property
     def halved(self) -> bool:
-        """Whether a latency is half of a round trip, as perftest has it: there and back again."""
+        """Whether a latency is half of a round trip, as in perftest."""
         return self.operation in ("send", "write", "stream")
 
     def warm_up_for(self, size: int) -> int:
-        """Operations of each connection that are not timed."""
+        """Operations of each connection before the timed ones."""
         if self.warm_up is not None:
             return self.warm_up
         return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
 
     def share(self) -> int | None:
-        """Operations of each connection; None: until the time is over."""
+        """Timed operations of each connection; None: until the duration is over."""
         return None if self.iterations is None else -(-self.iterations // self.connections)
 
 

@@ -1,4 +1,4 @@
-"""Figures from samples: quantiles that occurred, bandwidth and rate in perftest's units."""
+"""Statistics of samples: nearest-rank quantiles, bandwidth and rate in perftest's units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MIB = 1 << 20
 
 
 def rank(count: int, permille: int) -> int:
-    """Nearest rank: the index, in order, of the least one with so many of all at or below it."""
+    """The index of the nearest-rank quantile in sorted samples."""
     return max(0, -(-count * permille // 1000) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is told of samples, in their unit.  A quantile is a sample, not between two."""
+    """Statistics of samples, in their unit.  A quantile is one of the samples."""
 
     count: int
     min: float
@@ -28,13 +28,13 @@ class Summary:
     max: float
     mean: float
     deviation: float
-    """Standard deviation of the samples at hand."""
+    """Standard deviation of the samples."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Summary:
-        """ValueError when there is none."""
+        """Summarise samples; ValueError without any."""
         if not samples:
-            raise ValueError("there is nothing to summarise")
+            raise ValueError("no samples to summarise")
         ordered = sorted(samples)
         count = len(ordered)
         mean = fsum(ordered) / count
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Operations in so many seconds."""
+    """A number of operations of one size in some seconds."""
 
     operations: int
     size: int
@@ -85,7 +85,7 @@ class Throughput:
 
 
 def slices(marks: Sequence[tuple[float, int]], size: int) -> list[Throughput]:
-    """Between each two looks, (second, operations done by then), that were some time apart."""
+    """The throughput between consecutive samples of (seconds, operations done)."""
     return [
         Throughput(done - before, size, now - then)
         for (then, before), (now, done) in pairwise(marks)
@@ -94,8 +94,9 @@ def slices(marks: Sequence[tuple[float, int]], size: int) -> list[Throughput]:
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
-    """The distribution as (sample, part of all that are above it), evenly spread over the logarithm
-    of that part; the last one is the greatest sample, with what one sample is of all.
+    """The complementary distribution as (sample, share of samples at or above it).
+
+    The points are evenly spaced over the logarithm of the share; the last is the greatest sample.
     """
     ordered = sorted(samples)
     count = len(ordered)

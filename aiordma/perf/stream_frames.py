@@ -1,4 +1,4 @@
-"""The first message on a stream: its length in two bytes, then what `wire` makes."""
+"""The first message on a stream: its length in two bytes, then the message of `wire`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from . import wire
 
-# Bytes that a reader holds before its stream stands still.
+# The limit of a reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
 
 

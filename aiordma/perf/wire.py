@@ -1,4 +1,4 @@
-"""What client and server of a measurement say to each other, each message one of msgpack.
+"""The control protocol between client and server of a measurement, in msgpack.
 
 Open -> Opened; then on every connection that is measured Attach; then for each part of the
 measurement Begin -> Begun, the work, Finish -> Reached, Finished.  Instead of any answer: Refused.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
-import msgpack  # type: ignore[import-untyped]  # it has no types; pack and unpack do
+import msgpack  # type: ignore[import-untyped]  # without type annotations
 
 from aiordma.errors import ProtocolError
 
@@ -19,13 +19,13 @@ from .settings import OPERATIONS
 VERSION = 1
 
 KEY_SIZE = 16
-"""Bytes of the number by which a connection finds its measurement."""
+"""The length of the key by which a connection finds its measurement, in bytes."""
 MAX_TEXT = 512
 U32 = 0xFFFF_FFFF
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "flood")
-"""Whether the server answers each operation, or is silent."""
+"""Whether the server answers each operation (ping) or not (flood)."""
 
 
 def number(low: int, high: int) -> Callable[[object], bool]:
@@ -56,7 +56,7 @@ def token(value: object) -> bool:
     return isinstance(value, bytes) and len(value) <= 256
 
 
-# What a field may be, by its name, which means the same in each message.
+# The type and bounds of each field, by its name; a name means the same in each message.
 FIELDS: dict[str, Callable[[object], bool]] = {
     "version": number(0, U32),
     "operation": one_of(*OPERATIONS),
@@ -80,7 +80,7 @@ FIELDS: dict[str, Callable[[object], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The client wants to measure an operation on so many connections."""
+    """The client requests a measurement of an operation on so many connections."""
 
     version: int
     operation: str
@@ -90,7 +90,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The connections shall come; those of streams to a port of their own."""
+    """The server is ready for the connections; streams use a separate port."""
 
     key: bytes
     port: int
@@ -100,7 +100,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """The first message on a connection that is measured."""
+    """The first message on each measured connection."""
 
     key: bytes
     index: int
@@ -108,7 +108,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A part: its messages' contents follow from the seed; tokens are of the client's memory."""
+    """Begins a part: its payload follows from the seed; the tokens are of the client's memory."""
 
     way: str
     size: int
@@ -119,33 +119,33 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The server is ready; tokens are of its memory, one for each connection."""
+    """The server is ready for the part; tokens are of its memory, one for each connection."""
 
     tokens: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """So many operations were done on each connection."""
+    """The client has done so many operations on each connection."""
 
     counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server's program has as many."""
+    """The server has received as many operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What was wrong with them; empty: nothing."""
+    """The first error that the server found; empty: none."""
 
     mismatch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server will not, and why."""
+    """The server refuses the measurement; the text says why."""
 
     text: str
 
@@ -167,16 +167,16 @@ def unpack(data: bytes) -> Wire:
     try:
         value = msgpack.unpackb(data, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the peer's message is no msgpack: {error}") from error
+        raise ProtocolError(f"the peer's control message is not msgpack: {error}") from error
     match value:
         case [str(name), dict(given)] if name in KINDS:
             kind = KINDS[name]
         case _:
-            raise ProtocolError("the peer's message is none of a measurement")
+            raise ProtocolError("the peer's control message has an unknown type")
     wanted = {field.name for field in fields(kind)}
     if set(given) != wanted:
-        raise ProtocolError(f"the peer's {name} has other fields than {sorted(wanted)}")
+        raise ProtocolError(f"the peer's message {name} has other fields than {sorted(wanted)}")
     for field, content in given.items():
         if not FIELDS[field](content):
-            raise ProtocolError(f"the peer's {name} has a {field} that cannot be")
+            raise ProtocolError(f"the peer's message {name} has an invalid {field}")
     return kind(**given)

@@ -1,4 +1,4 @@
-"""Sockets that are RDMA: asyncio's streams, protocols and servers over connections.
+"""asyncio's streams, protocols and servers over RDMA connections.
 
     reader, writer = await aiordma.open_connection(host, port)
     transport, protocol = await aiordma.create_connection(Protocol, host, port)

@@ -1,4 +1,4 @@
-"""Connecting: `create_connection` and `open_connection` over RDMA, and sending files."""
+"""`create_connection` and `open_connection` over RDMA, and sending files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-# The reader's buffer, as asyncio.open_connection has it.
+# The limit of the reader's buffer, as in asyncio.open_connection.
 LIMIT = 64 << 10
 
 
@@ -32,12 +32,12 @@ async def create_connection(
     ssl: TLS = None,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.Transport, P]:
-    """Connects, and lets a protocol speak over it: `loop.create_connection` over RDMA.
+    """Connect and attach a protocol: `loop.create_connection` over RDMA.
 
     Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `ssl`,
-    a context or True for the usual one, is TLS over the stream: all that travels is encrypted, and
+    a context or True for the default one, puts TLS over the stream: every byte is encrypted, and
     the server must have a certificate for `server_hostname` (None: `host`), else ssl.SSLError.
-    The transport is a `StreamTransport`, or with TLS the one that asyncio puts above that.
+    The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
     context = client_context(ssl)
     connection = await connect(
@@ -65,7 +65,7 @@ async def _attach(
         connection.abort()
         raise
     try:
-        await asyncio.sleep(0)  # the transport's own callback comes first
+        await asyncio.sleep(0)  # connection_made runs first
     except BaseException:
         transport.abort()
         raise
@@ -85,9 +85,10 @@ async def open_connection(
     ssl: TLS = None,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects: `asyncio.open_connection` over RDMA.  `limit` is the reader's buffer, in bytes.
+    """Connect: `asyncio.open_connection` over RDMA.
 
-    The other arguments are those of `create_connection`.
+    `limit` is the limit of the reader's buffer, in bytes.  The other arguments are those of
+    `create_connection`.
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit, loop=loop)
@@ -109,16 +110,16 @@ async def open_connection(
 async def sendfile(
     transport: asyncio.WriteTransport, file: IO[bytes], offset: int = 0, count: int | None = None
 ) -> int:
-    """Sends a part of a regular file, straight from the page cache; returns how many bytes.
+    """Send a part of a regular file from the page cache, without a copy; return its length.
 
-    `count` None is all from `offset` on.  What was written before goes first; returns when
-    nothing is under way any more.  As `loop.sendfile`, the file's position is then behind what
-    was sent.  The file must not be truncated meanwhile.  Raises ConnectionError.  With TLS there is
-    nothing to send straight from anywhere: ValueError.
+    `count` None means all from `offset` on.  Bytes that were written before are sent first; the
+    call returns when nothing is in flight any more.  As with `loop.sendfile`, the file's position
+    is then behind the sent part.  The file must not be truncated meanwhile.  Raises
+    ConnectionError, and ValueError for a transport with TLS, which has to copy.
     """
     if not isinstance(transport, StreamTransport):
         raise ValueError(
-            f"{type(transport).__name__} is no StreamTransport: over TLS, write what you read"
+            f"{type(transport).__name__} is not a StreamTransport: with TLS, use write()"
         )
     if offset < 0 or (count is not None and count <= 0):
         raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
@@ -126,7 +127,7 @@ async def sendfile(
     end = size if count is None else min(size, offset + count)
     if end <= offset:
         return 0
-    # Private: the kernel registers no shared mapping that may not be written (ib_umem_get).
+    # Private: the kernel does not register a shared mapping without write access (ib_umem_get).
     mapped = mmap.mmap(file.fileno(), end, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     await transport.write_from(memoryview(mapped)[offset:])
     file.seek(end)

@@ -1,10 +1,10 @@
-"""An event loop whose connections are RDMA, for software that cannot be told otherwise.
+"""An event loop whose connections go over RDMA, for software that connects by its loop.
 
     with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner:
         runner.run(main())
 
-Whatever such a program connects or serves by host and port goes over a stream of `streams`; sockets
-that it made itself, Unix sockets, datagrams and pipes are as ever.
+Every connection and server by host and port goes over RDMA; sockets that the program made itself,
+Unix sockets, datagrams and pipes are unchanged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from . import client, server
 
 
 class OverRDMA:
-    """Put before a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
+    """A mixin for a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
-    The attributes may be set on the class or on the loop: how to connect and listen, as in
-    `aiordma.connect`, and which addresses are meant (`applies`; all of them).
+    The attributes, set on the class or on the loop, are the options of `aiordma.connect` and
+    `aiordma.listen`; `applies` selects the addresses, by default all.
     """
 
     device: str | None = None
@@ -107,4 +107,4 @@ class OverRDMA:
 
 
 class EventLoop(OverRDMA, asyncio.SelectorEventLoop):
-    """asyncio's own loop with connections over RDMA."""
+    """asyncio's event loop with connections over RDMA."""

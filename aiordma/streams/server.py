@@ -1,4 +1,4 @@
-"""Listening: `create_server` and `asyncio.start_server` over RDMA."""
+"""Servers: `loop.create_server` and `asyncio.start_server` over RDMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .transport import StreamTransport
 
 
 class ListeningSocket:
-    """What `StreamServer.sockets` holds: where it listens, as a socket would tell it."""
+    """An entry of `StreamServer.sockets`: the address in the form of a listening socket."""
 
     type = socket.SOCK_STREAM
 
@@ -26,14 +26,15 @@ class ListeningSocket:
         self._address = address
 
     def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]:
-        """As of a socket of that family: (host, port), or (host, port, flow, scope) for IPv6."""
+        """The address as a socket has it: (host, port), or (host, port, flow, scope) for IPv6."""
         return (*self._address, 0, 0) if self.family == socket.AF_INET6 else self._address
 
 
 class StreamServer(asyncio.AbstractServer):
-    """Listens, and lets a protocol speak over every connection.  Made by `create_server`.
+    """A server that attaches a protocol to every connection.  Made by `create_server`.
 
-    As an `asyncio.Server`: an async context manager, `close` listens no more, connections go on.
+    It is used like an `asyncio.Server`, as an async context manager too: `close` stops listening,
+    and open connections continue.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class StreamServer(asyncio.AbstractServer):
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.add(
             self, keep=True
-        )  # as of asyncio's servers, it serves until it is closed
+        )  # like asyncio's servers, it serves until it is closed
         self._listener = listener
         self._factory = protocol_factory
         self._transports: set[StreamTransport] = set()
@@ -65,16 +66,16 @@ class StreamServer(asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """(host, port) where it listens; the port is the real one when 0 was asked for."""
+        """(host, port) that it listens on; the actual port when 0 was requested."""
         return self._listener.address
 
     @property
     def sockets(self) -> tuple[ListeningSocket, ...]:
-        """Where it listens, in the form that `asyncio.Server` has; empty once closed."""
+        """The addresses that it listens on, as in `asyncio.Server`; empty once closed."""
         return () if self._closing else (ListeningSocket(self.address),)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it belongs to."""
+        """The event loop of the server."""
         return self._loop
 
     def is_serving(self) -> bool:
@@ -82,17 +83,17 @@ class StreamServer(asyncio.AbstractServer):
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Accepts from now on, if it does not yet."""
+        """Start to accept connections, if it has not yet."""
         self._affinity.check(self)
         if self._closing is not None:
-            raise RuntimeError(f"{self!r} is closed")
+            raise RuntimeError(f"{self!r} is closed: make another one")
         if self._accepting is None:
             self._accepting = self._loop.create_task(self._accept())
 
     async def serve_forever(self) -> None:
-        """Serves until cancelled or closed; cancelled, it closes the server."""
+        """Serve until cancelled or closed; a cancellation closes the server."""
         if self._serving_forever is not None:
-            raise RuntimeError(f"{self!r} is already being served")
+            raise RuntimeError(f"{self!r} is already being awaited in serve_forever()")
         await self.start_serving()
         assert self._accepting is not None
         self._serving_forever = asyncio.shield(self._accepting)
@@ -130,24 +131,24 @@ class StreamServer(asyncio.AbstractServer):
             self._all_lost.set()
 
     def close(self) -> None:
-        """Listens no more.  Connections go on; those that nobody has taken are closed."""
+        """Stop listening.  Open connections continue; those not yet accepted are closed."""
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
             self._closing = self._loop.create_task(self._listener.close())
 
     def close_clients(self) -> None:
-        """Closes every connection, after what was written to it has been sent."""
+        """Close every connection after everything that was written to it has been sent."""
         for transport in list(self._transports):
             transport.close()
 
     def abort_clients(self) -> None:
-        """Ends every connection at once."""
+        """Abort every connection."""
         for transport in list(self._transports):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Waits until it is closed and every connection has ended (as of Python 3.12)."""
+        """Wait until the server is closed and every connection has ended, as in Python 3.12."""
         if self._closing is None:
             return
         self._affinity.check(self)
@@ -179,7 +180,7 @@ async def create_server(
     ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
-    """Listens, and lets a protocol speak over every connection: `loop.create_server` over RDMA.
+    """Listen and attach a protocol to every connection: `loop.create_server` over RDMA.
 
     `host` None or "" is every address.  Raises what `aiordma.listen` raises.  `ssl`, a context with
     a certificate, is TLS over the streams: all that travels is encrypted.
@@ -211,7 +212,7 @@ async def start_stream_server(
     ssl: TLS = None,
     start_serving: bool = True,
 ) -> StreamServer:
-    """Runs a handler with a reader and a writer for every connection: `asyncio.start_server`."""
+    """Run a handler with a reader and a writer for every connection: `asyncio.start_server`."""
     loop = asyncio.get_running_loop()
 
     def factory() -> asyncio.StreamReaderProtocol:

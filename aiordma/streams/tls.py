@@ -20,7 +20,7 @@ TLS = ssl.SSLContext | bool | None
 
 
 def client_context(tls: TLS) -> ssl.SSLContext | None:
-    """True is what asyncio takes it for: the certificates that this machine trusts."""
+    """The client's context; True means the certificates that this machine trusts, as in asyncio."""
     if tls is True:
         return ssl.create_default_context()
     return checked(tls)
@@ -28,7 +28,9 @@ def client_context(tls: TLS) -> ssl.SSLContext | None:
 
 def server_context(tls: TLS) -> ssl.SSLContext | None:
     if tls is True:
-        raise TypeError("a server needs an ssl.SSLContext with its certificate, not True")
+        raise TypeError(
+            "ssl=True is for clients: a server needs an ssl.SSLContext with its certificate"
+        )
     return checked(tls)
 
 
@@ -36,7 +38,7 @@ def checked(tls: TLS) -> ssl.SSLContext | None:
     if tls is None or tls is False:
         return None
     if not isinstance(tls, ssl.SSLContext):
-        raise TypeError(f"ssl is an ssl.SSLContext, not {type(tls).__name__}")
+        raise TypeError(f"ssl must be an ssl.SSLContext or None, not {type(tls).__name__}")
     return tls
 
 
@@ -47,7 +49,7 @@ def between(
     handshake_timeout: float,
     **who: Any,
 ) -> Any:
-    """asyncio's protocol that speaks TLS with the transport below and calls the one above."""
+    """asyncio's TLS protocol, between the stream's transport and the user's protocol."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
         asyncio.get_running_loop(),
@@ -66,7 +68,7 @@ async def connected(
     server_hostname: str,
     handshake_timeout: float,
 ) -> asyncio.Transport:
-    """The client's transport, when both sides have shaken hands; else what asyncio raises."""
+    """The client's transport after the TLS handshake; raises what asyncio raises."""
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         below = between(
@@ -92,6 +94,6 @@ def accepted(
     on_lost: Callable[[StreamTransport], None],
     handshake_timeout: float,
 ) -> StreamTransport:
-    """The server's side, whose protocol hears of it when both have shaken hands."""
+    """The server's transport; `connection_made` is called after the TLS handshake."""
     below = between(protocol, context, None, handshake_timeout, server_side=True)
     return StreamTransport(connection, below, on_lost)

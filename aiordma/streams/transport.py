@@ -1,4 +1,4 @@
-"""A connection as asyncio's byte-stream transport: what TCP protocols write to and hear from.
+"""`asyncio.Transport` over a connection: a byte stream for protocols written for TCP.
 
 On the connection a stream is messages: one or more bytes are data, an empty message is the end of
 that direction (`write_eof`).  A goodbye without one ends both.
@@ -24,24 +24,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._loop.affinity import LoopAffinity
-from ..errors import ConnectionClosedError
+from ..errors import ConnectionClosedError, host_port
 from ..transport import Connection
 
 logger = logging.getLogger("aiordma.streams")
 
-# The longest message of a stream, unless the peer takes less: long enough that its cost as a
-# message is nothing beside its bytes, short enough that the reader begins soon.
+# The longest message of a stream, unless the peer accepts less: long enough that the cost per
+# message is small, short enough that the reader begins soon.
 PIECE = 256 << 10
-# What the connection is given at a time.
+# Bytes that may be in flight on the connection.
 WINDOW = 1 << 20
-# Messages under way before what is written is joined.
+# Messages in flight before further writes are joined.
 EAGER_WRITES = 4
-# As asyncio's own transports have it.
+# As in asyncio's own transports.
 HIGH_WATER = 64 << 10
 
 
 class _Outbox:
-    """Bytes that have been written and not yet been given to the connection."""
+    """Bytes that were written and not yet passed to the connection."""
 
     def __init__(self) -> None:
         self._chunks: deque[memoryview] = deque()
@@ -52,7 +52,7 @@ class _Outbox:
         self.size += len(data)
 
     def take(self, most: int) -> memoryview:
-        """The first bytes, at most `most` and at least one, without a copy if they lie together."""
+        """Take at least one and at most `most` bytes, without a copy if they are contiguous."""
         first = self._chunks.popleft()
         if len(first) < most and self._chunks:
             joined = bytearray(first)
@@ -73,13 +73,12 @@ class _Outbox:
 class StreamTransport(asyncio.Transport):
     """`asyncio.Transport` over a connection.  Made by `create_connection` and `create_server`.
 
-    All that the asyncio documentation says of a transport holds here: buffering and water marks,
-    pausing on both sides, half-closing, `abort`, protocols that are a BufferedProtocol.
-    `get_extra_info` knows `peername`, `sockname`, and `connection`, the `Connection` itself; there
-    is no `socket`.
+    It behaves as the asyncio documentation says of a transport: write buffer and water marks, flow
+    control in both directions, half-closing, `abort`, and BufferedProtocol.  `get_extra_info` has
+    `peername`, `sockname`, and `connection`, the `Connection` itself; there is no `socket`.
     """
 
-    # asyncio.loop.start_tls asks for this.
+    # asyncio.loop.start_tls requires this.
     _start_tls_compatible = True
 
     def __init__(
@@ -101,20 +100,20 @@ class StreamTransport(asyncio.Transport):
         self._on_lost = on_lost
         self._piece = max(1, min(PIECE, connection.max_message))
         self._outbox = _Outbox()
-        self._sends = 0  # messages under way
-        self._sent_bytes = 0  # in them
-        self._unsaid = False  # some of what was written got nowhere
+        self._sends = 0  # messages in flight
+        self._sent_bytes = 0  # their bytes
+        self._undelivered = False  # some of the written bytes were not delivered
         self._low, self._high = HIGH_WATER // 4, HIGH_WATER
         self._writer_paused = False
         self._eof_written = False
-        self._eof_owed = False  # written, and not yet given to the connection
+        self._eof_owed = False  # write_eof was called, and the connection has not yet sent it
         self._eof_received = False
         self._resumed: asyncio.Future[None] | None = None  # while reading is paused
         self._closing = False
         self._lost = False
         self._end: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # while closing
-        self._idle: asyncio.Future[None] | None = None  # somebody waits until all has been sent
+        self._idle: asyncio.Future[None] | None = None  # `write_from` waits until all has been sent
         self.set_protocol(protocol)
         self._loop.call_soon(protocol.connection_made, self)
         self._reader: asyncio.Task[None] | None = None
@@ -124,14 +123,20 @@ class StreamTransport(asyncio.Transport):
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport over {self._connection!r}, {state}>"
 
+    @property
+    def _peer(self) -> str:
+        """The peer, for the texts of errors."""
+        address = self._connection.peer_address
+        return f"the peer {host_port(address)}" if address else "the peer"
+
     # ---- protocol ------------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Whom the transport tells from now on."""
+        """Set the protocol that is called from now on."""
         self._protocol = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Whom the transport tells."""
+        """The protocol that is called."""
         return self._protocol
 
     # ---- reading -------------------------------------------------------------------------
@@ -153,17 +158,21 @@ class StreamTransport(asyncio.Transport):
                     if not len(message):
                         self._take_eof()
                     elif self._eof_received:
-                        raise ConnectionResetError("the peer wrote after its end of the stream")
+                        raise ConnectionResetError(
+                            f"{self._peer} wrote after the end of its stream"
+                        )
                     else:
                         self._deliver(message.data)
         except ConnectionClosedError:
-            # In order.  With it each of our sends has ended, well or not: `sent` hears of that
-            # within this turn, but after us, if a message came just before.
+            # A clean close completes every send of this side.  `sent` may be called back after this
+            # task, in the same iteration of the loop.
             await asyncio.sleep(0)
-            unsaid = self._unsaid or self._outbox.size
+            undelivered = self._undelivered or self._outbox.size
             self._take_eof()
             self._force_close(
-                ConnectionResetError("the peer closed before it had read all") if unsaid else None
+                ConnectionResetError(f"{self._peer} closed before it had read everything")
+                if undelivered
+                else None
             )
         except ConnectionError as error:
             self._force_close(error)
@@ -181,7 +190,7 @@ class StreamTransport(asyncio.Transport):
                 buffer = memoryview(protocol.get_buffer(len(data))).cast("B")
                 count = min(len(buffer), len(data))
                 if not count:
-                    raise RuntimeError("get_buffer() returned an empty buffer")
+                    raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
                 buffer[:count] = data[:count]
                 buffer.release()
                 protocol.buffer_updated(count)
@@ -200,17 +209,17 @@ class StreamTransport(asyncio.Transport):
             self.close()
 
     def is_reading(self) -> bool:
-        """Whether data is delivered as it comes."""
+        """Whether received data is delivered at once."""
         return self._resumed is None and not self._closing
 
     def pause_reading(self) -> None:
-        """Delivers nothing until `resume_reading`; the peer is slowed down."""
+        """Deliver nothing until `resume_reading`; flow control slows the peer down."""
         self._affinity.check(self)
         if self._resumed is None and not self._closing:
             self._resumed = self._loop.create_future()
 
     def resume_reading(self) -> None:
-        """Delivers again."""
+        """Deliver received data again."""
         self._affinity.check(self)
         self._resume()
 
@@ -222,16 +231,18 @@ class StreamTransport(asyncio.Transport):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Sends some bytes after those before them; never waits.  They may be reused at once."""
+        """Queue bytes for sending; never waits.  The buffer may be reused at once."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data)!r}")
+            raise TypeError(
+                f"data must be bytes, bytearray or memoryview, not {type(data).__name__}"
+            )
         if self._eof_written:
-            raise RuntimeError("cannot write after write_eof()")
+            raise RuntimeError(f"{self!r}: write() after write_eof()")
         if not data:
             return
         if self._lost or self._closing:
-            logger.warning("%r: written after close", self)
+            logger.warning("%r: write after close is ignored", self)
             return
         self._outbox.append(bytes(data))
         if self._sends < EAGER_WRITES:
@@ -239,14 +250,14 @@ class StreamTransport(asyncio.Transport):
         self._consider_pausing()
 
     async def write_from(self, data: memoryview) -> None:
-        """Sends bytes straight from where they are, after those that were written before.
+        """Send bytes without a copy, after those that were written before.
 
-        Returns when this transport has nothing under way any more: until then they must not
-        change.  Raises ConnectionError when the connection has ended before that.
+        Returns when this transport has nothing in flight any more; until then the bytes must not
+        change.  Raises ConnectionError when the connection ends before that.
         """
         self._affinity.check(self)
         if self._eof_written or self._closing:
-            raise ConnectionResetError("the stream has been closed for writing")
+            raise ConnectionResetError(f"the stream to {self._peer} has been closed for writing")
         if len(data):
             self._outbox.append(data)
             self._flush()
@@ -259,13 +270,17 @@ class StreamTransport(asyncio.Transport):
         if idle is None:
             return
         if self._lost:
-            idle.set_exception(ConnectionResetError("the connection ended before all was sent"))
-            idle.exception()  # seen, also if nobody waits any more
+            idle.set_exception(
+                ConnectionResetError(
+                    f"the connection to {self._peer} ended before everything was sent"
+                )
+            )
+            idle.exception()  # retrieved, even if the waiter was cancelled
         else:
             idle.set_result(None)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
-        """Sends several pieces as if they were one."""
+        """Queue several pieces as one."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
@@ -273,7 +288,7 @@ class StreamTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Ends this direction when all that was written has been sent; the other one goes on."""
+        """Close the write direction after everything written has been sent; reading continues."""
         self._affinity.check(self)
         if self._eof_written or self._closing:
             return
@@ -281,7 +296,7 @@ class StreamTransport(asyncio.Transport):
         self._flush()
 
     def _flush(self) -> None:
-        """Gives the connection what it may have now."""
+        """Pass queued bytes to the connection while the window allows."""
         while self._outbox.size and self._sent_bytes < WINDOW and not self._lost:
             self._send(self._outbox.take(self._piece))
         if self._eof_owed and not self._outbox.size and not self._lost:
@@ -293,8 +308,8 @@ class StreamTransport(asyncio.Transport):
         try:
             future = self._connection.send_nowait(piece)
         except ConnectionError:
-            self._unsaid = self._unsaid or size + self._outbox.size > 0
-            self._outbox.clear()  # the reader tells why
+            self._undelivered = self._undelivered or size + self._outbox.size > 0
+            self._outbox.clear()  # the reading task reports the reason
             self._eof_owed = False
             return
         self._sends += 1
@@ -305,9 +320,11 @@ class StreamTransport(asyncio.Transport):
             self._sent_bytes -= size
             error = None if future.cancelled() else future.exception()
             if isinstance(error, ConnectionError):
-                self._unsaid = self._unsaid or size > 0
+                self._undelivered = self._undelivered or size > 0
                 if self._resumed is not None:
-                    self._force_close(error)  # else the reader tells, after what arrived before
+                    self._force_close(
+                        error
+                    )  # else the reading task reports it after earlier messages
                 return
             if error is not None:
                 self._fatal(error, "what was written could not be sent")
@@ -324,7 +341,7 @@ class StreamTransport(asyncio.Transport):
     # ---- water marks ---------------------------------------------------------------------
 
     def get_write_buffer_size(self) -> int:
-        """Bytes written that the connection has not been given yet."""
+        """Bytes that were written and not yet passed to the connection."""
         return self._outbox.size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
@@ -361,11 +378,11 @@ class StreamTransport(asyncio.Transport):
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be when all has been sent."""
+        """Whether the transport is closed, or closing after its last send."""
         return self._closing
 
     def close(self) -> None:
-        """Reads no more, sends what was written, then closes; `connection_lost(None)` follows."""
+        """Stop reading, send what was written, then close; `connection_lost(None)` follows."""
         if self._closing or self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -378,19 +395,21 @@ class StreamTransport(asyncio.Transport):
         self._finish_if_flushed()
 
     async def _until_broken(self) -> None:
-        """While closing: nothing is read any more, but the end must be noticed."""
+        """Notice the end of the connection while closing, when nothing is read any more."""
         await self._connection.wait_closed()
         if self._end is None:
-            self._force_close(ConnectionResetError("the peer was gone before it had read all"))
+            self._force_close(
+                ConnectionResetError(f"{self._peer} ended before it had read everything")
+            )
 
     def _finish_if_flushed(self) -> None:
-        owed = self._unsaid or self._outbox.size or self._eof_owed or self._sends
+        owed = self._undelivered or self._outbox.size or self._eof_owed or self._sends
         if not owed and self._end is None:
             self._end = self._loop.create_task(self._connection.close())
             self._end.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
-        """Closes at once; what was written and not sent is lost."""
+        """Close at once; written bytes that were not sent are lost."""
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._force_close(None)

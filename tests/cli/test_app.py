@@ -35,7 +35,7 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"aiordma: the command line needs {module}, which is not installed; "
+        f"aiordma: the command line needs {module}, which is not installed: "
         "pip install 'aiordma[cli]'\n"
     )
 

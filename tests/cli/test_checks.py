@@ -12,7 +12,7 @@ from aiordma import verbs
 from aiordma.cli import checks
 from aiordma.cli.checks import Check, Finding, Verdict, examine, exit_status
 from aiordma.cli.facts import DeviceFacts, Facts, NodeFacts, PortFacts
-from aiordma.cli.neighbours import NeighbourFacts
+from aiordma.cli.local_peers import LocalPeerFacts
 from aiordma.errors import LibraryNotFoundError
 
 MIB = 1 << 20
@@ -77,7 +77,7 @@ def test_a_good_machine() -> None:
     assert {finding.verdict for finding in findings} == {OK}
     assert [finding.check for finding in findings] == [
         "library", "kernel", "providers", "permissions", "memlock", "ports", "GIDs", "fork",
-        "embedded", "neighbours",
+        "embedded", "peers",
     ]  # fmt: skip
     assert exit_status(GOOD, findings) == 0
 
@@ -86,7 +86,7 @@ def test_a_bare_machine() -> None:
     findings = examine(BARE)
     assert [(finding.check, finding.verdict) for finding in findings] == [
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
-        ("neighbours", OK),
+        ("peers", OK),
     ]  # fmt: skip
     assert exit_status(BARE, findings) == 1
 
@@ -153,7 +153,7 @@ def test_providers() -> None:
     assert found.verdict is PROBLEM
     assert found.text == "libibverbs does not list mlx5_0 of the kernel; its providers: rxe"
     assert "ibverbs-providers" in found.advice
-    # Beside one that is listed, it may be one that nobody wants.
+    # With another device listed, the unlisted one may be unwanted: a warning.
     beside = replace(GOOD, kernel_devices={"mlx5_0": "mlx5_core", "new0": "new"})
     assert only(checks.providers, beside).verdict is WARNING
     contained = only(checks.providers, replace(unknown, container="docker"))
@@ -234,7 +234,7 @@ def test_gids() -> None:
     found = only(checks.gids, replace(GOOD, devices=(local,)))
     assert found.verdict is WARNING
     assert "fe80::1" in found.text
-    assert "reaches nobody beyond its own link" in found.text
+    assert "beyond its own link" in found.text
     down = DeviceFacts("mlx5_0", (port(state=DOWN),))
     assert not list(checks.gids(replace(GOOD, devices=(down,))))
     fabric = port(gid("fe80::2", kind=verbs.GIDType.IB), link=INFINIBAND)
@@ -260,7 +260,10 @@ def test_container() -> None:
 
 
 def test_embedded() -> None:
-    assert only(checks.embedded, GOOD).text == "embedded0 works, also at 10.0.0.1"
+    assert (
+        only(checks.embedded, GOOD).text
+        == "embedded0 works, and other machines reach it at 10.0.0.1"
+    )
     assert only(checks.embedded, BARE).verdict is WARNING
     for device in (
         DeviceFacts("embedded0"),
@@ -272,22 +275,22 @@ def test_embedded() -> None:
 @pytest.mark.parametrize(
     ("found", "verdict", "text"),
     [
-        (NeighbourFacts(), OK, "through shared memory, and may copy"),
-        (NeighbourFacts("tcp", "none", "none", "none"), OK, "AIORDMA_EMBEDDED_LINKS=tcp"),
+        (LocalPeerFacts(), OK, "shared memory and cross-memory attach"),
+        (LocalPeerFacts("tcp", "none", "none", "none"), OK, "AIORDMA_EMBEDDED_LINKS=tcp"),
         (
-            NeighbourFacts(share_problem="memfd_create: No"),
+            LocalPeerFacts(share_problem="memfd_create: No"),
             WARNING,
             "(memfd_create: No): embedded0",
         ),
-        (NeighbourFacts(copy_problem="copy: No"), WARNING, "all that it could: copy: No"),
-        (NeighbourFacts(pidfd_problem="fd: No"), WARNING, "all that it could: fd: No"),
-        (NeighbourFacts(copy_problem="a", pidfd_problem="b"), WARNING, "could: a; b"),
+        (LocalPeerFacts(copy_problem="copy: No"), WARNING, "functions: copy: No"),
+        (LocalPeerFacts(pidfd_problem="fd: No"), WARNING, "functions: fd: No"),
+        (LocalPeerFacts(copy_problem="a", pidfd_problem="b"), WARNING, "functions: a; b"),
     ],
 )
-def test_neighbours(found: NeighbourFacts, verdict: Verdict, text: str) -> None:
-    finding = only(checks.neighbours, replace(GOOD, neighbours=found))
+def test_peers(found: LocalPeerFacts, verdict: Verdict, text: str) -> None:
+    finding = only(checks.peers, replace(GOOD, local_peers=found))
     assert finding.verdict is verdict
     assert text in finding.text
     assert bool(finding.advice) == (verdict is not OK)
-    broken = replace(GOOD, neighbours=found, embedded=DeviceFacts("embedded0"))
-    assert not list(checks.neighbours(broken))
+    broken = replace(GOOD, local_peers=found, embedded=DeviceFacts("embedded0"))
+    assert not list(checks.peers(broken))

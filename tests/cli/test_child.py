@@ -1,4 +1,4 @@
-"""Child processes: what is said about their end, and that none is left behind."""
+"""Child processes: the errors about their end, and that none is left behind."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
     [
         ("raise SystemExit(3)", "the server process ended with exit status 3 before it listened"),
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL before it listened"),
-        ("print('hello')", r"said 'hello\\n' instead of its address"),
-        ("print('a port')", r"said 'a port\\n' instead of its address"),
+        ("print('hello')", r"printed 'hello\\n' instead of its address"),
+        ("print('a port')", r"printed 'a port\\n' instead of its address"),
     ],
 )
 async def test_a_child_that_does_not_listen(code: str, text: str) -> None:
@@ -55,7 +55,7 @@ async def test_a_child_that_does_not_listen(code: str, text: str) -> None:
 
 async def test_a_child_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT", 0.01)
-    with pytest.raises(ChildError, match=r"said nothing for 0.01 s"):
+    with pytest.raises(ChildError, match=r"printed no address within 0.01 s"):
         async with listening_child(python("import sys; sys.stdin.read()")):
             raise AssertionError("it did not listen")
 

@@ -14,7 +14,7 @@ from aiordma import verbs
 from aiordma.cli.app import app
 from aiordma.cli.devinfo import DeviceInfo
 from aiordma.cli.devinfo_tables import flat, show_device
-from aiordma.cli.plain import flag_names, guid_text, plain
+from aiordma.cli.json_values import flag_names, guid_text, json_value
 from aiordma.errors import LibraryNotFoundError
 
 
@@ -164,13 +164,13 @@ def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_plain() -> None:
     assert guid_text(0x020000FFFEECDB70) == "0200:00ff:feec:db70"
-    assert plain(verbs.MTU.MTU_1024) == 1024
-    assert plain(verbs.PortState(4)) == "ACTIVE"
-    assert plain(verbs.PortState(77)) == "UNKNOWN_77"
+    assert json_value(verbs.MTU.MTU_1024) == 1024
+    assert json_value(verbs.PortState(4)) == "ACTIVE"
+    assert json_value(verbs.PortState(77)) == "UNKNOWN_77"
     flags: IntFlag = verbs.DeviceCapability.XRC | verbs.DeviceCapability.SRQ_RESIZE | 1 << 40
     assert sorted(flag_names(flags)) == ["0x10000000000", "SRQ_RESIZE", "XRC"]
     assert flag_names(verbs.DeviceCapability(0)) == []
-    assert plain(frozenset({verbs.QPType.UD, verbs.QPType.RC})) == ["RC", "UD"]
+    assert json_value(frozenset({verbs.QPType.UD, verbs.QPType.RC})) == ["RC", "UD"]
 
 
 def test_flat() -> None:

@@ -64,7 +64,7 @@ def test_facts_of_this_machine() -> None:
 def test_a_device_that_is_gone_is_a_problem_of_its_own() -> None:
     there = verbs.find_device("embedded0")
     gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
-    assert "gone0" in facts.ask(gone).problem
+    assert "gone0" in facts.collect_device(gone).problem
 
 
 def test_every_status_has_its_summary() -> None:

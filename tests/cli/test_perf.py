@@ -87,7 +87,7 @@ def test_throughput_has_its_spread(device_name: str) -> None:
         (["local", "send", "swim"], "'swim' is not one of 'lat', 'bw', 'rate'"),
         (["local", "jump", "lat"], "'jump' is not one of"),
         (["--local"], "Missing argument"),
-        (["local", "send", "bw", "--duration", "0"], "a duration is more than 0"),
+        (["local", "send", "bw", "--duration", "0"], "the duration must be more than 0"),
     ],
 )
 def test_bad_arguments(arguments: list[str], text: str) -> None:

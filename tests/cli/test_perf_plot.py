@@ -134,11 +134,13 @@ def test_a_png(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [measured("send", "lat", 64), measured("send", "bw", 64)]
-    with pytest.raises(PlotError, match="one picture is of one metric, not of bw and lat"):
+    with pytest.raises(PlotError, match="one metric, not bw and lat: draw one each"):
         plot(runs, tmp_path / "x.png")
-    with pytest.raises(PlotError, match="nothing was measured"):
+    with pytest.raises(PlotError, match="no run has a measurement"):
         plot([{**runs[0], "results": []}], tmp_path / "x.png")
-    with pytest.raises(PlotError, match=r"x\.pdf is neither \.png nor \.svg"):
+    with pytest.raises(
+        PlotError, match=r"x\.pdf has an unknown format: end its name in \.png or \.svg"
+    ):
         plot(runs[:1], tmp_path / "x.pdf")
     monkeypatch.setattr(perf_plot, "find_spec", lambda name: None)
     with pytest.raises(PlotError, match=r"pip install 'aiordma\[plot\]'"):
@@ -165,10 +167,10 @@ def test_drawing_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{}", "has no format 'aiordma-perf'"),
-        ("[1]", "has no format"),
+        ("{}", "its format is not 'aiordma-perf'"),
+        ("[1]", "its format is not"),
         ("nonsense", "is no output of aiordma perf: Expecting value"),
-        ('{"format": "aiordma-perf", "version": 2}', "it has version 2, known is 1"),
+        ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
     ],
 )
 def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> None:
@@ -194,4 +196,4 @@ def test_a_run_draws_by_itself(tmp_path: Path) -> None:
 def test_a_wrong_target_is_told_before_anything_runs(tmp_path: Path) -> None:
     done = perf("local", "send", "lat", "--device", "nonsense0", "--plot", str(tmp_path / "x.gif"))
     assert done.exit_code == 1
-    assert "x.gif is neither" in done.stderr
+    assert "x.gif has an unknown format" in done.stderr

@@ -64,7 +64,7 @@ class FakeConnection:
 
 async def test_every_message_is_echoed_compared_and_released() -> None:
     fake = FakeConnection()
-    result = await measure(fake.connection, Plan(100), count=5, patience=5)
+    result = await measure(fake.connection, Plan(100), count=5, time_limit=5)
     assert result.mismatch == ""
     assert len(result.times) == 5
     assert result.payload == 500
@@ -76,10 +76,10 @@ async def test_every_message_is_echoed_compared_and_released() -> None:
 async def test_as_many_messages_as_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection()
     monkeypatch.setattr(round_trips, "SECONDS", 60.0)
-    result = await measure(fake.connection, Plan(8), count=None, patience=5)
+    result = await measure(fake.connection, Plan(8), count=None, time_limit=5)
     assert len(result.times) == MOST
     monkeypatch.setattr(round_trips, "SECONDS", 0.0)
-    result = await measure(fake.connection, Plan(8), count=None, patience=5)
+    result = await measure(fake.connection, Plan(8), count=None, time_limit=5)
     assert len(result.times) == LEAST
 
 
@@ -99,7 +99,7 @@ async def test_the_first_difference_is_told(
     change: Callable[[FakeMessage], object], text: str
 ) -> None:
     plan = Plan(20, bytes(20))
-    result = await measure(FakeConnection(change).connection, plan, count=3, patience=5)
+    result = await measure(FakeConnection(change).connection, plan, count=3, time_limit=5)
     assert result.mismatch.startswith(text)
     assert len(result.times) == 3
 
@@ -110,7 +110,7 @@ async def test_an_echo_that_does_not_come() -> None:
             pass
 
     with pytest.raises(TimeoutError):
-        await measure(Silent().connection, Plan(8), count=1, patience=0.01)
+        await measure(Silent().connection, Plan(8), count=1, time_limit=0.01)
 
 
 # ---- contents -----------------------------------------------------------------------------------

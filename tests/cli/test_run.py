@@ -55,7 +55,7 @@ def test_a_program_finds_the_embedded_device_under_the_public_names() -> None:
 
 
 def test_without_it_the_names_are_not_there() -> None:
-    """Or they are somebody else's: this program needs the preloading."""
+    """Or they are those of the system's library: the program needs the preload library."""
     done = subprocess.run(
         [sys.executable, "-c", FIRST_DEVICE], capture_output=True, text=True, check=False
     )
@@ -98,8 +98,8 @@ def test_a_path_that_ld_preload_cannot_name(
 def test_no_such_program() -> None:
     done = aiordma_run("no-such-program")
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr == "Error: there is no program no-such-program in PATH\n"
-    with pytest.raises(NotFoundError, match=r"^there is no program \./no-such-program$"):
+    assert done.stderr == "Error: no program no-such-program in PATH\n"
+    with pytest.raises(NotFoundError, match=r"^no program \./no-such-program$"):
         command.find("./no-such-program")
 
 
@@ -187,7 +187,7 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- the library --------------------------------------------------------------------------------
 
-# Beyond native/calls.h: what programs of rdma-core use of libibverbs besides.
+# Beyond native/abi/calls.h: what programs of rdma-core use of libibverbs besides.
 OTHERS = {
     "ibv_dofork_range",
     "ibv_dontfork_range",
@@ -219,7 +219,7 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
 def test_the_library_has_the_public_names_and_nothing_else() -> None:
     calls = {
         line.split(", ")[2]
-        for line in (ROOT / "native" / "calls.h").read_text().splitlines()
+        for line in (ROOT / "native" / "abi" / "calls.h").read_text().splitlines()
         if line.startswith(("CALL(", "OPTIONAL("))
     }
     symbols = dynamic_symbols(command.library())

@@ -17,7 +17,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def next_event(channel: cm.EventChannel, timeout: float = 100) -> ConnectionEvent:
-    """The next event; a failure when none comes in time."""
+    """The next event; the test fails when none arrives in time."""
     while (event := channel.get_event()) is None:
         if not select.select([channel.fd], [], [], timeout)[0]:
             pytest.fail(f"no event within {timeout} s")
@@ -32,14 +32,14 @@ def expect(channel: cm.EventChannel, kind: EventType) -> ConnectionEvent:
 
 
 def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, ConnectionEvent]:
-    """The next events, in whatever order."""
+    """The next events, in any order."""
     events = {event.type: event for event in (next_event(channel) for _ in kinds)}
     assert set(events) == set(kinds)
     return events
 
 
 def refused(code: int, use: Callable[[], object]) -> VerbsError:
-    """The failure of a call with that errno; what the device lacks is not a refusal."""
+    """The error of a call that fails with that errno; a missing capability does not count."""
     with pytest.raises(VerbsError) as caught:
         use()
     if isinstance(caught.value, UnsupportedError) and code not in UNSUPPORTED:
@@ -56,7 +56,7 @@ def events(device: verbs.Device) -> Iterator[cm.EventChannel]:
 
 @pytest.fixture
 def listener(events: cm.EventChannel, host: str) -> Iterator[ConnectionId]:
-    """Listening on a free port of the device's address."""
+    """An id that listens on a free port of the device's address."""
     with events.create_id() as id:
         id.bind_addr((host, 0))
         id.listen()
@@ -64,7 +64,7 @@ def listener(events: cm.EventChannel, host: str) -> Iterator[ConnectionId]:
 
 
 def address_of(listener: ConnectionId) -> cm.Address:
-    """Where it listens."""
+    """The address that the id listens on."""
     address = listener.local_address
     assert address is not None
     return address
@@ -72,7 +72,7 @@ def address_of(listener: ConnectionId) -> cm.Address:
 
 @contextmanager
 def resolved(events: cm.EventChannel, address: cm.Address) -> Iterator[ConnectionId]:
-    """An id that may ask for a connection."""
+    """An id that may request a connection."""
     with events.create_id() as id:
         id.resolve_addr(address)
         expect(events, EventType.ADDR_RESOLVED)

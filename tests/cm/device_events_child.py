@@ -1,4 +1,4 @@
-"""Child of test_device_events: lets something happen to a device, and prints what it is told."""
+"""Child of test_device_events: triggers an event of a device, and prints the events it receives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from aiordma import cm, verbs
 from aiordma._native import lib
 
-# What happens to the embedded device of this process, and what to rxe9 by iproute2's commands.
+# How to trigger each event: on the embedded device of this process, and on rxe9 with iproute2.
 EMBEDDED = {
     "removal": verbs.EventType.DEVICE_FATAL,
     "address": verbs.EventType.LID_CHANGE,
@@ -21,7 +21,7 @@ COMMANDS = {
 
 
 def happen(name: str, what: str) -> None:
-    """Bring it about. A removal goes on until everything on the device is closed."""
+    """Trigger the event. A removal continues until everything on the device is closed."""
     if name.startswith("embedded"):
         assert lib.aiordma_embedded_raise(EMBEDDED[what]) == 0
     else:

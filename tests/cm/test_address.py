@@ -1,4 +1,4 @@
-"""Socket addresses there and back."""
+"""Socket addresses to C structures and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datagram services: a port names a queue pair to send to, and there is no connection."""
+"""Datagram services: a port names a queue pair to send to, without a connection."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_service_is_found(events: cm.EventChannel, host: str) -> None:
 
 
 def test_a_queue_pair_of_its_own(events: cm.EventChannel, host: str) -> None:
-    """One queue pair may serve all who ask: rdma_accept(3), qp_num."""
+    """One queue pair may serve every request: rdma_accept(3), qp_num."""
     with (
         listening(events, (host, 0)) as listener,
         asking(events, address_of(listener)) as (id, _pd, _cq),
@@ -100,10 +100,10 @@ def test_reject(events: cm.EventChannel, host: str) -> None:
         assert isinstance(error, ServiceRejectedError)
         assert error.reason == 2
         assert error.private_data[:9] == b"not today"
-        assert "the application there refused" in str(error)
+        assert "the application there rejected it" in str(error)
 
 
-def test_nobody_listens(events: cm.EventChannel, host: str) -> None:
+def test_no_listener(events: cm.EventChannel, host: str) -> None:
     with listening(events, (host, 0)) as listener:
         address = address_of(listener)
     with asking(events, address) as (id, _pd, _cq):
@@ -111,7 +111,7 @@ def test_nobody_listens(events: cm.EventChannel, host: str) -> None:
         error = expect(events, EventType.UNREACHABLE).error()
         assert isinstance(error, ServiceRejectedError)
         assert error.reason == 1
-        assert "nobody listens" in str(error)
+        assert "no listener on that port" in str(error)
 
 
 def test_too_much_private_data(events: cm.EventChannel, host: str) -> None:
@@ -134,7 +134,7 @@ def test_too_much_private_data(events: cm.EventChannel, host: str) -> None:
 def test_port_spaces_do_not_collide(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
-    """A port of datagrams and a port of connections are two, as in TCP and UDP."""
+    """A datagram port and a connection port with one number are distinct, as in TCP and UDP."""
     address = address_of(listener)
     with listening(events, address) as here, asking(events, address) as (id, _pd, _cq):
         assert here.local_address == listener.local_address

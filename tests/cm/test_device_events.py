@@ -1,4 +1,4 @@
-"""What happens to the device, as ids are told of it."""
+"""Events of the device, as ids receive them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def command(line: str, *, check: bool = True) -> None:
 
 @pytest.fixture
 def place(device_name: str) -> Iterator[tuple[str, str]]:
-    """A device that may go, and its address: of rxe another one, since it does not come back."""
+    """A device that may be removed, and its address: a second rxe, since it is not restored."""
     if kind_of(device_name) == "embedded":
-        yield device_name, "127.0.0.1"  # the child's own
+        yield device_name, "127.0.0.1"  # the device of the child
         return
     command("ip link add dummy9 type dummy")
     command(f"ip addr add {HOST}/24 dev dummy9")
     command("ip link set dummy9 up")
     command("rdma link add rxe9 type rxe netdev dummy9")
     yield "rxe9", HOST
-    command("rdma link delete rxe9", check=False)  # it is gone already, or goes with its network
+    command("rdma link delete rxe9", check=False)  # removed already, or removed with its network
     command("ip link delete dummy9")
 
 
 def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
-    """What a listener on the device is told; in a process of its own."""
+    """The events that a listener on the device receives, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", CHILD, *place, what, str(timeout)],
         cwd=ROOT,
@@ -50,10 +50,10 @@ def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
 
 
 def test_removal(place: tuple[str, str]) -> None:
-    """The event names the id and says what to do."""
+    """The event names the id, and its error says what to do."""
     assert tell(place, "removal", 30) == [
         "DEVICE_REMOVAL of the listener",
-        "the device is being removed; close what is on it (RDMA_CM_EVENT_DEVICE_REMOVAL, status 0)",
+        "the device is being removed; close all objects on it (RDMA_CM_EVENT_DEVICE_REMOVAL)",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Enhanced connection establishment: for queue pairs that the connection manager does not make."""
+"""Enhanced connection establishment, for queue pairs that are not the id's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and the exceptions that they amount to."""
+"""Events and their exceptions."""
 
 from __future__ import annotations
 

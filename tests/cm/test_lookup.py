@@ -1,4 +1,4 @@
-"""Devices and names, asked without an id."""
+"""Looking up devices and names without an id."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_no_such_name(device: verbs.Device) -> None:
         cm.getaddrinfo(device.library, "no.such.host.invalid", 7)
     with pytest.raises(AddressError):
         cm.getaddrinfo(device.library, "localhost", flags=AddressFlags.NUMERICHOST)
-    with pytest.raises(ValueError, match="neither a host nor a service"):
+    with pytest.raises(ValueError, match="give a host, a service or both"):
         cm.getaddrinfo(device.library, None)

@@ -1,4 +1,4 @@
-"""Multicast groups: joining, leaving, and what cannot be joined."""
+"""Multicast groups: joining, leaving, and addresses that cannot be joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that docstrings promise and that no test of the thing itself meets."""
+"""Errors that docstrings document and that no other test raises."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_options_that_come_too_late(events: cm.EventChannel, host: str) -> None:
 
 
 def test_port_spaces(events: cm.EventChannel) -> None:
-    """A port space is there, or it is said that it is not."""
+    """A port space exists, or the error says that it does not."""
     lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
     for space in PortSpace:
         if space in lacks:

@@ -1,4 +1,4 @@
-"""The queue pair of an id, and what travels between two of them: connections, datagrams, groups."""
+"""The queue pair of an id: messages over connections, datagrams and multicast groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one(cq: verbs.CompletionQueue, timeout: float = 30) -> verbs.WorkCompletion:
 
 
 class Side:
-    """An id of datagrams with its queue pair, memory, and one receive posted."""
+    """A datagram id with its queue pair, memory, and one receive posted."""
 
     def __init__(self, id: ConnectionId, stack: ExitStack) -> None:
         self.id = id
@@ -50,7 +50,7 @@ class Side:
         self.qp.post_recv([ReceiveWorkRequest(2, (place,))])
 
     def send(self, text: bytes, there: cm.DatagramParameters) -> None:
-        """Send to where the event has said."""
+        """Send to the destination in the event."""
         assert there.vector is not None
         self.mr.buf[: len(text)] = text
         with self.pd.create_ah(there.vector) as ah:
@@ -67,7 +67,7 @@ class Side:
             assert one(self.cq).ok
 
     def received(self) -> bytes:
-        """What has come, without the header of 40 bytes."""
+        """The bytes of the next message, without the GRH of 40 bytes."""
         wc = one(self.cq)
         assert wc.ok
         assert wc.wr_id == 2
@@ -112,12 +112,12 @@ def test_a_datagram_to_a_group(events: cm.EventChannel, host: str) -> None:
         assert event.datagrams is not None
         sender.send(b"to everybody", event.datagrams)
         assert member.received() == b"to everybody"
-        assert sender.cq.poll() == []  # it only sends
+        assert sender.cq.poll() == []  # a send-only member receives nothing
 
 
 @pytest.fixture
 def ready(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
-    """An id that may have a queue pair, and ask the listener."""
+    """An id that may have a queue pair and connect to the listener."""
     with resolved(events, address_of(listener)) as id:
         yield id
 

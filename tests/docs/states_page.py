@@ -13,7 +13,7 @@ from aiordma._core.qp_states import (
     Transition,
     mermaid,
 )
-from aiordma.verbs.qp_attributes import MASK_OF_FIELD
+from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
 
 ENDS = (QPState.RESET, QPState.ERR)
 
@@ -61,7 +61,7 @@ def _table(qp_type: QPType) -> str:
 
 
 def _bits(mask: QPAttrMask) -> str:
-    """The state itself is left out: it is named by whoever changes it."""
+    """The attributes of a state, without the state itself, which is an argument of the step."""
     names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
     return ", ".join(names) or "-"
 

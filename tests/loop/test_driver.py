@@ -383,25 +383,25 @@ async def test_looks_before_sleeping(
 @pytest.mark.parametrize(
     ("awake", "woken", "looks"), [(1, 0, True), (3, 0, True), (0, 0, False), (1, 1, False)]
 )
-async def test_who_meets_others_awake_looks_at_once(
+async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
     device: verbs.Device,
     monkeypatch: pytest.MonkeyPatch,
     awake: int,
     woken: int,
     looks: bool,
 ) -> None:
-    """However long ago a look found something; whom it had to wake needs longer than a look."""
+    """However long ago a look found something; a peer that was asleep needs longer than a look."""
     async with the_driver(device) as driver:
-        met = [7, 5]
+        wakeups = 5 << 32 | 7
         looked: list[bool] = []
 
         def drain(*_: object) -> tuple[bool, bool, bool]:
-            met[0] += awake  # by whom that wakes
-            met[1] += woken
+            nonlocal wakeups
+            wakeups += woken << 32 | awake  # by the tasks that the drain wakes
             return True, False, False
 
         monkeypatch.setattr(driver, "_drain", drain)
-        monkeypatch.setattr(driver.channel, "met", lambda: tuple(met))
+        monkeypatch.setattr(driver.channel, "peer_wakeups", lambda: wakeups)
         monkeypatch.setattr(driver, "_spin_soon", lambda: looked.append(True))
         driver._polling._skip = 1 << 20
         driver._on_completions()

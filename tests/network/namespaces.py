@@ -19,8 +19,8 @@ import pytest
 PREFIX = "aiordma-test"
 CABLE = "cable"
 
-# An address is usable at once, without a second of asking whether somebody else has it; and, as
-# with IPv4, it is there again when the link is.
+# An address is usable at once, without a second of duplicate address detection; and, as with IPv4,
+# it returns with the link.
 IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
 
 
@@ -58,7 +58,7 @@ class Namespace:
         return ip("-n", self.name, *words, program="tc")
 
     def add(self, address: str) -> None:
-        """One more address; usable at once, without asking whether somebody else has it."""
+        """Add an address; usable at once, without duplicate address detection."""
         nodad = ("nodad",) if ":" in address else ()
         self.ip("addr", "add", address, "dev", CABLE, *nodad)
 

@@ -35,7 +35,7 @@ def test_connections(agents: Agents, wire: Network, family: str, via: str) -> No
 
 
 def test_queue_pairs(agents: Agents, mtus: tuple[int, int], family: str) -> None:
-    """Reliable and unreliable ones, whose stream does not mind, and datagrams.
+    """Reliable and unreliable connections, and datagrams.
 
     A datagram that is longer than a packet arrives in pieces, which the kernel puts together; a
     packet that is longer than the other end takes is lost, and so is its datagram.

@@ -68,7 +68,7 @@ def test_all_traffic(agents: Agents, path: str) -> None:
     for agent in agents:
         agent.call("close")
 
-    # Queue pairs with the timeouts that everybody uses, which are meant for better networks.
+    # Queue pairs with the usual timeouts, which are meant for better networks.
     there = pair(agents, "RC", family)
     exchange(agents, 30, 1000)
     assert left.call("reach", **there, size=50_000) == ["SUCCESS"] * 3

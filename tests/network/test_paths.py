@@ -140,7 +140,7 @@ def test_lost_path(agents: Agents, cut: Namespace, way: tuple[str, str], busy: b
 
 
 def test_lost_path_of_queue_pairs(agents: Agents, cut: Namespace, family: str) -> None:
-    """A request that nobody answers any more fails as one whose retries are over."""
+    """A request without an answer fails with RETRY_EXC_ERR."""
     left, right = agents
     pair(agents, "RC", family)
     exchange(agents, 1, 100)
@@ -197,11 +197,11 @@ def test_address_gone(agents: Agents, wire: Network, via: str) -> None:
     left.call("echo", count=10, size=1000)
 
 
-# ---- nobody there --------------------------------------------------------------------------------
+# ---- unreachable hosts ---------------------------------------------------------------------------
 
 
 def test_connecting_to_nobody(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
-    """The error comes within the time of the call, and names whom it could not reach.
+    """The error comes within the time of the call, and names the host that it could not reach.
 
     With its own link down, the connection manager knows at once that there is no way.
     """

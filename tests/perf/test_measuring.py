@@ -107,16 +107,16 @@ async def test_other_settings(device_name: str, host: str, asked: Settings) -> N
 @pytest.mark.parametrize(
     ("asked", "limits", "text"),
     [
-        (settings("send", "bw", 100), Limits(size=99), "100 bytes are more than .* limit of 99"),
+        (settings("send", "bw", 100), Limits(size=99), "100 bytes exceed .* limit of 99"),
         (
             replace(settings("write", "bw", 60), connections=2),
             Limits(memory=119),
-            "2 times 60 bytes are more than the server's limit of 119",
+            "2 times 60 bytes exceed the server's limit of 119",
         ),
         (
             replace(settings("send", "bw"), connections=2),
             Limits(connections=1),
-            "2 connections are more than the server's limit of 1",
+            "2 connections exceed the server's limit of 1",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_ranks_that_floating_point_would_miss() -> None:
 
 
 def test_nothing_cannot_be_summarised() -> None:
-    with pytest.raises(ValueError, match="nothing to summarise"):
+    with pytest.raises(ValueError, match="no samples to summarise"):
         Summary.of([])
 
 

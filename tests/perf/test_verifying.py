@@ -143,13 +143,13 @@ async def opened(
 @pytest.mark.parametrize(
     ("attached", "said", "reason"),
     [
-        (False, b"nonsense", "message is no msgpack"),
-        (False, wire.pack(wire.Reached()), "does not begin with Reached"),
-        (False, wire.pack(wire.Attach(bytes(16), 0)), "a measurement that there is not"),
-        (True, wire.pack(wire.Finish([1])), "does not begin with Finish"),
+        (False, b"nonsense", "message is not msgpack"),
+        (False, wire.pack(wire.Reached()), "began a connection with Reached"),
+        (False, wire.pack(wire.Attach(bytes(16), 0)), "an unknown measurement"),
+        (True, wire.pack(wire.Finish([1])), "began a part with Finish"),
         (True, wire.pack(BEGIN), "token"),
         (True, wire.pack(replace(BEGIN, tokens=[])), "0 tokens for 1 connections"),
-        (True, wire.pack(replace(BEGIN, size=0)), "only messages can be empty"),
+        (True, wire.pack(replace(BEGIN, size=0)), "which only messages can have"),
     ],
 )
 async def test_the_server_goes_on_after_a_client_that_is_none(
@@ -188,7 +188,9 @@ async def test_another_version_is_refused(device_name: str, host: str) -> None:
         await control.send(wire.pack(replace(OPEN, version=2)))
         with await control.recv() as message:
             answered = wire.unpack(bytes(message))
-    assert answered == wire.Refused("the server speaks version 1, not 2")
+    assert answered == wire.Refused(
+        "the server has protocol version 1, the client 2; use the same aiordma on both sides"
+    )
 
 
 @one_loop

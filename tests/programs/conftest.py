@@ -34,7 +34,7 @@ LIMIT = 300.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 
-# What /proc/net has of sockets that wait for whoever comes; the states are those of
+# The files of /proc/net with listening sockets; the states are those of
 # include/net/tcp_states.h of Linux, where a datagram socket without a peer counts as closed.
 WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
@@ -119,7 +119,7 @@ def run_program(*words: str) -> Ended:
 
 
 def listens(port: int) -> bool:
-    """Whether anybody on this machine listens on the port, which nobody is disturbed by."""
+    """Whether a process of this machine listens on the port; found without connecting to it."""
     for table, waiting in WAITING.items():
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
@@ -130,7 +130,7 @@ def listens(port: int) -> bool:
 
 @pytest.fixture
 def port() -> int:
-    """A port that nobody uses, outside the range from which the kernel picks ports of its own."""
+    """A free port, outside the kernel's range of ephemeral ports."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         number = random.randrange(10000, max(first, 10002))

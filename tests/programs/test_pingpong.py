@@ -12,8 +12,9 @@ ITERATIONS = 200
 SIZE = 3000  # less than the MTU, which bounds a datagram
 
 # With -e and -t the program takes an event that finds no completion for an error, where
-# ibv_get_cq_event(3) tells everybody to expect one: the completion came after the CQ was armed and
-# was polled with the one before it.  It is rare, so a few attempts tell it from a fault of ours.
+# ibv_get_cq_event(3) tells applications to expect one: the completion came after the CQ was armed
+# and was polled with the one before it.  It is rare, so a few attempts tell it from a fault of
+# ours.
 IN_VAIN = "poll CQ failed 2"  # ENOENT
 ATTEMPTS = 5
 

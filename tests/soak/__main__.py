@@ -124,7 +124,7 @@ class Soak:
         return [process for process in self.processes.values() if process.role.survives]
 
     async def start(self, role: Role) -> Process:
-        """A process for a role; who is killed comes back on the other loop, by other links."""
+        """A process for a role; a killed one restarts on the other loop, with other links."""
         options = {
             "name": role.name if role.survives else f"{role.name} {role.starts}",
             "survives": role.survives,
@@ -153,7 +153,7 @@ class Soak:
         return process
 
     async def introduce(self) -> None:
-        """Everybody hears where everybody listens."""
+        """Send every process the addresses of all listeners."""
         targets = {
             name: {"ports": process.ports, "survives": process.role.survives}
             for name, process in self.processes.items()
@@ -273,7 +273,7 @@ async def run(soak: Soak, seconds: float, console: Console) -> tuple[Table, list
         if held:
             problems.append(f"{name} has more than before, with nothing under way: {held}")
         if now["left"]:
-            problems.append(f"{name} has left behind: {now['left']}")
+            problems.append(f"{name} leaked: {now['left']}")
         if grown > GROWTH:
             problems.append(f"{name} has grown by {grown} bytes")
         await process.end()

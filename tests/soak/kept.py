@@ -14,7 +14,7 @@ NUMBERS = re.compile(r"\d+")
 # What the embedded device has open for each process that it shares memory with.  Two that come to
 # each other in the same moment meet twice, and stay so: whether they did is chance.
 PROCESS = "anon_inode:[pidfd]"
-NEIGHBOUR = {PROCESS: 1, "socket:[#]": 1, "pipe:[#]": 3}
+PER_LOCAL_PEER = {PROCESS: 1, "socket:[#]": 1, "pipe:[#]": 3}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Kept:
             "blocks of the pool": (self.leases, after.leases),
         }
         met_twice = min(1, max(0, after.files[PROCESS] - self.files[PROCESS]))
-        files = after.files - Counter({kind: n * met_twice for kind, n in NEIGHBOUR.items()})
+        files = after.files - Counter({kind: n * met_twice for kind, n in PER_LOCAL_PEER.items()})
         for before, later in ((self.files, files), (self.objects, after.objects)):
             for kind in later:
                 pairs[kind] = before.get(kind, 0), later[kind]

@@ -46,7 +46,7 @@ class Leases(Memory):
             self._plan = replace(self._plan, largest=min(self._plan.largest, LENT // 2))
         await super().run()
 
-    # ---- whose memory it is --------------------------------------------------------------
+    # ---- the owner of the memory ------------------------------------------------------------
 
     async def _own(self) -> None:
         if self._how == LOAN:
@@ -82,11 +82,11 @@ class Leases(Memory):
     async def _until_broken(self) -> None:
         try:
             with await self._conn.recv() as message:
-                raise Wrong(f"{message!r} from who only uses memory")
+                raise Wrong(f"{message!r} from the side that only uses memory")
         except ConnectionBrokenError:
             self._tally.count(f"ended during use: {self._how}")
 
-    # ---- who uses it ---------------------------------------------------------------------
+    # ---- the user of the memory ------------------------------------------------------------
 
     async def _use(self) -> None:
         conn, plan = self._conn, self._plan

@@ -72,7 +72,7 @@ class Memory:
         else:
             await self._use()
 
-    # ---- whose memory it is --------------------------------------------------------------
+    # ---- the owner of the memory ------------------------------------------------------------
 
     async def _own(self) -> None:
         conn, plan = self._conn, self._plan
@@ -118,7 +118,7 @@ class Memory:
             self._patterns.check("handed over memory", number, buffer.view)
         self._tally.count("handed over", size)
 
-    # ---- who uses it ---------------------------------------------------------------------
+    # ---- the user of the memory ------------------------------------------------------------
 
     async def _use(self) -> None:
         conn, plan = self._conn, self._plan

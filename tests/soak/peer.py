@@ -208,7 +208,7 @@ class Peer:
     async def _nothing_lingers() -> None:
         """What connections shared stays for a moment, or for another one if it was used meanwhile.
 
-        Whatever is there after that is left behind.
+        Anything that is left after that is a leak.
         """
         for _ in range(5 + round(20 * per_loop_resource.IDLE_TIMEOUT)):
             await asyncio.sleep(0.1)
@@ -406,7 +406,7 @@ class Peer:
                 self._tally.count("broken")
 
     def _watched(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A task whose failure is told."""
+        """Start a task whose failure is reported."""
 
         async def run() -> None:
             try:
@@ -421,7 +421,7 @@ class Peer:
         self._tally.wrong.append(text if error is None else f"{text}\n{told(error)}")
 
     def heard(self, context: dict[str, Any]) -> None:
-        """What reaches nobody but the loop."""
+        """Report exceptions that reach only the loop's exception handler."""
         self._wrong(f"told to the loop: {context['message']}", context.get("exception"))
 
     def report(self) -> None:

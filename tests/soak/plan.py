@@ -45,13 +45,14 @@ CONFIGS = {
 
 
 def patient(config: Config) -> Config:
-    """With more time for who runs on few cores beside many others."""
+    """The settings with longer time-outs, for many processes on few cores."""
     return replace(config, connect_timeout=60, handshake_timeout=60, close_timeout=30)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One connection. `strict`: neither end will be killed, so nothing may break but as planned."""
+    """One connection. `strict`: neither end is ever killed, so only planned failures are
+    allowed."""
 
     seed: int
     config: str
@@ -85,7 +86,7 @@ class Plan:
 
     @property
     def leaves(self) -> bool:
-        """One end goes at a moment that nobody knows."""
+        """One end disconnects at a random moment."""
         return self.ending.endswith("leaves")
 
 

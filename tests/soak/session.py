@@ -30,7 +30,7 @@ PARTS: dict[str, type[Messages | Memory]] = {
 
 
 async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally) -> None:
-    """All that the plan has for this side, and the end, as planned."""
+    """Run this side's part of the plan, with its end."""
     part = PARTS[plan.kind](conn, plan, side, patterns, tally)
     await part.run()
     if part.breaks:
@@ -107,5 +107,5 @@ def as_planned(error: BaseException, plan: Plan, side: str) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """All about it, for who looks for the reason."""
+    """The full state of the session, for finding the reason of a failure."""
     return "".join(traceback.format_exception(error))[-9000:]

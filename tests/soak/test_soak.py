@@ -13,7 +13,7 @@ from aiordma import ConnectionBrokenError, ConnectionClosedError, testing
 from aiordma.mr_pool import LocalMemory
 from tests.conftest import EMBEDDED
 
-from .kept import NEIGHBOUR, Kept
+from .kept import PER_LOCAL_PEER, Kept
 from .leases import HOW, REVOKED, Leases, how_it_ends
 from .memory import ALL, COUNTER, LANES, parts, stretch
 from .pattern import LARGEST, Patterns, Wrong, write_patterns
@@ -22,7 +22,7 @@ from .session import as_planned, causes
 from .tally import Tally
 
 SEEDS = range(2000)
-TWO = {kind: 2 * count for kind, count in NEIGHBOUR.items()}
+TWO = {kind: 2 * count for kind, count in PER_LOCAL_PEER.items()}
 PLANS = [Plan.of(seed, "default", strict=True) for seed in SEEDS]
 
 
@@ -114,7 +114,7 @@ def test_what_is_kept_is_seen(tmp_path: Path) -> None:
         assert "one: 0 before, 1 now" in grown
     assert before.growth(Kept.now(5)) == ["blocks of the pool: 3 before, 5 now"]
     alone = Kept(Counter({"socket:[#]": 1}), 1, {}, 0)
-    met = [replace(alone, files=alone.files + Counter(some)) for some in (NEIGHBOUR, TWO)]
+    met = [replace(alone, files=alone.files + Counter(some)) for some in (PER_LOCAL_PEER, TWO)]
     assert alone.growth(met[0]) == []
     assert "anon_inode:[pidfd]: 0 before, 1 now" in alone.growth(met[1])
     assert met[0].growth(replace(met[0], files=met[0].files + Counter(["socket:[#]"]))) != []

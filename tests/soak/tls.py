@@ -1,4 +1,4 @@
-"""The certificates of a soak: written by who starts the processes, read by all of them."""
+"""The certificates of a soak: written by the main process, read by all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Software that nobody here wrote, unchanged, with its connections carried over RDMA."""
+"""Third-party software, unchanged, with its connections over RDMA."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ async def test_echo(place: Place) -> None:
         assert await child.ended() == 0
 
 
+@pytest.mark.any_device
 @by_tcp
 @sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])

@@ -464,7 +464,7 @@ async def test_writes_after_close_are_dropped(
         here.write_eof()
         await server.lost.wait()
         assert server.data == b"before"
-        assert "written after close" in caplog.text
+        assert "write after close" in caplog.text
 
 
 @one_loop

@@ -1,0 +1,94 @@
+"""What processes of one user may share: found out by trying."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from aiordma.cli import local_peers
+from aiordma.cli.local_peers import LocalPeerFacts
+
+# Refuses one system call to itself and to what it starts (seccomp(2)), then tries.
+FILTERED = """
+import ctypes, struct, sys
+number, action = int(sys.argv[1]), int(sys.argv[2])
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, action), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+from aiordma.cli.local_peers import LocalPeerFacts
+print(LocalPeerFacts.collect())
+"""
+KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
+REFUSE = 0x00050000  # SECCOMP_RET_ERRNO
+# Of x86-64 and of AArch64, whose numbers are those of asm-generic.
+NUMBERS = {
+    "memfd_create": {"x86_64": 319, "aarch64": 279},
+    "pidfd_open": {"x86_64": 434, "aarch64": 434},
+    "process_vm_readv": {"x86_64": 310, "aarch64": 270},
+}
+
+
+def filtered(call: str, action: int) -> str:
+    number = NUMBERS[call][os.uname().machine]
+    done = subprocess.run(
+        [sys.executable, "-c", FILTERED, str(number), str(action)],
+        env={**os.environ, "AIORDMA_EMBEDDED_LINKS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("call", "action", "found"),
+    [
+        (
+            "memfd_create",
+            REFUSE | errno.EPERM,
+            {"share_problem": "memfd_create: Operation not permitted"},
+        ),
+        (
+            "pidfd_open",
+            REFUSE | errno.ENOSYS,
+            {"pidfd_problem": "pidfd_open: Function not implemented"},
+        ),
+        (
+            "process_vm_readv",
+            REFUSE | errno.EPERM,
+            {"copy_problem": "process_vm_readv: Operation not permitted"},
+        ),
+        (
+            "process_vm_readv",
+            KILL,
+            {"copy_problem": "process_vm_readv: a process that calls it is killed"},
+        ),
+    ],
+)
+def test_a_filter(call: str, action: int, found: dict[str, str]) -> None:
+    """Whatever this machine allows, what the filter forbids is told, and nothing else changes."""
+    usual = LocalPeerFacts.collect()
+    problems = {
+        name: getattr(usual, name) for name in ("share_problem", "pidfd_problem", "copy_problem")
+    }
+    assert filtered(call, action) == str(LocalPeerFacts("shared", **{**problems, **found}))
+
+
+def test_the_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100_000, 100_000))
+    assert local_peers.share_problem() == (
+        "the limit on the length of files (ulimit -f) is 100,000 bytes"
+    )
+
+
+def test_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "tcp")
+    assert LocalPeerFacts.collect().links == "tcp"
