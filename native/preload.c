@@ -1,9 +1,9 @@
 /* The embedded device under the system libraries' names, for LD_PRELOAD: `aiordma run`.
  *
- * A shared library of its own is made of native/softdev and this file.  The linker gives every function
- * of calls.h the public name of the call (preload_exports.py), so that the dynamic linker finds it
- * before libibverbs and librdmacm.  Without version information a symbol satisfies
- * every version.  This file has what those libraries offer to programs beyond calls.h.
+ * A shared library of its own is made of native/softdev and this file.  The linker gives every
+ * function of calls.h the public name of the call (preload_exports.py), so that the dynamic linker
+ * finds it before libibverbs and librdmacm.  Without version information a symbol satisfies every
+ * version.  Here is what those libraries export besides, for programs only.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -108,7 +108,7 @@ PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ibv_a
 
 /* ---- rsockets ------------------------------------------------------------------------------- */
 
-/* librdmacm's rsockets use its own internals, which the ids here do not have: refused at once. */
+/* librdmacm's work on its own insides, which the ids here do not have: told at the first call. */
 PUBLIC int rsocket(int domain, int type, int protocol)
 {
 	(void)domain;

@@ -19,8 +19,8 @@ from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
 from aiordma._native import embedded
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, read_offer
-from aiordma._transport.security import OPEN
+from aiordma._transport.auth import NO_SECURITY
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
@@ -83,11 +83,11 @@ def offer(data: bytes) -> object:
     async def read() -> object:
         ours, theirs = socket.socketpair()
         with theirs:
-            link = await accepted_link(ours, OPEN)
+            link = await accepted_link(ours, NO_SECURITY)
             theirs.sendall(data)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                return await read_offer(link)
+                return await read_message(link)
             finally:
                 link.release()
 
@@ -229,8 +229,8 @@ DECODERS: dict[str, Decoder] = {
     "offer of the exchange over TCP": Decoder(
         offer,
         st.builds(
-            lambda endpoint, hello: GREETING + endpoint.pack() + hello.pack(), endpoints, hellos
-        ).filter(lambda data: len(data) == OFFER_SIZE),
+            lambda endpoint, hello: MAGIC + endpoint.pack() + hello.pack(), endpoints, hellos
+        ).filter(lambda data: len(data) == MESSAGE_SIZE),
         (ProtocolError,),
     ),
     "answer of the exchange over TCP": Decoder(
