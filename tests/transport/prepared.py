@@ -18,7 +18,7 @@ from aiordma import connect, listen
 from aiordma.transport import Via
 
 from .child import ROLES
-from .place import SMALL
+from .connection_factory import SMALL
 
 
 async def peer(device: str, via: Via, host: str, role: str, port: int) -> None:

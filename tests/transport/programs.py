@@ -29,7 +29,7 @@ from aiordma import (
 from aiordma._core.frames import HEADER_SIZE
 from aiordma.mr_pool import Region
 
-from .place import ALL, SMALL, pattern, turns
+from .connection_factory import ALL, SMALL, pattern, yield_loop
 
 EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
@@ -411,7 +411,7 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
             case "send_nowait" | "burst" | "release":
                 getattr(end, name)(*arguments)
             case "turns":
-                await turns(arguments[0])
+                await yield_loop(arguments[0])
             case "cancel":
                 running = [one for one in end.tasks if not (one.done() or one in end.steady)]
                 if running:
