@@ -43,6 +43,7 @@ from ..errors import (
     ProtocolError,
     RDMAError,
     RejectedError,
+    host_port,
 )
 from .acceptor import Acceptor, ConnectionLimitError
 from .auth import Security
@@ -222,7 +223,7 @@ async def connect(
     try:
         return await _connect(group, initiator, device, config, security)
     except FallbackToSocket as error:
-        logger.info("connecting to %s port %s on a socket: %s", *key.address, error)
+        logger.info("connecting to %s on a socket: %s", host_port(key.address), error)
         return None
 
 

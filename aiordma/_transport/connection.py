@@ -18,6 +18,7 @@ from ..errors import (
     ConnectionClosedError,
     MessageTooLongError,
     RDMAError,
+    host_port,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
@@ -87,7 +88,8 @@ class Connection(ConnectionLifecycle):
             state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
         else:
             state = "closing" if self._state in CLOSING else "open"
-        return f"<Connection on {self.device} with {self.peer_address}, {state}>"
+        peer = host_port(self.peer_address) if self.peer_address is not None else "a peer"
+        return f"<Connection on {self.device} with {peer}, {state}>"
 
     @property
     def device(self) -> str:

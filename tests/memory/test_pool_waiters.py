@@ -1,4 +1,4 @@
-"""Who waits for memory of a pool: whose turn it is, and what becomes of it."""
+"""Tasks that wait for memory of a pool: their order, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
 
 
 async def test_a_supply(pool: MemoryPool) -> None:
-    """One block at a time; what is too small by now, or for nobody, goes back."""
+    """One block at a time; a block that is too small by now, or not needed, goes back."""
     held = pool.alloc(LIMIT)
     wanted = [300, 5000]
     taken: list[Block] = []
@@ -303,7 +303,7 @@ async def test_a_supply(pool: MemoryPool) -> None:
         source.block(LIMIT + 1)
 
     held = pool.alloc(LIMIT)
-    assert source.block(300) is None  # asked for after the end: it is for nobody
+    assert source.block(300) is None  # requested after the end: it goes back
     held.release()
     await yield_loop()
     assert pool.statistics().leases == 0
@@ -326,7 +326,7 @@ STEP = st.one_of(
 async def test_nobody_waits_for_what_is_there(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever happens in whatever order: no memory is lost, no turn, nobody overtakes."""
+    """Whatever happens in whatever order: no memory is lost, no waiter forgotten or overtaken."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     waiting: list[asyncio.Task[Block]] = []

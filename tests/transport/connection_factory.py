@@ -255,7 +255,7 @@ def pool_statistics(conn: Connection) -> PoolStatistics:
 
 
 async def leases(*conns: Connection) -> int:
-    """Blocks of the pool they share that somebody has, but for the frames under way."""
+    """Leased blocks of the pool that they share, but for the frames under way."""
     await at_rest(*conns)
     return pool_statistics(conns[0]).leases
 

@@ -277,7 +277,7 @@ for fd in os.listdir("/proc/self/fd"):
 
 
 async def programs(factory: ConnectionFactory) -> None:
-    """Another program that is started inherits no descriptor, also when nobody closes them."""
+    """Another program that is started inherits no descriptor, also when they are not closed."""
     before = set(os.listdir("/proc/self/fd"))
     async with Parent.open(factory) as parent:
         async with await streams.create_server(

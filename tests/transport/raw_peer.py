@@ -30,7 +30,7 @@ SIGNALED = int(verbs.SendFlags.SIGNALED)
 
 
 def frame(kind: int, content: bytes = b"", *, control: int = 0, data: int = 0) -> bytes:
-    """A frame as the transport would make it; for an unknown kind, as nobody would."""
+    """A frame as the transport would make it; for an unknown kind, as it never would."""
     header = bytearray(HEADER_SIZE)
     pack_header(header, 0, FrameKind.CREDIT, control, data)
     header[0] = kind

@@ -218,7 +218,7 @@ async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFacto
 
 @one_loop
 async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory) -> None:
-    """It keeps nobody out, and nothing when its time is over."""
+    """It keeps no other peer out, and nothing when its time is over."""
     async with (
         await listen(
             factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=KEY

@@ -210,7 +210,7 @@ async def test_a_batch_whose_memory_was_taken_back_fails_once(factory: Connectio
 
 @one_loop
 async def test_a_failure_in_the_middle_of_a_batch(factory: ConnectionFactory) -> None:
-    """The device tells of it by a request that nobody asked to hear of; what was before is done."""
+    """The device tells of it by a request that is not signaled; what was before is done."""
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.alloc(8) as other, client.alloc(8) as source:
             source.view[:] = bytes([1]) * 8

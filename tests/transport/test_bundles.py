@@ -1,4 +1,4 @@
-"""Small messages that share a frame: when they do, and that nobody can tell."""
+"""Small messages that share a frame: when they do, and that users cannot tell."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def frames(peer: RawPeer, count: int, limit: float) -> list[tuple[FrameKin
 
 
 async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactory) -> None:
-    """But for the first, which has nobody to wait for."""
+    """But for the first, which has no other to wait for."""
     async with victim(factory) as (conn, peer):
         contents = [pattern(n, n) for n in range(0, 50, 7)]
         sends = [conn.send_nowait(data, imm=7 if data else None) for data in contents]

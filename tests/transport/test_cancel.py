@@ -239,7 +239,7 @@ async def test_one_sided_cancelled_at_any_time(factory: ConnectionFactory, opera
 
 
 async def test_request_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
-    """What is granted to nobody goes back: afterwards the whole quota can still be borrowed."""
+    """A grant without a waiter goes back: afterwards the whole quota can still be borrowed."""
     async with factory.pair() as (client, server):
         for count in factory.cancel_points:
             for region in await cancelled_after(

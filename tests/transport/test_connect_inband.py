@@ -325,7 +325,7 @@ async def test_with_a_key(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_a_listener_that_was_closed(factory: ConnectionFactory) -> None:
-    """As without a connection to it; and whoever listens there next is found."""
+    """As without a connection to it; and the next listener there is found."""
     async with first(factory) as (listener, client, server):
         port = listener.port
         await listener.close()
@@ -451,7 +451,7 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 async def test_the_connection_that_is_asked_ends_meanwhile(
     factory: ConnectionFactory, how: str
 ) -> None:
-    """At whatever step: whoever asks gets a connection all the same."""
+    """At whatever step: the client gets a connection all the same."""
     async with await factory.listen() as listener:
         for count in factory.cancel_points:
             client, server = await factory.both(listener)
@@ -494,7 +494,7 @@ async def abandon(listener: Listener) -> None:
 
 @one_loop
 async def test_the_listener_is_closed_meanwhile(factory: ConnectionFactory) -> None:
-    """At whatever step: whoever asks hears of it at once."""
+    """At whatever step: the client is told at once."""
     patient = replace(SMALL, connect_timeout=1000)
     for count in factory.cancel_points:
         async with await factory.listen() as listener:

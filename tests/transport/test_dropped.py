@@ -29,7 +29,7 @@ from .marks import one_loop
 
 @pytest.fixture(autouse=True)
 def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what is left is nobody's."""
+    """So that nothing is left open for the next connection."""
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
 
 
@@ -230,7 +230,7 @@ async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]
         await client.read(remote, bytearray(64))
     for _ in range(3):
         (await server.recv()).release()
-    await client.send(b"nobody takes it")
+    await client.send(b"not received")
     match end:
         case "close":
             await asyncio.gather(client.close(), server.close())

@@ -172,7 +172,7 @@ async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) ->
 
 @one_loop
 async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) -> None:
-    """What stands behind one that was never fetched cannot be had, and keeps nobody waiting."""
+    """What stands behind one that was never fetched cannot be had, and no task waits for it."""
     config = replace(SMALL, fetch_ahead=0)
     async with victim(factory, config) as (conn, peer):
         offer = protocol.Rendezvous(1, 0x1000, 1, 5000, None)

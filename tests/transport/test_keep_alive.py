@@ -247,7 +247,7 @@ async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
             device=factory.device,
             via=factory.via,
         ):
-            raise AssertionError("nobody listens")
+            raise AssertionError("there is no listener")
 
     await ends(all_of_them(), RejectedError)
 

@@ -31,8 +31,8 @@ from .connection_factory import ConnectionFactory, at_rest, pattern, pool_statis
 ROOT = Path(__file__).parents[2]
 ROUNDS = 24
 
-# What a connection to somebody who is being killed can end with, before it is there and after; and
-# ProtocolError, if it was in the middle of an exchange over TCP.
+# The end of a connection to a process that is being killed, before it is established and after; and
+# ProtocolError, if it was in the middle of the TCP bootstrap.
 ENDS = (ConnectionBrokenError, ConnectionManagerError)
 
 
@@ -147,7 +147,7 @@ async def survivor(factory: ConnectionFactory) -> AsyncIterator[Survivor]:
 @pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
 async def test_killed_at_any_moment(factory: ConnectionFactory) -> None:
-    """Whoever waits is told; nothing else notices, nothing is left."""
+    """All waiters are told; nothing else notices, nothing is left."""
     peers = Prepared(factory)
     try:
         async with factory.witness() as witness, survivor(factory) as we:
@@ -168,7 +168,7 @@ async def test_killed_at_any_moment(factory: ConnectionFactory) -> None:
                 assert not meeting.done()
                 os.kill(pid, signal.SIGKILL)
                 if port == we.port and not meeting.done():
-                    # It may have been killed before we could hear of it: then nobody comes.
+                    # It may have been killed before we could hear of it: then none comes.
                     await asyncio.wait([meeting], timeout=factory.slow / 2)
                     if not meeting.done():
                         assert we.accepted.empty()

@@ -186,7 +186,7 @@ def test_limits_that_cannot_be(limits: dict[str, Any]) -> None:
 
 @one_loop
 async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> None:
-    """A named error for whoever connects; nothing stays behind (the fixture looks)."""
+    """A named error on the connecting side; nothing stays behind (the fixture looks)."""
     async with await factory.listen() as listener:
         # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
         kind = QuotaError if factory.via == "cm" else ProtocolError

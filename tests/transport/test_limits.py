@@ -40,7 +40,7 @@ async def turned_away(factory: ConnectionFactory, port: int) -> str:
 
 
 async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
-    """The reason is told, those who are in notice nothing, and one that has ended counts no more."""
+    """The reason is told, other connections go on, and one that has ended counts no more."""
     async with await factory.listen(TWO) as listener:
         first, second = await factory.both(listener), await factory.both(listener)
         for _ in range(3):

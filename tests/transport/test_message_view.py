@@ -74,7 +74,7 @@ async def test_released_message_is_inert(factory: ConnectionFactory, size: int) 
 
 @SIZES
 async def test_view_outlives_its_message(factory: ConnectionFactory, size: int) -> None:
-    """Its bytes are not handed out again while somebody looks at them."""
+    """Its bytes are not handed out again while a view of them exists."""
     async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         view = message.data
@@ -118,11 +118,9 @@ async def test_memory_comes_back(factory: ConnectionFactory, size: int) -> None:
         assert pool_statistics(server).leases == before - 1
 
         message = await transfer(client, server, pattern(size))
-        await yield_loop(
-            1
-        )  # whoever the end of a task has woken holds it, and its result, until then
+        await yield_loop(1)  # the callbacks of a task that has ended hold its result until then
         before = await leases(client, server)
-        gc.disable()  # nothing refers back to a message, so nobody has to look for cycles
+        gc.disable()  # nothing refers back to a message, so no cycle has to be found
         try:
             del message
             assert pool_statistics(server).leases == before - 1

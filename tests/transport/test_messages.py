@@ -397,7 +397,7 @@ async def test_slow_reader_of_large_messages(factory: ConnectionFactory) -> None
 
 
 async def test_message_larger_than_fetch_ahead(factory: ConnectionFactory) -> None:
-    """It is read when somebody waits for it, also behind others."""
+    """It is read when a task waits for it, also behind others."""
     async with factory.pair() as (client, server):
         messages = [b"first", pattern(3 * SMALL.fetch_ahead), b"last", pattern(SMALL.fetch_ahead)]
         sends = [asyncio.create_task(client.send(data)) for data in messages]

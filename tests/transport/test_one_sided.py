@@ -483,7 +483,7 @@ async def test_large_transfers_in_both_directions(factory: ConnectionFactory) ->
 
 @one_loop
 async def test_after_the_last_connection_has_ended(factory: ConnectionFactory) -> None:
-    """The pool has gone with it; what everybody is told is still that the connection has ended."""
+    """The pool has gone with it; the error is still that the connection has ended."""
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer:
             _, remote = await give(server, client, buffer)

@@ -180,7 +180,7 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
         assert done == [8 << 20, size]
 
 
-# ---- what nobody waits for any more --------------------------------------------------------------
+# ---- what is not awaited any more ----------------------------------------------------------------
 
 
 @counts_turns

@@ -1,4 +1,4 @@
-"""Where the memory pool has reached its limit: everybody waits for memory, nobody for ever."""
+"""Where the memory pool has reached its limit: all tasks wait for memory, none for ever."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ async def test_what_is_plain_goes_without_python(
 
 
 async def test_what_c_counts_does_not_grow_for_ever(factory: ConnectionFactory) -> None:
-    """Python takes it over in time; with SMALL nobody asks for these numbers."""
+    """Python takes it over in time; with SMALL these numbers are not read."""
     async with factory.pair(SMALL) as (client, server):
         for sent, used in ((UNTOLD - 1, NEVER_LONGER - 1), (UNTOLD - 2, NEVER_LONGER - 2)):
             client._messages.sent = sent

@@ -162,7 +162,7 @@ async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory
 async def test_who_comes_just_then_waits_for_the_next(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between being told that a message has landed and taking it, nobody else can take it."""
+    """Between being told that a message has landed and taking it, no other task can take it."""
     size = 1 << 20
     async with factory.pair(Config()) as (client, server):
         inbox = server._messages.inbox

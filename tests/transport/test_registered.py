@@ -244,7 +244,7 @@ async def test_nothing_is_kept_if_told_so(factory: ConnectionFactory) -> None:
 async def test_the_end_lets_go_of_what_is_offered(
     factory: ConnectionFactory, aborted: bool
 ) -> None:
-    """Whether C has registered it or Python, and whether somebody still waits."""
+    """Whether C has registered it or Python, and whether a task still waits."""
     async with victim(factory) as (conn, peer):
         several = [bytearray(5000) for _ in range(3)]
         numbers = np.frombuffer(several[2], np.uint8)

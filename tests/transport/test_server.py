@@ -87,7 +87,7 @@ async def test_close_cancels_the_handlers(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None:
-    """Those that end by themselves meanwhile are not cancelled; nobody new is let in."""
+    """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
     ended: list[str] = []
     started: asyncio.Queue[None] = asyncio.Queue()
 

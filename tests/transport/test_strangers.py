@@ -1,4 +1,4 @@
-"""Peers that are not aiordma at all: plain TCP clients and servers, nobody, nowhere."""
+"""Peers that are not aiordma at all: plain TCP clients and servers, closed ports, no host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def closed_port(host: str) -> int:
-    """A port that nobody listens on, a moment ago at least."""
+    """A port without a listener, a moment ago at least."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port
@@ -321,7 +321,7 @@ async def test_connecting_to_a_stranger(
 async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> None:
     config = replace(SMALL, connect_timeout=0.3 * factory.slow)
     async with factory.witness(), tcp_server(factory, is_silent) as port:
-        # A card's connection manager finds nobody there; the embedded one and TCP find silence.
+        # A card's connection manager finds no host there; the embedded one and TCP find silence.
         with pytest.raises((UnreachableError, RejectedError)):
             async with factory.within(1):
                 await factory.connect(port, config)
@@ -353,7 +353,7 @@ async def test_host_that_is_not_known(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_host_that_is_not_reached(factory: ConnectionFactory) -> None:
-    """TEST-NET-2 (RFC 5737) belongs to nobody: no way there, no answer from there, or a proxy's."""
+    """TEST-NET-2 (RFC 5737) is no network: no route there, no answer from there, or a proxy's."""
     config = replace(SMALL, connect_timeout=0.5 * factory.slow)
     with pytest.raises((ConnectionManagerError, ProtocolError)):
         async with factory.within(1.5):

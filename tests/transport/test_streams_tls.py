@@ -160,7 +160,7 @@ async def test_a_client_that_never_shakes_hands(
 
 @one_loop
 async def test_what_is_no_context(factory: ConnectionFactory) -> None:
-    """Before anybody is connected to."""
+    """Before a connection is made."""
     for wrong in ("yes", 1):
         await ends(dialled(factory, 1, ssl=wrong), TypeError)
     with pytest.raises(TypeError, match="certificate"):
