@@ -18,6 +18,7 @@ from aiordma._core import fields, frames, handshake, layout, protocol, refusal, 
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
+from aiordma._native import embedded
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
@@ -104,9 +105,9 @@ def answer(data: bytes) -> object:
 def plan(data: bytes) -> None:
     """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
     try:
-        fault_injection.set_plan(data.decode(errors="replace"))
+        fault_injection.set_plan(embedded(), data.decode(errors="replace"))
     finally:
-        fault_injection.set_plan(None)
+        fault_injection.set_plan(embedded(), None)
 
 
 def field(name: str) -> Callable[[bytes], object]:
