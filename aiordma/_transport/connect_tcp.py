@@ -83,7 +83,9 @@ async def connect(
         attempt.make()  # while the other side makes its own
         remote, peer = await read_message(tcp)
         if remote == endpoint.endpoint:
-            raise ProtocolError(f"{tcp.peer_address} sends back what it is told: an echo server?")
+            raise ProtocolError(
+                f"{host_port(address)} sends back this side's own endpoint: an echo server?"
+            )
         security.agree(peer)
         endpoint.connect(remote)
         attempt.post_receives()

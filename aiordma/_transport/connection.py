@@ -1,4 +1,4 @@
-"""A connection: the face that its user sees."""
+"""A connection: the user's interface."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Connection(ConnectionLifecycle):
         return self._peer.max_message
 
     def statistics(self) -> Statistics:
-        """What has been sent, received and done so far; the object goes on counting."""
+        """Counts of messages, bytes and operations so far; the object goes on counting."""
         return self._statistics
 
     # ---- messages ------------------------------------------------------------------------
@@ -278,8 +278,8 @@ class Connection(ConnectionLifecycle):
 
         A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
         for `lease` seconds (None: until the Share that is returned is revoked, or the connection
-        ends).  Cancelled, nothing is shared.  If the peer had just been told, its key works no
-        more: should it use that nevertheless, the connection breaks, and no memory is touched.
+        ends).  Cancelled, nothing is shared.  If the peer has got the key already, that is
+        revoked: should the peer use it, the connection breaks, and no memory is touched.
         """
         self._check()
         check_lease(lease)
@@ -325,7 +325,7 @@ class Connection(ConnectionLifecycle):
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
-        RequestRefusedError when the peer says no.
+        RequestRefusedError when the peer refuses.
         """
         self._check()
         check_lease(lease)
@@ -422,7 +422,7 @@ class Connection(ConnectionLifecycle):
     # ---- the end --------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends the connection in order: waits for what is under way, says goodbye, disconnects.
+        """Ends the connection in order: waits for work under way, sends a goodbye, disconnects.
 
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.

@@ -73,7 +73,7 @@ class TCPLink(asyncio.Protocol):
         self._on_end: Callable[[str], None] | None = None
         self._on_ended: Callable[[int], None] | None = None
 
-    # ---- what the socket says ------------------------------------------------------------
+    # ---- asyncio.Protocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

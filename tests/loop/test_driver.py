@@ -323,7 +323,7 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 
 @both_ways
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
-    """Or who looks before it waits."""
+    """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         look = driver.operations.look
         assert isinstance(look, partial) == bool(polling)
@@ -574,7 +574,7 @@ def test_one_driver_per_loop_and_device(device: verbs.Device) -> None:
         assert not first.pd.closed
         second.release()
         third = Driver.for_device(device, LIMIT)
-        assert third is first  # who comes soon finds it still there
+        assert third is first  # it is still there for a while
         assert not third.pd.closed
         third.release()
         fourth = Driver.for_device(device, 2 * LIMIT)

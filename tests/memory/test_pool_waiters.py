@@ -151,7 +151,7 @@ async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: 
 
 
 async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
-    """One after another, more in all than their share, while who must release needs them."""
+    """More in all than their share, one after another, while the releasing task needs them."""
     held = pool.alloc(SLAB_SIZE)
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
@@ -169,7 +169,7 @@ async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
 
 
 async def test_cancelled_in_line(pool: MemoryPool) -> None:
-    """Who was waiting behind it is served as if it had never been there."""
+    """A waiter behind it is served as if it had never been there."""
     held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
     waiting = Waiting(pool)
     await waiting.start(LIMIT, 300)
@@ -205,7 +205,7 @@ async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None
     held.release()
     waiting = Waiting(pool)
     await waiting.start(300)
-    del view  # the last one who saw it
+    del view  # the last view
     await waiting.release_all()
 
 

@@ -178,7 +178,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
     async with await listening(factory, KEY) as listener:
         client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
-            # What it said, said again: as one who listened would.
+            # What it said, said again: as an eavesdropper would.
             handshake = client._key_proof
             assert handshake is not None
             said: list[protocol.Message] = [

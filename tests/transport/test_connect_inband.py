@@ -251,7 +251,9 @@ async def test_many_at_once(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_who_has_yet_to_show_the_key_is_not_asked(factory: ConnectionFactory) -> None:
+async def test_no_request_over_a_connection_before_the_key_proof(
+    factory: ConnectionFactory,
+) -> None:
     async def dial() -> Connection:
         return await connect(
             factory.host, listener.port, device=factory.device, via="tcp", config=SMALL, auth=KEY
@@ -277,11 +279,11 @@ async def test_who_has_yet_to_show_the_key_is_not_asked(factory: ConnectionFacto
             assert other._inband is not None
 
 
-# ---- who is asked --------------------------------------------------------------------------------
+# ---- which connection takes the request ----------------------------------------------------------
 
 
 @one_loop
-async def test_who_does_not_want_to(factory: ConnectionFactory) -> None:
+async def test_in_band_turned_off(factory: ConnectionFactory) -> None:
     """On either side, and from another address."""
     alone = replace(SMALL, in_band=False)
     async with first(factory) as (listener, client, _):
@@ -303,7 +305,7 @@ async def test_who_does_not_want_to(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_with_a_key(factory: ConnectionFactory) -> None:
-    """Each proves it anew, and who has another key does not come in over who has the right one."""
+    """Each proves it anew, and another key is refused also over a connection with the right one."""
 
     async def dial(key: bytes | None) -> Connection:
         return await connect(
@@ -367,7 +369,7 @@ async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
 async def test_too_many_handshakes(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is not ready counts."""
+    """One that is not ready counts."""
     async with first(factory, replace(SMALL, max_handshakes=1)) as (listener, client, server):
         monkeypatch.setattr(connect_inband, "first_arrival", never_arrives)
         other = await factory.connect(listener.port)
@@ -431,7 +433,7 @@ async def test_a_listener_that_does_not_answer(
         await check_alive(client, server)
 
 
-# ---- the end of a connection that is asked, and of who asks --------------------------------------
+# ---- the end of the connection of the request, and of the requester ------------------------------
 
 
 def connections_counted(listener: Listener) -> int:
@@ -448,7 +450,7 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_the_connection_that_is_asked_ends_meanwhile(
+async def test_the_connection_of_the_request_ends_meanwhile(
     factory: ConnectionFactory, how: str
 ) -> None:
     """At whatever step: the client gets a connection all the same."""
@@ -468,7 +470,7 @@ async def test_the_connection_that_is_asked_ends_meanwhile(
             await until(lambda: connections_counted(listener) == 0)
 
 
-async def test_who_asks_is_cancelled(factory: ConnectionFactory) -> None:
+async def test_a_connect_that_is_cancelled(factory: ConnectionFactory) -> None:
     """At whatever step: nothing is left of it on either side, and the others go on."""
     async with first(factory) as (listener, client, server):
         accepting = asyncio.create_task(abandon(listener))
@@ -573,7 +575,9 @@ async def test_lies_to_a_listener(factory: ConnectionFactory, lie: str) -> None:
     "message", [REQUEST, protocol.ConnectReply(1, *REQUEST[2:]), protocol.ReadyToUse(0)]
 )
 @one_loop
-async def test_lies_to_who_asks(factory: ConnectionFactory, message: protocol.Message) -> None:
+async def test_lies_to_the_connecting_side(
+    factory: ConnectionFactory, message: protocol.Message
+) -> None:
     async with first(factory) as (_, client, server):
         server._messages.send_control(message)
         async with factory.within(2):
@@ -581,7 +585,7 @@ async def test_lies_to_who_asks(factory: ConnectionFactory, message: protocol.Me
 
 
 @one_loop
-async def test_nobody_asks_before_the_proof(factory: ConnectionFactory) -> None:
+async def test_no_request_before_the_proof(factory: ConnectionFactory) -> None:
     hello_with_key = replace(hello(), authenticates=True).pack()
     async with (
         await listen(
@@ -598,8 +602,8 @@ async def test_nobody_asks_before_the_proof(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_flood_of_asks_is_bounded(factory: ConnectionFactory) -> None:
-    """By the same number as knocks on the listener's port, and each is answered."""
+async def test_a_flood_of_requests_is_bounded(factory: ConnectionFactory) -> None:
+    """By the same number as handshakes on sockets, and each is answered."""
     async with await factory.listen(replace(SMALL, max_handshakes=3)) as listener:
         async with RawPeer.connect(factory, listener.port) as peer, await listener.accept():
             answers = []
@@ -653,8 +657,8 @@ async def test_what_a_refusal_says_is_shown_safely(
 
 
 @one_loop
-async def test_a_peer_that_asks_and_reads_no_socket(factory: ConnectionFactory) -> None:
-    """Word of connections that end is not kept without end for who does not read it."""
+async def test_a_peer_that_does_not_read_its_socket(factory: ConnectionFactory) -> None:
+    """Numbers of connections that have ended do not pile up for a peer that does not read."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         async with server:

@@ -111,7 +111,7 @@ async def test_dropped_in_another_thread(factory: ConnectionFactory) -> None:
 
 
 async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
-    """Its port is free, and who waited there to be accepted is told."""
+    """Its port is free, and peers that waited to be accepted are told."""
     before = live()
     listener = await factory.listen()
     port = listener.port

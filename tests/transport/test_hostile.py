@@ -387,7 +387,7 @@ async def finish(task: asyncio.Task[None]) -> None:
 
 @one_loop
 async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
-    """Who holds all of it waits to send, but receives, and answers what the peer asks."""
+    """A side that holds all of it waits to send, but receives and answers its peer."""
     async with await factory.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
         accepting = asyncio.create_task(listener.accept())
         async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:

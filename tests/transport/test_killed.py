@@ -1,4 +1,4 @@
-"""Peers that are killed or stopped at any moment, one after the other, and the one who survives.
+"""Peers that are killed or stopped at any moment, one after the other, and the one that survives.
 
 `tests/soft/test_killed.c` does it hundreds of times to the embedded device; this is about what is
 above it.
@@ -105,7 +105,7 @@ ROLES = {role.__name__: role for role in (echo, talk, share)}
 
 @dataclass
 class Survivor:
-    """Listens, and connects to those who listen."""
+    """Listens, and connects to the other listeners."""
 
     factory: ConnectionFactory
     port: int

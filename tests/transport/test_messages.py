@@ -455,7 +455,7 @@ async def recv(conn: Connection) -> bytes:
 
 @one_loop
 async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactory) -> None:
-    """What is here goes to those who waited, in their order; the others hear of the end."""
+    """Messages that are here go to the waiters in their order; the others get the error."""
     async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(recv(server)) for _ in range(2)]
         await yield_loop(2)

@@ -260,7 +260,7 @@ async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFac
 
 
 async def test_messages_that_gave_up_leave_nothing_in_the_queue(factory: ConnectionFactory) -> None:
-    """Who sends again and again with a timeout to a peer that does not read keeps no memory."""
+    """Sends that time out again and again, to a peer that does not read, keep no memory."""
     async with factory.pair() as (client, server):
         full = [asyncio.create_task(client.send(pattern(600, n))) for n in range(20)]
         await yield_loop(2)
@@ -285,7 +285,7 @@ async def borrowed(conn: Connection) -> RemoteRegion:
 
 
 async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> None:
-    """By the one who waits; the connection goes on."""
+    """By its await; the connection goes on."""
     async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
 
         def fail(done: int) -> None:

@@ -176,7 +176,7 @@ async def test_leases_wait(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_a_lease_that_waits_does_not_keep_messages_back(factory: ConnectionFactory) -> None:
-    """Who holds what another waits for can send, and then release it."""
+    """A task that holds what another waits for can send, and then release it."""
     async with factory.pair(CONFIG) as (client, server):
         with client.alloc(1 << 20) as buffer:
             leasing = asyncio.create_task(server.lease(4 << 20))
@@ -217,7 +217,7 @@ async def test_the_end_of_the_connection_ends_the_waiting(factory: ConnectionFac
 @one_loop
 @pytest.mark.parametrize("fetch_ahead", [0, 1 << 30])
 async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ahead: int) -> None:
-    """It is told at once, and the message stays for who brings memory."""
+    """It is told at once, and the message stays for `recv_into`."""
     size = LIMIT + 1
     async with factory.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):
         early = [asyncio.create_task(ends(server.recv(), QuotaError)) for _ in range(2)]
@@ -240,7 +240,7 @@ async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ah
 
 @one_loop
 async def test_receives_are_posted_when_memory_comes_back(factory: ConnectionFactory) -> None:
-    """Also when the one who waits for a message has long been waiting."""
+    """Also when the receiver has long been waiting."""
     async with factory.pair(CONFIG) as (client, server):
         for n in range(CONFIG.data_receives):
             await client.send(b"%d" % n)

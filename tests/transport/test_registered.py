@@ -76,7 +76,7 @@ def rights(registrations: list[Registered]) -> list[verbs.AccessFlags]:
 async def receive_into(
     client: Connection, server: Connection, data: bytes, memory: memoryview
 ) -> None:
-    """A message for one who waits with memory of its own."""
+    """A message for a receiver that has brought memory."""
     receiving = asyncio.create_task(server.recv_into(memory))
     await yield_loop(1)
     await client.send(data)

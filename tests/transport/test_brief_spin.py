@@ -1,4 +1,4 @@
-"""Who is about to wait looks once for its completion, and then need not go round the loop."""
+"""A task that is about to wait polls once, and then need not wait for a turn of the loop."""
 
 from __future__ import annotations
 
