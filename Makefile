@@ -148,7 +148,7 @@ docs: .venv/.test build ## write the generated parts of docs/: states, reference
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types abi
+.PHONY: check lint format types abi folders
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -166,6 +166,9 @@ format: .venv/.dev ## ruff and clang-format: lay out what is not
 
 types: .venv/.dev ## mypy, strict
 	$(BIN)/mypy
+
+folders: .venv/.dev build ## which folder of the embedded device calls which; fails on a call against the order
+	@$(BIN)/python -m tests.softdev_folders
 
 abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m tests.abi.abi_check

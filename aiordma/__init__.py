@@ -7,7 +7,7 @@ the time when the event loop runs.
 
 from typing import TYPE_CHECKING
 
-from .deferred import deferred
+from ._core.lazy_exports import lazy_exports
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .transport import prepare_connection as prepare_connection
     from .transport import start_server as start_server
 else:
-    __all__, __getattr__, __dir__ = deferred(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             ".async_queue_pair": "AsyncQueuePair",

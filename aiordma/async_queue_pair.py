@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, Unpack
 
 from . import verbs
-from .driver import ContextEvents, Watch, event_error
+from ._loop.driver import ContextEvents, Watch, event_error
 from .errors import BufferStateError, DeviceEventError, QueueFullError, work_completion_error
 
 Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from . import verbs
-from .driver import ContextEvents
+from ._loop.driver import ContextEvents
+from ._loop.wait_queue import WaitQueue
 from .errors import BufferStateError
-from .waiting import Waiters
 
 logger = logging.getLogger("aiordma.driver")
 
@@ -40,7 +40,7 @@ class DeviceEvents:
         self._source = ContextEvents.for_context(context)
         self._token = self._source.subscribe(self._hear)
         self._events: deque[verbs.AsyncEvent] = deque()
-        self._waiters = Waiters()
+        self._waiters = WaitQueue()
         self._closed = False
 
     def _hear(self, event: verbs.AsyncEvent) -> None:

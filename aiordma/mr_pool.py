@@ -24,12 +24,12 @@ from typing import NamedTuple, Self
 from . import verbs
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
+from ._memory.pool_waiters import PoolWaiters
 from ._native import Block as NativeBlock
 from ._native import Local, Pinned, Shelf
 from .errors import BufferStateError, LocalRangeError, QuotaError
-from .memory_line import MemoryLine
-from .verbs.other_memory import reg_everything
-from .verbs.pages import Mapped
+from .verbs._memory.pages import Mapped
+from .verbs._memory.special_regions import reg_local_dma
 
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
@@ -38,8 +38,8 @@ SMALLEST = 256
 READY_BYTES = 4 << 20
 # Slabs that stay registered when nothing of them is leased any more.
 SPARE_SLABS = 4
-# Which part of the pool the library's own brief needs may have while users wait for memory.
-BRIEF_SHARE = 8
+# Which part of the pool the library's own needs may have while users wait for memory.
+INTERNAL_SHARE = 8
 # Freed blocks larger than a slab that are kept registered for the next use, in bytes.
 LARGE_READY_BYTES = 256 << 20
 
@@ -114,13 +114,13 @@ class MemoryPool(Shelf):
         self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
-        self._everything = reg_everything(pd)
+        self._everything = reg_local_dma(pd)
         if self._everything is not None:
             self.everything = self._everything.lkey
         self.ready_bytes = READY_BYTES
-        self.line: MemoryLine[Block] = MemoryLine(self.block, limit // BRIEF_SHARE)
-        """Who waits for memory.  Internal to the library."""
-        self.before, self.others = self.line.waiting
+        self.waiters: PoolWaiters[Block] = PoolWaiters(self.block, limit // INTERNAL_SHARE)
+        """The tasks that wait for memory.  Internal to the library."""
+        self.before, self.others = self.waiters.queues
 
     def block(self, size: int) -> Block:
         """A leased block of at least `size` bytes, contents undefined, whoever else waits.
@@ -137,12 +137,12 @@ class MemoryPool(Shelf):
         self.lease_block(block)
         return block
 
-    def block_in_turn(self, size: int) -> Block | None:
-        """A block if there is one and nobody waits; else None: join the line.
+    def block_if_first(self, size: int) -> Block | None:
+        """A block if there is one and no task waits for memory; else None: join the waiters.
 
         QuotaError for what can never be.  Internal to the library.
         """
-        if not len(self.line):
+        if not len(self.waiters):
             try:
                 return self.block(size)
             except QuotaError:
@@ -166,7 +166,7 @@ class MemoryPool(Shelf):
 
         For what makes things quicker and can be done without.  Internal to the library.
         """
-        if 2 * (self.leased_bytes + size) > self.limit or len(self.line):
+        if 2 * (self.leased_bytes + size) > self.limit or len(self.waiters):
             raise self._exhausted(size)
 
     def alloc(self, size: int) -> Buffer:
@@ -174,7 +174,7 @@ class MemoryPool(Shelf):
 
         QuotaError if they are not there now, or others wait for memory.
         """
-        block = self.block_in_turn(size)
+        block = self.block_if_first(size)
         if block is None:
             raise self._exhausted(size)
         return Buffer(block, size)
@@ -186,13 +186,13 @@ class MemoryPool(Shelf):
         Who holds memory while waiting for more can wait for ever, as with any lock: take what is
         needed together at once, or wait with a timeout.
         """
-        block = self.block_in_turn(size)
+        block = self.block_if_first(size)
         if block is None:
-            turn = self.line.join(size, brief=False)
+            waiter = self.waiters.join(size, internal=False)
             try:
-                block = await turn
+                block = await waiter
             except BaseException:
-                self.line.leave(turn)
+                self.waiters.leave(waiter)
                 raise
         return Buffer(block, size)
 
@@ -204,14 +204,14 @@ class MemoryPool(Shelf):
             leases=self.leases,
             regions=len(self._regions) + len(self._large),
             limit=self.limit,
-            waiting=len(self.line),
+            waiting=len(self.waiters),
         )
 
     def _exhausted(self, size: int) -> QuotaError:
         return QuotaError(
             f"the memory pool is limited to {self.limit} bytes, {self._registered} are registered "
-            f"and {len(self.line)} wait for some; release buffers and messages, wait with `lease`, "
-            f"or raise Config.pool_limit",
+            f"and {len(self.waiters)} wait for some; release buffers and messages, wait with "
+            f"`lease`, or raise Config.pool_limit",
             amount=self._registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,
         )
@@ -298,7 +298,7 @@ class MemoryPool(Shelf):
             self._large_ready_bytes += size
         else:
             self._close_large(block)
-        self.line.returned(block)
+        self.waiters.returned(block)
 
     def close(self) -> None:
         """No more leases.  The regions are deregistered with the protection domain, which the
@@ -309,7 +309,7 @@ class MemoryPool(Shelf):
             self._everything.close()
         self._drop_large()
         self.clear_ready()
-        self.line.fail(BufferStateError("the memory pool is closed"))
+        self.waiters.fail(BufferStateError("the memory pool is closed"))
 
 
 class LocalMemory(Local):

@@ -28,20 +28,21 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
 
-from . import loop_end, verbs
+from . import verbs
 from ._core.region import RegionToken, Rights
+from ._loop import shutdown
+from ._loop.affinity import LoopAffinity
+from ._loop.wait_queue import WaitQueue
 from ._transport import by_cm, by_tcp
 from ._transport.batch import Batch
 from ._transport.by_endpoint import PendingConnection
 from ._transport.connection import Connection, Received, Statistics
-from ._transport.life import Address
+from ._transport.lifecycle import Address
 from ._transport.message import Message
 from ._transport.security import OPEN, Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
-from .home import Home
-from .waiting import Waiters
 
 __all__ = [
     "Address",
@@ -207,11 +208,11 @@ class Listener:
     def __init__(self, device: str, backlog: int) -> None:
         self.device = device
         self._backlog = self._enough = backlog
-        self._home = Home()
-        self._loop_end = loop_end.of_running_loop()
+        self._affinity = LoopAffinity()
+        self._loop_shutdown = shutdown.of_running_loop()
         self._acceptor: Acceptor | None = None
         self._ready: deque[Connection] = deque()
-        self._waiters = Waiters()
+        self._waiters = WaitQueue()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -237,7 +238,7 @@ class Listener:
 
     def _start(self, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
-        self._loop_end.add(self)
+        self._loop_shutdown.add(self)
 
     def _deliver(self, connection: Connection) -> None:
         if self._closed:
@@ -254,7 +255,7 @@ class Listener:
 
     async def accept(self) -> Connection:
         """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`."""
-        self._home.check(self)
+        self._affinity.check(self)
         while not self._ready:
             if self._closed:
                 raise ConnectionClosedError("the listener is closed")
@@ -272,11 +273,11 @@ class Listener:
 
     async def close(self) -> None:
         """Listens no more.  Connections that were accepted go on; a second call does nothing."""
-        if self._closed or self._home.is_parents:
+        if self._closed or self._affinity.is_after_fork:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         self._closed = True
-        self._loop_end.remove(self)
+        self._loop_shutdown.remove(self)
         assert self._acceptor is not None
         await self._acceptor.close()
         self._waiters.wake_all()
@@ -298,14 +299,14 @@ class Listener:
     def __del__(self) -> None:
         """Dropped while it listens: it is closed.  In any thread, at any time."""
         acceptor = getattr(self, "_acceptor", None)
-        if acceptor is None or self._closed or self._home.is_parents:
+        if acceptor is None or self._closed or self._affinity.is_after_fork:
             return
         try:
-            self._home.loop.call_soon_threadsafe(drop, acceptor, self._ready)
+            self._affinity.loop.call_soon_threadsafe(drop, acceptor, self._ready)
         except RuntimeError:  # the loop has been closed
             acceptor.release()
         warnings.warn(
-            f"{self!r}{self._home.made()} was not closed",
+            f"{self!r}{self._affinity.made()} was not closed",
             ResourceWarning,
             source=self,
             stacklevel=1,
@@ -390,10 +391,12 @@ class Server:
         self._listener = listener
         self._handler = handler
         self._tasks: set[asyncio.Task[None]] = set()
-        self._home = Home()
-        self._loop_end = loop_end.of_running_loop()
-        self._loop_end.add(self, keep=True)  # as of asyncio's servers, it serves until it is closed
-        self._accepting = self._home.loop.create_task(self._accept())
+        self._affinity = LoopAffinity()
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown.add(
+            self, keep=True
+        )  # as of asyncio's servers, it serves until it is closed
+        self._accepting = self._affinity.loop.create_task(self._accept())
 
     def __repr__(self) -> str:
         return f"<Server of {self._listener!r}, {len(self._tasks)} connections>"
@@ -445,7 +448,7 @@ class Server:
 
     async def serve_forever(self) -> None:
         """Serves until cancelled or closed, then closes."""
-        self._home.check(self)
+        self._affinity.check(self)
         try:
             await asyncio.shield(self._accepting)
         finally:
@@ -456,12 +459,12 @@ class Server:
 
         Their connections are closed with them.
         """
-        if self._home.is_parents:
+        if self._affinity.is_after_fork:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         await self._listener.close()
         await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled by the loop's end
-        self._loop_end.remove(self)
+        self._loop_shutdown.remove(self)
         if grace > 0 and self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:

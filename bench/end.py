@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiordma
-from aiordma.driver import Driver
+from aiordma._loop.driver import Driver
 
 from .footprint import footprint, peak, reset_peak
 

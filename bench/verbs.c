@@ -8,7 +8,7 @@
  * many operations, and is answered by the seconds that one of them took.
  */
 #define _GNU_SOURCE /* CPU_SET */
-#include "native.h"
+#include "abi/abi.h"
 
 #include <err.h>
 #include <sched.h>
@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define CALL(library, result, name, arguments) result name arguments;
-#include "calls.h"
+#include "abi/calls.h"
 #undef CALL
 
 enum {

@@ -31,25 +31,30 @@ CALL = re.compile(
 )
 
 
-def calls_struct(name: str, header: str) -> str:
+def calls_struct(name: str, header: str, *more: str) -> str:
     """A table of calls as cffi must see it, from the lines of calls.h or provider_calls.h."""
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
     if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
         raise ValueError(f"struct {name}: a line that the build cannot read")
     lines = (f"\t{m['result']}(*{m['name']}) {m['arguments']};" for m in members)
-    return f"struct {name} {{\n" + "\n".join(lines) + "\n};\n"
+    return f"struct {name} {{\n" + "\n".join((*lines, *more)) + "\n};\n"
 
 
 def declarations() -> str:
     abi = "".join((NATIVE / "abi" / name).read_text() for name in ABI)
-    calls = calls_struct("aiordma_calls", (NATIVE / "calls.h").read_text())
-    provided = calls_struct("aiordma_provider_calls", (NATIVE / "provider_calls.h").read_text())
-    return PRELUDE + abi + calls + provided + (NATIVE / "interface.h").read_text()
+    member = "\tconst struct aiordma_device_calls *device;"
+    calls = calls_struct("aiordma_calls", (NATIVE / "abi" / "calls.h").read_text(), member)
+    providers = (NATIVE / "abi" / "provider_calls.h").read_text()
+    provided = calls_struct("aiordma_provider_calls", providers)
+    interface = (NATIVE / "verbs" / "interface.h").read_text()
+    # Without its guard and includes, which cffi does not know.
+    device = (NATIVE / "softdev" / "embedded.h").read_text()
+    return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 
 
-ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h")
+ABI = ("verbs.h", "rdma_cma.h", "efadv.h", "mlx5dv.h", "device_calls.h")
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())
-ffibuilder.set_source("aiordma._native._lib", '#include "native.h"')
+ffibuilder.set_source("aiordma._native._lib", '#include "verbs/boundary.h"\n#include "embedded.h"')
 ffibuilder.emit_c_code(sys.argv[1])

@@ -1,6 +1,6 @@
 /* The embedded device under the system libraries' names, for LD_PRELOAD: `aiordma run`.
  *
- * A shared library of its own is made of native/soft and this file.  The linker gives every function
+ * A shared library of its own is made of native/softdev and this file.  The linker gives every function
  * of calls.h the public name of the call (preload_exports.py), so that the dynamic linker finds it
  * before libibverbs and librdmacm.  Without version information a symbol satisfies
  * every version.  Here is what those libraries offer to programs besides, and to nobody else.
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "soft/soft.h"
+#include "softdev.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 

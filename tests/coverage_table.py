@@ -23,7 +23,7 @@ LEAST = {
     "aiordma": 94.0,
     "native": 85.0,
     "native/fast": 93.0,
-    "native/soft": 96.0,
+    "native/softdev": 96.0,
 }
 
 Lines = tuple[int, int]

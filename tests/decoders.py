@@ -23,8 +23,8 @@ from aiordma._transport.security import OPEN
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
-from aiordma.verbs import faults
-from aiordma.verbs.grh import GRH
+from aiordma.verbs._device import fault_injection
+from aiordma.verbs._device.grh import GRH
 
 from .core.test_frames import entries, packed_bundle, unpacked_bundle
 from .core.test_handshake import endpoints, hellos
@@ -104,9 +104,9 @@ def answer(data: bytes) -> object:
 def plan(data: bytes) -> None:
     """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
     try:
-        faults.set_plan(data.decode(errors="replace"))
+        fault_injection.set_plan(data.decode(errors="replace"))
     finally:
-        faults.set_plan(None)
+        fault_injection.set_plan(None)
 
 
 def field(name: str) -> Callable[[bytes], object]:

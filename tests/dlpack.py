@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from aiordma.verbs.dlpack import Tensor, VersionedTensor
+from aiordma.verbs._memory.dlpack import Tensor, VersionedTensor
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 UINT, FLOAT, BFLOAT = 1, 2, 4

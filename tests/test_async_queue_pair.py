@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from aiordma import verbs
+from aiordma._loop.device_events import EventRouter
 from aiordma.async_queue_pair import AsyncQueuePair
 from aiordma.errors import (
     BufferStateError,
@@ -19,7 +20,6 @@ from aiordma.errors import (
     UnsupportedError,
     WorkRequestFlushedError,
 )
-from aiordma.event_router import EventRouter
 from aiordma.verbs import (
     EventType,
     QPCapabilities,
@@ -318,7 +318,7 @@ async def test_the_device_reports_a_failure(
             EventType.CQ_ERR: verbs.AsyncEvent(kind, one.qp.recv_cq),
             EventType.DEVICE_FATAL: verbs.AsyncEvent(kind),
         }[kind]
-        EventRouter.of(context).tell(event)
+        EventRouter.of(context).deliver(event)
         for future in waiting[: 3 if kind is EventType.DEVICE_FATAL else 2]:
             with pytest.raises(WorkRequestFlushedError) as caught:
                 await future

@@ -12,9 +12,9 @@ import pytest
 
 import aiordma
 from aiordma import cm, verbs
+from aiordma._loop.device_events import EventRouter
 from aiordma._native import lib
 from aiordma.errors import BufferStateError, DeviceNotFoundError
-from aiordma.event_router import EventRouter
 from aiordma.events import KEPT, DeviceEvents
 from aiordma.verbs import AsyncEvent, EventType
 
@@ -89,7 +89,7 @@ async def test_an_event_names_its_object(device: verbs.Device) -> None:
 async def test_closing_ends_the_iteration_and_who_waits(device: verbs.Device) -> None:
     events = aiordma.device_events(device.name)
     event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
-    EventRouter.of(events.context).tell(event)
+    EventRouter.of(events.context).deliver(event)
 
     async def all_of_them() -> list[AsyncEvent]:
         return [event async for event in events]
@@ -115,7 +115,7 @@ async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
         second = asyncio.create_task(events.get())
         await asyncio.sleep(0)
         event = AsyncEvent(EventType.PORT_ERR, None, 1)
-        EventRouter.of(events.context).tell(event)
+        EventRouter.of(events.context).deliver(event)
         first.cancel()  # it has been woken, and has not run yet
         assert await second == event
         assert first.cancelled() or (await asyncio.wait([first]))[0]
@@ -125,7 +125,7 @@ async def test_nobody_looks(device: verbs.Device, caplog: pytest.LogCaptureFixtu
     async with aiordma.device_events(device.name) as events:
         router = EventRouter.of(events.context)
         for port in range(1, KEPT + 3):
-            router.tell(AsyncEvent(EventType.PORT_ERR, None, port))
+            router.deliver(AsyncEvent(EventType.PORT_ERR, None, port))
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
         assert f"nobody has looked at {KEPT} events" in caplog.text
         found = []
@@ -169,7 +169,7 @@ async def test_what_was_heard_too_late(device: verbs.Device) -> None:
         token = router.subscribe(here, heard.append)
 
         async def elsewhere() -> None:
-            router.tell(AsyncEvent(EventType.PORT_ERR, None, 1))
+            router.deliver(AsyncEvent(EventType.PORT_ERR, None, 1))
 
         thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
         thread.start()

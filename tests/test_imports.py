@@ -31,43 +31,43 @@ PUBLIC = {
     "verbs",
 }
 
-# Room -> rooms (or modules of rooms) that it may import, besides itself.
+# Room, or module of a room -> rooms or modules that it may import, besides itself.  The modules of
+# a room that has such rows each need one.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
     "config": set(),
-    "waiting": set(),
-    "deferred": set(),
     "_native": {"errors"},
-    "verbs": {"deferred", "_native", "_core.qp_states", "_core.handshake", "errors"},
-    "cm": {"deferred", "_native", "verbs"} | CORE,
-    "memory_line": {"errors"},
-    "mr_pool": {"verbs", "_native", "memory_line"} | CORE,
+    "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake", "errors"},
+    "cm": {"_native", "verbs"} | CORE,
+    "_memory.pool_waiters": {"errors"},
+    "mr_pool": {"verbs", "_native", "_memory.pool_waiters"} | CORE,
+    "_memory.registration_cache": {"verbs", "_native", "mr_pool"},
+    "_memory.block_source": {"mr_pool"},
+    "_memory": set(),
     "dmabuf": {"verbs", "mr_pool"} | CORE,
-    "event_router": {"verbs"},
-    "home": {"errors"},
-    "loop_end": {"home"},
-    "inherited": set(),
     "trace": {"_native"} | CORE,
-    "registration_cache": {"verbs", "_native", "mr_pool"} | CORE,
-    "alarm_clock": {"_native"},
-    "per_loop": set(),
-    "looking": set(),
-    "driver": {"verbs", "cm", "_native", "mr_pool", "registration_cache", "event_router"}
-    | {"alarm_clock", "looking", "per_loop"}
+    "_loop.adaptive_polling": set(),
+    "_loop.affinity": {"_native", "errors"},
+    "_loop.coarse_timers": {"_native"},
+    "_loop.device_events": {"verbs"},
+    "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache"}
+    | {"_loop.adaptive_polling", "_loop.coarse_timers", "_loop.device_events"}
+    | {"_loop.per_loop_resource"}
     | CORE,
-    "events": {"verbs", "driver", "waiting", "errors"},
-    "async_queue_pair": {"verbs", "driver", "errors"},
-    "_transport": {"driver", "mr_pool", "registration_cache", "cm", "verbs", "_native", "config"}
-    | {"alarm_clock", "dmabuf", "waiting", "home", "loop_end", "inherited"}
+    "_loop.per_loop_resource": {"_native"},
+    "_loop.shutdown": {"_native", "_loop.affinity"},
+    "_loop.wait_queue": set(),
+    "_loop": set(),
+    "events": {"verbs", "_loop", "errors"},
+    "async_queue_pair": {"verbs", "_loop", "errors"},
+    "_transport": {"_loop", "_memory", "mr_pool", "cm", "verbs", "_native", "config", "dmabuf"}
     | CORE,
-    "transport": {"_transport", "driver", "mr_pool", "cm", "verbs", "config", "waiting"}
-    | {"home", "loop_end"}
-    | CORE,
+    "transport": {"_transport", "_loop", "mr_pool", "cm", "verbs", "config"} | CORE,
     "reconnecting": PUBLIC,
-    "streams": PUBLIC | {"deferred", "home", "loop_end"},
+    "streams": PUBLIC | {"_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.
-    "": PUBLIC | {"deferred", "streams", "reconnecting"},
+    "": PUBLIC | {"_core.lazy_exports", "streams", "reconnecting"},
     "testing": PUBLIC | {"", "streams"},
     "perf": PUBLIC | {"", "streams"},
     "cli": PUBLIC | {"", "streams", "testing", "perf"},
@@ -123,9 +123,11 @@ class Import:
 
 
 def room_of(path: Path) -> str:
-    """``""`` for the package itself, else the first part of the name below it."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return "" if first == "__init__.py" else first.removesuffix(".py")
+    """``""`` for the package itself, else its row: the first part of the name, or the first two."""
+    room, *inner = (part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts)
+    if inner and inner[0] != "__init__" and any(row.startswith(f"{room}.") for row in ROOMS):
+        return f"{room}.{inner[0]}"
+    return "" if room == "__init__" else room
 
 
 def modules() -> list[Path]:
@@ -215,7 +217,8 @@ def test_rooms_form_no_circle() -> None:
     def visit(room: str, way: tuple[str, ...]) -> None:
         assert room not in way, f"{' -> '.join((*way, room))} is a circle"
         if room not in done:
-            for target in {name.partition(".")[0] for name in ROOMS[room]}:
+            below = {name if name in ROOMS else name.partition(".")[0] for name in ROOMS[room]}
+            for target in below | {row for row in ROOMS if row.startswith(f"{room}.") and room}:
                 visit(target, (*way, room))
             done.add(room)
 
@@ -241,7 +244,17 @@ def test_only_the_driver_watches_file_descriptors() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in {"add_reader", "add_writer"}
     }
-    assert watching <= {"driver.py"}
+    assert watching == {"_loop/driver.py"}
+
+
+def test_one_fork_hook() -> None:
+    hooks = [
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "register_at_fork"
+    ]
+    assert hooks == ["_native/fork.py"]
 
 
 def run(code: str) -> str:
@@ -291,7 +304,9 @@ def handlers(): return [signal.getsignal(number) for number in sorted(signal.val
 
 before = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
 import aiordma
-assert {name for name in sys.modules if name.startswith("aiordma.")} == {"aiordma.deferred"}
+assert {name for name in sys.modules if name.startswith("aiordma.")} == {
+    "aiordma._core", "aiordma._core.lazy_exports"
+}
 for name in aiordma.__all__: getattr(aiordma, name)
 after = threads(), descriptors(), handlers(), asyncio.get_event_loop_policy.__module__
 

@@ -1,9 +1,9 @@
 """The one table of queue-pair state transitions.
 
 It drives the check before ``ibv_modify_qp`` and the text of its error, the embedded device (as
-the generated ``native/soft/qp_states.h``) and the diagrams in the documentation::
+the generated ``native/softdev/objects/qp_states.h``) and the diagrams in the documentation::
 
-    python -m aiordma._core.qp_states header  > native/soft/qp_states.h
+    python -m aiordma._core.qp_states header  > native/softdev/objects/qp_states.h
     python -m aiordma._core.qp_states mermaid RC
 
 (or run the file itself: it needs nothing else, so also before the native module is built).
@@ -288,7 +288,7 @@ static const struct soft_qp_transition soft_qp_transitions[] = {
 
 
 def c_header() -> str:
-    """The table as a C header: the text of ``native/soft/qp_states.h``, the same every time."""
+    """The table as a C header: ``native/softdev/objects/qp_states.h``, the same every time."""
     lines = [_HEADER_TOP]
     lines += [
         f"\t{{ {row.qp_type:2d}, {row.current:d}, {row.next:d}, "

@@ -34,7 +34,7 @@ from ._fast import (
     connect,
 )
 from ._lib import ffi, lib
-from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, failure
+from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, explained, failure
 from .library import Library, embedded, system
 from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
@@ -102,6 +102,7 @@ __all__ = [
     "WrongCompletion",
     "embedded",
     "errno_of",
+    "explained",
     "failure",
     "ffi",
     "lib",

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from .._transport.sharing import RemoteRegion, RemoteSlice
 from ..mr_pool import LocalMemory
-from ..verbs.buffers import AnyMemory
+from ..verbs._memory.buffers import AnyMemory
 from .waiter import Waiter
 
 TRANSFER_SIZE: int
@@ -665,8 +665,8 @@ class Table:
         """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
 
         Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
-        completions, or the embedded device had work to do, and 2 if there may be more, and 4
-        if there are other bells.
+        completions, or the device made progress, and 2 if there may be more, and 4 if there are
+        other descriptors to be notified by.
         """
 
     closed: bool

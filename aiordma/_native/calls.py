@@ -153,7 +153,7 @@ EXTENDED: Mapping[str, Convention] = MappingProxyType(
         "ibv_bind_mw": Convention.ERRNO,
     }
 )
-"""Calls that no library exports: native/extended.c has each, as ``aiordma_`` for ``ibv_``."""
+"""Calls that no library exports: native/verbs/extended.c has each, as ``aiordma_`` for ``ibv_``."""
 
 # 524 is the kernel's ENOTSUPP, which is not for programs but reaches them.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
@@ -180,6 +180,11 @@ def _open_files() -> str:
 def errno_of(code: int) -> int:
     """The errno value of a failed call that returns one; some providers return -1 and set errno."""
     return code if code > 0 else ffi.errno if code == -1 else -code
+
+
+def explained(error: VerbsError, detail: str) -> VerbsError:
+    """The same failure, with what it was about."""
+    return failure(error.verb, error.errno or 0, detail)
 
 
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
@@ -234,7 +239,7 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 
 
 def _missing(verb: str) -> Callable[..., Any]:
-    # One of the OPTIONAL calls of native/calls.h, which an older library does not have.
+    # One of the OPTIONAL calls of native/abi/calls.h, which an older library does not have.
     def missing(*arguments: object) -> None:
         raise failure(verb, errno.ENOSYS, f"{verb}: the installed library is too old to have it")
 

@@ -35,7 +35,7 @@ class Library:
         "addresses",
         "calls",
         "name",
-        "pins",
+        "reg_local_dma",
         "reg_own_mr",
         "table",
     )
@@ -44,31 +44,26 @@ class Library:
         self,
         name: str,
         table: CallsPointer,
-        reg_own_mr: Register | None = None,
         *,
         inherited: bool = False,
     ) -> None:
         self.name = name
         self.table = table
         self.calls = Calls(table)
-        self.pins = reg_own_mr is None
-        """Devices keep pages in their place, and have to be told of all that they use."""
-        self.addresses = (
-            0
-            if reg_own_mr is None
-            else _address(ffi.addressof(lib, "aiordma_embedded_reg_own_mr")),
-            _address(table.ibv_dereg_mr),
-        )
-        """Of `reg_own_mr`, 0 where that is ibv_reg_mr, and of ibv_dereg_mr: for C."""
+        own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # or NULL
+        self.addresses = _address(own), _address(table.ibv_dereg_mr)
+        """Of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
         self.reg_own_mr: Register = (
-            self.calls.ibv_reg_mr
-            if reg_own_mr is None
-            else checked("ibv_reg_mr", reg_own_mr, Convention.POINTER)
+            checked("ibv_reg_mr", own, Convention.POINTER)
+            if self.addresses[0]
+            else self.calls.ibv_reg_mr
         )
-        """ibv_reg_mr(3) of memory that is known to have no holes: mapped for this alone, or an
-        allocator's.  A device that pins nothing need neither bring its pages in nor ask the kernel
-        about each of them.  Where it does not pin, NULL and SIZE_MAX without rights are all
-        memory, to be sent from."""
+        """ibv_reg_mr(3) of memory that is known to have no holes, as native/abi/device_calls.h
+        has it; the usual one if the device has no other."""
+        self.reg_local_dma: Callable[[h.PDPointer], h.MRPointer] | None = (
+            checked("ibv_reg_mr", local_dma, Convention.POINTER) if _address(local_dma) else None
+        )
+        """A region of all memory, for sending; None if the device has none."""
         self._providers: ProviderCalls | None = None
         self._inherited = inherited
         self._cm_process: int | None = None
@@ -147,6 +142,5 @@ def embedded() -> Library:
         table = lib.aiordma_embedded_calls()
         if not table:
             raise InternalError("the embedded device has no table of calls")
-        made = Library("embedded", table, lib.aiordma_embedded_reg_own_mr)
-        library = _libraries.setdefault("embedded", made)
+        library = _libraries.setdefault("embedded", Library("embedded", table))
     return library

@@ -1,8 +1,8 @@
 """Arrays of work requests and completions in C memory, packed and unpacked in one go.
 
 Reading a C structure member by member costs about 190 ns per completion, unpacking an array of
-them about 50 ns each (house measurements); so the layouts here repeat native/interface.h, and a
-test compares every size and offset.
+them about 50 ns each (house measurements); so the layouts here repeat native/verbs/interface.h, and
+a test compares every size and offset.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .._native import Batch as NativeBatch
 from .._native import Promise, Run
 from ..errors import BufferStateError
 from ..mr_pool import LocalMemory
-from ..verbs.buffers import AnyMemory
+from ..verbs._memory.buffers import AnyMemory
 from .one_sided import OneSided, Remote
 from .transfers import Atomic, Batched
 from .work_queue import WorkQueue

@@ -16,12 +16,12 @@ from functools import partial
 from .. import cm, verbs
 from .._core.handshake import Hello
 from .._core.refusal import pack_refusal, unpack_refusal
+from .._loop.driver import Driver, EventDriver
 from ..config import Config
-from ..driver import Driver, EventDriver
 from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
-from ..verbs.bring_up import ACK_TIMEOUT
+from ..verbs._qp.bring_up import ACK_TIMEOUT
 from .connection import Connection
-from .life import Address, weakly
+from .lifecycle import Address, weakly
 from .places import Places
 from .security import Security
 from .side import RETRIES, Side

@@ -7,12 +7,12 @@ from typing import Self
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from .._loop.driver import Driver
 from ..config import Config
-from ..driver import Driver
 from ..errors import BufferStateError, ProtocolError
 from .connection import Connection
 from .half import Half
-from .life import Address, NoLink
+from .lifecycle import Address, NoLink
 from .security import Security
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE

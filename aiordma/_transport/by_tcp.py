@@ -18,17 +18,18 @@ import logging
 import socket
 from collections.abc import Callable
 
-from .. import inherited, verbs
+from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._core.refusal import pack_refusal
+from .._loop.driver import Driver, Watch
+from .._native import fork
 from ..config import Config
-from ..driver import Driver, Watch
 from ..errors import AddressError, ProtocolError, RDMAError
 from . import kin
 from .connection import Connection
 from .family import Family
 from .half import Half
-from .life import Address, Link, weakly
+from .lifecycle import Address, Link, weakly
 from .reception import NoPlaceError, Reception
 from .security import Security
 from .tcp_link import (
@@ -140,7 +141,7 @@ class TCPAcceptor:
         self._accepted: set[socket.socket] = set()  # whose handshake has not begun
         self._socket = listening_socket(address, backlog)
         self.address: Address = self._socket.getsockname()[:2]
-        self._inode = inherited.add(self._socket.fileno())
+        self._inode = fork.add_socket(self._socket.fileno())
         self._loop = asyncio.get_running_loop()
         self._watch = Watch(self._socket.fileno(), self._accept)
         self._pause: asyncio.TimerHandle | None = None
@@ -217,7 +218,7 @@ class TCPAcceptor:
         if self._pause is not None:
             self._pause.cancel()
         self._watch.close()
-        inherited.remove(self._inode)
+        fork.remove_socket(self._inode)
         self._socket.close()
         self._reception.closed = True
 

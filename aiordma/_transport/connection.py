@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from .._core import protocol
+from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
+from .._memory.registration_cache import CacheStatistics
 from .._native import Arrivals, Counts, Promise
 from ..config import Config
 from ..dmabuf import DmabufRegion
@@ -19,11 +21,10 @@ from ..errors import (
     RDMAError,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
-from ..registration_cache import CacheStatistics
-from ..verbs.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .batch import Batch
 from .inbox import Inbox
-from .life import Address, Life
+from .lifecycle import Address, ConnectionLifecycle
 from .message import Message
 from .one_sided import Remote
 from .security import Security
@@ -56,7 +57,7 @@ class Statistics(Counts):
     atomics: int = field(default_factory=int)
 
 
-class Connection(Life):
+class Connection(ConnectionLifecycle):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
@@ -82,10 +83,10 @@ class Connection(Life):
     # ---- what it is ----------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        if self._root is not None:
-            state = "closed" if isinstance(self._root, ConnectionClosedError) else "broken"
+        if self._close_cause is not None:
+            state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
         else:
-            state = "closing" if self._closing else "open"
+            state = "closing" if self._state in CLOSING else "open"
         return f"<Connection on {self.device} with {self.peer_address}, {state}>"
 
     @property
@@ -106,7 +107,7 @@ class Connection(Life):
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._root is not None
+        return self._close_cause is not None
 
     @property
     def max_message(self) -> int:
@@ -180,7 +181,7 @@ class Connection(Life):
         receiver = self._inbox.wait_here()
         if receiver is not None:
             return self._inbox.recv_as(receiver)
-        self._home.check(self)
+        self._affinity.check(self)
         return self._inbox.recv()
 
     async def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
@@ -192,7 +193,7 @@ class Connection(Life):
         may have been written to after a cancellation, and for as long as what was posted before it
         is under way; the message is not lost.  The end as with `recv`.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         if isinstance(memory, LocalMemory):
             target = Target(memory.view, memory)
         else:
@@ -229,7 +230,7 @@ class Connection(Life):
         needed together at once, or wait with a timeout.  The end of the connection ends it too.
         """
         self._check()
-        return await self._memory.lease(size, brief=False)
+        return await self._memory.lease(size, internal=False)
 
     def pool_statistics(self) -> PoolStatistics:
         """The memory pool that all connections of this loop and device share, as it is now."""
@@ -309,7 +310,7 @@ class Connection(Life):
 
     async def recv_region(self) -> RemoteRegion:
         """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
-        self._home.check(self)
+        self._affinity.check(self)
         return await self._sharing.receive()
 
     async def request_region(
@@ -343,7 +344,7 @@ class Connection(Life):
 
         The caller's from now on, as from `alloc`.  Cancelling loses nothing.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         return await self._sharing.receive_buffer()
 
     # ---- one-sided operations ------------------------------------------------------------
@@ -423,23 +424,21 @@ class Connection(Life):
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.
         """
-        if self._home.is_parents:
+        if self._affinity.is_after_fork:
             return
-        self._home.check(self)
-        if self._root is None and not self._closing:
-            self._closing = self._messages.closing = True
+        self._affinity.check(self)
+        if self._advance(LifecycleEvent.CLOSE):
+            self._messages.closing = True
             self._queue.accepting = False
-            ended = ConnectionClosedError()
             try:
-                self._be_patient(ended)
                 await self._messages.drained()
-                self._said_goodbye = True
+                self._advance(LifecycleEvent.DRAINED)
                 await self._sharing.tell(protocol.GOODBYE)
-                self._end_at_once(ended)
+                self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:
-                self._end(ended)
+                self._finish()
         await self._closed.wait()
 
     def abort(self) -> None:
@@ -447,14 +446,14 @@ class Connection(Life):
 
         The resources are given back in the next turn of the loop; `wait_closed` waits for that.
         """
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             self._end(ConnectionClosedError("the connection was aborted"))
 
     async def wait_closed(self) -> None:
         """Waits until the connection has ended, in whatever way, and given back its resources."""
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             await self._closed.wait()
 
     async def __aenter__(self) -> Self:

@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from .._core.connection_states import ConnectionState
 from .connection import Connection
-from .life import Address
+from .lifecycle import Address
 from .tcp_link import TCPLink
 
 # Seconds until the peer is told of the end of connections that ended in order, together: it has had
@@ -72,7 +73,8 @@ class Member:
         connection = self.connection
         parted = said = False
         if connection is not None:
-            parted, said = connection._last_word is not None, connection._said_goodbye
+            parted = connection._peer_close_error is not None
+            said = connection._ended_in is ConnectionState.GOODBYE_SENT
         self.family.leave(self, told=parted or self._over is not None, soon=said)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .._core.handshake import Endpoint
+from .._loop.driver import Driver
 from ..config import Config
-from ..driver import Driver
 from ..errors import ProtocolError
 from ..mr_pool import REMOTE_RIGHTS
 from .connection import Connection
-from .life import Address, Link
+from .lifecycle import Address, Link
 from .security import Security
 from .side import RETRIES, Side
 

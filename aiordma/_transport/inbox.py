@@ -26,7 +26,7 @@ from .._native import Inbox as NativeInbox
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, LocalMemory
-from .memory import Memory, never
+from .memory import Memory, quota_error
 from .message import Message
 from .target import Target
 from .work_queue import WorkQueue
@@ -56,7 +56,7 @@ class Inbox(NativeInbox):
         self._queue = queue
         self._memory = memory
         self._pool = memory.pool
-        self._supply = memory.supply(self._fetch_ahead, brief=False)
+        self._source = memory.block_source(self._fetch_ahead, internal=False)
         self.most_ahead = config.fetch_ahead
         self._answer = answer
         self._on_taken = on_taken
@@ -89,7 +89,7 @@ class Inbox(NativeInbox):
                 self.wake_first()  # to be told that it is too long
                 return
             elif not self._fetch(incoming):
-                if wanted is not None and never(self._pool, length) is not None:
+                if wanted is not None and quota_error(self._pool, length) is not None:
                     self.wake_first()  # to be told
                 return
 
@@ -97,7 +97,7 @@ class Inbox(NativeInbox):
         """False when those behind it must wait as well."""
         length = len(incoming)
         try:
-            block = self._supply.block(length)
+            block = self._source.block(length)
         except QuotaError:
             return False
         except (RDMAError, OSError) as error:
@@ -115,7 +115,7 @@ class Inbox(NativeInbox):
         try:
             memory = target.registered(self._memory)
         except (RDMAError, OSError) as error:
-            if never(self._pool, len(incoming)) is None:
+            if quota_error(self._pool, len(incoming)) is None:
                 return self._fetch(incoming)  # the pool's memory will do
             target.refused = error
             self.wake_first()
@@ -216,7 +216,7 @@ class Inbox(NativeInbox):
             return target.refused
         if isinstance(incoming, Message) or incoming.started:
             return None
-        return never(self._pool, length)
+        return quota_error(self._pool, length)
 
     def _pass_on(self) -> None:
         """The first message stays where it is, for the next in line."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .. import verbs
 from .._core.operations import OperationKind
-from ..alarm_clock import AlarmClock
+from .._loop.coarse_timers import CoarseTimers
 from .work_queue import Work, WorkQueue
 
 
@@ -41,7 +41,7 @@ class KeepAlive:
     def __init__(
         self,
         queue: WorkQueue,
-        alarms: AlarmClock,
+        timers: CoarseTimers,
         interval: float,
         patience: float,
         on_silence: Callable[[float], None],
@@ -50,26 +50,26 @@ class KeepAlive:
         self._interval = interval
         self._patience = patience
         self._on_silence = on_silence
-        self._alarms = alarms
+        self._timers = timers
         self._heard = queue.completions
-        self._timer = alarms.call_later(interval, self._look)
+        self._timer = timers.call_later(interval, self._look)
 
     def _look(self) -> None:
         """Has anything completed since the last time?"""
         queue = self._queue
         if queue.completions != self._heard:
             self._heard = queue.completions
-            self._timer = self._alarms.call_later(self._interval, self._look)
+            self._timer = self._timers.call_later(self._interval, self._look)
             return
         if queue.control_room > 0:
             queue.post_frame(Probe(self._answered))
         # Else the send queue is full of work that nobody answers: that will do.
-        self._timer = self._alarms.call_later(self._patience, self._give_up)
+        self._timer = self._timers.call_later(self._patience, self._give_up)
 
     def _answered(self) -> None:
         self._timer.cancel()
         self._heard = self._queue.completions
-        self._timer = self._alarms.call_later(self._interval, self._look)
+        self._timer = self._timers.call_later(self._interval, self._look)
 
     def _give_up(self) -> None:
         if self._queue.completions != self._heard:

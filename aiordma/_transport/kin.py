@@ -23,22 +23,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import weakref
 from functools import partial
 from itertools import islice
 
 from .. import verbs
 from .._core import protocol
+from .._core.connection_states import ConnectionState
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import printable
+from .._loop.driver import Driver
+from .._native import fork
 from ..config import Config
-from ..driver import Driver
 from ..errors import ConnectionBrokenError, ProtocolError, RDMAError, RejectedError
 from .connection import Connection
 from .family import Family, Member
 from .half import Half
-from .life import Address, Link, NoLink, weakly
+from .lifecycle import Address, Link, NoLink, weakly
 from .messages import Messages
 from .reception import NoPlaceError, Reception
 from .security import Security
@@ -60,7 +61,7 @@ _families: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 # In the child of a fork all of them are its parent's.
-os.register_at_fork(after_in_child=_families.clear)
+fork.reset_in_child(_families.clear)
 
 
 # ---- the side that asks --------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def found(
 def _able(family: Family) -> Asking | None:
     for member in islice(family, TRIES):
         connection = member.connection
-        if connection is not None and not connection.closed and not connection._closing:
+        if connection is not None and connection._state is ConnectionState.OPEN:
             kin = connection._kin
             if isinstance(kin, Asking) and kin.able:
                 return kin

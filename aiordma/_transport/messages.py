@@ -62,7 +62,7 @@ OK = int(protocol.ErrorCode.OK)
 # MAX_UNANSWERED.
 MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
-BEFORE_THE_KEY = "the peer sent a message before it has shown that it has the key"
+BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
 
 
 class Messages(Traffic):
@@ -85,7 +85,7 @@ class Messages(Traffic):
         self.queue = self._queue = queue
         self.shelf = self._pool = memory.pool
         # Each message must keep its place: the row waits for memory.
-        self._frames = memory.supply(self._memory_came, brief=True)
+        self._frames = memory.block_source(self._memory_came, internal=True)
         self._receives = Receives(
             traffic=self,
             queue=queue,
@@ -137,7 +137,7 @@ class Messages(Traffic):
 
     @property
     def gated(self) -> bool:
-        """The peer has yet to show that it has the key: it may send no message."""
+        """The peer has yet to prove that it has the key: it may send no message."""
         return self._gated
 
     @gated.setter
@@ -281,7 +281,7 @@ class Messages(Traffic):
     def _make_block(self, size: int) -> Block | None:
         """For a frame, when none is ready."""
         try:
-            return self._pool.block_in_turn(size)
+            return self._pool.block_if_first(size)
         except (RDMAError, OSError):
             return None  # `_send` meets it again, and tells
 

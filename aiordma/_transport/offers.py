@@ -9,7 +9,7 @@ from .._native import Offers as NativeOffers
 from .._native import Outgoing, failure, ffi
 from ..errors import ProtocolError
 from ..verbs import AccessFlags, ProtectionDomain
-from ..verbs.memory_region import is_there, reg_mr
+from ..verbs._memory.memory_region import is_there, reg_mr
 
 
 class Offers(NativeOffers):

@@ -16,7 +16,7 @@ from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, Rights
 from .._native import TRANSFER_SIZE, Promise, Run
 from ..mr_pool import Block, Buffer, LocalMemory
-from ..verbs.buffers import AnyMemory, bytes_of
+from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .memory import Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
@@ -113,7 +113,7 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext(memory)
         view = bytes_of(memory)
-        staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
+        staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
         return self._with_bytes(memory, view, staging)
 
     def source(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[LocalMemory]:
@@ -138,7 +138,7 @@ class OneSided:
         if isinstance(memory, LocalMemory):
             return nullcontext((memory, nothing))
         view = writable_view(memory)
-        staging = await self._memory.lease(len(view), brief=True) if staged(view) else None
+        staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
         return self._landing(memory, view, staging)
 
     def target(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[Landing]:

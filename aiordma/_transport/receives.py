@@ -41,7 +41,7 @@ class Receives:
         self._traffic = traffic
         self._queue = queue
         self._pool = memory.pool
-        self._supply = memory.supply(self.post_again, brief=True, kept=True)
+        self._source = memory.block_source(self.post_again, internal=True, exempt=True)
         self._count = config.data_receives + config.control_receives
         self._sizes = OwnReceives(config.eager_size, config.max_eager_size)
         traffic.large_size = self._sizes.largest
@@ -119,14 +119,14 @@ class Receives:
         self.change_if_due()
         posted = 0
         if not self._larger:
-            posted = self._queue.post_ready(self._supply.pool, self._taken, self._sizes.size)
+            posted = self._queue.post_ready(self._source.pool, self._taken, self._sizes.size)
             self._sizes.posted += posted
         while posted < self._taken:
             block: Block | None
             if len(self._larger) > self._too_small:
                 block = self._larger.pop()
             else:
-                block = self._supply.block(self._sizes.size)
+                block = self._source.block(self._sizes.size)
             if block is None:
                 break  # the pool is exhausted: this is called again when memory has come back
             self._post(block)

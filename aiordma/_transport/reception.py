@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from .. import verbs
+from .._loop.driver import Driver
 from ..config import Config
-from ..driver import Driver
 from ..errors import RDMAError
 from .connection import Connection
 from .half import Half
-from .life import Address, NoLink
+from .lifecycle import Address, NoLink
 from .places import Places
 from .security import Security
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from .. import verbs
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
+from .._loop.wait_queue import WaitQueue
 from .._native import Remote
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError, QuotaError, RDMAError, RequestRefusedError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
-from ..waiting import Waiters
 
 if TYPE_CHECKING:
     from .messages import Messages
@@ -251,7 +251,7 @@ class Arrivals(deque[A]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiters = Waiters()
+        self.waiters = WaitQueue()
 
     def add(self, arrived: A) -> None:
         self.append(arrived)
@@ -279,7 +279,7 @@ class Sharing:
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
         self._arrived: Arrivals[RemoteRegion] = Arrivals()
         self._handed_over: Arrivals[HandedOver] = Arrivals()
-        self._requesters = Waiters()
+        self._requesters = WaitQueue()
         self._ended: BaseException | None = None
 
     # ---- this side's memory --------------------------------------------------------------

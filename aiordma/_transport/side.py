@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from .. import verbs
 from .._core.handshake import Hello
+from .._loop.driver import Driver
 from ..config import Config
-from ..driver import Driver
 from .work_queue import CONTROL_ENTRIES
 
 # Reads and atomics under way at once that are asked for, unless the device offers less.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+from .._memory.registration_cache import KeptMemory
 from ..mr_pool import LocalMemory, Region
-from ..registration_cache import KeptMemory
 from .memory import Memory
 
 NOTHING = memoryview(b"")

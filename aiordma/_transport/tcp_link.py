@@ -15,11 +15,11 @@ from collections.abc import Callable
 from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN
 from typing import cast
 
-from .. import inherited
 from .._core.refusal import REFUSAL_SIZE, unpack_refusal
-from ..driver import writable
+from .._loop.driver import writable
+from .._native import fork
 from ..errors import ProtocolError, RejectedError, UnreachableError
-from .life import Address
+from .lifecycle import Address
 from .security import Security
 
 REFUSED = b"refused\x01"
@@ -77,7 +77,7 @@ class TCPLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._inode = inherited.add(transport.get_extra_info("socket").fileno())
+        self._inode = fork.add_socket(transport.get_extra_info("socket").fileno())
         self.local_address = address_of(transport.get_extra_info("sockname"))
         self.peer_address = address_of(transport.get_extra_info("peername"))
 
@@ -190,7 +190,7 @@ class TCPLink(asyncio.Protocol):
         self._on_end = self._on_over = None
 
     def release(self) -> None:
-        inherited.remove(self._inode)
+        fork.remove_socket(self._inode)
         if self._transport is not None and not self._loop.is_closed():
             self._transport.close()  # else the socket goes with its transport
 

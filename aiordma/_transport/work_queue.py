@@ -21,9 +21,9 @@ from typing import ClassVar, cast
 
 from .. import verbs
 from .._core.operations import OperationKind
+from .._loop.driver import Driver, event_error
 from .._native import Block, Fetch, Frame, Queue, Run, WrongCompletion
 from .._native import Work as NativeWork
-from ..driver import Driver, event_error
 from ..errors import BufferStateError, work_completion_error
 
 # Entries of the send queue that only control frames may use, so that a queue full of the user's
@@ -187,7 +187,7 @@ class WorkQueue(Queue):
         kind, status, vendor_err, wr_id, earlier = facts
         told = self.failed  # all that was under way was, and this was
         if status == verbs.WCStatus.WR_FLUSH_ERR and not told:
-            self._driver.look_for_events()  # what put the queue pair into this state
+            self._driver.take_device_events()  # what put the queue pair into this state
         if not told:
             error = work_completion_error(
                 status,

@@ -14,7 +14,7 @@ delivers an event, whose ``error()`` is the exception.
 
 from typing import TYPE_CHECKING
 
-from aiordma.deferred import deferred
+from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from aiordma.verbs import ECE as ECE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .parameters import DatagramParameters as DatagramParameters
     from .parameters import PortSpace as PortSpace
 else:
-    __all__, __getattr__, __dir__ = deferred(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "aiordma.verbs": "ECE",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
-from aiordma.verbs.enums import QPCreateFlags, QPType
-from aiordma.verbs.qp_creation import Maker, QPOptions, create_qp
-from aiordma.verbs.resource import Node
-from aiordma.verbs.transport_rules import SendOps
+from aiordma.verbs._device.enums import QPCreateFlags, QPType
+from aiordma.verbs._device.resource import Node
+from aiordma.verbs._qp.qp_creation import Maker, QPOptions, create_qp
+from aiordma.verbs._qp.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage
 from .multicast import Multicast

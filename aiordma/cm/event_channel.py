@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiordma._native import Library, failure, ffi, lib
 from aiordma.errors import UnsupportedError, VerbsError
-from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs._device.resource import Node, Resource
 
 from .address import Address
 from .connection_id import ConnectionId
@@ -57,7 +57,7 @@ class EventChannel(Resource["h.EventChannelPointer"]):
         self.fd = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))
-        code = lib.aiordma_set_nonblocking(self.fd)  # librdmacm makes it blocking
+        code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking
         if code:
             self.close()
             raise failure("fcntl", code, "the event channel's fd")

@@ -13,7 +13,7 @@ from aiordma.errors import (
     UnreachableError,
     host_port,
 )
-from aiordma.verbs.enums import OpenEnum
+from aiordma.verbs._device.enums import OpenEnum
 
 from .parameters import ConnectionParameters, DatagramParameters
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiordma._native import Library, ffi
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
-from aiordma.verbs.enums import QPType
+from aiordma.verbs._device.enums import QPType
 
 from .address import Address, from_sockaddr
 from .parameters import PortSpace

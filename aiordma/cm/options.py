@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from aiordma._native import Library, failure, ffi
 from aiordma.errors import VerbsError
-from aiordma.verbs.resource import Resource
-from aiordma.verbs.timers import encode_ack_timeout
+from aiordma.verbs._device.resource import Resource
+from aiordma.verbs._qp.timers import encode_ack_timeout
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h  # noqa: F401 - in the base class

@@ -15,7 +15,7 @@ Source: the asyncio documentation, "Transports and Protocols" and "Streams".
 
 from typing import TYPE_CHECKING
 
-from aiordma.deferred import deferred
+from aiordma._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .client import create_connection as create_connection
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .server import start_stream_server as start_stream_server
     from .transport import StreamTransport as StreamTransport
 else:
-    __all__, __getattr__, __dir__ = deferred(
+    __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             ".client": "create_connection open_connection sendfile",

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from ssl import SSLContext
 
-from .. import loop_end
+from .._loop import shutdown
+from .._loop.affinity import LoopAffinity
 from ..config import DEFAULT, Config
-from ..home import Home
 from ..transport import Address, Connection, Listener, Via, listen
 from .client import LIMIT
 from .tls import TLS, accepted, server_context
@@ -46,10 +46,12 @@ class StreamServer(asyncio.AbstractServer):
     ) -> None:
         self._context = context
         self._handshake_timeout = handshake_timeout
-        self._home = Home()
-        self._loop = self._home.loop
-        self._loop_end = loop_end.of_running_loop()
-        self._loop_end.add(self, keep=True)  # like asyncio's servers, it serves until it is closed
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown.add(
+            self, keep=True
+        )  # like asyncio's servers, it serves until it is closed
         self._listener = listener
         self._factory = protocol_factory
         self._transports: set[StreamTransport] = set()
@@ -82,7 +84,7 @@ class StreamServer(asyncio.AbstractServer):
 
     async def start_serving(self) -> None:
         """Start to accept connections, if it has not yet."""
-        self._home.check(self)
+        self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed: make another one")
         if self._accepting is None:
@@ -130,9 +132,9 @@ class StreamServer(asyncio.AbstractServer):
 
     def close(self) -> None:
         """Stop listening.  Open connections continue; those not yet accepted are closed."""
-        if self._closing is None and not self._home.is_parents:
-            self._home.check(self)
-            self._loop_end.remove(self)
+        if self._closing is None and not self._affinity.is_after_fork:
+            self._affinity.check(self)
+            self._loop_shutdown.remove(self)
             self._closing = self._loop.create_task(self._listener.close())
 
     def close_clients(self) -> None:
@@ -149,7 +151,7 @@ class StreamServer(asyncio.AbstractServer):
         """Wait until the server is closed and every connection has ended, as in Python 3.12."""
         if self._closing is None:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         await asyncio.shield(self._closing)
         if self._accepting is not None:
             await asyncio.shield(self._accepting)

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .._loop.affinity import LoopAffinity
 from ..errors import ConnectionClosedError, host_port
-from ..home import Home
 from ..transport import Connection
 
 logger = logging.getLogger("aiordma.streams")
@@ -94,8 +94,8 @@ class StreamTransport(asyncio.Transport):
                 "connection": connection,
             }
         )
-        self._home = Home()
-        self._loop = self._home.loop
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
         self._connection = connection
         self._on_lost = on_lost
         self._piece = max(1, min(PIECE, connection.max_message))
@@ -214,13 +214,13 @@ class StreamTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Deliver nothing until `resume_reading`; flow control slows the peer down."""
-        self._home.check(self)
+        self._affinity.check(self)
         if self._resumed is None and not self._closing:
             self._resumed = self._loop.create_future()
 
     def resume_reading(self) -> None:
         """Deliver received data again."""
-        self._home.check(self)
+        self._affinity.check(self)
         self._resume()
 
     def _resume(self) -> None:
@@ -232,7 +232,7 @@ class StreamTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Queue bytes for sending; never waits.  The buffer may be reused at once."""
-        self._home.check(self)
+        self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
                 f"data must be bytes, bytearray or memoryview, not {type(data).__name__}"
@@ -255,7 +255,7 @@ class StreamTransport(asyncio.Transport):
         Returns when this transport has nothing in flight any more; until then the bytes must not
         change.  Raises ConnectionError when the connection ends before that.
         """
-        self._home.check(self)
+        self._affinity.check(self)
         if self._eof_written or self._closing:
             raise ConnectionResetError(f"the stream to {self._peer} has been closed for writing")
         if len(data):
@@ -289,7 +289,7 @@ class StreamTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Close the write direction after everything written has been sent; reading continues."""
-        self._home.check(self)
+        self._affinity.check(self)
         if self._eof_written or self._closing:
             return
         self._eof_written = self._eof_owed = True
@@ -383,9 +383,9 @@ class StreamTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Stop reading, send what was written, then close; `connection_lost(None)` follows."""
-        if self._closing or self._home.is_parents:
+        if self._closing or self._affinity.is_after_fork:
             return
-        self._home.check(self)
+        self._affinity.check(self)
         self._closing = True
         self._resume()
         reader = self._reader
@@ -410,8 +410,8 @@ class StreamTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once; written bytes that were not sent are lost."""
-        if not self._home.is_parents:
-            self._home.check(self)
+        if not self._affinity.is_after_fork:
+            self._affinity.check(self)
             self._force_close(None)
 
     def _fatal(self, error: BaseException, message: str) -> None:

@@ -1,4 +1,5 @@
-/* The ABI for the compiler: the system types it stands on, then the two files that cffi reads too. */
+/* What both libraries of calls have in common, for the compiler: the system types that the ABI stands
+ * on, the ABI, and the tables of calls.  cffi reads the same files (lib_source.py). */
 #ifndef AIORDMA_ABI_H
 #define AIORDMA_ABI_H
 
@@ -16,5 +17,23 @@
 
 #include "efadv.h"
 #include "mlx5dv.h"
+
+/* abi_compat of a context that is part of a struct verbs_context. */
+#define AIORDMA_ABI_EXTENDED ((void *)UINTPTR_MAX)
+
+#include "device_calls.h"
+
+struct aiordma_calls {
+#define CALL(library, result, name, arguments) result(*name) arguments;
+#include "calls.h"
+#undef CALL
+	const struct aiordma_device_calls *device; /* never NULL */
+};
+
+struct aiordma_provider_calls {
+#define OPTIONAL(library, result, name, arguments) result(*name) arguments;
+#include "provider_calls.h"
+#undef OPTIONAL
+};
 
 #endif

@@ -1170,7 +1170,7 @@ struct ibv_context {
 };
 
 /* The calls that came later, before the context in one allocation: a context whose abi_compat is
- * all ones (IBV_ABI_EXTENDED in native.h) is the last member of one of these.  It grows at its
+ * all ones (AIORDMA_ABI_EXTENDED in abi.h) is the last member of one of these.  It grows at its
  * head, so `sz` says which members there are.  Calls of which nothing is used are plain pointers. */
 struct verbs_context {
 	int (*query_port)(struct ibv_context *context, uint8_t port_num,

@@ -6,7 +6,8 @@
 
 /* Named as in aiordma/_core/credits.py. */
 struct account {
-	PyObject_HEAD unsigned int data, control;
+	PyObject_HEAD
+	unsigned int data, control;
 	unsigned int data_limit, control_limit;
 	unsigned int data_receives, control_receives;
 	unsigned int data_threshold;

@@ -7,12 +7,14 @@
 #include "traffic.h"
 
 struct arrivals {
-	PyObject_HEAD PyObject *inbox;
+	PyObject_HEAD
+	PyObject *inbox;
 	PyObject *otherwise; /* makes that coroutine */
 };
 
 struct step {
-	PyObject_HEAD PyObject *arrivals;
+	PyObject_HEAD
+	PyObject *arrivals;
 	PyObject *waiting; /* the coroutine, if it has come to that */
 	char begun;
 };

@@ -7,7 +7,8 @@
 #include "run.h"
 
 struct batch {
-	PyObject_HEAD PyObject *transfer; /* a run, inside the scope; None, or NULL */
+	PyObject_HEAD
+	PyObject *transfer; /* a run, inside the scope; None, or NULL */
 };
 
 static PyObject *str_write, *str_read;

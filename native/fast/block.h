@@ -21,7 +21,8 @@ enum {
 
 /* Blocks that nobody has, by their size, a power of two. */
 struct shelf {
-	PyObject_HEAD PyObject *ready[SHELVES];  /* lists; NULL: none yet */
+	PyObject_HEAD
+	PyObject *ready[SHELVES];  /* lists; NULL: none yet */
 	PyObject *before;    /* those who wait for what is needed for a moment, sized */
 	PyObject *others;    /* those who wait for something else, sized */
 	unsigned long long leases; /* blocks that are not here */

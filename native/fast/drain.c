@@ -236,7 +236,7 @@ static int drain(struct table *table, struct aiordma_drain *state, long most, ui
 		return RAISED;
 	}
 	state->spin_us = spin_us;
-	state->returns = returns;
+	state->polls_again = returns;
 	if (!table->later) /* the loop has its turn */
 		table->looks = FAST_LOOKS;
 	Py_BEGIN_ALLOW_THREADS n = native_drain(state, completions, (int)most, &more);
@@ -255,7 +255,9 @@ static int drain(struct table *table, struct aiordma_drain *state, long most, ui
 		PyErr_Restore(raised.type, raised.value, raised.traceback);
 		return RAISED;
 	}
-	return n < 0 ? n : (n > 0 || state->busy) | (more ? 2 : 0) | (state->bells_changed ? 4 : 0);
+	return n < 0 ? n
+		     : (n > 0 || state->busy) | (more ? 2 : 0) |
+			       (state->notify_fds_changed ? 4 : 0);
 }
 
 PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)

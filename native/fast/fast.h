@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "native.h"
+#include "verbs/boundary.h"
 
 /* In a wr_id: not the last of its run, so it completes only if it fails. */
 #define AIORDMA_EARLIER ((uint64_t)1 << 31)
@@ -20,13 +20,15 @@
 
 /* Memory that is handed out again when it is neither leased nor pinned. */
 struct pinned {
-	PyObject_HEAD Py_ssize_t pins; /* requests under way on it */
+	PyObject_HEAD
+	Py_ssize_t pins; /* requests under way on it */
 	Py_ssize_t leases; /* who has it */
 };
 
 /* Registered memory of this process, or a slice of it. */
 struct local {
-	PyObject_HEAD unsigned long long address;
+	PyObject_HEAD
+	unsigned long long address;
 	unsigned long long length;
 	unsigned int lkey;
 	char writable;
@@ -37,7 +39,8 @@ struct local {
 
 /* Memory of the peer, or a slice of it. */
 struct remote {
-	PyObject_HEAD unsigned long long address;
+	PyObject_HEAD
+	unsigned long long address;
 	unsigned long long length;
 	unsigned int rkey;
 	unsigned int rights;
@@ -48,7 +51,8 @@ struct remote {
 
 /* One work request of one piece of memory. */
 struct work {
-	PyObject_HEAD unsigned int kind;
+	PyObject_HEAD
+	unsigned int kind;
 	unsigned int opcode;
 	unsigned long long address;
 	unsigned int length;

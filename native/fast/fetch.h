@@ -6,7 +6,8 @@
 
 /* What was offered, in its place in the order of arrival, until it is read. */
 struct incoming {
-	PyObject_HEAD PyObject *message; /* it is read into: or NULL */
+	PyObject_HEAD
+	PyObject *message; /* it is read into: or NULL */
 	PyObject *landing; /* the target that it is read into instead; or NULL */
 	struct offer offer;
 	unsigned int reads_left;

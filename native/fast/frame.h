@@ -59,7 +59,8 @@ struct parcel {
 
 /* A message that waits for its turn. */
 struct outgoing {
-	PyObject_HEAD struct parcel parcel;
+	PyObject_HEAD
+	struct parcel parcel;
 	PyObject *waiter;
 	unsigned long long turn;
 };

@@ -6,7 +6,8 @@
 
 /* Some bytes of a block, and who has them. */
 struct message {
-	PyObject_HEAD PyObject *block; /* NULL: released */
+	PyObject_HEAD
+	PyObject *block; /* NULL: released */
 	unsigned long long offset;
 	unsigned long long length;
 	unsigned int imm;

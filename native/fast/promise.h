@@ -12,7 +12,8 @@ enum {
 };
 
 struct promise {
-	PyObject_HEAD PyObject *table;    /* of the event loop */
+	PyObject_HEAD
+	PyObject *table;    /* of the event loop */
 	PyObject *what;     /* it failed with, or was cancelled with */
 	PyObject *callback; /* the first one, nearly always the only one */
 	PyObject *context;  /* to call it in */

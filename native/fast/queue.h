@@ -25,7 +25,8 @@ struct slot_list {
 
 /* The send and the receive queue of one queue pair. */
 struct queue {
-	PyObject_HEAD PyObject *table;
+	PyObject_HEAD
+	PyObject *table;
 	PyObject *user; /* what remote memory must be for */
 	PyObject *traffic; /* for whom messages are */
 	unsigned long long qp; /* struct ibv_qp *; 0: it is gone */
@@ -52,7 +53,8 @@ struct slot {
 };
 
 struct table {
-	PyObject_HEAD struct slot *slots;
+	PyObject_HEAD
+	struct slot *slots;
 	uint32_t count, free, taken;
 	PyObject *loop; /* the event loop */
 	PyObject **woken; /* promises that this drain has settled */

@@ -6,7 +6,8 @@
 
 /* The arrays have `room` entries; a run of one, the most frequent, has them within itself. */
 struct run {
-	PyObject_HEAD PyObject *user;   /* what remote memory must be for */
+	PyObject_HEAD
+	PyObject *user;   /* what remote memory must be for */
 	PyObject *waiter; /* a future, or what does as one; NULL: nobody */
 	uint8_t kind;   /* of operation */
 	char partial;   /* what is left of the run tells the waiter that it is done */

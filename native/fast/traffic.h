@@ -9,14 +9,16 @@
 
 /* What a connection has done. */
 struct counts {
-	PyObject_HEAD unsigned long long messages_sent, messages_received;
+	PyObject_HEAD
+	unsigned long long messages_sent, messages_received;
 	unsigned long long bytes_sent, bytes_received;
 	unsigned long long reads, writes, atomics;
 };
 
 /* Messages that have arrived, in order, and those who wait for them. */
 struct inbox {
-	PyObject_HEAD PyObject *incoming; /* a deque: messages, and what was offered */
+	PyObject_HEAD
+	PyObject *incoming; /* a deque: messages, and what was offered */
 	PyObject *receivers; /* a deque of promises */
 	PyObject *table;
 	PyObject *counts;
@@ -34,7 +36,8 @@ struct inbox {
 
 /* What has been offered, and not answered for; see offering.c. */
 struct offers {
-	PyObject_HEAD struct offered *first,
+	PyObject_HEAD
+	struct offered *first,
 		**end; /* in order; where the next one goes, NULL: it has not begun */
 	unsigned int count, most;
 	unsigned int forks; /* of which process it is */
@@ -55,7 +58,8 @@ enum {
 }; /* for the frame of one */
 
 struct traffic {
-	PyObject_HEAD PyObject *counts;
+	PyObject_HEAD
+	PyObject *counts;
 	PyObject *queue;
 	PyObject *shelf;
 	PyObject *account;

@@ -3,7 +3,7 @@
 Our header (native/abi/) is written by hand so that building needs no RDMA package.  Here the same
 program, which prints every size, offset and constant that our header names, is compiled against
 ours and against those of the distribution; the two outputs must be the same.
-Every call of native/calls.h and native/provider_calls.h is declared again after the distribution's
+Every call of native/abi/calls.h and provider_calls.h is declared again after the distribution's
 headers, which the compiler refuses unless the types agree, and looked up in the real libraries.
 
 What only the distribution has is not an error: our header is a part of the ABI.  But a field left
@@ -93,10 +93,10 @@ def compare_layout(native: Path, reference: str, folder: Path) -> Report:
 def compare_calls(native: Path, reference: str, folder: Path) -> Report:
     """Check the prototypes of calls.h against `reference` and the names against the libraries."""
     lists = ("calls.h", "provider_calls.h")
-    lines = [line for name in lists for line in (native / name).read_text().splitlines()]
+    lines = [line for name in lists for line in (native / "abi" / name).read_text().splitlines()]
     calls = sum(line.startswith(("CALL(", "OPTIONAL(")) for line in lines)
     try:
-        found = build(reference + CALLS, folder / "calls", [f"-I{native}", "-ldl"])
+        found = build(reference + CALLS, folder / "calls", [f"-I{native / 'abi'}", "-ldl"])
     except CompileError as error:
         return Report(calls, [str(error)])
     return Report(calls, run(found))

@@ -64,19 +64,19 @@ LAYOUT_MISTAKES = {
         "",
         "IBV_WC_LOC_PROT_ERR = 3",
     ),
-    "a field that nobody else has": (
+    "a field that only we have": (
         "verbs.h",
         r"\tuint32_t handle;",
         "\tuint32_t handel;",
         "has no member named 'handel'",
     ),
-    "a constant that nobody else has": (
+    "a constant that only we have": (
         "verbs.h",
         r"IBV_WC_GRH = ",
         "IBV_WC_HRG = ",
         "'IBV_WC_HRG' undeclared",
     ),
-    "a define that nobody else has": (
+    "a define that only we have": (
         "rdma_cma.h",
         r"\A",
         "#define RDMA_FANTASY 7\n",
@@ -138,7 +138,7 @@ def test_a_mistake_in_the_layout_is_reported(mistake: str, tmp_path: Path) -> No
     assert_reports(report, expected)
 
 
-@pytest.mark.parametrize("mistake", LAYOUT_MISTAKES)
+@pytest.mark.parametrize("mistake", ["two fields swapped", "a field that only we have"])
 def test_against_the_distribution_too(mistake: str, distribution: str, tmp_path: Path) -> None:
     name, pattern, replacement, expected = LAYOUT_MISTAKES[mistake]
     native = mistaken(tmp_path, f"abi/{name}", pattern, replacement)
@@ -150,5 +150,5 @@ def test_a_mistake_in_the_calls_is_reported(
     mistake: str, distribution: str, tmp_path: Path
 ) -> None:
     pattern, replacement, expected = CALL_MISTAKES[mistake]
-    native = mistaken(tmp_path, "calls.h", pattern, replacement)
+    native = mistaken(tmp_path, "abi/calls.h", pattern, replacement)
     assert_reports(compare_calls(native, distribution, tmp_path), expected)

@@ -187,7 +187,7 @@ def test_file_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # ---- the library --------------------------------------------------------------------------------
 
-# Beyond native/calls.h: what programs of rdma-core use of libibverbs besides.
+# Beyond native/abi/calls.h: what programs of rdma-core use of libibverbs besides.
 OTHERS = {
     "ibv_dofork_range",
     "ibv_dontfork_range",
@@ -219,7 +219,7 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
 def test_the_library_has_the_public_names_and_nothing_else() -> None:
     calls = {
         line.split(", ")[2]
-        for line in (ROOT / "native" / "calls.h").read_text().splitlines()
+        for line in (ROOT / "native" / "abi" / "calls.h").read_text().splitlines()
         if line.startswith(("CALL(", "OPTIONAL("))
     }
     symbols = dynamic_symbols(command.library())

@@ -24,7 +24,7 @@ from aiordma._core.qp_states import (
     next_states,
 )
 
-HEADER = Path(__file__).parents[2] / "native" / "soft" / "qp_states.h"
+HEADER = Path(__file__).parents[2] / "native" / "softdev" / "objects" / "qp_states.h"
 ALL = sum(QPAttrMask)
 
 

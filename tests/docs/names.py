@@ -25,8 +25,8 @@ PACKAGE = Path(__file__).parents[2] / "aiordma"
 ROOMS = (
     "aiordma",
     "aiordma.verbs",
-    "aiordma.verbs.efa",
-    "aiordma.verbs.mlx5",
+    "aiordma.verbs.experimental.efa",
+    "aiordma.verbs.experimental.mlx5",
     "aiordma.cm",
     "aiordma.transport",
     "aiordma.streams",

@@ -19,11 +19,11 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("transport.start_server", "ConnectionError"): (
         "the user's handler raises it, and it is logged: tests/transport/test_server.py"
     ),
-    ("verbs.device.Device.open", "VerbsError"): (
+    ("verbs._device.device.Device.open", "VerbsError"): (
         "the tests of the kernel's device run as root, which may open everything"
     ),
-    ("verbs.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
-    ("verbs.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,
-    ("verbs.queue_pair.QueuePair.pd", "ValueError"): _NO_XRC,
-    ("verbs.shared_receive_queue.SharedReceiveQueue.modify", "UnsupportedError"): _BOTH_HAVE,
+    ("verbs._device.protection_domain.ProtectionDomain.alloc_mw", "UnsupportedError"): _BOTH_HAVE,
+    ("verbs._device.protection_domain.ProtectionDomain.create_srq", "UnsupportedError"): _BOTH_HAVE,
+    ("verbs._qp.queue_pair.QueuePair.pd", "ValueError"): _NO_XRC,
+    ("verbs._qp.shared_receive_queue.SharedReceiveQueue.modify", "UnsupportedError"): _BOTH_HAVE,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import reference, sections, states_page
+from . import connection_page, reference, sections, states_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -15,8 +15,10 @@ REFERENCE = DOCS / "reference"
 def pages() -> dict[Path, str]:
     """Path and text of each."""
     states = DOCS / "queue-pair-states.md"
+    connections = DOCS / "connections.md"
     return {
         states: sections.replace(states.read_text(), states_page.sections()),
+        connections: sections.replace(connections.read_text(), connection_page.sections()),
         **{REFERENCE / name: text for name, text in reference.pages().items()},
     }
 

@@ -13,7 +13,7 @@ from aiordma._core.qp_states import (
     Transition,
     mermaid,
 )
-from aiordma.verbs.qp_attributes import MASK_OF_FIELD
+from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
 
 ENDS = (QPState.RESET, QPState.ERR)
 

@@ -10,9 +10,9 @@
 #include "../soft/cm_side.h"
 #include "fuzz.h"
 
-#include "frame.h"
-#include "soft/cm.h"
-#include "soft/cm_sidr_wire.h"
+#include "objects/frame.h"
+#include "cm/cm.h"
+#include "cm/cm_sidr_wire.h"
 
 enum {
 	STRANGERS = 4,

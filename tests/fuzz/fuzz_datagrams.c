@@ -10,8 +10,8 @@
 
 #include "arena.h"
 
-#include "datagram.h"
-#include "objects.h"
+#include "ud/ud.h"
+#include "objects/objects.h"
 
 enum {
 	VICTIMS = 2,

@@ -6,9 +6,10 @@
  * alone, and two other queue pairs of the process go on as if nothing were.
  */
 #define _GNU_SOURCE /* memmem */
+#include "wire/wire.h"
 #include "arena.h"
 
-#include "objects.h"
+#include "objects/objects.h"
 
 enum {
 	VICTIMS = 4,

@@ -1,7 +1,7 @@
-/* The shared memory between two processes of a user: a neighbour who writes whatever it likes into
+/* The shared memory between two processes of a user: a local peer who writes whatever it likes into
  * rings and positions, and says whatever it likes on the socket.
  *
- * The stranger is a visitor at the device's door (native/soft/meeting.c) with memory of its own
+ * The stranger is a visitor at the device's door (native/softdev/shm/attach.c) with memory of its own
  * making.  A queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared
  * is neither changed nor told, every work request completes once, two other queue pairs of the process
  * go on, and nothing is left over.
@@ -10,10 +10,11 @@
 #include <stddef.h>
 #include <sys/un.h>
 
+#include "wire/wire.h"
 #include "arena.h"
 
-#include "meeting.h"
-#include "objects.h"
+#include "shm/shm_internal.h"
+#include "objects/objects.h"
 
 enum {
 	QUEUE = 16,
@@ -22,11 +23,11 @@ enum {
 	PEER_LID = 1
 };
 
-/* What memory.c says of its layout. */
+/* What segment.c says of its layout. */
 enum {
 	POSITIONS = 4096,
 	POSITIONS_EACH = 256,
-	RINGS = 8192 + 2 * SOFT_NEIGHBOUR_AREA
+	RINGS = 8192 + 2 * SOFT_SHM_AREA
 };
 
 static struct world {
@@ -144,7 +145,7 @@ static void visit(unsigned wrong)
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u",
 			      world.lid);
-	int memory = soft_memory_make();
+	int memory = soft_segment_make();
 
 	leave();
 	world.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -196,22 +197,21 @@ static void put(const struct soft_record *record, const void *payload)
 
 static void say_greeting(const uint8_t *r)
 {
-	uint8_t bytes[SOFT_GREETING];
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
-	soft_greeting_encode(bytes,
-			     &(struct soft_greeting){
-				     .kind = r[1] & 1 ? SOFT_GREETING_WELCOME : SOFT_GREETING_HELLO,
-				     .from = PEER_QPN + (r[2] & 1),
-				     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
-				     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
-				     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
-				     .flags = r[3],
-			     });
-	bytes[r[4] % SOFT_GREETING] ^= r[5];
+	soft_handshake_encode(bytes, &(struct soft_handshake){
+					     .kind = r[1] & 1 ? SOFT_HELLO_ACK : SOFT_HELLO,
+					     .from = PEER_QPN + (r[2] & 1),
+					     .to = world.victim.qp->qp_num ^ (r[2] >> 1 & 1),
+					     .receive_psn = 0xfffffe ^ (r[2] >> 2 & 1),
+					     .send_psn = PEER_PSN ^ (r[2] >> 3 & 1),
+					     .flags = r[3],
+				     });
+	bytes[r[4] % SOFT_HANDSHAKE_SIZE] ^= r[5];
 	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
 				  .to = r[7],
 				  .from = 1 + r[8],
-				  .length = SOFT_GREETING - (r[9] & 7)},
+				  .length = SOFT_HANDSHAKE_SIZE - (r[9] & 7)},
 	    bytes);
 }
 

@@ -101,7 +101,7 @@ from aiordma._native import library
 from aiordma.errors import LibraryNotFoundError
 def missing():
     raise LibraryNotFoundError("libibverbs.so.1")
-import aiordma.verbs.device as device
+import aiordma.verbs._device.device as device
 device.system = missing
 assert [found.name for found in verbs.devices()] == ["embedded0"]
 assert verbs.find_device().name == "embedded0"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEVICE = ROOT / "native" / "soft"
+DEVICE = ROOT / "native" / "softdev"
 TESTS = ROOT / "tests" / "soft"
 PAGE = ROOT / "docs" / "semantics.md"
 
@@ -70,7 +70,7 @@ def test_every_clause_is_in_the_table() -> None:
     there = {clause for row in TABLE for clause in row.clauses}
     missing = {
         clause: path.name
-        for path in sorted(DEVICE.glob("*.[ch]"))
+        for path in sorted(DEVICE.rglob("*.[ch]"))
         for clause in clauses_of(path.read_text()) - there
     }
     assert not missing

@@ -68,6 +68,7 @@ STRUCTURES = {
     "PciAtomicCaps": "struct ibv_pci_atomic_caps",
     "TimeSpec": "struct timespec",
     "Calls": "struct aiordma_calls",
+    "DeviceCalls": "struct aiordma_device_calls",
     "DeviceMemory": "struct ibv_dm",
     "MemoryWindow": "struct ibv_mw",
     "MWBindInfo": "struct ibv_mw_bind_info",

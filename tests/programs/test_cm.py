@@ -53,7 +53,7 @@ def test_rdma_server_and_client(port: int) -> None:
     assert client.expect() == "rdma_client: start\nrdma_client: end 0\n"
 
 
-MULTICAST_PORT = 14791  # where the embedded device's groups are (native/soft/multicast.c)
+MULTICAST_PORT = 14791  # where the embedded device's groups are (native/softdev/ud/multicast.c)
 
 
 def test_mckey() -> None:

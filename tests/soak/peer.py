@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import uvloop
 
 import aiordma
-from aiordma import Connection, Server, per_loop, streams
+from aiordma import Connection, Server, streams
+from aiordma._loop import per_loop_resource
 from aiordma._transport.messages import SPARE_BLOCKS
 from aiordma.streams import StreamServer
 from aiordma.transport import Via
@@ -209,7 +210,7 @@ class Peer:
 
         Anything that is left after that is a leak.
         """
-        for _ in range(5 + round(20 * per_loop.LINGER)):
+        for _ in range(5 + round(20 * per_loop_resource.IDLE_TIMEOUT)):
             await asyncio.sleep(0.1)
             if not (live().get("Context") or live().get("EventChannel")):
                 return

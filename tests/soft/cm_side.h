@@ -9,7 +9,8 @@
 #ifndef AIORDMA_TESTS_CM_SIDE_H
 #define AIORDMA_TESTS_CM_SIDE_H
 
-#include "native.h"
+#include "embedded.h"
+#include "verbs/boundary.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

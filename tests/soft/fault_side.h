@@ -1,4 +1,4 @@
-/* For the tests of faults: setting a plan, and what has come of it. */
+/* For the tests of faults: setting a spec, and what has come of it. */
 #ifndef AIORDMA_TESTS_FAULT_SIDE_H
 #define AIORDMA_TESTS_FAULT_SIDE_H
 
@@ -6,7 +6,7 @@
 
 #include "verbs_side.h"
 
-__attribute__((format(printf, 1, 2))) static inline void plan(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static inline void spec(const char *format, ...)
 {
 	char text[256], error[256] = "";
 	va_list arguments;

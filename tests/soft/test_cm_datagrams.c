@@ -1,8 +1,8 @@
 /* Datagram services: asked for, found, refused, asked for again; hostile and lost datagrams. */
 #include "cm_side.h"
 
-#include "soft/cm.h"
-#include "soft/cm_sidr_wire.h"
+#include "cm/cm.h"
+#include "cm/cm_sidr_wire.h"
 
 static struct side datagram_side(void)
 {

@@ -4,7 +4,7 @@
 
 #include <sys/resource.h>
 
-#include "soft/cm.h"
+#include "cm/cm.h"
 
 /* ---- plain sockets ------------------------------------------------------------------------- */
 

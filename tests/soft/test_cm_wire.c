@@ -1,5 +1,5 @@
 /* The handshake's messages: the bytes as laid out in cm_wire.h, every cut, every wrong byte. */
-#include "soft/cm_wire.h"
+#include "cm/cm_wire.h"
 
 #include "cm_check.h"
 

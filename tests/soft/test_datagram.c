@@ -1,10 +1,11 @@
 /* Datagrams between processes, and what else comes to their socket. */
+#include "ud/ud.h"
 #include "ud_side.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "objects.h"
+#include "objects/objects.h"
 
 /* ---- between processes --------------------------------------------------------------------- */
 

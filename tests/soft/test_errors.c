@@ -1,6 +1,6 @@
 /* What goes wrong, and what both ends are told: completion status, flushes in order, asynchronous
  * events, states. */
-#include "objects.h"
+#include "objects/objects.h"
 #include "verbs_side.h"
 
 /* A request from a that b refuses: a gets `status`, its later work and b's are flushed. */

@@ -1,7 +1,7 @@
 /* Calls through the context: made where it has them, EOPNOTSUPP where anything of it is missing. */
 #include <stdbool.h>
 
-#include "native.h"
+#include "verbs/boundary.h"
 
 #include "cm_check.h"
 

@@ -1,8 +1,8 @@
-/* Faults on command: each kind strikes where the plan says, the counts tell it, and the same seed
+/* Faults on command: each kind strikes where the spec says, the counts tell it, and the same seed
  * strikes at the same places.  test_fault_traffic.c has what reliable connections make of it. */
 #include "fault_side.h"
 
-#include "fault.h"
+#include "inject/inject.h"
 #include "ud_side.h"
 
 /* ---- plans --------------------------------------------------------------------------------- */
@@ -54,7 +54,7 @@ static void wrong_plans(void)
 
 static void right_plans(void)
 {
-	plan("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
+	spec("seed=7,loss=0.25@3-9,duplicate=@4,frames=answers,delay=1.5ms,jitter=10us,rate=10MB,"
 	     "cut=@2-,cut_after=64KiB,rnr=1,overrun=0.5,register=@1,handshake=@2,qp=12,"
 	     "cq=34");
 	CHECK(soft_faults_set);
@@ -69,8 +69,8 @@ static void right_plans(void)
 	CHECK_EQUAL(soft_faults.delay_ns, 1500000);
 	CHECK_EQUAL(soft_faults.jitter_ns, 10000);
 	CHECK_EQUAL(soft_faults.rate, 10000000);
-	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_CUT].first, 2);
-	CHECK(soft_faults.when[SOFT_FAULT_CUT].last == UINT64_MAX);
+	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_DISCONNECT].first, 2);
+	CHECK(soft_faults.when[SOFT_FAULT_DISCONNECT].last == UINT64_MAX);
 	CHECK_EQUAL(soft_faults.cut_after, 65536);
 	CHECK(soft_faults.when[SOFT_FAULT_RNR].probability == 1);
 	CHECK_EQUAL(soft_faults.when[SOFT_FAULT_HANDSHAKE].last, 2);
@@ -89,7 +89,7 @@ static void chance(void)
 	unsigned struck[3] = {0}, same = 0;
 
 	for (unsigned seed = 0; seed < 3; seed++) {
-		plan("seed=%u,loss=0.3", seed);
+		spec("seed=%u,loss=0.3", seed);
 		for (unsigned i = 1; i <= MANY; i++)
 			struck[seed] += soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i);
 		CHECK(struck[seed] > MANY * 29 / 100 && struck[seed] < MANY * 31 / 100);
@@ -146,7 +146,7 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 	struct pair pair;
 	struct ibv_wc wc;
 
-	plan("%s", text);
+	spec("%s", text);
 	open_datagrams(&pair);
 	memset(came, '0', DATAGRAMS);
 	came[DATAGRAMS] = 0;
@@ -191,7 +191,7 @@ static void late_datagrams(void)
 	struct pair pair;
 
 	open_datagrams(&pair);
-	plan("delay=20ms,jitter=10ms");
+	spec("delay=20ms,jitter=10ms");
 	for (unsigned n = 0; n < 8; n++)
 		CHECK_EQUAL(post_recv_at(&pair.b, n, 0, 128), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
@@ -223,7 +223,7 @@ static void late_frames(bool up_before)
 	struct side a, b;
 
 	if (!up_before)
-		plan("delay=20ms,jitter=5ms");
+		spec("delay=20ms,jitter=5ms");
 	open_pair(&a, &b, impatient);
 	for (unsigned i = 0; i < 8; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
@@ -231,7 +231,7 @@ static void late_frames(bool up_before)
 	expect_wc(&b, 0, IBV_WC_SUCCESS);
 	expect_wc(&a, 0, IBV_WC_SUCCESS);
 	if (up_before)
-		plan("delay=20ms,jitter=5ms");
+		spec("delay=20ms,jitter=5ms");
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	for (unsigned i = 1; i < 8; i++) {
@@ -252,7 +252,7 @@ static void late_frames(bool up_before)
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* there and back */
 	CHECK(counts().delayed - before.delayed >= 8);
 	CHECK_EQUAL(counts().retried, before.retried);
-	if (up_before) { /* what is under way when the plan goes comes before all that is new */
+	if (up_before) { /* what is under way when the spec goes comes before all that is new */
 		CHECK_EQUAL(post_recv_at(&b, 8, 0, 8), 0);
 		CHECK_EQUAL(post_recv_at(&b, 9, 8, 8), 0);
 		a.memory[0] = 8;
@@ -284,7 +284,7 @@ static void late_frames(bool up_before)
 	no_plan();
 }
 
-/* A plan that comes and goes in the middle of a long message, again and again. */
+/* A spec that comes and goes in the middle of a long message, again and again. */
 static void in_the_middle(void)
 {
 	enum {
@@ -300,7 +300,7 @@ static void in_the_middle(void)
 		if (i & 1)
 			no_plan();
 		else
-			plan("delay=%uus", i * 10);
+			spec("delay=%uus", i * 10);
 		soft_progress();
 	}
 	no_plan();
@@ -318,7 +318,7 @@ static void late_ends(bool killed)
 
 	limit_seconds(30);
 	if (process.child)
-		plan("delay=50ms");
+		spec("delay=50ms");
 	open_side(&side, (struct options){0});
 	struct address peer = exchange(&process, &side);
 
@@ -363,7 +363,7 @@ static void much_is_late(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG, .sends = MANY, .receives = MANY});
-	plan("delay=1000s");
+	spec("delay=1000s");
 	for (unsigned i = 0; i < MANY; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, LONG), 0);
 	for (unsigned i = 0; i < MANY; i++)
@@ -383,7 +383,7 @@ static void slow_device(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
-	plan("rate=10MB");
+	spec("rate=10MB");
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
@@ -404,7 +404,7 @@ static void one_lost_frame(const char *which)
 	open_pair(&a, &b, (struct options){.timeout = 8});
 	struct address peer = address_of_side(&b);
 
-	plan("loss=@2,frames=%s", which);
+	spec("loss=@2,frames=%s", which);
 	for (unsigned i = 0; i < 4; i++) {
 		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 						      .wr_id = i,
@@ -436,7 +436,7 @@ static void nothing_comes(void)
 	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
-	plan("loss=1");
+	spec("loss=1");
 	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
 	CHECK_EQUAL(post(&a, send_request(3, 8)), 0);
 	expect_wc(&a, 2, IBV_WC_RETRY_EXC_ERR);
@@ -454,7 +454,7 @@ static void one_queue_pair(void)
 
 	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 1});
 	open_pair(&c, &d, (struct options){.timeout = 20});
-	plan("loss=1,qp=%u", b.qp->qp_num);
+	spec("loss=1,qp=%u", b.qp->qp_num);
 	CHECK_EQUAL(post_recv_at(&d, 1, 0, 8), 0);
 	CHECK_EQUAL(post(&c, send_request(1, 8)), 0);
 	expect_wc(&c, 1, IBV_WC_SUCCESS);
@@ -500,13 +500,13 @@ static void lost_on_uc(void)
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
 	send_uc(&a, 8, 1);
 	receive_uc(&b, 8, 1);
-	plan("loss=@3");
+	spec("loss=@3");
 	send_uc(&a, 8, 2);
 	receive_uc(&b, 8, 2);
 	send_uc(&a, LONG, 3); /* its second frame is the third one */
 	send_uc(&a, 8, 4);
 	receive_uc(&b, 8, 4);
-	plan("duplicate=@1");
+	spec("duplicate=@1");
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
 	send_uc(&a, LONG / 100, 5);
 	for (int i = 0; i < 2; i++)
@@ -529,7 +529,7 @@ static void cut_links(void)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	for (unsigned i = 0; i < 2; i++)
 		CHECK_EQUAL(post_recv_at(i ? &a : &b, 2, 0, 8), 0);
-	plan("cut=@1");
+	spec("cut=@1");
 	expect_wc(&a, 2, IBV_WC_WR_FLUSH_ERR);
 	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
 	expect_event(&a, IBV_EVENT_QP_FATAL);
@@ -556,7 +556,7 @@ static void cut_after_bytes(void)
 	unsigned came = 0;
 
 	open_pair(&a, &b, (struct options){0});
-	plan("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
+	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
 	for (unsigned i = 0; i < 20; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, MESSAGE), 0);
 	for (unsigned i = 0; i < 20; i++)
@@ -583,7 +583,7 @@ static void not_ready(void)
 
 	for (unsigned i = 0; i < 4; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
-	plan("rnr=@2-4");
+	spec("rnr=@2-4");
 	for (unsigned i = 0; i < 2; i++) {
 		CHECK_EQUAL(post(&a, i ? (struct request){.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
 							  .wr_id = i,
@@ -596,7 +596,7 @@ static void not_ready(void)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	}
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 3);
-	plan("rnr=1");
+	spec("rnr=1");
 	CHECK_EQUAL(post(&a, send_request(2, 8)), 0);
 	expect_wc(&a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
 	CHECK_EQUAL(counts().not_ready - before.not_ready, 7);
@@ -613,7 +613,7 @@ static void full_queues(void)
 	struct ibv_wc wc;
 
 	open_pair(&a, &b, (struct options){0});
-	plan("overrun=@2,cq=%u", b.cq->handle);
+	spec("overrun=@2,cq=%u", b.cq->handle);
 	for (unsigned i = 0; i < 3; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
 	CHECK_EQUAL(post(&a, send_request(1, 8)), 0);
@@ -637,7 +637,7 @@ static void registrations(void)
 	struct ibv_mr *mr;
 
 	open_side(&side, (struct options){0});
-	plan("register=@2");
+	spec("register=@2");
 	for (unsigned i = 1; i <= 3; i++) {
 		errno = 0;
 		mr = verbs->ibv_reg_mr(side.pd, memory, sizeof(memory), ALL_RIGHTS);

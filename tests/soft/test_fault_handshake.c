@@ -2,9 +2,9 @@
  * time, as on a network (IBTA vol 1, 12.9.8). */
 #include "cm_side.h"
 
-#include "cm.h"
+#include "cm/cm.h"
 
-static void plan(const char *text)
+static void spec(const char *text)
 {
 	char error[256];
 
@@ -26,7 +26,7 @@ static void request(void)
 	struct side listener = listen_at(host, 0), client;
 
 	soft_cm_limits.response_ms = 100;
-	plan("handshake=@1");
+	spec("handshake=@1");
 	client = ask(host, port_of(listener.id));
 	expect_status(client.channel, RDMA_CM_EVENT_UNREACHABLE, client.id, -ETIMEDOUT);
 	expect_nothing(listener.channel);
@@ -39,7 +39,7 @@ static void request(void)
 	connect_sides(&listener, host, &again, &server);
 	send_message(&again, &server, 3);
 	CHECK_EQUAL(lost(), 1);
-	plan(NULL);
+	spec(NULL);
 	CHECK_EQUAL(rdma->rdma_disconnect(again.id), 0);
 	expect_end(&again);
 	expect_end(&server);
@@ -53,7 +53,7 @@ static void ready_to_use(void)
 	const struct soft_cm_limits before = soft_cm_limits;
 	struct side listener = listen_at(host, 0), client, server;
 
-	plan("handshake=@4");
+	spec("handshake=@4");
 	client = ask(host, port_of(listener.id));
 	server = take_request(&listener);
 	soft_cm_limits.service_ms = 100;
@@ -61,7 +61,7 @@ static void ready_to_use(void)
 	expect_status(listener.channel, RDMA_CM_EVENT_UNREACHABLE, server.id, -ETIMEDOUT);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	CHECK_EQUAL(lost(), 2);
-	plan(NULL);
+	spec(NULL);
 	soft_cm_limits = before;
 	side_close(&client);
 	side_drop(&server);

@@ -115,7 +115,7 @@ static void within_a_process(unsigned seed)
 	struct side a, b;
 	struct ibv_wc wc;
 
-	plan("seed=%u,loss=0.1,duplicate=0.1,jitter=50us", seed);
+	spec("seed=%u,loss=0.1,duplicate=0.1,jitter=50us", seed);
 	open_pair(&a, &b, options);
 	struct address peer = address_of_side(&b);
 
@@ -136,7 +136,7 @@ static void within_a_process(unsigned seed)
 	no_plan();
 }
 
-/* Only one of the two has a plan; the other one learns that from it.  The plan may come late. */
+/* Only one of the two has a spec; the other one learns that from it.  The spec may come late. */
 static void between_processes(unsigned seed, bool late)
 {
 	struct process process = split();
@@ -144,7 +144,7 @@ static void between_processes(unsigned seed, bool late)
 
 	limit_seconds(60);
 	if (process.child && !late)
-		plan("seed=%u,loss=0.1,duplicate=0.05", seed);
+		spec("seed=%u,loss=0.1,duplicate=0.05", seed);
 	/* Eight times a quarter of a second: another process may have to wait for its turn. */
 	open_side(&side, (struct options){.memory = MEMORY, .timeout = 16});
 	struct address peer = exchange(&process, &side);
@@ -157,7 +157,7 @@ static void between_processes(unsigned seed, bool late)
 	/* Both ways: each is requester and responder. */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		if (process.child && late && round == 5)
-			plan("seed=%u,loss=0.2", seed);
+			spec("seed=%u,loss=0.2", seed);
 		if ((round & 1) == !process.child) {
 			requests_of(&side, &peer, round);
 			for (uint64_t wr_id = 1; wr_id <= 5; wr_id++)
@@ -185,7 +185,7 @@ static void a_full_queue(unsigned seed)
 	};
 	struct side a, b;
 
-	plan("seed=%u,loss=0.15", seed);
+	spec("seed=%u,loss=0.15", seed);
 	open_pair(&a, &b, (struct options){.timeout = 8, .depth = 16});
 	struct address peer = address_of_side(&b);
 
@@ -227,7 +227,7 @@ int main(void)
 		links_of(seed % 4 < 2 ? "shared" : "tcp");
 		STEP(a_full_queue(seed));
 		STEP(within_a_process(seed));
-		if (seed <= 5) /* on either wire, with a plan that comes late and without */
+		if (seed <= 5) /* on either wire, with a spec that comes late and without */
 			STEP(between_processes(seed, seed & 1));
 	}
 	return 0;

@@ -6,11 +6,12 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "wire/wire.h"
 #include "verbs_side.h"
 
 #include "leaks.h"
-#include "meeting.h"
-#include "objects.h"
+#include "shm/shm_internal.h"
+#include "objects/objects.h"
 
 enum {
 	PEER_PSN = 100,
@@ -145,7 +146,7 @@ static void keys_are_random(void)
 	close_side(&side);
 }
 
-/* Of another protection domain, of another queue pair's window, of a region that grants only the
+/* Of another protection domain, of another queue pair's window, of a region that exports only the
  * other thing. */
 static void keys_of_others(void)
 {
@@ -349,7 +350,7 @@ static void bad_memory(void)
 			CHECK(!way || !fcntl(memory, F_ADD_SEALS,
 					     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
 		} else if (way == 2) { /* not ours */
-			CHECK((memory = soft_memory_make()) >= 0);
+			CHECK((memory = soft_segment_make()) >= 0);
 			CHECK_EQUAL(pwrite(memory, "AIORDMA", 7, 0), 7);
 		} else if (way == 3) {
 			CHECK((memory = open("/dev/zero", O_RDWR | O_CLOEXEC)) >= 0);
@@ -385,7 +386,7 @@ static void silent_visitors(void)
 	for (int i = 0; i < VISITORS; i++)
 		fds[i] = visit(lid);
 	turned_away(fds[0]);
-	int fd = visit(lid), memory = soft_memory_make();
+	int fd = visit(lid), memory = soft_segment_make();
 	uint32_t text[2];
 
 	tell_door(fd, HELLO, memory);
@@ -418,7 +419,7 @@ static void another_user(void)
 		hear(&process, &lid, sizeof(lid));
 		CHECK_EQUAL(setgid(65534), 0);
 		CHECK_EQUAL(setuid(65534), 0);
-		int fd = visit(lid), memory = soft_memory_make();
+		int fd = visit(lid), memory = soft_segment_make();
 
 		tell_door(fd, HELLO, memory);
 		turned_away(fd);

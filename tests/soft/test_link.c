@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 #include <signal.h>
 
-#include "link.h"
+#include "wire/link.h"
 
 #define SECOND 1000000000ull
 
@@ -113,12 +113,12 @@ static void expect_hung_up(int fd)
 static void strangers(void)
 {
 	struct side a, b;
-	uint8_t bytes[SOFT_GREETING];
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
 	open_pair(&a, &b, (struct options){0});
 	struct address address = address_of_side(&b);
 
-	/* Nonsense, a web browser, and greetings that are wrong in one thing each. */
+	/* Nonsense, a web browser, and handshakes that are wrong in one thing each. */
 	int fd = dial(address.lid);
 
 	fill(bytes, sizeof(bytes), 3);
@@ -131,32 +131,32 @@ static void strangers(void)
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
 	for (int wrong = 0; wrong < 4; wrong++) {
-		struct soft_greeting greeting = {
-			.kind = SOFT_GREETING_HELLO,
+		struct soft_handshake handshake = {
+			.kind = SOFT_HELLO,
 			.from = a.qp->qp_num,
 			.to = b.qp->qp_num,
 			.receive_psn = b.psn,
 			.send_psn = a.psn,
-			.flags = SOFT_GREETING_SENDS,
+			.flags = SOFT_HANDSHAKE_SENDS,
 		};
 
 		if (wrong == 0)
-			greeting.kind = SOFT_GREETING_WELCOME;
+			handshake.kind = SOFT_HELLO_ACK;
 		if (wrong == 1)
-			greeting.to ^= 0x800000;
+			handshake.to ^= 0x800000;
 		if (wrong == 2)
-			greeting.receive_psn ^= 1;
+			handshake.receive_psn ^= 1;
 		/* 3: right in everything, but there is a stream already */
-		soft_greeting_encode(bytes, &greeting);
+		soft_handshake_encode(bytes, &handshake);
 		fd = dial(address.lid);
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 		expect_hung_up(fd);
 	}
 
-	/* Many who say nothing, or half a greeting, do not keep others out. */
+	/* Many who say nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
-	soft_greeting_encode(bytes, &(struct soft_greeting){.kind = SOFT_GREETING_HELLO});
+	soft_handshake_encode(bytes, &(struct soft_handshake){.kind = SOFT_HELLO});
 	for (int i = 0; i < 300; i++) {
 		fds[i] = dial(address.lid);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
@@ -189,7 +189,7 @@ static void leaves_unanswered(void)
 	struct sockaddr_in here = {.sin_family = AF_INET,
 				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t length = sizeof(here);
-	uint8_t bytes[SOFT_GREETING + SOFT_FRAME_HEADER];
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE + SOFT_FRAME_HEADER];
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct soft_frame frame;
 	struct side side;
@@ -204,7 +204,7 @@ static void leaves_unanswered(void)
 	int fd = accept(door, NULL, NULL);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(recv(fd, bytes, SOFT_GREETING, MSG_WAITALL), SOFT_GREETING);
+	CHECK_EQUAL(recv(fd, bytes, SOFT_HANDSHAKE_SIZE, MSG_WAITALL), SOFT_HANDSHAKE_SIZE);
 	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
 	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), SOFT_FRAME_HEADER);
 	CHECK(soft_frame_decode(bytes, &frame));

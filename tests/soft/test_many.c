@@ -7,7 +7,7 @@
 #include "verbs_side.h"
 
 enum {
-	FILES = 16, /* of a device with two neighbours, however many queue pairs there are */
+	FILES = 16, /* of a device with two local peers, however many queue pairs there are */
 	PAIRS = 5000,
 	MOST_BYTES = 8192, /* of memory for a queue pair, its link and its CQ entries */
 };

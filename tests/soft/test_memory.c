@@ -26,8 +26,8 @@ static bool resident(uint8_t *page)
 }
 
 /* One request of a to the memory behind b's key. */
-static enum ibv_wc_status reach(struct side *a, enum ibv_wr_opcode opcode, const struct ibv_mr *mr,
-				uint64_t address, uint32_t length)
+static enum ibv_wc_status cma(struct side *a, enum ibv_wr_opcode opcode, const struct ibv_mr *mr,
+			      uint64_t address, uint32_t length)
 {
 	CHECK_EQUAL(post(a, (struct request){.opcode = opcode,
 					     .wr_id = 1,
@@ -41,7 +41,7 @@ static enum ibv_wc_status reach(struct side *a, enum ibv_wr_opcode opcode, const
 static enum ibv_wc_status write_to(struct side *a, const struct ibv_mr *mr, uint64_t address,
 				   uint32_t length)
 {
-	return reach(a, IBV_WR_RDMA_WRITE, mr, address, length);
+	return cma(a, IBV_WR_RDMA_WRITE, mr, address, length);
 }
 
 /* Both queue pairs anew, after an error. */
@@ -89,10 +89,9 @@ static void on_demand(void)
 	again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
-		    IBV_WC_SUCCESS);
+	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8), IBV_WC_SUCCESS);
 	/* A long one that comes to a hole on its way, in either direction. */
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
+	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 4 * PAGE),
 		    IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
 	/* Mapped later. */
@@ -167,7 +166,7 @@ static void own(void)
 	CHECK(resident(memory) && resident(memory + PAGE));
 	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
 	/* Nothing else is taken on anybody's word. */
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -484,7 +483,7 @@ static void device_memory(void)
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets in the region. */
 	memset(a.memory, 0, 300);
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
+	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
 	CHECK(filled(a.memory, 300, 2));
 	fill(a.memory, 300, 8);
 	CHECK_EQUAL(write_to(&a, mr, 700, 300), IBV_WC_SUCCESS);
@@ -562,7 +561,7 @@ static void reregistering(void)
 	again(&a, &b);
 
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ), 0);
-	CHECK_EQUAL(reach(&a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
+	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
 	CHECK_EQUAL(write_to(&a, mr, second, 8), IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
 

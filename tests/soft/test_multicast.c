@@ -1,10 +1,11 @@
 /* Multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). */
+#include "ud/ud.h"
 #include "ud_side.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "objects.h"
+#include "objects/objects.h"
 
 enum {
 	EVERYBODY = 0xffffff,

@@ -1,7 +1,8 @@
 /* Memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA 10.6.6,
  * 10.6.7, 9.4.1.1. */
-#include "soft.h"
-#include "frame.h"
+#include "wire/wire.h"
+#include "objects/objects.h"
+#include "objects/frame.h"
 #include "verbs_side.h"
 
 enum {

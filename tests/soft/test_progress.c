@@ -1,8 +1,8 @@
 /* Who does the work: the engine's thread when the application is busy, the application's threads
  * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
 #include "leaks.h"
-#include "native.h"
-#include "objects.h"
+#include "objects/objects.h"
+#include "verbs/boundary.h"
 #include "verbs_side.h"
 
 #include <dirent.h>
@@ -205,7 +205,7 @@ static void waking(void)
 		if (way == 1) /* the fd shows events alone */
 			CHECK_EQUAL(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK), 0);
 		if (way == 2) /* it may also show work */
-			CHECK_EQUAL(aiordma_set_nonblocking(side.channel->fd), 0);
+			CHECK_EQUAL(aiordma_set_nonblocking(verbs, side.channel->fd), 0);
 		for (int i = 0; i < 300; i++) {
 			bool mine = (i & 1) == (process.child != 0);
 
@@ -423,7 +423,7 @@ static void in_the_middle(void)
 	open_pair(&a, &b, (struct options){.memory = LONG});
 	struct aiordma_drain state = {.calls = aiordma_embedded_calls(), .channel = a.channel};
 
-	CHECK_EQUAL(aiordma_set_nonblocking(a.channel->fd), 0);
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, a.channel->fd), 0);
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	for (int i = 0; i < 100 && !heard; i++) {
 		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
@@ -481,7 +481,7 @@ static void serving(void)
 		bool heard = false;
 		int more;
 
-		CHECK_EQUAL(aiordma_set_nonblocking(side.channel->fd), 0);
+		CHECK_EQUAL(aiordma_set_nonblocking(verbs, side.channel->fd), 0);
 		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE)) {
 			CHECK_EQUAL(aiordma_drain(&state, &completion, 1, &more), 0);

@@ -110,7 +110,7 @@ static void taken_away(enum ibv_wr_opcode opcode)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	plan("delay=30ms");
+	spec("delay=30ms");
 	CHECK_EQUAL(post(&a, (struct request){.opcode = opcode,
 					      .wr_id = 1,
 					      .length = 8,

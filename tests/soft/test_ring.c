@@ -2,8 +2,8 @@
  * reads, both asleep whenever they can be; and what the other side may write there by itself. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
-#include "copy.h"
-#include "ring.h"
+#include "shm/copy.h"
+#include "shm/ring.h"
 
 #include <poll.h>
 #include <pthread.h>

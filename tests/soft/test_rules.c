@@ -1,6 +1,6 @@
 /* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely: the
  * numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once. */
-#include "objects.h"
+#include "objects/objects.h"
 
 #include "fault_side.h"
 
@@ -67,7 +67,7 @@ static void rnr_counts(void)
 		open_pair(&a, &b, (struct options){.rnr_retry = retries});
 		for (unsigned message = 0; message < 3; message++) {
 			told = counts().not_ready;
-			plan("rnr=@1-%u", retries);
+			spec("rnr=@1-%u", retries);
 			CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 			CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}),
 				    0);
@@ -76,7 +76,7 @@ static void rnr_counts(void)
 			CHECK_EQUAL(counts().not_ready - told, retries);
 		}
 		told = counts().not_ready;
-		plan("rnr=@1-%u", retries + 1u);
+		spec("rnr=@1-%u", retries + 1u);
 		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 		CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
 		expect_wc(&a, 0, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -85,7 +85,7 @@ static void rnr_counts(void)
 	}
 	open_pair(&a, &b, (struct options){.rnr_retry = 7});
 	told = counts().not_ready;
-	plan("rnr=@1-50");
+	spec("rnr=@1-50");
 	CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .length = 8}), 0);
 	expect_wc(&a, 0, IBV_WC_SUCCESS);
@@ -137,7 +137,7 @@ static void no_timeout(void)
 	uint64_t lost = counts().lost, retried = counts().retried;
 	struct side a, b;
 
-	plan("loss=@1,frames=requests");
+	spec("loss=@1,frames=requests");
 	open_pair(&a, &b, (struct options){.timeout = 255});
 	for (unsigned i = 0; i < 2; i++)
 		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);

@@ -580,12 +580,12 @@ static void faults(void)
 	struct side a, b, lonely;
 
 	open_pair(&a, &b, (struct options){.timeout = 8});
-	plan("seed=7,loss=0.2,duplicate=0.2,rnr=0.2");
+	spec("seed=7,loss=0.2,duplicate=0.2,rnr=0.2");
 	send_rounds(&a, &b, 60);
 	struct aiordma_fault_counts found = counts();
 
 	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
-	plan("register=@1,cut=1,cut_after=100");
+	spec("register=@1,cut=1,cut_after=100");
 	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_RDMA_WRITE,
 					      .wr_id = 1,
@@ -597,7 +597,7 @@ static void faults(void)
 	struct aiordma_fault_counts cuts = counts();
 
 	open_side(&lonely, (struct options){0});
-	plan("overrun=@1,cq=%u", lonely.cq->handle);
+	spec("overrun=@1,cq=%u", lonely.cq->handle);
 	CHECK_EQUAL(to_init(&lonely), 0);
 	CHECK_EQUAL(to_state(&lonely, IBV_QPS_ERR), 0);
 	CHECK_EQUAL(post_recv_at(&lonely, 1, 0, 64), 0);
@@ -638,7 +638,7 @@ static void lost_datagrams(void)
 	open_two(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
 
-	plan("loss=@1-3");
+	spec("loss=@1-3");
 	for (unsigned i = 0; i < 4; i++)
 		send_with(&a, ah, &b, QKEY);
 	no_plan();

@@ -3,7 +3,8 @@
 #ifndef AIORDMA_TESTS_VERBS_SIDE_H
 #define AIORDMA_TESTS_VERBS_SIDE_H
 
-#include "native.h"
+#include "embedded.h"
+#include "verbs/boundary.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiordma import driver
-from aiordma.looking import Looking
+from aiordma._loop import driver
+from aiordma._loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
 from tests import combinations
 from tests.conftest import EMBEDDED, SLOW, every_combination
@@ -48,9 +48,9 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":
-            patch.setattr(driver, "Looking", lambda most_us: Looking(0))
+            patch.setattr(driver, "AdaptivePolling", lambda most_us: AdaptivePolling(0))
         elif request.param == "between turns":
-            patch.setattr(driver, "LOOK_ONCE_US", 0)
+            patch.setattr(driver, "BRIEF_SPIN_US", 0)
         yield
 
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable
 import pytest
 
 from aiordma import Connection, ConnectionBrokenError
+from aiordma._loop.device_events import EventRouter
 from aiordma._native import lib
 from aiordma.errors import DeviceEventError
-from aiordma.event_router import EventRouter
 from aiordma.verbs import AsyncEvent, EventType
 
 from .marks import by_tcp, one_loop
@@ -56,7 +56,7 @@ async def test_every_wait_ends_with_the_report(place: Place, kind: EventType) ->
             EventType.CQ_ERR: AsyncEvent(kind, side.cq),
             EventType.DEVICE_FATAL: AsyncEvent(kind),
         }[kind]
-        EventRouter.of(side.driver.context).tell(event)
+        EventRouter.of(side.driver.context).deliver(event)
         for task in waiting:
             *_, root = await broken(task)
             assert isinstance(root, DeviceEventError)

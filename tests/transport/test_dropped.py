@@ -16,10 +16,10 @@ from aiordma import (
     ConnectionBrokenError,
     ConnectionClosedError,
     Rights,
-    per_loop,
     start_server,
     streams,
 )
+from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import live
 
@@ -30,7 +30,7 @@ from .place import ALL, SMALL, Place, check_alive, ends, shared, turns
 @pytest.fixture(autouse=True)
 def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is left is nobody's."""
-    monkeypatch.setattr(per_loop, "LINGER", 0)
+    monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
 
 
 @contextmanager

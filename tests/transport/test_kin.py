@@ -587,7 +587,7 @@ async def test_nobody_asks_before_the_proof(place: Place) -> None:
         while not isinstance(message, protocol.Goodbye):
             message = await peer.control(5 * place.slow)
         assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
-        assert "before it has shown" in message.text
+        assert "before it has proved" in message.text
 
 
 @one_loop

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from aiordma import Config, driver
+from aiordma import Config
+from aiordma._loop import driver
 
 from .marks import one_loop, sets_polling
 from .place import Place, pattern, shared
@@ -36,7 +37,7 @@ class Turns:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that takes as long as any may: a millisecond."""
-    monkeypatch.setattr(driver, "LOOK_ONCE_US", 1_000_000)
+    monkeypatch.setattr(driver, "BRIEF_SPIN_US", 1_000_000)
 
 
 @pytest.mark.usefixtures("patient")

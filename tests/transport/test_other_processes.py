@@ -103,14 +103,14 @@ async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, poll
         (await child.conn.recv()).release()
         await turns(1)  # this may be the middle of the drain that tells of the bell
         driver = child.conn._side.driver
-        bells = driver._bells
+        bells = driver._notify_fds
         assert len(bells) == there_is_one
         for fd in bells:
             assert stat.S_ISFIFO(os.fstat(fd).st_mode)
         child.signal(signal.SIGKILL)
         async with place.within(5):
             await child.conn.wait_closed()
-            while driver._bells:
+            while driver._notify_fds:
                 await turns(1)
         await witness.check()
 

@@ -14,7 +14,7 @@ from aiordma import BufferStateError, Config, Connection, RDMAError, verbs
 from aiordma._core.frames import FrameKind
 from aiordma._native import embedded
 from aiordma._transport import offers
-from aiordma.verbs.memory_region import reg_mr
+from aiordma.verbs._memory.memory_region import reg_mr
 
 from .marks import one_loop
 from .place import SMALL, Place, exchange, pattern, shared, turns

@@ -24,7 +24,7 @@ from aiordma.verbs import (
     ScatterGatherElement,
     WCOpcode,
 )
-from aiordma.verbs.routes import source_entry
+from aiordma.verbs._device.route_lookup import source_entry
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
@@ -199,7 +199,7 @@ def test_no_route(
         qp.to_init()
         with monkeypatch.context() as patch:
             patch.setattr(calls, "ibv_modify_qp", refuse)
-            with pytest.raises(VerbsError, match="there is no way to the peer from there") as c:
+            with pytest.raises(VerbsError, match="the peer cannot be reached from there") as c:
                 qp.to_rtr(vector, dest_qp_num=qp.qp_num)
         assert c.value.errno == code
         assert f"to {best.gid} by GID index {best.gid_index}" in str(c.value)
@@ -216,7 +216,7 @@ def test_the_step_that_the_device_refuses(
         assert (caught.value.verb, caught.value.errno) == ("ibv_modify_qp", errno.EINVAL)
         assert qp.state is qp.query().qp_state is QPState.RTR
     for vector, text in bad_ways(pd.context):
-        monkeypatch.setattr("aiordma.verbs.bring_up.vector_to", lambda *_, v=vector, **__: v)
+        monkeypatch.setattr("aiordma.verbs._qp.bring_up.vector_to", lambda *_, v=vector, **__: v)
         with pd.create_qp(cq) as qp:
             mine = qp.endpoint()
             with pytest.raises(VerbsError, match="INIT -> RTR to ") as caught:

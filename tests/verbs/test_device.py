@@ -17,7 +17,7 @@ from aiordma.errors import (
     UnsupportedError,
     VerbsError,
 )
-from aiordma.verbs import device as device_module
+from aiordma.verbs._device import device as device_module
 
 
 def test_the_device_asked_for_is_listed(device: verbs.Device) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from aiordma import cm, verbs
 from aiordma._native import ffi, lib
-from aiordma.verbs.enums import OpenEnum
+from aiordma.verbs._device.enums import OpenEnum
 
 # Our class, the C enumeration (none for an anonymous one), and what our names leave out.
 ENUMS: list[tuple[type[IntEnum | IntFlag], str | None, str]] = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiordma import verbs
-from aiordma.verbs import pages
+from aiordma.verbs._memory import pages
 
 POOL = Path("/proc/sys/vm/nr_hugepages")
 

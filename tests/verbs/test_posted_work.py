@@ -16,7 +16,7 @@ from aiordma.errors import (
     WorkRequestFlushedError,
 )
 from aiordma.verbs import QPCapabilities, SendFlags, WCOpcode, WCStatus, WROpcode
-from aiordma.verbs.posted_work import Accounts, PostedWork
+from aiordma.verbs._qp.posted_work import Accounts, PostedWork
 
 if TYPE_CHECKING:
     from aiordma.verbs import Record

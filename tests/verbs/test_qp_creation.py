@@ -19,7 +19,7 @@ from aiordma.verbs import (
     SendOps,
     send_ops_of,
 )
-from aiordma.verbs.qp_creation import QPOptions
+from aiordma.verbs._qp.qp_creation import QPOptions
 
 if TYPE_CHECKING:
     from tests.conftest import End

@@ -21,7 +21,7 @@ from aiordma.verbs import (
     QPState,
     QPType,
 )
-from aiordma.verbs.qp_attributes import QPChanges
+from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End

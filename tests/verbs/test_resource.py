@@ -14,8 +14,8 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, VerbsError
-from aiordma.verbs import resource
-from aiordma.verbs.resource import Node, Resource
+from aiordma.verbs._device import resource
+from aiordma.verbs._device.resource import Node, Resource
 
 
 def test_closing_the_context_closes_everything(device: verbs.Device) -> None:

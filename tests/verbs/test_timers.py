@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.verbs.timers import (
+from aiordma.verbs._qp.timers import (
     decode_ack_timeout,
     decode_rnr_timer,
     encode_ack_timeout,

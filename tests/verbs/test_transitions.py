@@ -21,7 +21,7 @@ from aiordma import verbs
 from aiordma._core.qp_states import TRANSITIONS, attribute_names, check_transition
 from aiordma.errors import QPTransitionError, VerbsError
 from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
-from aiordma.verbs.qp_attributes import QPChanges, fill
+from aiordma.verbs._qp.qp_attributes import QPChanges, fill
 from tests.conftest import kind_of
 
 M = QPAttrMask

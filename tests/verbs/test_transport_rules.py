@@ -18,7 +18,7 @@ from aiordma.verbs import (
     WCOpcode,
     WROpcode,
 )
-from aiordma.verbs.transport_rules import LOOKED_AT, OPERATIONS, flags_of, has, send_ops_of
+from aiordma.verbs._qp.transport_rules import LOOKED_AT, OPERATIONS, flags_of, has, send_ops_of
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End

@@ -1,0 +1,150 @@
+"""The one table of a connection's states.
+
+It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the table of
+``docs/connections.md`` are written from it. A connection ends once: the first event that leads to
+ENDED decides the error that its waiters get, and those after it are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from aiordma.errors import InternalError
+
+
+class ConnectionState(Enum):
+    """State of a connection, with what it means."""
+
+    CONNECTING = "the queue pair exists; the handshake is under way"
+    AUTHENTICATING = "the handshake is done; both sides are proving that they have the key"
+    OPEN = "messages and operations on memory are possible"
+    DRAINING = "`close` was called; work under way is finished, new work is refused"
+    GOODBYE_SENT = "the goodbye was sent after all work; its acknowledgement is awaited"
+    PEER_CLOSED = "the peer's goodbye has arrived; completions of earlier work are awaited"
+    BOTH_CLOSING = "`close` was called and the peer's goodbye has arrived"
+    ENDED = "all waiters have got the error; the resources go in the loop's next turn"
+    CLOSED = "the resources have been given back"
+
+
+class LifecycleEvent(Enum):
+    """What may happen to a connection."""
+
+    ESTABLISHED = "the handshake is done, and no key was given"
+    KEY_REQUIRED = "the handshake is done, and a key was given"
+    PROVED = "the peer has proved that it has the key"
+    CLOSE = "the user calls `close`"
+    DRAINED = "no work of before `close` is left"
+    PEER_GOODBYE = "the peer's goodbye arrives"
+    FINISHED = "the last awaited completion has come, or `close_timeout` has passed"
+    BROKEN = "a disconnect, a silent peer or a failed work request"
+    ABORTED = "`abort`, a dropped connection, a failed handshake, a protocol error, the loop's end"
+    RELEASED = "the resources have been given back"
+
+
+class Cause(Enum):
+    """The error that ends the connection for its waiters."""
+
+    GIVEN = "that of the event"
+    CLOSED = "ConnectionClosedError: the break is the peer's answer to the goodbye"
+    PEER = "that of the peer's goodbye"
+
+
+class Transition(NamedTuple):
+    """The state after an event; ``cause`` only where the connection ends."""
+
+    next: ConnectionState
+    cause: Cause | None = None
+
+
+_S, _E, _C = ConnectionState, LifecycleEvent, Cause
+
+
+def _ends(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
+    return {
+        _E.BROKEN: Transition(_S.ENDED, broken),
+        _E.ABORTED: Transition(_S.ENDED, other),
+    }
+
+
+def _finishes(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
+    return {_E.FINISHED: Transition(_S.ENDED, other), **_ends(broken, other)}
+
+
+_ROWS: dict[ConnectionState, dict[LifecycleEvent, Transition]] = {
+    _S.CONNECTING: {
+        _E.ESTABLISHED: Transition(_S.OPEN),
+        _E.KEY_REQUIRED: Transition(_S.AUTHENTICATING),
+        **_ends(_C.GIVEN, _C.GIVEN),
+    },
+    _S.AUTHENTICATING: {
+        _E.PROVED: Transition(_S.OPEN),
+        _E.PEER_GOODBYE: Transition(_S.PEER_CLOSED),
+        **_ends(_C.GIVEN, _C.GIVEN),
+    },
+    _S.OPEN: {
+        _E.CLOSE: Transition(_S.DRAINING),
+        _E.PEER_GOODBYE: Transition(_S.PEER_CLOSED),
+        **_ends(_C.GIVEN, _C.GIVEN),
+    },
+    _S.DRAINING: {
+        _E.DRAINED: Transition(_S.GOODBYE_SENT),
+        _E.PEER_GOODBYE: Transition(_S.BOTH_CLOSING),
+        **_finishes(_C.GIVEN, _C.GIVEN),
+    },
+    _S.GOODBYE_SENT: {
+        _E.PEER_GOODBYE: Transition(_S.BOTH_CLOSING),
+        **_finishes(_C.CLOSED, _C.GIVEN),
+    },
+    _S.PEER_CLOSED: {
+        _E.CLOSE: Transition(_S.BOTH_CLOSING),
+        **_finishes(_C.PEER, _C.PEER),
+    },
+    _S.BOTH_CLOSING: _finishes(_C.PEER, _C.PEER),
+    _S.ENDED: {_E.RELEASED: Transition(_S.CLOSED)},
+    _S.CLOSED: {},
+}
+
+TRANSITIONS: Mapping[tuple[ConnectionState, LifecycleEvent], Transition] = MappingProxyType(
+    {(state, event): row for state, rows in _ROWS.items() for event, row in rows.items()}
+)
+"""By state and event: what follows. Pairs that are in neither table are bugs of the library."""
+
+_LATE = (_E.CLOSE, _E.DRAINED, _E.PEER_GOODBYE, _E.FINISHED, _E.BROKEN, _E.ABORTED)
+
+IGNORED: frozenset[tuple[ConnectionState, LifecycleEvent]] = frozenset(
+    {
+        *((state, _E.CLOSE) for state in (_S.DRAINING, _S.GOODBYE_SENT, _S.BOTH_CLOSING)),
+        *((state, _E.PEER_GOODBYE) for state in (_S.PEER_CLOSED, _S.BOTH_CLOSING)),
+        (_S.BOTH_CLOSING, _E.DRAINED),  # a peer that has left is sent no goodbye
+        *((state, event) for state in (_S.ENDED, _S.CLOSED) for event in _LATE),
+    }
+)
+"""Events that may come in a state and change nothing there."""
+
+CLOSING = frozenset({_S.DRAINING, _S.GOODBYE_SENT, _S.BOTH_CLOSING})
+"""`close` was called, so new work is refused."""
+
+LIMITED = CLOSING | {_S.PEER_CLOSED}
+"""The connection stays in these for `Config.close_timeout` in all, at most."""
+
+
+def transition(state: ConnectionState, event: LifecycleEvent) -> Transition | None:
+    """What follows; None where the event is ignored. InternalError where it cannot be."""
+    row = TRANSITIONS.get((state, event))
+    if row is None and (state, event) not in IGNORED:
+        raise InternalError(f"a connection that is {state.name} got the event {event.name}")
+    return row
+
+
+def mermaid() -> str:
+    """The table as a diagram; events that lead to the same state share an arrow."""
+    lines = ["stateDiagram-v2", "    [*] --> CONNECTING"]
+    for state, rows in _ROWS.items():
+        events: dict[ConnectionState, list[str]] = {}
+        for event, row in rows.items():
+            events.setdefault(row.next, []).append(event.name)
+        lines += [f"    {state.name} --> {to.name}: {', '.join(of)}" for to, of in events.items()]
+    return "\n".join([*lines, "    CLOSED --> [*]", ""])

@@ -1,0 +1,49 @@
+"""Names of a package that are imported when they are first used (PEP 562).
+
+::
+
+    if TYPE_CHECKING:
+        from .device import Device as Device     # what type checkers and editors see
+    else:
+        __all__, __getattr__, __dir__ = lazy_exports(__name__, {".device": "Device"})
+
+So `import aiordma` takes hardly any time, and a program pays for what it names, when it first
+names it. Both halves of the `if` say the same; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from sys import modules
+from typing import Any
+
+
+def lazy_exports(
+    package: str, names: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package.
+
+    ``names`` has for each module, as after ``from``, the names that it exports, separated by
+    spaces. The modules themselves can be reached by their own names too, as if they had been
+    imported, also one that exports no names. A name may not be that of a module of the package:
+    importing the module would hide it.
+    """
+    module_of = {name: module for module, listed in names.items() for name in listed.split()}
+    inner = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
+
+    def load(name: str) -> Any:
+        if name in module_of:
+            value = getattr(import_module(module_of[name], package), name)
+        elif name in inner:
+            value = import_module(f".{name}", package)
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # The next use finds it without coming here.
+        setattr(modules[package], name, value)
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*vars(modules[package]), *module_of, *inner})
+
+    return sorted(module_of), load, listed

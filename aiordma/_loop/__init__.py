@@ -1,0 +1,1 @@
+"""The event loop side: file descriptors, timers, affinity and shutdown."""

@@ -1,0 +1,475 @@
+"""The event-loop glue: completion channels and connection-manager channels on the running loop.
+
+Some facts, and what they mean here:
+
+- A completion channel's fd becomes readable when an *armed* completion queue gets a completion;
+  arming reports only what comes afterwards.  So one turn is: take every event, acknowledge, arm,
+  then poll until empty; a completion between polling and arming has made a new event, and the
+  level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
+- A failed completion carries only `wr_id`, `status`, `qp_num` and `vendor_err`.  So a `wr_id`
+  alone leads to what was posted: the slot that it names holds the work, and its queue
+  (native/fast/table.c).
+- Completions of a queue pair that is already destroyed may still lie in the completion queue.
+  Their slots have been given back, so their generation matches none; the table counts them.
+- Waking a sleeping process on another core takes longer than all the rest of a small message.  So
+  after completions the driver polls again for a moment before the loop sleeps (`adaptive_polling`):
+  once the tasks that they woke have run, since polling before that would only delay what they
+  post.  An idle process never polls.
+- An asynchronous event is delivered once per device context, which several loops may share:
+  `device_events` distributes it.  The event often says why completions fail, and is there by then;
+  so a work queue that sees a flush takes the events first (`take_device_events`).
+
+This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
+and runs in its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from .. import cm, verbs
+from .._memory.registration_cache import RegistrationCache
+from .._native import Table
+from ..errors import DeviceEventError, InternalError
+from ..mr_pool import MemoryPool
+from .adaptive_polling import AdaptivePolling
+from .coarse_timers import CoarseTimers
+from .device_events import EventRouter
+from .per_loop_resource import PerLoopResource
+
+logger = logging.getLogger("aiordma.driver")
+
+# Completions taken per crossing, and crossings per turn of the loop: together they bound how long
+# other tasks wait for a busy device.  Both are judgement, not measurement.
+BATCH = 128
+ROUNDS = 8
+
+# Seconds of polling before the loop sleeps, at most, unless `Config.polling` says otherwise: about
+# what a wake-up costs where it is dear.
+POLLING = 200e-6
+# Woken without a completion, as in the middle of a long transfer: how long the next bytes may take.
+WAKE_SPIN_US = 15
+# The spin of a task that is about to wait: about what a turn of the loop costs.
+BRIEF_SPIN_US = 3
+# Wake-ups without a completion that go by without such a spin, at most.
+MOST_WAITS_SKIPPED = 255
+
+# Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
+CQ_ENTRIES = 4096
+
+
+def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    if not loop.is_closed():
+        loop.remove_reader(fd)
+
+
+class CompletionSink(Protocol):
+    """The receiver of a queue pair's events: a work queue."""
+
+    def device_event(self, event: verbs.AsyncEvent) -> None:
+        """An asynchronous event concerns the queue pair."""
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing will work any more, for this reason."""
+
+
+class Driver(PerLoopResource):
+    """One event loop's part of one device: protection domain, completion queues, memory pool.
+
+    Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        key: object,
+        context: verbs.Context,
+        pool_limit: int,
+        polling: float,
+    ) -> None:
+        super().__init__(loop, key)
+        self.context = context
+        self.pd = context.alloc_pd()
+        self.channel = context.create_comp_channel()
+        self.pool = MemoryPool(self.pd, limit=pool_limit)
+        self.registrations = RegistrationCache(self.pd)
+        self.operations = Table()
+        self.operations.loop = loop
+        self._sinks: dict[verbs.QueuePair, CompletionSink] = {}
+        self._cqs: list[verbs.CompletionQueue] = []
+        self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
+        self._drain = self.channel.drain_to
+        self._polling = AdaptivePolling(math.ceil(polling * 1e6))
+        self._wake_spin_us = min(WAKE_SPIN_US, self._polling.most_us)
+        self.operations.look_us = min(BRIEF_SPIN_US, self._polling.most_us)
+        if self.operations.look_us:
+            brief_spin = self.channel.reader(BATCH, self._brief_spin)
+            self.operations.look = partial(self.operations.look_again, *brief_spin)
+            keep = self.channel.reader(BATCH, self._on_spin_end)
+            self.operations.keep = partial(self.operations.keep_looking, *keep)
+        self._coming_back = False  # for completions that one turn had no time for
+        self._missed_waits = 0  # grows with spins that missed after a wake-up without a completion
+        self._waits_skipped = 0
+        self.timers = CoarseTimers(loop)
+        # Without polling before sleep there is nothing to remember of a wake-up.
+        self._woken: tuple[Any, ...] = (
+            (self._on_completions,)
+            if self._polling.most_us
+            else (self.operations.serve, *self.channel.reader(BATCH, self._serve), 0)
+        )
+        self._notify_fds: list[int] = []
+        for fd in self.channel.watched_fds:
+            loop.add_reader(fd, *self._woken)
+        self._watch_notify_fds()
+        loop.add_reader(self.timers.fd, self._on_timers)
+        self._events = ContextEvents.for_context(context)
+        self._token = self._events.subscribe(self._on_async_event)
+
+    @classmethod
+    def for_context(
+        cls, context: verbs.Context, pool_limit: int, polling: float = POLLING
+    ) -> Driver:
+        """The driver of a context that it does not own, as one of the connection manager."""
+        return cls._acquire(context, lambda loop: cls(loop, context, context, pool_limit, polling))
+
+    @classmethod
+    def for_device(cls, device: verbs.Device, pool_limit: int, polling: float = POLLING) -> Driver:
+        """The driver of a device, opened for this loop."""
+
+        def make(loop: asyncio.AbstractEventLoop) -> Driver:
+            context = device.open()
+            try:
+                made = cls(loop, device.name, context, pool_limit, polling)
+            except BaseException:
+                context.close()
+                raise
+            made.has_idle_timeout = True
+            return made
+
+        return cls._acquire(device.name, make, pool_limit, polling)
+
+    def _reset_after_fork(self) -> None:
+        super()._reset_after_fork()
+        self.operations.waking = False
+        self.operations.closed = True
+        for fd in self._notify_fds:
+            os.close(fd)
+
+    # ---- work queues ---------------------------------------------------------------------
+
+    def reserve_cq(self, entries: int) -> verbs.CompletionQueue:
+        """A completion queue with room for `entries` more completions, which are reserved.
+
+        A completion queue cannot overrun because every queue pair's whole depth is reserved here
+        before it is created; `release_cq` gives the room back.
+        """
+        for cq in self._cqs:
+            if cq.available >= entries:
+                break
+        else:
+            # Classic: the driver does not read timestamps, which the device would look up.
+            size = max(self._cq_entries, entries)
+            cq = self.context.create_cq(size, self.channel, extended=False)
+            cq.req_notify()
+            self._cqs.append(cq)
+        cq.reserve(entries)
+        return cq
+
+    def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
+        cq.release_when_empty(entries)
+        if not cq.in_use and cq is not self._cqs[0]:
+            self._cqs.remove(cq)
+            cq.close()
+            # Closing takes the channel's events, those of other queues too.
+            self.loop.call_soon(self._on_completions)
+
+    def attach(self, qp: verbs.QueuePair, sink: CompletionSink) -> None:
+        """`sink` posts to `qp` with slots of `operations`, of which it is the owner."""
+        qp.untrack()  # those slots are the account
+        self._sinks[qp] = sink
+
+    def detach(self, qp: verbs.QueuePair) -> None:
+        """The queue pair is being destroyed; its slots have been given back."""
+        del self._sinks[qp]
+
+    def take_device_events(self) -> None:
+        """Takes the device's asynchronous events that are there by now."""
+        self._events.take()
+
+    def poll(self) -> None:
+        """Handles what has completed by now, without waiting for the loop to call.
+
+        The tasks that it wakes run in the loop's next turn, not from here.
+        """
+        self.operations.later = True
+        try:
+            self._handle(0, False)
+        finally:
+            self.operations.later = False
+
+    # ---- readers -------------------------------------------------------------------------
+
+    def _watch_notify_fds(self) -> None:
+        """Watches the notify pipes of the local peers that are attached now."""
+        before, self._notify_fds = self._notify_fds, self.channel.open_notify_fds()
+        for fd in self._notify_fds:
+            self.loop.add_reader(fd, *self._woken)
+        self._drop_notify_fds(before)
+
+    def _drop_notify_fds(self, fds: list[int]) -> None:
+        for fd in fds:
+            stop_reading(self.loop, fd)
+            os.close(fd)
+
+    def _on_timers(self) -> None:
+        if not self._gone:  # between its readiness and now
+            self.timers.fire()
+
+    def _serve(self, drained: int) -> None:
+        """Slow path of `Table.serve`."""
+        self._handle(0, False, drained)
+
+    def _brief_spin(self, drained: int) -> None:
+        """Slow path of `Table.look_again`: the brief spin of a task that is about to wait."""
+        self._handle(0, self.operations.returns or self.operations.looking, drained)
+
+    def _on_completions(self) -> None:
+        if self.operations.looking:
+            return  # a poll is scheduled for when the tasks have run; now it would delay them
+        spin = self._polling.is_due()
+        before = self.channel.peer_wakeups()
+        if self._handle(0, spin) or self._wait(spin):
+            if spin or self.channel.wrote_to_polling_peers(before):
+                self._spin_soon()
+            else:
+                self._polling.skipped()
+
+    def _wait(self, returns: bool) -> bool:
+        """Spins after a wake-up without a completion, as long as that finds some."""
+        if self._waits_skipped < self._missed_waits:
+            self._waits_skipped += 1
+            return False
+        found = self._wake_spin_us > 0 and self._handle(self._wake_spin_us, returns)
+        self._missed_waits = 0 if found else min(2 * self._missed_waits + 1, MOST_WAITS_SKIPPED)
+        self._waits_skipped = 0
+        return found
+
+    def _spin_soon(self) -> None:
+        """Has the loop poll last before it sleeps, or nearly so."""
+        self.operations.keep_us = self._polling.spin_us
+        self.operations.look_soon()
+
+    def _on_spin_end(self, drained: int) -> None:
+        """Slow path of `Table.keep_looking`: the last poll of a spin; those before it were hits."""
+        found, self.operations.found = self.operations.found, False
+        again = self._handle(0, True, drained)
+        if found or again:
+            self._polling.hit()
+        if again:
+            self._spin_soon()
+        else:
+            self._polling.missed()
+
+    def _handle(self, spin_us: int, returns: bool, drained: int | None = None) -> bool:
+        """Hands out the completions there are; False if there is no reason to poll again soon.
+
+        `drained` is the result of the first drain, if that has already been done.
+        """
+        if self._gone:
+            return False  # between `call_soon` and now
+        table = self.operations
+        around, table.returns = table.returns, returns
+        try:
+            if drained is None:
+                found, more, changed = self._drain(table, BATCH, spin_us, returns)
+            else:
+                found, more, changed = self.channel.drained(drained)
+            if changed and not self._gone:
+                self._watch_notify_fds()
+            rounds = 1
+            while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
+                some, more, _ = self._drain(table, BATCH, 0, returns)
+                found = found or some
+                rounds += 1
+        except OSError as error:  # the channel itself fails: nothing more will complete here
+            self._fail(error)
+            return False
+        finally:
+            table.returns = around
+        if not more:
+            return found
+        # The events of what is left are already taken, so the fd need not fire again for it.
+        if not self._coming_back:
+            self._coming_back = True
+            self.loop.call_soon(self._come_back)
+        return found
+
+    def _come_back(self) -> None:
+        self._coming_back = False
+        self._on_completions()
+
+    def report(self, sink: CompletionSink, error: Exception) -> None:
+        """A bug in the handling of one queue pair must not cost the others their completions."""
+        self.loop.call_exception_handler(
+            {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}
+        )
+        internal = InternalError(f"handling a completion failed: {error!r}")
+        internal.__cause__ = error
+        sink.fail(internal)
+
+    def _on_async_event(self, event: verbs.AsyncEvent) -> None:
+        """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
+        element = event.element
+        if event.type is verbs.EventType.DEVICE_FATAL:
+            # The next connection gets another driver, and with it the device opened anew.
+            self._withdraw()
+            self.has_idle_timeout = False
+            concerned = list(self._sinks.values())
+        elif isinstance(element, verbs.QueuePair):
+            concerned = [self._sinks[element]] if element in self._sinks else []
+        elif element is None:
+            concerned = []
+        else:
+            concerned = [
+                sink
+                for qp, sink in self._sinks.items()
+                if element is qp.srq
+                or (event.type is verbs.EventType.CQ_ERR and element in (qp.send_cq, qp.recv_cq))
+            ]
+        for sink in concerned:
+            sink.device_event(event)
+        if not concerned and event.port_num is not None:
+            logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
+
+    def _idle(self) -> None:
+        """Drops cached registrations while idle."""
+        self.registrations.close()
+
+    def _fail(self, error: Exception) -> None:
+        for sink in list(self._sinks.values()):
+            sink.fail(error)
+
+    def _close(self) -> None:
+        self.operations.look = self.operations.keep = None
+        self.operations.closed = True
+        for fd in self.channel.watched_fds:
+            stop_reading(self.loop, fd)
+        self._drop_notify_fds(self._notify_fds)
+        stop_reading(self.loop, self.timers.fd)
+        self.timers.close()
+        self._events.unsubscribe(self._token)
+        self._events.release()
+        for cq in self._cqs:
+            cq.close()
+        self.channel.close()
+        self.registrations.close()
+        self.pool.close()
+        self.pd.close()
+        if not self.context.borrowed:
+            self.context.close()
+
+
+class ContextEvents(PerLoopResource):
+    """The asynchronous events of a context in one event loop: its only reader there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
+        super().__init__(loop, context)
+        self._router = EventRouter.of(context)
+        # Kept: the connection manager may open its device anew, under the same pointer.
+        self._fd = context.async_fd
+        loop.add_reader(self._fd, self.take)
+
+    @classmethod
+    def for_context(cls, context: verbs.Context) -> ContextEvents:
+        return cls._acquire(context, lambda loop: cls(loop, context))
+
+    def take(self) -> None:
+        """Takes the events that are there and delivers them to every subscriber of every loop."""
+        if not self._gone:  # between the fd's readiness and now
+            self._router.take()
+
+    def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
+        """Calls `listener` in this loop with every event; returns a token for `unsubscribe`."""
+        return self._router.subscribe(self.loop, listener)
+
+    def unsubscribe(self, token: object) -> None:
+        self._router.unsubscribe(token)
+
+    def _close(self) -> None:
+        stop_reading(self.loop, self._fd)
+
+
+def event_error(event: verbs.AsyncEvent, context: verbs.Context) -> DeviceEventError:
+    """The error of an event after which nothing works any more."""
+    about = repr(event.element) if event.element is not None else ""
+    return DeviceEventError(event.type.name, device=context.name, element=about)
+
+
+class Watch:
+    """Calls back while a file descriptor is readable, on the running loop, until it is closed.
+
+    For a completion channel that is not the driver's.
+    """
+
+    def __init__(self, fd: int, callback: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._loop.add_reader(fd, callback)
+
+    def close(self) -> None:
+        """To be called before the descriptor is closed; again does nothing."""
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+
+
+async def writable(fd: int) -> None:
+    """Waits until the file descriptor can be written to."""
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    loop.add_writer(fd, there.set)
+    try:
+        await there.wait()
+    finally:
+        loop.remove_writer(fd)
+
+
+class EventDriver(PerLoopResource):
+    """One event loop's connection-manager event channel, shared by its ids."""
+
+    has_idle_timeout = True
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
+        super().__init__(loop, library.name)
+        self.channel = cm.EventChannel(library)
+        self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
+        loop.add_reader(self.channel.fd, self.take)
+
+    @classmethod
+    def for_library(cls, library: verbs.Library) -> EventDriver:
+        return cls._acquire(library.name, lambda loop: cls(loop, library))
+
+    def attach(self, id: cm.ConnectionId, handler: Callable[[cm.ConnectionEvent], None]) -> None:
+        """Events of `id` go to `handler`; a connect request goes to the handler of its listener."""
+        self._handlers[id] = handler
+
+    def detach(self, id: cm.ConnectionId) -> None:
+        self._handlers.pop(id, None)
+
+    def take(self) -> None:
+        """Hands out the events that are there."""
+        while not self._gone and (event := self.channel.get_event()) is not None:
+            handler = self._handlers.get(event.listen_id or event.id)
+            if handler is not None:
+                handler(event)
+            elif event.type is cm.EventType.CONNECT_REQUEST:
+                event.id.close()  # its listener has just been closed; the peer sees a rejection
+
+    def _close(self) -> None:
+        stop_reading(self.loop, self.channel.fd)
+        self.channel.close()

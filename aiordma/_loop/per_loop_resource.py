@@ -1,0 +1,137 @@
+"""What the connections of a loop share: made with the first of them, and closed after the last.
+
+In the child of a fork all of it is the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import weakref
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+from .._native import fork
+
+# Seconds for which a device stays open when its last connection is closed; 0: not at all.  To open
+# it takes as long as to connect twice: a thread, a pool, shared memory with each local peer.
+IDLE_TIMEOUT = 1.0
+
+
+class IdleTimer:
+    """Closes an unused resource after IDLE_TIMEOUT, or with its loop.
+
+    Only a timer of the loop refers to it, and the loop drops its timers when it is closed.
+    """
+
+    def __init__(self, resource: PerLoopResource) -> None:
+        self._resource = resource
+        resource.loop.call_later(IDLE_TIMEOUT, self.expired)
+
+    def expired(self) -> None:
+        self._resource.idle_timer_expired()
+
+    def __del__(self) -> None:
+        if self._resource.loop.is_closed() and not sys.is_finalizing():
+            self._resource.idle_timer_expired(again=False)
+
+
+class PerLoopResource:
+    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`.
+
+    With `has_idle_timeout` it is closed IDLE_TIMEOUT later, unless it is acquired again, or with
+    its loop.
+    """
+
+    has_idle_timeout = False
+    _settings: tuple[float, ...] = ()  # as its first user wanted them
+
+    _instances: ClassVar[
+        weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[tuple[type, object], PerLoopResource]
+        ]
+    ] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, key: object) -> None:
+        self.loop = loop
+        self._key = (type(self), key)
+        self._users = 0
+        self._gone = False  # closed, or the parent's in the child of a fork
+        self._timer_runs = False
+        self._used = False  # since the timer was started
+
+    @classmethod
+    def _reset_all_after_fork(cls) -> None:
+        """In the child of a fork: nothing is touched; its loops make everything anew."""
+        for here in cls._instances.values():
+            for instance in here.values():
+                instance._reset_after_fork()
+        cls._instances = weakref.WeakKeyDictionary()
+
+    def _reset_after_fork(self) -> None:
+        self._gone = True
+
+    @classmethod
+    def _acquire(
+        cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *settings: float
+    ) -> Self:
+        loop = asyncio.get_running_loop()
+        here = cls._instances.setdefault(loop, {})
+        instance = here.get((cls, key))
+        if instance is not None and not instance._users and instance._settings != settings:
+            instance._end()
+            instance = None
+        if instance is None:
+            instance = here[(cls, key)] = make(loop)
+            instance._settings = settings
+        assert isinstance(instance, cls)
+        instance._users += 1
+        instance._used = True
+        return instance
+
+    def release(self) -> None:
+        """Gives back what `acquire` gave."""
+        self._users -= 1
+        if self._users == 0 and not self._gone:
+            self._unused()
+
+    def _unused(self) -> None:
+        """It has no user: closes it, now or when the timer expires."""
+        if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
+            self._end()
+            return
+        self._idle()
+        if not self._timer_runs:
+            self._timer_runs = True
+            self._used = False
+            IdleTimer(self)
+
+    def idle_timer_expired(self, *, again: bool = True) -> None:
+        """Closes it unless it is in use; `again` starts the timer anew if it was used meanwhile."""
+        self._timer_runs = False
+        if self._users or self._gone:
+            return
+        if self._used and again:
+            self._unused()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._gone = True
+        self._withdraw()
+        self._close()
+
+    def _idle(self) -> None:
+        """Drops what need not be kept while there is no user."""
+
+    def _withdraw(self) -> None:
+        """Has the next `acquire` make another one."""
+        here = self._instances.get(self.loop, {})
+        if here.get(self._key) is self:
+            del here[self._key]
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+fork.reset_in_child(PerLoopResource._reset_all_after_fork)

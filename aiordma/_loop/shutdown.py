@@ -1,0 +1,147 @@
+"""Closes the objects that are still open when their event loop ends.
+
+`asyncio.run` closes the asynchronous generators of its loop before the loop itself: no other
+notice of a loop's end exists.  So each loop with open objects has one generator that waits for
+this, closes them, and gives a ResourceWarning for each.  A loop that was closed without running
+its generators is noticed when the next loop is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import suppress
+from typing import Protocol
+
+from .._native import fork
+from .affinity import LoopAffinity
+
+
+class Closable(Protocol):
+    """An object of a loop that has to be closed."""
+
+    @property
+    def _affinity(self) -> LoopAffinity: ...
+
+    async def _end_with_loop(self) -> None:
+        """Closes it: the loop is about to be closed."""
+
+    def _end_without_loop(self) -> None:
+        """Gives back what can be given back: the loop has been closed already."""
+
+
+class LoopShutdown:
+    """The open objects of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._open: dict[int, weakref.ref[Closable]] = {}
+        self._kept: dict[int, Closable] = {}
+        self._over = False
+        self._generator = self._wait()
+        step(self._generator.asend(None))  # its first step makes it known to the loop
+
+    def add(self, thing: Closable, *, keep: bool = False) -> None:
+        """Holds it until `remove`: weakly, or with `keep` strongly."""
+        self._open[id(thing)] = weakref.ref(thing)
+        if keep:
+            self._kept[id(thing)] = thing
+
+    def remove(self, thing: Closable) -> None:
+        """It has been closed, or is being finalized."""
+        self._open.pop(id(thing), None)
+        self._kept.pop(id(thing), None)
+        if not self._open and not self._over:
+            self._forget()
+            step(self._generator.aclose())
+
+    def _left(self) -> list[Closable]:
+        return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]
+
+    def _forget(self) -> None:
+        self._over = True
+        with _lock:
+            if _shutdowns.get(self._loop) is self:
+                del _shutdowns[self._loop]
+
+    async def _wait(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            if not self._over:
+                self._forget()
+                texts = self._texts()
+                for thing in self._left():
+                    await thing._end_with_loop()
+                warn(texts)
+
+    def _texts(self) -> list[str]:
+        return [
+            f"{thing!r}{thing._affinity.made()} was not closed before its event loop"
+            for thing in self._left()
+        ]
+
+    def reset_after_fork(self) -> None:
+        """In the child of a fork, where the loop is the parent's and must not be touched."""
+        self._over = True
+        with suppress(RuntimeError):  # it was in the middle of it
+            step(self._generator.aclose())
+
+    def finish(self) -> None:
+        """The loop was closed without running its generators."""
+        self._over = True
+        texts = self._texts()
+        for thing in self._left():
+            thing._end_without_loop()
+        warn(texts)
+
+
+def warn(texts: list[str]) -> None:
+    """Last, since a warning may be an error."""
+    for text in texts:
+        warnings.warn(text, ResourceWarning, stacklevel=1)
+
+
+def step(awaitable: Awaitable[object]) -> None:
+    """Runs a step of a generator that waits for nothing."""
+    with suppress(StopIteration, StopAsyncIteration):
+        awaitable.__await__().send(None)
+
+
+_shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
+_lock = threading.Lock()
+
+
+def of_running_loop() -> LoopShutdown:
+    """The one of the running loop."""
+    loop = asyncio.get_running_loop()
+    shutdown = _shutdowns.get(loop)
+    if shutdown is None:
+        clear_closed()
+        shutdown = LoopShutdown(loop)
+        with _lock:
+            _shutdowns[loop] = shutdown
+    return shutdown
+
+
+def clear_closed() -> None:
+    """Ends what closed loops have left open."""
+    with _lock:
+        closed = [loop for loop in _shutdowns if loop.is_closed()]
+        gone = [_shutdowns.pop(loop) for loop in closed]
+    for shutdown in gone:
+        shutdown.finish()
+
+
+def _reset_after_fork() -> None:
+    global _lock  # noqa: PLW0603 - another thread may have held it while this one forked
+    _lock = threading.Lock()
+    for shutdown in _shutdowns.values():
+        shutdown.reset_after_fork()
+    _shutdowns.clear()
+
+
+fork.reset_in_child(_reset_after_fork)

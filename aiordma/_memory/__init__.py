@@ -1,0 +1,1 @@
+"""Waiting for pool memory, and cached registrations."""

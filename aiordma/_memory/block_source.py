@@ -1,0 +1,73 @@
+"""Pool blocks for a sequence of needs that keep their order while the pool is exhausted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..mr_pool import Block, MemoryPool
+
+
+class OrderedBlockSource:
+    """Blocks for one need after another.  While there is no block, the whole sequence waits.
+
+    `on_memory` is called when memory has come; it asks for the block that is first then.
+    """
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        on_memory: Callable[[], None],
+        *,
+        internal: bool,
+        exempt: bool = False,
+    ) -> None:
+        self.pool = pool
+        self._on_memory: Callable[[], None] | None = on_memory
+        self._internal = internal
+        self._exempt = exempt
+        self._waiter: asyncio.Future[Block] | None = None
+        self._came: Block | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self._waiter is not None
+
+    def block(self, size: int) -> Block | None:
+        """A block, or None: then `on_memory` will be called.
+
+        QuotaError for what the pool can never hold.
+        """
+        if self._waiter is not None:
+            return None
+        block, self._came = self._came, None
+        if block is not None:
+            if block.size >= size:
+                return block
+            block.release()
+        block = self.pool.block_if_first(size)
+        if block is None:
+            self._waiter = self.pool.waiters.join(
+                size, internal=self._internal, exempt=self._exempt
+            )
+            self._waiter.add_done_callback(self._done)
+        return block
+
+    def _done(self, waiter: asyncio.Future[Block]) -> None:
+        if waiter is not self._waiter:
+            return  # closed meanwhile
+        self._waiter = None
+        # An error of the device is met again, and reported, by the next request for a block.
+        self._came = waiter.result() if waiter.exception() is None else None
+        if self._on_memory is not None:
+            self._on_memory()
+        if self._came is not None:  # it was not needed any more
+            self._came.release()
+            self._came = None
+
+    def close(self) -> None:
+        """Nothing is needed any more."""
+        self._on_memory = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self.pool.waiters.leave(waiter)

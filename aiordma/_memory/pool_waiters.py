@@ -1,0 +1,145 @@
+"""The tasks that wait for memory of a pool, in two queues.
+
+- *Internal* needs are the library's own, over as soon as the device is done: frames, receives,
+  staging.  They are served first, and never wait for a user's need.  Otherwise a task that holds a
+  buffer and sends would wait for one that wants more than there is now, which waits for that
+  buffer.  But while users wait, the blocks that have overtaken them may be no more than a share of
+  the pool at a time: they come back, and what is beyond that share is the users'.  Receives are
+  exempt from that count: they are kept, so a frame must not wait for one of them.
+- *User* needs, leases and fetched messages, are served in the order in which they came, whatever
+  their size: small ones do not overtake a large one for ever.
+
+Memory that has come back is handed out in the loop's next turn, not where it came back: that may be
+a finalizer, in the middle of anything.  For the tasks of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sized
+from typing import Generic, Protocol, TypeVar
+
+from ..errors import QuotaError
+
+
+class Leased(Protocol):
+    """What is waited for."""
+
+    @property
+    def size(self) -> int: ...
+    def release(self) -> None: ...
+
+
+B = TypeVar("B", bound=Leased)
+
+
+class PoolWaiters(Generic[B]):
+    """The waiters of one pool.  `take` makes a leased block, or raises QuotaError if it cannot now.
+
+    `share` is how many bytes internal needs that have overtaken users may have at a time.
+    """
+
+    def __init__(self, take: Callable[[int], B], share: int) -> None:
+        self._take = take
+        self._share = share
+        self._internal: dict[asyncio.Future[B], int] = {}
+        self._user: dict[asyncio.Future[B], int] = {}
+        self._exempt: set[asyncio.Future[B]] = (
+            set()
+        )  # internal ones that do not count as overtaking
+        self._overtaking: set[B] = set()
+        self._overtaking_bytes = 0
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._internal) + len(self._user)
+
+    @property
+    def queues(self) -> tuple[Sized, Sized]:
+        """The internal needs and the user needs: as they are at any time."""
+        return self._internal, self._user
+
+    def join(self, size: int, *, internal: bool, exempt: bool = False) -> asyncio.Future[B]:
+        """Queues for a block.  A waiter that is given up, or whose block is unused, must `leave`.
+
+        Where others wait a newcomer queues too, though there may be memory for it.  `exempt`: it is
+        served as an internal need, and does not come back soon.
+        """
+        waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
+        if internal:
+            self._internal[waiter] = size
+            if exempt:
+                self._exempt.add(waiter)
+            self.serve_soon()
+        else:
+            if not self._user:
+                self._overtaking.clear()
+                self._overtaking_bytes = 0
+            self._user[waiter] = size
+        return waiter
+
+    def returned(self, block: B) -> None:
+        """A block has come back.  Must be called while there are waiters."""
+        if block in self._overtaking:
+            self._overtaking.remove(block)
+            self._overtaking_bytes -= block.size
+        self.serve_soon()
+
+    def leave(self, waiter: asyncio.Future[B]) -> None:
+        """The block, there already or not, is not wanted; others may have waited behind it."""
+        self._internal.pop(waiter, None)
+        self._user.pop(waiter, None)
+        self._exempt.discard(waiter)
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            waiter.result().release()
+        waiter.cancel()
+        self.serve_soon()
+
+    def serve_soon(self) -> None:
+        """Memory may have come back."""
+        waiting = self._internal or self._user
+        if waiting and not self._scheduled:
+            loop = next(iter(waiting)).get_loop()
+            if not loop.is_closed():
+                self._scheduled = True
+                loop.call_soon(self._serve_all)
+
+    def _serve_all(self) -> None:
+        self._scheduled = False
+        if self._serve(self._internal):
+            self._serve(self._user)
+        if self._internal and not self._user:
+            self._serve(self._internal)  # they overtake no user any more
+
+    def _serve(self, queue: dict[asyncio.Future[B], int]) -> bool:
+        """False when there is not enough yet for the first: the others wait behind it."""
+        while queue:
+            waiter, size = next(iter(queue.items()))
+            overtakes = queue is self._internal and bool(self._user) and waiter not in self._exempt
+            if overtakes and self._overtaking and self._overtaking_bytes + size > self._share:
+                return True  # what is there is for users
+            try:
+                block = None if waiter.done() else self._take(size)
+            except QuotaError:
+                return False
+            except Exception as error:
+                waiter.set_exception(error)
+            else:
+                if block is not None:
+                    waiter.set_result(block)
+                    if overtakes:
+                        self._overtaking.add(block)
+                        self._overtaking_bytes += block.size
+            del queue[waiter]
+            self._exempt.discard(waiter)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will come any more."""
+        for queue in (self._internal, self._user):
+            for waiter in queue:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            queue.clear()
+        self._exempt.clear()

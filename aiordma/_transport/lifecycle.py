@@ -1,0 +1,425 @@
+"""The lifecycle of a connection: its parts, its states, and the error that it ends with.
+
+`_core/connection_states.py` says which event leads from which state to which; here is what is done
+about it.  When the connection ends every waiter fails, with one error as the cause; messages that
+had arrived can still be received; the resources go in the loop's next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+import weakref
+from asyncio import _get_running_loop
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Protocol
+
+from .._core import protocol
+from .._core.connection_states import (
+    CLOSING,
+    LIMITED,
+    Cause,
+    ConnectionState,
+    LifecycleEvent,
+    transition,
+)
+from .._core.handshake import Hello
+from .._loop import shutdown
+from .._loop.affinity import LoopAffinity
+from ..config import Config
+from ..errors import (
+    AuthenticationError,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ProtocolError,
+    RDMAError,
+    WorkCompletionError,
+)
+from .keep_alive import KeepAlive
+from .memory import Memory
+from .messages import Messages
+from .one_sided import OneSided
+from .security import Security
+from .sharing import Sharing
+from .side import Side
+from .work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from .authentication import Authentication
+
+logger = logging.getLogger("aiordma.connection")
+
+OPEN = ConnectionState.OPEN
+
+Address = tuple[str, int]
+
+
+class Link(Protocol):
+    """How the connection came about, and how its end is told to the other side."""
+
+    @property
+    def local_address(self) -> Address | None: ...
+
+    @property
+    def peer_address(self) -> Address | None: ...
+
+    def close(self) -> None:
+        """Disconnects, before the queue pair is destroyed.  Never raises, never blocks."""
+
+    def release(self) -> None:
+        """Gives the rest back, after the queue pair is destroyed."""
+
+
+class NoLink:
+    """There is nothing but the connection itself: its peer has no address that is known here."""
+
+    local_address: Address | None = None
+    peer_address: Address | None = None
+
+    def close(self) -> None:
+        """Nobody hears of it but by the goodbye."""
+
+    def release(self) -> None:
+        """There is nothing to give back."""
+
+
+class Kin(Protocol):
+    """What a connection that others may be asked for over does about that (kin.py)."""
+
+    def control(self, message: protocol.Message) -> bool:
+        """Whether it was about that.  ProtocolError for what is wrong."""
+
+    def end(self) -> None:
+        """The connection has ended.  Never raises."""
+
+
+class ConnectionLifecycle:
+    """The parts of a connection and its state, from the handshake to the last resource."""
+
+    def __init__(self, side: Side, config: Config, security: Security) -> None:
+        assert side.qp is not None
+        self._side = side
+        self._security = security
+        self._authentication: Authentication | None = None
+        self._keep_alive: KeepAlive | None = None
+        self._config = config
+        self._affinity = LoopAffinity()
+        self._loop = self._affinity.loop
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._link: Link | None = None
+        self._kin: Kin | None = None
+        self._peer: Hello | None = None
+        self._state = ConnectionState.CONNECTING
+        self._ended_in = self._state  # the state that it was in when it ended
+        self._close_cause: BaseException | None = None
+        self._peer_close_error: RDMAError | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._closed = asyncio.Event()
+        self._on_closed: Callable[[], None] | None = None
+        # The device refers to the parts, and the parts refer to this only weakly: a connection that
+        # the user drops is finalized (`__del__`).
+        self._waiter_error = WaiterErrors()
+        driver = side.driver
+        self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
+        self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
+        self._messages = Messages(
+            queue=self._queue,
+            memory=self._memory,
+            config=config,
+            on_control=weakly(self._control),
+            on_protocol_error=weakly(self._protocol_error),
+            waiter_error=self._waiter_error,
+        )
+        self._messages.gated = security.auth is not None
+        self._queue.on_room = self._messages.pump
+        self._queue.traffic = self._messages
+        self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
+        self._one_sided = OneSided(
+            self._queue, self._messages, self._sharing, self._memory, weakly(self._check)
+        )
+        self._queue.user = self._sharing
+        self._queue.accepting = True
+        self._loop_shutdown.add(self)
+
+    def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
+        """Takes the transition of an event; False if it is ignored in this state.
+
+        `error` is that of an event that may end the connection.
+        """
+        before, row = self._state, transition(self._state, event)
+        if row is None:
+            return False
+        self._state = row.next
+        if row.cause is not None:
+            self._ended_in = before
+            if row.cause is Cause.PEER:
+                error = self._peer_close_error
+            elif row.cause is Cause.CLOSED:
+                error = ConnectionClosedError()
+            assert error is not None
+            self._fail_waiters(error)
+        elif row.next in LIMITED and before not in LIMITED:
+            self._close_timer = self._loop.call_later(
+                self._config.close_timeout, weakly(self._finish)
+            )
+        return True
+
+    def _post_receives(self) -> None:
+        """Before the peer may send: the queue pair is in INIT or beyond."""
+        self._messages.post_receives()
+
+    async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
+        """The link is up: opens the connection, once both sides have proved a key if there is one.
+
+        Raises when one side cannot, and when the queue pair has failed meanwhile.
+        """
+        if self._close_cause is not None:
+            raise self._waiter_error(self._close_cause)
+        self._link = link
+        self._waiter_error.peer = link.peer_address
+        self._peer = peer
+        key = self._security.auth
+        if self._config.keep_alive is not None:
+            self._keep_alive = KeepAlive(
+                self._queue,
+                self._side.driver.timers,
+                self._config.keep_alive,
+                self._config.keep_alive_timeout,
+                weakly(self._silent),
+            )
+        if key is None:
+            self._advance(LifecycleEvent.ESTABLISHED)
+            self._messages.start(peer)
+            return
+        self._advance(LifecycleEvent.KEY_REQUIRED)
+        from .authentication import Authentication  # noqa: PLC0415 - only where a key is given
+
+        self._authentication = handshake = Authentication(
+            key, self._transcript(peer, client=client), self._messages.send_control, client=client
+        )
+        self._messages.start(peer)
+        handshake.begin()
+        await handshake.done
+
+    def _transcript(self, peer: Hello, *, client: bool) -> bytes:
+        from .._core import authentication  # noqa: PLC0415 - only where a key is given
+
+        qp = self._side.qp
+        assert qp is not None
+        ours, theirs = (self._side.hello, qp.qp_num), (peer, qp.query().dest_qp_num)
+        (here, number), (there, peer_number) = (ours, theirs) if client else (theirs, ours)
+        return authentication.transcript(here, there, number, peer_number)
+
+    def _give_up(self, link: Link, error: BaseException) -> None:
+        """The handshake failed: everything is given back, `link` with it."""
+        self._link = link
+        if self._state is ConnectionState.CLOSED:  # the queue pair failed before it had a link
+            link.release()
+        self._end(error)
+
+    def _check(self) -> None:
+        if _get_running_loop() is not self._loop:
+            self._affinity.check(self)
+        if self._state is not OPEN:
+            self._check_state()
+
+    def _check_state(self) -> None:
+        if self._close_cause is not None:
+            raise self._waiter_error(self._close_cause)
+        if self._state in CLOSING:
+            raise ConnectionClosedError("the connection is being closed")
+
+    def _control(self, message: protocol.Message) -> None:
+        authentication = self._authentication
+        if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
+            if authentication is None:
+                raise ProtocolError("the peer sent a proof that it has a key; none was given here")
+            try:
+                authentication.control(message)
+            except AuthenticationError as error:
+                self._refuse(error)
+            else:
+                # Now, not when `_start` goes on: the peer's next message may be here already.
+                if authentication.done.done():
+                    self._messages.gated = False
+                    self._advance(LifecycleEvent.PROVED)
+            return
+        if self._messages.gated and not isinstance(message, protocol.Goodbye):
+            raise ProtocolError(
+                f"the peer sent a {type(message).__name__} before it has proved that it has the key"
+            )
+        match message:
+            case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
+                self._peer_goodbye(ConnectionClosedError(by_peer=True))
+            case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
+                self._peer_goodbye(
+                    AuthenticationError("the peer says that it has not the same key")
+                )
+            case protocol.Goodbye():
+                self._peer_goodbye(
+                    ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
+                )
+            case protocol.Ping():
+                self._messages.send_control(protocol.Pong(message.request_id))
+            case _ if self._kin is not None and self._kin.control(message):
+                pass
+            case _:
+                self._sharing.control(message)
+
+    def _peer_goodbye(self, error: RDMAError) -> None:
+        """The peer has closed the connection; `error` is what that means here.
+
+        Nothing orders the completions of sends and of receives: the completion of a send that the
+        peer has taken may come after this.  Those that have not come until the disconnect, which
+        follows a goodbye, or within `close_timeout`, are lost.
+        """
+        if not self._advance(LifecycleEvent.PEER_GOODBYE):
+            return
+        self._peer_close_error = error
+        self._messages.peer_has_left = True
+        self._queue.refuse(error)
+        self._queue.watch_room(weakly(self._finish_if_complete))
+        self._finish_if_complete()
+
+    def _finish_if_complete(self) -> None:
+        if self._queue.free == self._queue.capacity:
+            self._finish()
+
+    def _protocol_error(self, error: ProtocolError) -> None:
+        logger.warning("%r: %s", self, error)
+        self._give_reason(protocol.GoodbyeCode.PROTOCOL_ERROR, error)
+
+    def _refuse(self, error: AuthenticationError) -> None:
+        logger.warning("%r: %s", self, error)
+        self._give_reason(protocol.GoodbyeCode.NOT_AUTHENTICATED, error)
+
+    def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
+        """Sends a goodbye with the reason, and ends without waiting for its delivery."""
+        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
+        self._end(error)
+
+    def _disconnected(self, reason: str) -> None:
+        """The other side is gone.  Polls first: its goodbye may lie in the completion queue."""
+        if self._close_cause is None:
+            self._side.driver.poll()
+        self._end(ConnectionBrokenError(reason))
+
+    def _silent(self, seconds: float) -> None:
+        self._end(
+            ConnectionBrokenError(
+                f"the peer's device has not been heard for {seconds:g} seconds and does not answer "
+                f"(Config.keep_alive)"
+            )
+        )
+
+    def _end(self, error: BaseException) -> None:
+        """Ends the connection for this reason, unless it has ended."""
+        broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
+        if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
+            # Not from here: this may be the middle of a drain, or of a post.
+            self._loop.call_soon(self._tear_down)
+
+    def _finish(self, *, at_once: bool = False) -> None:
+        """Ends a connection that is being closed by either side, unless it has ended.
+
+        `at_once` gives the resources back now: from a task, outside a drain.
+        """
+        if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
+            if at_once and not self._queue.table.waking:
+                self._tear_down()
+            else:
+                self._loop.call_soon(self._tear_down)
+
+    def _fail_waiters(self, root: BaseException) -> None:
+        self._close_cause = root
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+        if self._authentication is not None and not self._authentication.done.done():
+            self._authentication.done.set_exception(self._waiter_error(root))
+            self._authentication.done.exception()  # retrieved, also if it is not awaited yet
+        if self._kin is not None:
+            self._kin.end()
+        self._queue.fail(root)
+        self._memory.end(root)
+        self._sharing.end(root)
+        self._messages.end(root)
+
+    async def _end_with_loop(self) -> None:
+        self._end(ConnectionClosedError("its event loop has ended"))
+        await self._closed.wait()
+
+    def _end_without_loop(self) -> None:
+        if self._state is ConnectionState.CLOSED:
+            return
+        if self._close_cause is None:
+            self._state = ConnectionState.ENDED  # its waiters have ended with the loop
+            self._close_cause = ConnectionClosedError("its event loop has been closed")
+        self._tear_down()
+
+    def _tear_down(self) -> None:
+        if self._on_closed is not None:
+            self._on_closed()
+        if self._link is not None:
+            self._link.close()
+        self._queue.close()
+        self._messages.close()
+        self._side.close()
+        if self._link is not None:
+            self._link.release()
+        self._advance(LifecycleEvent.RELEASED)
+        self._closed.set()
+        self._loop_shutdown.remove(self)
+
+    def __del__(self) -> None:
+        """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
+        if getattr(self, "_loop_shutdown", None) is None or self._close_cause is not None:
+            return  # its making failed, or it has ended
+        if self._affinity.is_after_fork:
+            return
+        error = ConnectionClosedError("the connection was dropped")
+        try:
+            self._loop.call_soon_threadsafe(self._end, error)
+        except RuntimeError:  # the loop has been closed
+            self._end_without_loop()
+        warnings.warn(
+            f"{self!r}{self._affinity.made()} was not closed",
+            ResourceWarning,
+            source=self,
+            stacklevel=1,
+        )
+
+
+class WaiterErrors:
+    """Makes a fresh exception for one waiter; the cause is shared."""
+
+    def __init__(self) -> None:
+        self.peer: Address | None = None
+
+    def __call__(self, root: BaseException) -> BaseException:
+        if isinstance(root, ConnectionClosedError):
+            return ConnectionClosedError(str(root), by_peer=root.by_peer)
+        error: Exception
+        if isinstance(root, ProtocolError | AuthenticationError):
+            error = type(root)(str(root))
+        else:
+            error = ConnectionBrokenError(f"the connection with {self.peer} broke: {root}")
+        error.__cause__ = root
+        return error
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Calls a method of an object as long as that exists, without keeping it alive."""
+    # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
+    assert isinstance(method, MethodType)
+    ref, function = weakref.ref(method.__self__), method.__func__
+
+    def call(*args: object) -> None:
+        owner = ref()
+        if owner is not None:
+            function(owner, *args)
+
+    return call

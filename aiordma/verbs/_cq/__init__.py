@@ -1,0 +1,1 @@
+"""Completion channels, completion queues and completions."""

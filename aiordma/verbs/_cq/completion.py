@@ -1,0 +1,489 @@
+"""Completion queues, classic and extended, and the channels that announce them."""
+
+from __future__ import annotations
+
+import errno
+import math
+import select
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
+from aiordma.errors import BusyError, UnsupportedError, VerbsError
+
+from .._device.enums import CQFlags, WCFields
+from .._device.resource import Node, Resource
+from .._qp.posted_work import Accounts
+from .completion_cursor import CompletionCursor
+from .cq_entries import Entries
+from .work_completion import WorkCompletion
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.context import Context
+
+
+# How long a busy look stays away from Python, where signals are seen: a judgement.
+_SLICE = 0.001
+
+
+class Drained(NamedTuple):
+    """What a drain did. Internal to the library."""
+
+    found: bool
+    """There were completions, or the device made progress, as in the middle of a long message."""
+    more: bool
+    """There may be more, of which the fd does not tell."""
+    fds_changed: bool
+    """:meth:`CompletionChannel.open_notify_fds` gives other descriptors now."""
+
+
+_DRAINED = tuple(Drained(bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))  # by its bits
+
+
+class CompletionChannel(Resource["h.ChannelPointer"]):
+    """Where completion queues announce that they have something; ``fd`` is for an event loop.
+
+    ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
+    it may be readable earlier, when looking for one does the work that leads to it. A loop may
+    watch ``watched_fds`` in its place, of which one is readable when ``fd`` is: they wake up a
+    little faster, and ``fd`` then tells of announcements alone. The channel owns them: watch them
+    only, and not after its end.
+    Use either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
+    """
+
+    def __init__(self, context: Context, pointer: h.ChannelPointer) -> None:
+        self.context = context
+        self.fd = pointer.fd
+        self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
+        self.drain_state.calls = context.library.table
+        self.drain_state.channel = pointer
+        self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
+        drain_state = self.drain_state
+
+        def end_and_destroy(channel: h.ChannelPointer) -> None:
+            lib.aiordma_drain_end(drain_state)
+            context.library.calls.ibv_destroy_comp_channel(channel)
+
+        super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
+        code = lib.aiordma_set_nonblocking(context.library.table, self.fd)
+        if code:
+            self.close()
+            raise failure("fcntl", code, "the completion channel's fd")
+        self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
+            weakref.WeakValueDictionary()
+        )
+        self.accounts = Accounts()
+        self.leaving: list[Entries] = []
+        self._more = ffi.new("int *")
+        self._room: CompletionArray | None = None
+        self._events = 0
+
+    @cached_property
+    def watched_fds(self) -> tuple[int, ...]:
+        """What a loop may watch in place of ``fd``; see the class."""
+        fds = ffi.new("int[2]")
+        count = lib.aiordma_watch_fds(self.context.library.table, self.fd, fds)
+        return tuple(fds[i] for i in range(count)) or (self.fd,)
+
+    def open_notify_fds(self) -> list[int]:
+        """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
+
+        They become the caller's, to be closed when it watches them no more. Others may come and go:
+        :class:`Drained` says so. A loop that never asks misses nothing. Internal to the library.
+        """
+        fds = ffi.new("int[8]")
+        return [fds[i] for i in range(lib.aiordma_notify_fds(self.drain_state, fds))]
+
+    def peer_wakeups(self) -> int:
+        """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""
+        return lib.aiordma_peer_wakeups(self.context.library.table)
+
+    def wrote_to_polling_peers(self, since: int) -> bool:
+        """Has the device written to peers since :meth:`peer_wakeups`, all of which were polling?
+
+        False where the device cannot tell. Internal to the library.
+        """
+        now = self.peer_wakeups()
+        return now != since and now >> 32 == since >> 32
+
+    @property
+    def events(self) -> int:
+        """Completion events taken so far."""
+        return self._events + self.drain_state.events
+
+    def get_event(self) -> CompletionQueue | None:
+        """Take and acknowledge one announcement, None when there is none.
+
+        The queue is not armed any more: call its ``req_notify()``, then poll it until it is
+        empty. Announcements of a queue whose object is gone are taken and passed over.
+        """
+        cq = ffi.new("struct ibv_cq **")
+        context = ffi.new("void **")
+        calls = self.context.library.calls
+        while calls.ibv_get_cq_event(self.pointer, cq, context):
+            self._events += 1
+            calls.ibv_ack_cq_events(cq[0], 1)
+            queue = self.queues.get(int(ffi.cast("uintptr_t", cq[0])))
+            if queue is not None:
+                return queue
+        return None
+
+    def sleep_for(self, queue: CompletionQueue, end: float) -> None:
+        """Sleep until ``queue`` has been announced or ``end`` (of time.monotonic) has come.
+
+        Announcements of other queues on the way are kept for them. For this package.
+        """
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        while not queue.announced:
+            if (announced := self.get_event()) is not None:
+                announced.announced = True
+                continue
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            poll.poll(None if math.isinf(left) else math.ceil(left * 1000))
+        queue.announced = False
+
+    def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
+        """Take every announcement, acknowledge, arm again, and poll: all in one crossing.
+
+        Returns up to ``capacity`` records, of all queues of this channel, and whether there may
+        be more, in which case the fd does not tell: call again. The records stay valid. When
+        there is nothing, it goes on looking for ``spin_us`` microseconds, without the GIL.
+
+        Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
+        Closing a queue takes the announcements of the channel's others as well: call this
+        afterwards, since the fd will not tell.
+        """
+        if self._room is None or self._room.capacity < capacity:
+            self._room = CompletionArray(capacity)
+        self.pointer  # noqa: B018 - raises when this is closed
+        self.drain_state.spin_us = spin_us
+        count = lib.aiordma_drain(self.drain_state, self._room.pointer, capacity, self._more)
+        if count < 0:
+            raise failure("ibv_get_cq_event", -count, f"draining {self!r}")
+        if not self._more[0]:
+            for queue in self.leaving:  # armed, so without an event there is nothing in it
+                queue.seen_empty()
+            self.leaving.clear()
+        return self.accounts.settled(self._room.records(count)), bool(self._more[0])
+
+    def drain_to(self, table: Table, capacity: int, spin_us: int, returns: bool) -> Drained:
+        """As :meth:`drain`, of queues that keep no account: the completions go to their work.
+
+        A caller that ``returns`` will poll again soon if there was something; peers need not
+        notify it until then. Internal to the library.
+        """
+        if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
+            raise self.closed_error()
+        return self.drained(table.drain(self._state_address, capacity, spin_us, returns))
+
+    def reader(
+        self, capacity: int, otherwise: Callable[[int], object]
+    ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
+        """The arguments of a table's ``serve`` or ``look_again``, to do as :meth:`drain_to` does.
+
+        ``otherwise`` is called with the result of a drain that did more than to find completions;
+        :meth:`drained` reads it. Internal to the library.
+        """
+        return self._state_address, capacity, self.leaving, otherwise
+
+    def drained(self, result: int) -> Drained:
+        """Reads the result of a table's ``drain``; VerbsError if the channel failed.
+
+        Internal to the library.
+        """
+        if result < 0:
+            raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
+        if self.leaving and not result & 2:
+            for queue in self.leaving:
+                queue.seen_empty()
+            self.leaving.clear()
+        return _DRAINED[result]
+
+    def _details(self) -> str:
+        return f"fd {self.fd}"
+
+
+class CompletionQueue(Resource["h.CQPointer"]):
+    """Where completions of work are found, in the order in which they were made.
+
+    ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
+    else is the same for both. A thread finds completions in one of four ways:
+
+    - by hand: :meth:`poll` takes what is there;
+    - busy: :meth:`wait` with ``spin=math.inf`` looks without a pause;
+    - by events: :meth:`wait` arms the queue and sleeps on its channel;
+    - adaptive: :meth:`wait` with ``spin`` seconds looks for so long before it sleeps.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        pointer: h.CQPointer,
+        channel: CompletionChannel | None,
+        fields: WCFields | None = None,
+        flags: CQFlags = CQFlags.NONE,
+    ) -> None:
+        self.context = context
+        self.channel = channel
+        self.fields = fields
+        self.flags = flags
+        self.accounts = channel.accounts if channel else Accounts()
+        self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
+        self._room: CompletionArray | None = None
+        self._more_room: MoreArray | None = None
+        self.announced = False
+        """An announcement was taken that nobody has looked at; for this package."""
+        destroy = context.library.calls.ibv_destroy_cq
+        if channel is None:
+            super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
+        else:
+            drain_state = channel.drain_state
+
+            def forget_and_destroy(cq: h.CQPointer) -> None:
+                lib.aiordma_drain_forget(drain_state, cq)
+                destroy(cq)
+
+            super().__init__(
+                Node("CompletionQueue", pointer, forget_and_destroy, [context.node, channel.node])
+            )
+            channel.queues[int(ffi.cast("uintptr_t", pointer))] = self
+        context.route_events(int(ffi.cast("uintptr_t", pointer)), self)
+
+    # --- taking completions ----------------------------------------------------------------
+
+    def poll(self, max: int = 16) -> list[WorkCompletion]:
+        """Take up to ``max`` completions; an empty list when there are none. Never waits."""
+        return self._poll(max, 0)
+
+    def poll_raw(self, max: int = 256) -> Iterator[Record]:
+        """As :meth:`poll`, as tuples of plain numbers in the order of WorkCompletion's fields.
+
+        What is not defined for a completion is then whatever the device wrote.
+        """
+        if self._room is None or self._room.capacity < max:
+            self._room = CompletionArray(max)
+        count = lib.aiordma_poll(self.pointer, self._room.pointer, max)
+        self._looked(count, max)
+        return self.accounts.settled(self._room.records(count))
+
+    def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
+        if self._room is None or self._room.capacity < max:
+            self._room = CompletionArray(max)
+        if self._more_room is None or self._more_room.capacity < max:
+            self._more_room = MoreArray(max)
+        room, more = self._room, self._more_room
+        pointer = self.pointer
+        if spin_us:
+            count = lib.aiordma_poll_busily(pointer, room.pointer, more.pointer, max, spin_us)
+        else:
+            count = lib.aiordma_poll_more(pointer, room.pointer, more.pointer, max)
+        self._looked(count, max)
+        settle, fields = self.accounts.settle, self.fields
+        return [
+            WorkCompletion.from_record(record, settle(record), rest, fields)
+            for record, rest in zip(room.records(count), more.records(count), strict=True)
+        ]
+
+    def _looked(self, count: int, max: int) -> None:
+        if count < 0:
+            raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
+        if count < max:
+            self.entries.seen_empty()
+
+    def start_poll(self) -> CompletionCursor:
+        """Completions one by one, each field read when it is asked for: ibv_create_cq_ex(3).
+
+        ::
+
+            with cq.start_poll() as cursor:
+                for completion in cursor:
+                    print(completion.wr_id, completion.byte_len)
+        """
+        return CompletionCursor(self)
+
+    def wait(
+        self, max: int = 16, *, timeout: float | None = None, spin: float = 0.0
+    ) -> list[WorkCompletion]:
+        """Up to ``max`` completions, waited for; empty when ``timeout`` seconds have passed.
+
+        It first looks for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
+        sleeps until its channel announces something. ``spin=0`` sleeps at once, ``math.inf``
+        never does. It leaves the queue armed; announcements of the channel's other queues are
+        kept for their own ``wait``. Not for a channel that an event loop watches.
+
+        ValueError when it would have to sleep and the queue has no channel.
+        """
+        if self.channel is None and not math.isinf(spin):
+            raise ValueError(f"{self!r} has no channel to sleep on: make it with one, or spin=inf")
+        now = time.monotonic()
+        end = math.inf if timeout is None else now + timeout
+        while True:
+            if found := self._spin(max, min(end, now + spin)):
+                return found
+            if (now := time.monotonic()) >= end:
+                return []
+            if self.channel is None or math.isinf(spin):
+                continue
+            self.req_notify()
+            # What came before arming makes no announcement.
+            if found := self._poll(max, 0):
+                return found
+            self.channel.sleep_for(self, end)
+            now = time.monotonic()
+
+    def _spin(self, max: int, end: float) -> list[WorkCompletion]:
+        """Look until ``end`` at least once; back in Python every millisecond, for signals."""
+        while True:
+            left = end - time.monotonic()
+            found = self._poll(max, int(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
+            if found or left <= 0:
+                return found
+
+    # --- announcements ---------------------------------------------------------------------
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Arm: the next completion makes an announcement on the channel.
+
+        Completions that are already there make none: poll after arming. With ``solicited_only``
+        only a failure or a receive whose sender asked for it (SendFlags.SOLICITED) does.
+        """
+        code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
+        if code:
+            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO)
+
+    def modify(self, *, cq_count: int, cq_period: float) -> None:
+        """Moderate announcements: one after ``cq_count`` completions or ``cq_period`` seconds.
+
+        Whichever is first; 0 and 0 announce at once again. The period counts in microseconds,
+        up to 65535. ValueError beyond what the device takes; UnsupportedError where it has no
+        moderation. Source: ibv_modify_cq(3).
+        """
+        most = self.context.query_device_ex().cq_mod_caps
+        if not most.max_cq_count and not most.max_cq_period:
+            raise UnsupportedError(
+                "moderation of completion queues", device=self.context.name, verb="ibv_modify_cq"
+            )
+        period = round(cq_period * 1_000_000)
+        if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
+            raise ValueError(
+                f"{self!r}: moderation by {cq_count} completions and {period} us;"
+                f" {self.context.name} takes up to {most.max_cq_count} and {most.max_cq_period}"
+            )
+        attr = ffi.new("struct ibv_modify_cq_attr *")
+        attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
+        attr.moderate.cq_count = cq_count
+        attr.moderate.cq_period = period
+        with self.context.offering("moderation of completion queues"):
+            self.context.library.calls.ibv_modify_cq(self.pointer, attr)
+
+    # --- size ------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> int:
+        """Its number in the device (``ibv_cq.handle``)."""
+        return self.pointer.handle
+
+    @property
+    def cqe(self) -> int:
+        """Completions that it has room for."""
+        return self.entries.capacity
+
+    @property
+    def reserved(self) -> int:
+        """Entries that are set aside; see :mod:`aiordma.verbs._cq.cq_entries`."""
+        return self.entries.reserved
+
+    @property
+    def available(self) -> int:
+        """Entries that are not reserved."""
+        return self.entries.available
+
+    def resize(self, cqe: int) -> None:
+        """Change the number of entries; completions inside are kept. The device may give more.
+
+        ValueError below what is reserved, UnsupportedError where the device cannot.
+        """
+        if cqe < self.reserved:
+            raise ValueError(f"{self!r}: {self.reserved} entries are reserved, more than {cqe}")
+        pointer = self.pointer
+        with self.context.offering("resizing completion queues"):
+            self.context.library.calls.ibv_resize_cq(pointer, cqe)
+        self.entries.capacity = pointer.cqe
+
+    def reserve(self, entries: int) -> None:
+        """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
+        if entries > self.available:
+            raise BusyError(
+                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted"
+            )
+        self.entries.reserved += entries
+
+    def make_room(self, entries: int) -> None:
+        """As :meth:`reserve`, after resizing the queue when there are not enough.
+
+        BusyError when the device cannot, or has no larger queues.
+        """
+        if entries > self.available:
+            try:
+                self.resize(self.reserved + entries)
+            except VerbsError as error:
+                raise BusyError(
+                    f"{self!r} has {self.available} entries free, {entries} are wanted, and it"
+                    f" cannot grow: make it larger, or use another one"
+                ) from error
+        self.reserve(entries)
+
+    def release(self, entries: int) -> None:
+        """Give reserved entries back, which are free at once: its completions have been polled."""
+        try:
+            self.entries.release(entries)
+        except ValueError as error:
+            raise ValueError(f"{self!r}: {error}") from None
+
+    def release_when_empty(self, entries: int) -> None:
+        """Give reserved entries back, which are free when the queue has been seen empty."""
+        self.entries.leave(entries)
+
+    @property
+    def in_use(self) -> int:
+        """Entries that are reserved and have not been given back in either way."""
+        return self.reserved - self.entries.leaving
+
+    def _details(self) -> str:
+        kind = "" if self.fields is None else "extended, "
+        return f"{kind}{self.cqe} entries, {self.reserved} reserved"
+
+
+def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
+    """Set entries of completion queues aside until what ``node`` stands for has been destroyed.
+
+    BusyError, and it is destroyed at once, when a queue has too few and cannot grow.
+    """
+    totals: dict[CompletionQueue, int] = {}
+    for cq, entries in wanted:
+        if cq is not None and entries:
+            totals[cq] = totals.get(cq, 0) + entries
+    held: list[tuple[Entries, int]] = []
+    try:
+        for cq, entries in totals.items():
+            cq.make_room(entries)
+            held.append((cq.entries, entries))
+    except BaseException:
+        for counter, entries in held:
+            counter.release(entries)
+        node.close()
+        raise
+
+    def leave() -> None:
+        for counter, entries in held:
+            counter.leave(entries)
+
+    node.at_end = leave

@@ -1,0 +1,108 @@
+"""Making completion queues: extended where the device has them, classic elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi, lib
+from aiordma.errors import UnsupportedError
+
+from .._device.enums import CQFlags, WCFields
+from .completion import CompletionChannel, CompletionQueue
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.context import Context
+
+# What a classic queue tells as well.
+STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
+
+# rdma_rxe makes extended queues, but with rdma-core 44 its iterator loses its place when it has
+# come to the end of a queue: the next poll finds completions that never were (seen on Linux 6.1).
+_WITHOUT_EXTENDED = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
+
+_TIMES = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+_ALL_TIMES = _TIMES[0] | _TIMES[1]
+
+
+def create_cq(
+    context: Context,
+    cqe: int,
+    channel: CompletionChannel | None,
+    comp_vector: int,
+    extended: bool | None,
+    fields: WCFields | None,
+    flags: CQFlags,
+) -> CompletionQueue:
+    """As :meth:`Context.create_cq`, which has the contract."""
+    most = context.query_device().max_cqe
+    if not 0 < cqe <= most:
+        raise ValueError(f"a completion queue of {cqe} entries; {context.name} takes 1 to {most}")
+    if not 0 <= comp_vector < context.num_comp_vectors:
+        raise ValueError(
+            f"completion vector {comp_vector}; {context.name} has 0 to"
+            f" {context.num_comp_vectors - 1}"
+        )
+    if extended is None:
+        extended = True if fields is not None or flags else context.cq_fields is not None
+    if extended:
+        if fields is None and (fields := context.cq_fields) is None:
+            raise UnsupportedError(
+                "extended completion queues", device=context.name, verb="ibv_create_cq_ex"
+            )
+        pointer = _extended(context, cqe, channel, comp_vector, fields, flags)
+        return CompletionQueue(context, pointer, channel, fields, flags)
+    if fields is not None or flags:
+        raise ValueError("fields and flags are for extended completion queues")
+    return CompletionQueue(
+        context,
+        context.library.calls.ibv_create_cq(
+            context.pointer, cqe, ffi.NULL, channel.pointer if channel else ffi.NULL, comp_vector
+        ),
+        channel,
+    )
+
+
+def _extended(
+    context: Context,
+    cqe: int,
+    channel: CompletionChannel | None,
+    comp_vector: int,
+    fields: WCFields,
+    flags: CQFlags,
+) -> h.CQPointer:
+    attr = ffi.new("struct ibv_cq_init_attr_ex *")
+    attr.cqe = cqe
+    attr.cq_context = lib.aiordma_extended_cq_context()
+    attr.channel = channel.pointer if channel else ffi.NULL
+    attr.comp_vector = comp_vector
+    attr.wc_flags = fields
+    if flags:
+        attr.comp_mask = lib.IBV_CQ_INIT_ATTR_MASK_FLAGS
+        attr.flags = flags
+    extras = " with " + repr(fields | 0) if fields & ~STANDARD else ""
+    extras += f" and {flags!r}" if flags else ""
+    with context.offering(f"extended completion queues{extras}"):
+        device = context.query_device()
+        if (device.vendor_id, device.vendor_part_id) in _WITHOUT_EXTENDED:
+            raise UnsupportedError("extended completion queues", verb="ibv_create_cq_ex")
+        return ffi.cast(
+            "struct ibv_cq *", context.library.calls.ibv_create_cq_ex(context.pointer, attr)
+        )
+
+
+def most_fields(context: Context) -> WCFields | None:
+    """All that the device's extended queues tell that anybody reads; None without such queues.
+
+    Which timestamps it has, a device says only by making a queue or refusing to.
+    """
+    times = [_ALL_TIMES, *_TIMES] if context.query_device_ex().completion_timestamp_mask else []
+    for fields in (*(STANDARD | stamp for stamp in times), STANDARD):
+        try:
+            pointer = _extended(context, 1, None, 0, fields, CQFlags.NONE)
+        except UnsupportedError:
+            continue
+        context.library.calls.ibv_destroy_cq(pointer)
+        return fields
+    return None

@@ -1,0 +1,1 @@
+"""Devices, contexts, ports and addresses, protection domains; what resources have in common."""

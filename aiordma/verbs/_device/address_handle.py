@@ -1,0 +1,143 @@
+"""Address handles: the way to a peer, made ready once, for datagrams."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiordma._core.handshake import Endpoint
+from aiordma._native import explained, ffi
+from aiordma.errors import UnsupportedError, VerbsError
+
+from .address import GID, AddressVector
+from .enums import QPType, WCFlags
+from .grh import GRH_SIZE
+from .resource import Node, Resource
+from .route_lookup import describe, source_entry
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._cq.work_completion import WorkCompletion
+    from .context import Context
+    from .protection_domain import ProtectionDomain
+
+
+class AddressHandle(Resource["h.AHPointer"]):
+    """The way to a peer: made by :meth:`ProtectionDomain.create_ah`.
+
+    ``vector`` is what it was made of. It must stay open until the last request that was posted
+    with it has completed (ibv_post_send(3)).
+    """
+
+    def __init__(
+        self, node: Node[h.AHPointer], pd: ProtectionDomain, vector: AddressVector
+    ) -> None:
+        super().__init__(node)
+        self.pd = pd
+        self.vector = vector
+        self.address = int(ffi.cast("uintptr_t", self.pointer))
+        """For :meth:`QueuePair.post_send_one`."""
+
+    def _details(self) -> str:
+        return f"to {self.vector.dgid or self.vector.dlid}"
+
+
+class Destination(NamedTuple):
+    """Where a datagram goes: the way, the queue pair there, and its Q_Key."""
+
+    ah: AddressHandle
+    remote_qpn: int
+    remote_qkey: int
+
+
+def create_ah(pd: ProtectionDomain, vector: AddressVector) -> AddressHandle:
+    """As :meth:`ProtectionDomain.create_ah`."""
+    context = pd.context
+    try:
+        attr = ffi.new("struct ibv_ah_attr *", vector.fields())
+    except OverflowError as error:
+        raise ValueError(f"{vector}: {error}") from None
+    calls = context.library.calls
+    try:
+        pointer = calls.ibv_create_ah(pd.pointer, attr)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "address handles", device=context.name, verb=error.verb, errno=error.errno or 0
+        ) from None
+    except VerbsError as error:
+        raise explained(error, f"an address handle {describe(context, vector, error)}") from None
+    return AddressHandle(
+        Node("AddressHandle", pointer, calls.ibv_destroy_ah, [pd.node]), pd, vector
+    )
+
+
+def vector_to(
+    context: Context,
+    local: Endpoint,
+    remote: Endpoint,
+    *,
+    hop_limit: int,
+    traffic_class: int,
+    flow_label: int = 0,
+    sl: int = 0,
+    static_rate: int = 0,
+) -> AddressVector:
+    """The way from one exchanged endpoint to the other. ValueError when ``local`` is not here.
+
+    VerbsError (ENETUNREACH), before the device is asked, when its GID cannot reach the peer's.
+    """
+    source = source_entry(context, local)
+    dgid = GID(remote.gid) if remote.is_global else None
+    if dgid is not None and not source.can_reach(dgid):
+        problem = context.explain_gid(source, dgid)
+        raise VerbsError(errno.ENETUNREACH, "ibv_modify_qp", problem)
+    return AddressVector(
+        dgid=dgid,
+        sgid_index=source.gid_index,
+        hop_limit=hop_limit,
+        traffic_class=traffic_class,
+        flow_label=flow_label,
+        dlid=remote.lid,
+        sl=sl,
+        static_rate=static_rate,
+        port_num=source.port_num,
+    )
+
+
+def vector_from_wc(
+    context: Context,
+    wc: WorkCompletion,
+    grh: bytes | bytearray | memoryview,
+    port_num: int,
+) -> AddressVector:
+    """The way back to the sender of a datagram: ibv_init_ah_from_wc(3).
+
+    ``grh`` are the first 40 bytes of the receive's buffer; they are looked at when the completion
+    says that they are there (WCFlags.GRH).
+    """
+    raw = ffi.new("struct ibv_wc *")
+    raw.wc_flags = int(wc.wc_flags)
+    raw.src_qp = wc.src_qp
+    raw.slid, raw.sl, raw.dlid_path_bits = wc.slid or 0, wc.sl or 0, wc.dlid_path_bits or 0
+    header = ffi.new("struct ibv_grh *")
+    if wc.wc_flags & WCFlags.GRH:
+        data = bytes(memoryview(grh)[:GRH_SIZE])
+        if len(data) < GRH_SIZE:
+            raise ValueError(f"a GRH has {GRH_SIZE} bytes, not {len(data)}")
+        ffi.buffer(header)[:] = data
+    attr = ffi.new("struct ibv_ah_attr *")
+    try:
+        context.library.calls.ibv_init_ah_from_wc(context.pointer, port_num, raw, header, attr)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "address handles from completions", device=context.name, verb=error.verb
+        ) from None
+    return AddressVector.read(attr)
+
+
+def destination(pd: ProtectionDomain, remote: Endpoint, vector: AddressVector) -> Destination:
+    """Where datagrams to an exchanged endpoint go. ValueError when it is none of datagrams."""
+    if remote.qp_type != QPType.UD:
+        raise ValueError(f"the peer's queue pair is {QPType(remote.qp_type).name}, not UD")
+    return Destination(create_ah(pd, vector), remote.qp_num, remote.qkey)

@@ -1,0 +1,290 @@
+"""An open device: what it can do, its ports and addresses, and the resources made on it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiordma._native import Library, failure, ffi, lib
+from aiordma.errors import UnsupportedError
+
+from .._cq.completion import CompletionChannel, CompletionQueue
+from .._cq.create_cq import create_cq, most_fields
+from .._memory.special_regions import DeviceMemory, alloc_dm
+from .._qp.xrc import XRCDomain, open_xrcd
+from .attributes import DeviceAttributes
+from .domains import ParentDomain, ThreadDomain
+from .enums import CQFlags, EventType, WCFields
+from .ports import Ports
+from .protection_domain import ProtectionDomain
+from .resource import Node, Resource
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._qp.queue_pair import QueuePair
+    from .._qp.shared_receive_queue import SharedReceiveQueue
+    from .capabilities import ExtendedDeviceAttributes
+
+# Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
+_QP_EVENTS = frozenset(
+    {
+        EventType.QP_FATAL,
+        EventType.QP_REQ_ERR,
+        EventType.QP_ACCESS_ERR,
+        EventType.COMM_EST,
+        EventType.SQ_DRAINED,
+        EventType.PATH_MIG,
+        EventType.PATH_MIG_ERR,
+        EventType.QP_LAST_WQE_REACHED,
+    }
+)
+_SRQ_EVENTS = frozenset({EventType.SRQ_ERR, EventType.SRQ_LIMIT_REACHED})
+_PORT_EVENTS = frozenset(
+    {
+        EventType.PORT_ACTIVE,
+        EventType.PORT_ERR,
+        EventType.LID_CHANGE,
+        EventType.PKEY_CHANGE,
+        EventType.SM_CHANGE,
+        EventType.CLIENT_REREGISTER,
+        EventType.GID_CHANGE,
+    }
+)
+
+
+class AsyncEvent(NamedTuple):
+    """Something happened to a device, a port or a resource; see ibv_get_async_event(3).
+
+    ``element`` is the queue pair, completion queue or shared receive queue concerned, None for
+    others or when its object is gone; ``port_num`` is the port of a port event.
+    """
+
+    type: EventType
+    element: QueuePair | CompletionQueue | SharedReceiveQueue | None = None
+    port_num: int | None = None
+
+
+_borrowed: weakref.WeakValueDictionary[tuple[str, int], Context] = weakref.WeakValueDictionary()
+_borrow_lock = threading.Lock()
+
+
+class Context(Ports):
+    """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
+
+    Queries and making children may be called from any thread. Its children keep it alive;
+    closing it closes them.
+    """
+
+    def __init__(
+        self, library: Library, pointer: h.ContextPointer, name: str, *, borrowed: bool = False
+    ) -> None:
+        self.library = library
+        self.name = name
+        self.borrowed = borrowed
+        self.num_comp_vectors = pointer.num_comp_vectors
+        destroy = (lambda _: None) if borrowed else library.calls.ibv_close_device
+        super().__init__(Node("Context", pointer, destroy, counted=not borrowed))
+        self._attributes: DeviceAttributes | None = None
+        self._extended: ExtendedDeviceAttributes | None = None
+        self._gid_table = b"", ()
+        self._cq_fields: tuple[WCFields | None] | None = None
+        # Whom an asynchronous event concerns, by the address of its C structure.
+        self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @property
+    def async_fd(self) -> int:
+        """Readable when there are asynchronous events.
+
+        Of a borrowed context it is another one when the connection manager has closed the device
+        in between and opened it again, which leaves the pointer as it was.
+        """
+        return int(self.pointer.async_fd)
+
+    @classmethod
+    def borrow(cls, library: Library, pointer: h.ContextPointer) -> Context:
+        """The context of a device that someone else opened and will close, ``rdma_cm_id.verbs``.
+
+        There is one object for each pointer as long as anything uses it. Its ``close()`` closes
+        what was made from it and leaves the device open.
+        """
+        key = (library.name, int(ffi.cast("uintptr_t", pointer)))
+        with _borrow_lock:
+            context = _borrowed.get(key)
+            if context is None or context.closed:
+                raw = library.calls.ibv_get_device_name(pointer.device)
+                name = ffi.string(raw).decode(errors="replace")
+                context = _borrowed[key] = cls(library, pointer, name, borrowed=True)
+            return context
+
+    # --- what there is ---------------------------------------------------------------------
+
+    def query_device(self) -> DeviceAttributes:
+        """Limits and capabilities, asked once."""
+        if self._attributes is None:
+            attr = ffi.new("struct ibv_device_attr *")
+            self.library.calls.ibv_query_device(self.pointer, attr)
+            self._attributes = DeviceAttributes.read(attr)
+        return self._attributes
+
+    def query_device_ex(self) -> ExtendedDeviceAttributes:
+        """Limits and capabilities with those beyond the basics, asked once.
+
+        Of a library or device that cannot be asked so, all that is beyond them is zero.
+        """
+        if self._extended is None:
+            from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415 - not all need it
+
+            attr = ffi.new("struct ibv_device_attr_ex *")
+            calls = self.library.calls
+            try:
+                calls.ibv_query_device_ex(self.pointer, attr)
+            except UnsupportedError:
+                calls.ibv_query_device(self.pointer, ffi.addressof(attr, "orig_attr"))
+            self._extended = ExtendedDeviceAttributes.read(attr)
+        return self._extended
+
+    def query_rt_values_ex(self) -> int:
+        """The device's clock, as completion timestamps read it: ibv_query_rt_values_ex(3).
+
+        Ticks of ``hca_core_clock``, the number of which ``completion_timestamp_mask`` bounds.
+        UnsupportedError where the clock cannot be read.
+        """
+        values = ffi.new("struct ibv_values_ex *")
+        values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
+        with self.offering("reading its clock"):
+            self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
+        if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
+            raise UnsupportedError(
+                "reading its clock", device=self.name, verb="ibv_query_rt_values_ex"
+            )
+        return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
+
+    @contextmanager
+    def offering(self, capability: str) -> Iterator[None]:
+        """An UnsupportedError inside the ``with`` becomes one that names device and capability.
+
+        For the rooms of this package.
+        """
+        try:
+            yield
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                capability, device=self.name, verb=error.verb, errno=error.errno or 0
+            ) from None
+
+    # --- what is made here -----------------------------------------------------------------
+
+    def alloc_pd(self) -> ProtectionDomain:
+        """Make a protection domain, in which memory and queue pairs belong together."""
+        return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
+
+    def alloc_td(self) -> ThreadDomain:
+        """Make a thread domain: ibv_alloc_td(3). UnsupportedError where there are none."""
+        return ThreadDomain(self)
+
+    def alloc_parent_domain(
+        self, pd: ProtectionDomain, td: ThreadDomain | None = None
+    ) -> ParentDomain:
+        """A protection domain beside ``pd``, whose objects the threads of ``td`` use alone.
+
+        UnsupportedError where there are none. Source: ibv_alloc_parent_domain(3).
+        """
+        return ParentDomain(pd, td)
+
+    def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
+        """Allocate memory of the device itself, aligned to 2^``log_align_req``: ibv_alloc_dm(3).
+
+        ValueError beyond what the device has (``max_dm_size``), UnsupportedError where it has
+        none.
+        """
+        return alloc_dm(self, length, log_align_req)
+
+    def open_xrcd(self, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
+        """Open an XRC domain, or make it: ibv_open_xrcd(3).
+
+        Processes that name the same file by ``fd`` share one; without it the domain is one's own.
+        With ``exclusive`` it must not exist yet. UnsupportedError where the device has no XRC.
+        """
+        return open_xrcd(self, fd, exclusive)
+
+    def create_comp_channel(self) -> CompletionChannel:
+        """Make a completion channel; its ``fd`` does not block."""
+        return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
+
+    def create_cq(
+        self,
+        cqe: int,
+        channel: CompletionChannel | None = None,
+        comp_vector: int = 0,
+        *,
+        extended: bool | None = None,
+        fields: WCFields | None = None,
+        flags: CQFlags = CQFlags.NONE,
+    ) -> CompletionQueue:
+        """Make a completion queue of at least ``cqe`` entries.
+
+        Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
+        it can only be polled. ``comp_vector`` is below ``num_comp_vectors``.
+
+        Where the device has extended queues it is one of those, which tells the timestamps that
+        the device has; ``extended`` chooses. ``fields`` are what an extended one shall tell,
+        ``flags`` how it works. ValueError for a number out of range, UnsupportedError for what
+        the device lacks, naming it.
+        """
+        return create_cq(self, cqe, channel, comp_vector, extended, fields, flags)
+
+    @property
+    def cq_fields(self) -> WCFields | None:
+        """What the device's extended completion queues tell; None where there are none."""
+        if self._cq_fields is None:
+            self._cq_fields = (most_fields(self),)
+        return self._cq_fields[0]
+
+    # --- asynchronous events ---------------------------------------------------------------
+
+    def async_events(self) -> list[AsyncEvent]:
+        """Take and acknowledge the events that are there; never waits.
+
+        ``async_fd`` is readable when there are some, and may be when there are none yet; the
+        first call makes it non-blocking. A borrowed context is shared: whoever calls this takes
+        the events for everybody.
+        """
+        code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
+        if code:
+            raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
+        calls, pointer = self.library.calls, self.pointer
+        raw = ffi.new("struct ibv_async_event *")
+        events = []
+        while calls.ibv_get_async_event(pointer, raw):
+            events.append(self._read_event(raw))
+            calls.ibv_ack_async_event(raw)
+        return events
+
+    def _read_event(self, raw: h.AsyncEvent) -> AsyncEvent:
+        kind = EventType(raw.event_type)
+        if kind in _PORT_EVENTS:
+            return AsyncEvent(kind, port_num=raw.element.port_num)
+        element: Any = None
+        if kind in _QP_EVENTS:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.qp)))
+        elif kind is EventType.CQ_ERR:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.cq)))
+        elif kind in _SRQ_EVENTS:
+            element = self._elements.get(int(ffi.cast("uintptr_t", raw.element.srq)))
+        return AsyncEvent(kind, element)
+
+    def route_events(self, address: int, element: Resource[Any]) -> None:
+        """Name ``element`` in events of the C structure at ``address``; for this package."""
+        self._elements[address] = element
+
+    def _label(self) -> str:
+        return f"Context {self.name}"
+
+    def _details(self) -> str:
+        return f"({self.library.name}){' borrowed' if self.borrowed else ''}"

@@ -1,0 +1,216 @@
+"""The devices of every library that is there, the embedded one included."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from aiordma._native import Library, embedded, ffi, system
+from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
+
+from . import fault_injection
+from .address import GID, IPAddress
+from .attributes import guid_from_network
+from .context import Context
+from .enums import ForkStatus, NodeType, PortState, TransportType
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+
+def libraries() -> list[Library]:
+    """The libraries of this machine: the system's if it is installed, then the embedded one."""
+    return [embedded()] if missing_library() else [system(), embedded()]
+
+
+def missing_library() -> LibraryNotFoundError | None:
+    """Why the system's library is not one of :func:`libraries`; None when it is."""
+    try:
+        system()
+    except LibraryNotFoundError as error:
+        return error
+    return None
+
+
+def fork_status(library: Library) -> ForkStatus | None:
+    """Whether memory registered with this library survives a fork of the process.
+
+    None when the library is too old to tell (rdma-core before version 36).
+    """
+    try:
+        return ForkStatus(library.calls.ibv_is_fork_initialized())
+    except UnsupportedError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device by name. It holds nothing open: the name is looked up again by :meth:`open`."""
+
+    name: str
+    library: Library
+    node_type: NodeType = field(compare=False)
+    transport_type: TransportType = field(compare=False)
+    guid: int = field(compare=False)
+    sysfs_path: str = field(compare=False, default="")
+
+    def open(self) -> Context:
+        """Open it. Close the context, or use it in ``with``.
+
+        Raises DeviceNotFoundError when the device has gone, VerbsError when it cannot be opened
+        (EACCES: no permission for /dev/infiniband/uverbs*).
+        """
+        calls = self.library.calls
+        with _device_list(self.library) as pointers:
+            names = [_name(self.library, pointer) for pointer in pointers]
+            if self.name not in names:
+                raise DeviceNotFoundError(self.name, names)
+            pointer = calls.ibv_open_device(pointers[names.index(self.name)])
+        return Context(self.library, pointer, self.name)
+
+    def set_faults(self, plan: str | None) -> None:
+        """Lets things go wrong in this process, from now on and as planned; None: nothing more.
+
+        For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
+        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
+        Raises ValueError, which names the part that is wrong, and UnsupportedError for any device
+        but the embedded one.
+        """
+        self._check_faults()
+        fault_injection.set_plan(plan)
+
+    def fault_counts(self) -> fault_injection.FaultCounts:
+        """What has gone wrong on command since the process began.
+
+        Raises UnsupportedError for any device but the embedded one.
+        """
+        self._check_faults()
+        return fault_injection.counts()
+
+    def _check_faults(self) -> None:
+        if self.library is not embedded():
+            raise UnsupportedError("faults on command", device=self.name)
+
+    @property
+    def numa_node(self) -> int | None:
+        """The NUMA node that the device is near to; None when it has none or does not say."""
+        if not self.sysfs_path:
+            return None
+        try:
+            with open(os.path.join(self.sysfs_path, "device", "numa_node")) as file:
+                node = int(file.read())
+        except (OSError, ValueError):  # a device that is no piece of hardware has no such file
+            return None
+        return node if node >= 0 else None
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name} ({self.library.name}) guid {self.guid:#018x}>"
+
+
+@contextmanager
+def _device_list(library: Library) -> Iterator[list[h.DevicePointer]]:
+    """The pointers of a device list, valid inside the ``with``."""
+    count = ffi.new("int *")
+    try:
+        array = library.calls.ibv_get_device_list(count)
+    except UnsupportedError:  # ENOSYS: the kernel has no RDMA at all (ibv_get_device_list(3))
+        yield []
+        return
+    try:
+        yield [array[index] for index in range(count[0])]
+    finally:
+        library.calls.ibv_free_device_list(array)
+
+
+def _name(library: Library, pointer: h.DevicePointer) -> str:
+    return ffi.string(library.calls.ibv_get_device_name(pointer)).decode(errors="replace")
+
+
+def devices() -> list[Device]:
+    """The devices of every library present, those of the system first. Opens none of them."""
+    own = _embedded_devices()
+    return [*own] if missing_library() else [*_devices(system()), *own]
+
+
+def _devices(library: Library) -> list[Device]:
+    with _device_list(library) as pointers:
+        return [
+            Device(
+                name=_name(library, pointer),
+                library=library,
+                node_type=NodeType(pointer.node_type),
+                transport_type=TransportType(pointer.transport_type),
+                guid=guid_from_network(library.calls.ibv_get_device_guid(pointer)),
+                sysfs_path=ffi.string(pointer.ibdev_path).decode(errors="replace"),
+            )
+            for pointer in pointers
+        ]
+
+
+@cache
+def _embedded_devices() -> list[Device]:
+    """They neither come nor go."""
+    return _devices(embedded())
+
+
+def find_device(
+    name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
+) -> Device:
+    """The device of that name, with that local IP address, with that GUID; or the default one.
+
+    Given several of them, all must fit; those of the system come first. Given none, the first
+    one of the system with an active port, or else the embedded one. Raises DeviceNotFoundError,
+    which lists what there is.
+    """
+    found = devices()
+    if name is None and ip is None and guid is None:
+        return next((device for device in found if _is_default(device)), found[-1])
+    gids: dict[str, str] = {}
+    for device in found:
+        if name not in (None, device.name) or guid not in (None, device.guid):
+            continue
+        if ip is None or _has_address(device, GID.from_ip(ip), gids):
+            return device
+    wanted = [f"the address {ip}"] if ip is not None else []
+    wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
+    known = [device.name for device in found]
+    if not wanted:
+        raise DeviceNotFoundError(str(name), known)
+    there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
+    raise DeviceNotFoundError(
+        name or "",
+        known,
+        wanted=" and ".join(wanted),
+        detail="; ".join(f"{name}: {text}" for name, text in there.items()),
+    )
+
+
+def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
+    """Whether the device has that GID; what it has goes into ``gids``."""
+    try:
+        with device.open() as context:
+            table = [entry.gid for entry in context.query_gid_table()]
+    except VerbsError as error:  # such as no permission: it may be another one that is meant
+        gids[device.name] = str(error)
+        return False
+    gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
+    return gid in table
+
+
+def _is_default(device: Device) -> bool:
+    if device.library is embedded():
+        return True
+    with device.open() as context:
+        ports = range(1, context.query_device().phys_port_cnt + 1)
+        return any(context.query_port(port).state is PortState.ACTIVE for port in ports)
+
+
+def open_device(
+    name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
+) -> Context:
+    """Open the device that :func:`find_device` finds."""
+    return find_device(name, ip=ip, guid=guid).open()

@@ -1,0 +1,226 @@
+"""What every object that stands for something in the device has in common.
+
+An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, how it is
+destroyed, and what was made from it. Nodes know their children strongly and their parents weakly;
+a resource keeps its parents alive. So there is no cycle, the last reference frees at once, and
+closing a parent reaches children whose own object has long been dropped. What a node pins (the
+user's memory under a registration) stays pinned until the device has let go of it.
+
+Finalizers warn and do nothing else: a verb may block, and at interpreter exit half of the world is
+gone. A root that is dropped unclosed is therefore leaked on purpose, with everything under it, and
+its memory stays pinned.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from aiordma._native import fork
+from aiordma.errors import BufferStateError
+
+P = TypeVar("P")
+
+_live: Counter[str] = Counter()
+_live_lock = threading.Lock()
+_roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
+_abandoned: list[Node[Any]] = []
+_remember_places = sys.flags.dev_mode
+
+
+def live() -> dict[str, int]:
+    """How many objects of each class are open in the device, for leak checks.
+
+    A dropped object that was never closed still counts: the device still has it.
+    """
+    with _live_lock:
+        return {kind: count for kind, count in sorted(_live.items()) if count}
+
+
+def remember_places(enabled: bool) -> None:
+    """Record where each resource is made from now on, for the warning about unclosed ones.
+
+    On from the start in Python's development mode (``-X dev``); costs a stack walk per object.
+    """
+    global _remember_places  # noqa: PLW0603 - a debugging switch of the process
+    _remember_places = enabled
+
+
+class Node(Generic[P]):
+    """A pointer, how it is destroyed, and what was made from it."""
+
+    __slots__ = (
+        "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "kind",
+        "pin", "pointer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        pointer: P,
+        destroy: Callable[[P], object],
+        parents: Sequence[Node[Any]] = (),
+        pin: object = None,
+        *,
+        counted: bool = True,
+    ) -> None:
+        self.kind = kind
+        self.pointer: P | None = pointer
+        self.pin = pin
+        self.counted = counted
+        self.children: dict[Node[Any], None] = {}
+        self.at_end: Callable[[], None] | None = None  # when it has been destroyed
+        self.end = ""
+        self._destroy = destroy
+        self._parents = [weakref.ref(parent) for parent in parents]
+        for parent in parents:
+            parent.children[self] = None
+        if not parents:
+            _roots.add(self)
+        if counted:
+            with _live_lock:
+                _live[kind] += 1
+
+    @property
+    def is_root(self) -> bool:
+        return not self._parents
+
+    def close(self) -> None:
+        """Destroy the children, youngest first, then this. Whatever cannot be stays open."""
+        for child in reversed(list(self.children)):
+            child.close()
+        if (pointer := self.pointer) is None:
+            return
+        self.pointer = None
+        try:
+            self._destroy(pointer)
+        except BaseException:
+            self.pointer = pointer
+            raise
+        self._ended("is closed")
+
+    def move(self, old: Node[Any], new: Node[Any]) -> None:
+        """Put ``new`` in the place of the parent ``old``."""
+        old.children.pop(self, None)
+        new.children[self] = None
+        self._parents = [
+            weakref.ref(new) if parent() is old else parent for parent in self._parents
+        ]
+
+    def disown(self) -> None:
+        """Forget the pointers here and below: they belong to the parent process."""
+        self.pointer = None
+        self.end = "was made before fork() and belongs to the parent process"
+        for child in self.children:
+            child.disown()
+
+    def _ended(self, end: str) -> None:
+        self.end = end
+        self.pin = None
+        for parent in self._parents:
+            if (node := parent()) is not None:
+                node.children.pop(self, None)
+        if self.counted:
+            with _live_lock:
+                _live[self.kind] -= 1
+        if self.at_end is not None:
+            self.at_end()
+
+
+def _after_fork_in_child() -> None:
+    # IBTA knows nothing of fork; libibverbs does: a child must not use the parent's objects.
+    global _live_lock  # noqa: PLW0603 - another thread may have held it while this one forked
+    _live_lock = threading.Lock()
+    _live.clear()
+    for node in [*_roots, *_abandoned]:
+        node.disown()
+
+
+fork.reset_in_child(_after_fork_in_child)
+
+
+class Resource(Generic[P]):
+    """Something that the device holds for us: to be closed, by ``close()`` or ``with``.
+
+    One object is used by one thread at a time.
+    """
+
+    _made_at: str = ""
+
+    def __init__(self, node: Node[P]) -> None:
+        self._node = node
+        if _remember_places:
+            self._made_at = "".join(traceback.format_stack(sys._getframe(2), limit=12))
+
+    @property
+    def node(self) -> Node[P]:
+        """The pointer with its children; for the rooms of this package."""
+        return self._node
+
+    @property
+    def pointer(self) -> P:
+        """The C pointer; for the rooms of this package. BufferStateError once closed."""
+        if (pointer := self._node.pointer) is None:
+            raise self.closed_error()
+        return pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, by itself or along with what it was made from."""
+        return self._node.pointer is None
+
+    def closed_error(self) -> BufferStateError:
+        """The exception for using this after it has been closed."""
+        return BufferStateError(f"{self._label()} {self._node.end}")
+
+    def close(self) -> None:
+        """Destroy it and everything that was made from it, children first.
+
+        Closing again does nothing. Raises VerbsError when the device refuses; it is then still
+        open and may be closed again.
+        """
+        self._node.close()
+
+    def __enter__(self) -> Self:
+        if self.closed:
+            raise self.closed_error()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _label(self) -> str:
+        """Class and name, without anything that needs the pointer."""
+        return type(self).__name__
+
+    def _details(self) -> str:
+        """More for the repr of an open object."""
+        return ""
+
+    def __repr__(self) -> str:
+        details = "closed" if self.closed else self._details()
+        return f"<{self._label()} {details}>" if details else f"<{self._label()}>"
+
+    def __del__(
+        self, _warn: Callable[..., None] = warnings.warn, _keep: list[Node[Any]] = _abandoned
+    ) -> None:
+        node = getattr(self, "_node", None)
+        if node is None or node.pointer is None:
+            return
+        if node.is_root and (node.counted or node.children):
+            _keep.append(node)
+        if node.counted:
+            place = f", made at\n{self._made_at}" if self._made_at else ""
+            _warn(f"unclosed {self!r}{place}", ResourceWarning, source=self)

@@ -1,0 +1,72 @@
+"""Routes to a peer: the local GID, the port, and why a route does not work."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from aiordma._core.handshake import Endpoint
+from aiordma.errors import VerbsError
+
+from .address import GID, AddressVector, GIDEntry
+from .enums import GIDType, PortState
+from .ports import best
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .context import Context
+
+# What a device answers if the addresses of a route cannot be resolved: ibv_create_ah(3),
+# ibv_modify_qp(3) and the errors of the kernel's address resolution.
+NO_ROUTE = frozenset(
+    {errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EADDRNOTAVAIL}
+)
+
+
+def active_port(context: Context, port_num: int) -> h.PortAttr:
+    """What an ACTIVE port says of itself; else VerbsError (ENETDOWN) naming port and state."""
+    port = context.ask_port(port_num)
+    if port.state != PortState.ACTIVE:
+        raise VerbsError(
+            errno.ENETDOWN,
+            "ibv_query_port",
+            f"port {port_num} of {context.name} is {PortState(port.state).name}, not ACTIVE",
+        )
+    return port
+
+
+def source_entry(context: Context, local: Endpoint) -> GIDEntry:
+    """The GID table entry of a local endpoint, looked up now: an index may change."""
+    found = [
+        entry
+        for entry in context.query_gid_table()
+        if entry.gid.raw == local.gid and (entry.gid_type is GIDType.ROCE_V1) == local.is_roce_v1
+    ]
+    if not found:
+        raise ValueError(f"{context.name} has no GID {GID(local.gid)} any more")
+    return best(found)
+
+
+def describe(context: Context, vector: AddressVector, error: VerbsError) -> str:
+    """The route that failed: peer, GID, port and device; what is wrong with it, what is better."""
+    text = _describe(context, vector)
+    if error.errno in NO_ROUTE:
+        text += "; the peer cannot be reached from there: check its address and the routes"
+    return text
+
+
+def _describe(context: Context, vector: AddressVector) -> str:
+    where = f"port {vector.port_num} of {context.name}"
+    if vector.dgid is None:
+        return f"to LID {vector.dlid} by {where}"
+    source, problem = f"GID index {vector.sgid_index}", "is empty"
+    for entry in context.query_gid_table():
+        if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
+            source, problem = str(entry), entry.problem(vector.dgid)
+    text = f"to {vector.dgid} by {source} of {where}"
+    if problem:
+        better = context.choose_gid(vector.port_num, vector.dgid)
+        advice = "there is no better one" if better.problem(vector.dgid) else f"{better} would do"
+        text += f", which {problem}; {advice}"
+    return text

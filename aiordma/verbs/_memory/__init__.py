@@ -1,0 +1,1 @@
+"""Memory regions and windows, and what may be registered as one."""

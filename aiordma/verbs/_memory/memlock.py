@@ -1,0 +1,50 @@
+"""Why a registration fails for lack of memory: the limit on locked memory, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import resource as limits
+
+from aiordma.errors import VerbsError
+
+_CAP_IPC_LOCK = 14  # capabilities(7)
+
+
+def shortage(error: VerbsError) -> str:
+    """What to add to a failed registration if it lacked memory, which a limit may explain; or "".
+
+    Registered pages are pinned, and count against RLIMIT_MEMLOCK unless the process has the
+    capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).
+    """
+    if error.errno not in (errno.ENOMEM, errno.EAGAIN):
+        return ""
+    soft, hard = (_bytes(limit) for limit in limits.getrlimit(limits.RLIMIT_MEMLOCK))
+    status = _status()
+    pinned = status.get("VmPin", "0 kB")
+    if int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1:
+        reason = (
+            "this process has CAP_IPC_LOCK, so that the limit on locked memory (RLIMIT_MEMLOCK,"
+            f" {soft}) does not bind it: memory itself, or the device's room for regions, is short"
+        )
+    elif soft == "unlimited":
+        reason = (
+            "the limit on locked memory (RLIMIT_MEMLOCK) is unlimited:"
+            " memory itself, or the device's room for regions, is short"
+        )
+    else:
+        reason = (
+            f"the limit on locked memory (RLIMIT_MEMLOCK) of this process is {soft} (hard limit:"
+            f" {hard}), and {pinned} are pinned already; raise it with 'ulimit -l', memlock in"
+            " /etc/security/limits.conf or LimitMEMLOCK= of the systemd unit, or register less"
+        )
+    return f"; {reason}"
+
+
+def _status() -> dict[str, str]:
+    with open("/proc/self/status") as lines:
+        parts = [line.partition(":") for line in lines]
+    return {name: value.strip() for name, _, value in parts}
+
+
+def _bytes(limit: int) -> str:
+    return "unlimited" if limit == limits.RLIM_INFINITY else f"{limit} bytes"

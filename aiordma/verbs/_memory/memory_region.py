@@ -1,0 +1,340 @@
+"""Registered memory: library-owned or the user's own, pinned as long as it is registered."""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from aiordma._native import explained, failure, ffi
+from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, VerbsError
+
+from .._device.enums import AccessFlags, Advice
+from .._device.resource import Node, Resource
+from .._qp.work_request import ScatterGatherElement
+from .buffers import AnyMemory, bytes_of
+from .memlock import shortage
+from .pages import Mapped, allocate
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.context import Context
+    from .._device.protection_domain import ProtectionDomain
+
+# What lets the device change the memory: all of these need a writable buffer, and the remote ones
+# need local write as well (ibv_reg_mr(3)).
+_REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
+# Rights that a device may ignore; only the calls with an iova know them.
+_OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
+# Rights that depend on others, or on the device.
+_WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
+
+# Types whose memory is an allocator's: without holes, and no file that somebody could cut short.
+_ALLOCATED = frozenset({bytes, bytearray, array})
+
+# enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
+_TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
+_ERR_DO_FORK_OLD, _ERR_CMD = -3, -4
+
+# Bytes of one scatter/gather entry of an advice: its length has 32 bits.
+_ADVICE_PIECE = 1 << 31
+
+
+class Memory(NamedTuple):
+    """What is to be registered, its bytes, the size of its pages if it is ours, else 0.
+
+    The view pins it, and nothing else does: cffi's pin of a view is an export of that view, and
+    when the garbage collector finds both it takes the view apart first, and then crashes.
+    """
+
+    view: memoryview
+    length: int
+    page_size: int
+    readonly: bool
+
+
+class MemoryRegion(Resource["h.MRPointer"]):
+    """Memory that the device may use: ``length`` bytes at ``addr``, with its two keys.
+
+    ``addr`` is where work requests, here and at the peer, find it: the address of the memory
+    unless another one was asked for. ``lkey`` goes into local scatter/gather entries. ``rkey`` is
+    a bearer token: whoever has it may do what ``access`` allows, anywhere in the region.
+    ``page_size`` is that of the library's own memory, 0 for other people's.
+
+    The user's memory is pinned until ``close()``: a ``bytearray`` cannot be resized meanwhile, an
+    ``mmap`` not closed. Dropping an unclosed region does not unpin it; closing its protection
+    domain does.
+    """
+
+    def __init__(
+        self,
+        pd: ProtectionDomain,
+        pointer: h.MRPointer,
+        addr: int,
+        length: int,
+        access: AccessFlags,
+        *,
+        pin: memoryview | None = None,
+        page_size: int = 0,
+        parent: Node[h.DMPointer] | None = None,
+    ) -> None:
+        self.pd = pd
+        self.addr = addr
+        self.length = length
+        self.lkey = pointer.lkey
+        self.rkey = pointer.rkey
+        self.access = access
+        self.page_size = page_size
+        destroy = pd.context.library.calls.ibv_dereg_mr
+        parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
+        super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
+
+    @property
+    def buf(self) -> memoryview:
+        """The memory as bytes, read-only if the region is. A view of it outlives ``close()``.
+
+        BufferStateError when it is not memory that Python has given: a pointer, a dma-buf, the
+        device's own.
+        """
+        self.pointer  # noqa: B018 - raises when this is closed
+        pin = self.node.pin
+        if pin is None:
+            raise BufferStateError(f"{self._label()} is not memory of a Python object")
+        view = cast("memoryview", pin)[: self.length]
+        return view if self.access & _CHANGES else view.toreadonly()
+
+    def prefetch(
+        self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
+    ) -> None:
+        """Have the pages of a range present before they are needed: for regions on demand.
+
+        ``write`` makes them ready to be written; without ``wait`` it only starts. LocalRangeError
+        for a range that is not inside, UnsupportedError where the device takes no advice;
+        VerbsError as of :meth:`ProtectionDomain.advise_mr`.
+        """
+        length = self.length - offset if length is None else length
+        if offset < 0 or length <= 0 or offset + length > self.length:
+            raise LocalRangeError(offset, length, self.length)
+        self.pointer  # noqa: B018
+        pieces = [
+            ScatterGatherElement(
+                self.addr + start, min(_ADVICE_PIECE, offset + length - start), self.lkey
+            )
+            for start in range(offset, offset + length, _ADVICE_PIECE)
+        ]
+        advice = Advice.PREFETCH_WRITE if write else Advice.PREFETCH
+        self.pd.advise_mr(advice, pieces, flush=wait)
+
+    def rereg(
+        self,
+        memory: object = None,
+        access: AccessFlags | None = None,
+        pd: ProtectionDomain | None = None,
+    ) -> None:
+        """Change what is registered, its rights or its protection domain: ibv_rereg_mr(3).
+
+        What is not given stays. ``memory`` is as for :meth:`ProtectionDomain.reg_mr`; the old one
+        is let go of, the keys may change. No work may be under way on the region.
+
+        UnsupportedError where the device cannot: the region is then as it was, and so it is after
+        any other failure unless the text says that it has been closed.
+        """
+        if memory is None and access is None and pd is None:
+            raise ValueError("nothing to change")
+        if self.node.pin is None and memory is None and access is not None:
+            raise ValueError(f"{self._label()} is not memory of a Python object: register anew")
+        rights = self.access if access is None else access
+        fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
+        check_rights(rights)
+        require_on_demand(self.pd.context, rights)
+        flags = (
+            (_TRANSLATION if fresh is not None else 0)
+            | (_PD if pd is not None else 0)
+            | (_ACCESS if access is not None else 0)
+        )
+        calls, context = self.pd.context.library.calls, self.pd.context
+        ffi.errno = 0
+        code = calls.ibv_rereg_mr(
+            self.pointer,
+            flags,
+            ffi.NULL if pd is None else pd.pointer,
+            ffi.NULL if fresh is None else _pointer(fresh.view),
+            0 if fresh is None else fresh.length,
+            0 if access is None else int(access),
+        )
+        if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
+            if fresh is not None:
+                fresh.view.release()  # not when the exception is forgotten, but now
+            self._not_changed(code, context)
+        if pd is not None:
+            self.node.move(self.pd.node, pd.node)
+            self.pd = pd
+        if fresh is not None:
+            self.node.pin, self.length, self.page_size, _ = fresh
+            based_on_zero = rights & AccessFlags.ZERO_BASED
+            self.addr = 0 if based_on_zero else _address(fresh.view)
+        self.access = rights
+        self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
+
+    def _not_changed(self, code: int, context: Context) -> None:
+        what = f"changing {self!r}"
+        error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(
+                "changing memory regions",
+                device=context.name,
+                verb=error.verb,
+                errno=error.errno or 0,
+            )
+        if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
+            what += ", which has been closed"
+            self.close()
+        raise explained(error, what + shortage(error))
+
+    def _label(self) -> str:
+        return f"MemoryRegion {self.addr:#x}+{self.length}"
+
+    def _details(self) -> str:
+        access = self.access.name or "NONE"
+        return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
+
+
+def address_of(memory: object) -> int:
+    """Where the bytes of an object with a contiguous buffer are, as long as nothing moves them.
+
+    For :meth:`ProtectionDomain.reg_pointer`. TypeError for an object without a buffer, BufferError
+    for a buffer that is not contiguous.
+    """
+    return _address(bytes_of(cast("AnyMemory", memory)))
+
+
+def _address(view: memoryview) -> int:
+    pin = ffi.from_buffer(view)
+    try:
+        return int(ffi.cast("uintptr_t", pin))
+    finally:
+        ffi.release(pin)
+
+
+def _pointer(view: memoryview) -> h.VoidPointer:
+    return ffi.cast("void *", _address(view))
+
+
+def register(
+    pd: ProtectionDomain,
+    memory: object,
+    access: AccessFlags | None,
+    iova: int | None,
+    huge_pages: bool,
+) -> MemoryRegion:
+    """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
+    if huge_pages and not isinstance(memory, int):
+        raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
+    view, length, page_size, readonly = _memory(memory, access, huge_pages)
+    if access is None:
+        access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
+    if not length:
+        raise ValueError("a memory region of 0 bytes")
+    try:
+        # Where huge pages are wanted, all of them are: they are taken at once.
+        there = not huge_pages if page_size else is_there(view.obj)
+        pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, there=there)
+    except BaseException:
+        view.release()  # not when the exception is forgotten, but now
+        raise
+    return MemoryRegion(pd, pointer, addr, length, access, pin=view, page_size=page_size)
+
+
+def reg_mr(
+    pd: ProtectionDomain,
+    memory: h.Characters | h.VoidPointer,
+    length: int,
+    access: AccessFlags,
+    iova: int | None,
+    *,
+    there: bool = False,
+) -> tuple[h.MRPointer, int]:
+    """The verb, by whichever of its names; the region and the address that it has.
+
+    `there`: it is known that the memory has no holes, so where nothing pins pages, nobody need
+    look at each of them.
+    """
+    rights = int(access)  # an enumeration's operators take as long as all of the rest
+    if rights & _WITH_CONDITIONS:
+        check_rights(access)
+        require_on_demand(pd.context, access)
+        if access & AccessFlags.ZERO_BASED:
+            if iova:
+                raise ValueError("a zero-based region is at address 0: no iova beside it")
+            iova = 0
+    library = pd.context.library
+    addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
+    try:
+        if iova is not None or rights & _OPTIONAL:
+            return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
+        call = library.reg_own_mr if there else library.calls.ibv_reg_mr
+        return call(pd.pointer, memory, length, rights), addr
+    except UnsupportedError as error:
+        with pd.context.offering(f"registering memory with {access!r}"):
+            raise error
+        raise  # for the type checker
+    except VerbsError as error:
+        raise explained(error, f"registering {length} bytes{shortage(error)}") from None
+
+
+def is_there(owner: object) -> bool:
+    """Is it certain that the memory of this object has no holes?"""
+    if isinstance(owner, Mapped):
+        return True
+    while type(owner).__module__ == "numpy":
+        whole = cast("Any", owner)
+        if whole.base is None:
+            return bool(whole.flags.owndata)
+        owner = whole.base
+    return type(owner) in _ALLOCATED
+
+
+def check_rights(access: AccessFlags) -> None:
+    """ValueError for rights that do not go together."""
+    if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
+        raise ValueError(f"{access!r} needs LOCAL_WRITE as well (ibv_reg_mr(3))")
+
+
+def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool = False) -> None:
+    """UnsupportedError when ON_DEMAND is asked for and the device does not offer it."""
+    if not access & AccessFlags.ON_DEMAND:
+        return
+    general = context.query_device_ex().odp_caps.general
+    if not general:
+        raise UnsupportedError(
+            "memory regions on demand (ODP)",
+            device=context.name,
+            verb="ibv_reg_mr",
+            errno=errno.EOPNOTSUPP,
+        )
+    if implicit and not general & general.SUPPORT_IMPLICIT:
+        raise UnsupportedError(
+            "the whole address space as one region (implicit ODP)",
+            device=context.name,
+            verb="ibv_reg_mr",
+        )
+
+
+def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
+    """What to register. ValueError for rights that it cannot have."""
+    if isinstance(memory, int):
+        if memory <= 0:
+            raise ValueError(f"a memory region of {memory} bytes")
+        pages = allocate(memory, huge_pages)
+        return Memory(pages.view, memory, pages.page_size, readonly=False)
+    # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
+    view = bytes_of(cast("AnyMemory", memory))
+    readonly = view.readonly
+    if readonly and access is not None and access & _CHANGES:
+        raise ValueError(
+            f"a read-only {type(memory).__name__} cannot be registered with {access!r}; "
+            "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
+        )
+    return Memory(view, len(view), 0, readonly)

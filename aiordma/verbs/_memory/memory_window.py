@@ -1,0 +1,204 @@
+"""Memory windows: keys to a part of a region, made and taken back without registering anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma._native import failure, ffi
+from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
+
+from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
+from .._device.resource import Node, Resource
+from .._qp.transport_rules import has
+from .._qp.work_request import BindInfo, SendWorkRequest
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.protection_domain import ProtectionDomain
+    from .._qp.queue_pair import QueuePair
+    from .memory_region import MemoryRegion
+
+# ibv_bind_mw(3)
+_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
+
+
+def inc_rkey(rkey: int) -> int:
+    """The key after this one, which differs in the lowest 8 bits alone: ibv_inc_rkey(3)."""
+    return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
+
+
+class MemoryWindow(Resource["h.MWPointer"]):
+    """A window into a memory region, with a key of its own for peers: ``rkey``.
+
+    It opens nothing until it is bound. Binding and unbinding are work requests: they take effect
+    in their turn on the queue pair's send queue, complete there, and cost no system call on a
+    card. Messages posted after a bind find it done, so the key may be sent to the peer at once on
+    the same queue pair; in any other way only when the bind has completed.
+
+    Type 1 is good for every queue pair of the protection domain; binding again takes the old key
+    away. Type 2 is good for the queue pair of the bind alone, and must be unbound before it is
+    bound again; the peer can end it too, by SEND_WITH_INV. After that the peer's requests are
+    refused at once, in the middle of a message if need be.
+
+    While it is bound its region cannot be closed. Closing the window unbinds it.
+    Sources: ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
+    """
+
+    def __init__(self, pd: ProtectionDomain, node: Node[h.MWPointer], mw_type: MWType) -> None:
+        super().__init__(node)
+        self.pd = pd
+        self.context = pd.context
+        self.mw_type = mw_type
+        self._region: MemoryRegion | None = None
+
+    @property
+    def rkey(self) -> int:
+        """The key of the bind that was posted last; a bearer token, as a region's is.
+
+        After a bind that failed, or before the first, it opens nothing.
+        """
+        return self.pointer.rkey
+
+    def bind(
+        self,
+        qp: QueuePair,
+        mr: MemoryRegion,
+        access: AccessFlags,
+        addr: int | None = None,
+        length: int | None = None,
+        *,
+        wr_id: int = 0,
+        send_flags: SendFlags = SendFlags.SIGNALED,
+        rkey: int | None = None,
+    ) -> int:
+        """Post a bind to ``length`` bytes at ``addr``, which lie in ``mr``; returns the new key.
+
+        Without ``addr`` from the region's start, without ``length`` to its end. ``access`` is what
+        the peer may do: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC; with ZERO_BASED its addresses
+        count from the window's start. The region needs MW_BIND, and LOCAL_WRITE if the peer may
+        change it, but no remote rights of its own. ``rkey`` is for type 2: a key whose lowest 8
+        bits the caller has chosen.
+
+        ValueError, before anything is posted, for rights or ranges that cannot be; PostError
+        (QueueFullError) when the request was not taken; UnsupportedError on a transport without
+        binds. What else is wrong, a window of type 2 that is still bound for example, is told by
+        the completion, whose status is MW_BIND_ERR then, and ends the queue pair.
+        """
+        if addr is None:
+            addr = mr.addr
+        if length is None:
+            length = mr.addr + mr.length - addr
+        self._check(mr, access, addr, length)
+        following = inc_rkey(self.rkey)
+        if self.mw_type is MWType.TYPE_1:
+            if rkey not in (None, following):
+                raise ValueError(f"{self!r}: only a window of type 2 has keys to choose")
+            self._post_bind(qp, mr, access, addr, length, wr_id, send_flags)
+            following = self.rkey
+        else:
+            following = following if rkey is None else rkey
+            if (following ^ self.rkey) >> 8:
+                raise ValueError(f"{self!r}: {following:#x} differs in more than the lowest 8 bits")
+            bind = BindInfo(self, mr, following, addr, length, access)
+            qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
+        self._region = mr
+        # Closing a domain ends the youngest first: a window must end before its region and its
+        # queue pair.
+        self.pd.node.children[self.node] = self.pd.node.children.pop(self.node)
+        return following
+
+    def unbind(
+        self, qp: QueuePair, *, wr_id: int = 0, send_flags: SendFlags = SendFlags.SIGNALED
+    ) -> None:
+        """Post what takes the key away: a bind of no length (type 1), LOCAL_INV (type 2).
+
+        For type 2 ``qp`` is the one it was bound on, and it must still be bound, or the
+        completion's status is an error and the queue pair ends. ValueError when it never was;
+        otherwise raises what :meth:`bind` does.
+        """
+        if (mr := self._region) is None:
+            raise ValueError(f"{self!r} has not been bound")
+        if self.mw_type is MWType.TYPE_1:
+            # By ibv_bind_mw(3) there need be no region, but rdma_rxe's library crashes without.
+            self._post_bind(qp, mr, AccessFlags.NONE, mr.addr, 0, wr_id, send_flags)
+        else:
+            wr = SendWorkRequest(
+                wr_id, WROpcode.LOCAL_INV, (), send_flags, invalidate_rkey=self.rkey
+            )
+            qp.post_send([wr])
+
+    def _post_bind(
+        self,
+        qp: QueuePair,
+        mr: MemoryRegion,
+        access: AccessFlags,
+        addr: int,
+        length: int,
+        wr_id: int,
+        send_flags: SendFlags,
+    ) -> None:
+        """Type 1: a call of its own, which sets the new key."""
+        where = f"{qp!r} on {self.context.name}"
+        if not has(qp.qp_type, WROpcode.BIND_MW):
+            raise UnsupportedError(
+                f"BIND_MW on a {qp.qp_type.name} queue pair",
+                device=self.context.name,
+                verb="ibv_bind_mw",
+            )
+        bind = ffi.new("struct ibv_mw_bind *")
+        bind.wr_id = wr_id
+        bind.send_flags = int(send_flags)
+        bind.bind_info.mr = mr.pointer
+        bind.bind_info.addr, bind.bind_info.length = addr, length
+        bind.bind_info.mw_access_flags = int(access)
+        posted = qp.posted_work
+        if posted is not None:
+            if not posted.free:
+                raise QueueFullError("ibv_bind_mw", 0, where)
+            signaled = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
+            posted.send(wr_id, WROpcode.BIND_MW, signaled)
+        try:
+            self.context.library.calls.ibv_bind_mw(qp.pointer, self.pointer, bind)
+        except VerbsError as error:
+            if posted is not None:
+                posted.withdraw_sends(1)
+            if isinstance(error, UnsupportedError):
+                raise
+            raise PostError(error.errno or 0, error.verb, 0, where) from None
+
+    def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
+        if access & ~_ACCESS:
+            raise ValueError(f"a window with {access!r}; there are {_ACCESS!r}")
+        if length <= 0 or addr < mr.addr or addr + length > mr.addr + mr.length:
+            raise ValueError(f"{length} bytes at {addr:#x} are not a part of {mr!r}")
+        if not mr.access & AccessFlags.MW_BIND:
+            raise ValueError(f"{mr!r} was registered without MW_BIND")
+        if access & _CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
+            raise ValueError(f"{access & _CHANGES!r} needs a region with LOCAL_WRITE, not {mr!r}")
+
+    def _label(self) -> str:
+        return f"MemoryWindow of type {int(self.mw_type)}"
+
+    def _details(self) -> str:
+        return f"rkey {self.rkey:#x}"
+
+
+def alloc_mw(pd: ProtectionDomain, mw_type: MWType) -> MemoryWindow:
+    """As :meth:`ProtectionDomain.alloc_mw`."""
+    context = pd.context
+    offered = context.query_device().device_cap_flags
+    needed = {
+        MWType.TYPE_1: DeviceCapability.MEM_WINDOW,
+        MWType.TYPE_2: DeviceCapability.MEM_WINDOW_TYPE_2A | DeviceCapability.MEM_WINDOW_TYPE_2B,
+    }[mw_type]
+    what = f"memory windows of type {int(mw_type)}"
+    if not offered & needed:
+        raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")
+    calls = context.library.calls
+    try:
+        pointer = calls.ibv_alloc_mw(pd.pointer, mw_type)
+    except VerbsError as error:
+        raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
+    return MemoryWindow(pd, Node("MemoryWindow", pointer, calls.ibv_dealloc_mw, [pd.node]), mw_type)

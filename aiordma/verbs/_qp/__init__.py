@@ -1,0 +1,1 @@
+"""Queue pairs, shared receive queues, and the work that is posted to them."""

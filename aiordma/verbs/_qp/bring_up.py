@@ -1,0 +1,328 @@
+"""Bringing a queue pair up without the connection manager: from two exchanged endpoints."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Unpack, cast
+
+from aiordma._core.handshake import Endpoint
+
+from .._device.address import AddressVector, GIDEntry
+from .._device.address_handle import Destination, destination, vector_to
+from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPState, QPType
+from .._device.resource import Resource
+from .._device.route_lookup import active_port
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h  # noqa: F401 - named in the base class below
+
+    from .._device.context import Context
+    from .._device.protection_domain import ProtectionDomain
+    from .qp_attributes import QPChanges
+
+# Reads and atomics under way at once, where the device would take more: beyond this there is no
+# gain on any device that we know of. A judgement, not a measurement.
+_RD_ATOMIC = 16
+
+# Who is connected to whom.
+_PARTNERS = {
+    QPType.RC: QPType.RC,
+    QPType.UC: QPType.UC,
+    QPType.XRC_SEND: QPType.XRC_RECV,
+    QPType.XRC_RECV: QPType.XRC_SEND,
+}
+# Who waits for acknowledgements and counts retries, and who serves reads and atomics.
+_REQUESTERS = (QPType.RC, QPType.XRC_SEND)
+_RESPONDERS = (QPType.RC, QPType.XRC_RECV)
+
+# IBTA volume 1, clause 10.2.5: a Q_Key with the highest bit is a privileged one.
+_QKEY_BITS = 31
+
+_PSN_BITS = 24
+
+# 4.096 us * 2^14 = 67 ms, the value of perftest and of the CM; 0.64 ms is its RNR timer.
+ACK_TIMEOUT = 0.067
+RNR_TIMER = 0.00064
+
+
+def _random_bits(count: int) -> int:
+    return int.from_bytes(os.urandom(4)) >> (32 - count)
+
+
+class BringUp(Resource["h.QPPointer"]):
+    """The steps from RESET to RTS; a part of :class:`QueuePair`."""
+
+    context: Context
+    qp_num: int
+    qp_type: QPType
+
+    @property
+    @abstractmethod
+    def pd(self) -> ProtectionDomain: ...
+
+    @abstractmethod
+    def modify(self, **changes: Unpack[QPChanges]) -> None: ...
+
+    @abstractmethod
+    def _bring_up(self, changes: QPChanges) -> None:
+        """RESET to RTS in one go; each step takes those of the changes that it needs."""
+
+    def endpoint(
+        self,
+        gid: GIDEntry | None = None,
+        *,
+        port_num: int = 1,
+        psn: int | None = None,
+        qkey: int | None = None,
+        max_rd_atomic: int | None = None,
+        max_dest_rd_atomic: int | None = None,
+    ) -> Endpoint:
+        """What the peer has to know to connect to this queue pair; ``pack()`` makes bytes of it.
+
+        ``gid`` is the address to be reached by, ``context.choose_gid(port_num)`` if not given;
+        ``psn`` is random if not given, as is ``qkey`` for datagrams; the depths are what the
+        device can do, 16 at most. VerbsError (ENETDOWN) when the port is not active.
+        """
+        if gid is not None:
+            port_num = gid.port_num
+        port = active_port(self.context, port_num)
+        ethernet = port.link_layer == LinkLayer.ETHERNET
+        if gid is None:
+            gid = self.context.choose_gid(port_num)
+        if qkey is None:
+            qkey = _random_bits(_QKEY_BITS) if self.qp_type is QPType.UD else 0
+        limits = self.context.query_device()
+        if max_rd_atomic is None:
+            asks = self.qp_type in _REQUESTERS
+            max_rd_atomic = min(limits.max_qp_init_rd_atom, _RD_ATOMIC) if asks else 0
+        if max_dest_rd_atomic is None:
+            serves = self.qp_type in _RESPONDERS
+            max_dest_rd_atomic = min(limits.max_qp_rd_atom, _RD_ATOMIC) if serves else 0
+        return Endpoint(
+            gid=gid.gid.raw,
+            qp_num=self.qp_num,
+            psn=_random_bits(_PSN_BITS) if psn is None else psn,
+            lid=port.lid,
+            mtu=port.active_mtu,
+            qp_type=self.qp_type,
+            is_global=ethernet,
+            is_roce_v1=gid.gid_type is GIDType.ROCE_V1,
+            qkey=qkey,
+            max_rd_atomic=max_rd_atomic,
+            max_dest_rd_atomic=max_dest_rd_atomic,
+        )
+
+    def connect(
+        self,
+        local: Endpoint,
+        remote: Endpoint,
+        *,
+        access: AccessFlags = AccessFlags.NONE,
+        timeout: float = ACK_TIMEOUT,
+        retry_cnt: int = 7,
+        rnr_retry: int = 7,
+        min_rnr_timer: float = RNR_TIMER,
+        max_rd_atomic: int | None = None,
+        max_dest_rd_atomic: int | None = None,
+        hop_limit: int = 64,
+        traffic_class: int = 0,
+        flow_label: int = 0,
+        sl: int = 0,
+        static_rate: int = 0,
+        pkey_index: int = 0,
+    ) -> None:
+        """RESET to RTS, from what :meth:`endpoint` gave here and at the peer: RC, UC and XRC.
+
+        ``access`` are the rights of the peer to this side's memory, beside those of each region:
+        none unless named. ``timeout`` and ``min_rnr_timer`` are seconds; ``rnr_retry`` 7 means
+        for ever. The path MTU is the smaller of both. The depths of reads and atomics, here
+        (``max_rd_atomic``) and at the peer (``max_dest_rd_atomic``), are what both can do unless
+        given. It does not wait for the peer: post receives, then tell it.
+
+        ValueError when the endpoints do not fit each other or this queue pair; VerbsError
+        (ENETDOWN) when the port is not active, before anything else; VerbsError from the device,
+        which names the GIDs and the index if the peer cannot be reached.
+        """
+        if self.qp_type not in _PARTNERS:
+            raise ValueError(
+                f"a {self.qp_type.name} queue pair is not connected to a peer: start() it"
+            )
+        if remote.qp_type != _PARTNERS[self.qp_type]:
+            raise ValueError(
+                f"{self!r}: the peer's queue pair is {QPType(remote.qp_type).name},"
+                f" not {_PARTNERS[self.qp_type].name}"
+            )
+        vector = self._vector(local, remote, hop_limit, traffic_class, flow_label, sl, static_rate)
+        if max_rd_atomic is None:
+            max_rd_atomic = min(local.max_rd_atomic, remote.max_dest_rd_atomic)
+        if max_dest_rd_atomic is None:
+            max_dest_rd_atomic = min(local.max_dest_rd_atomic, remote.max_rd_atomic)
+        self._bring_up(
+            {
+                "port_num": vector.port_num,
+                "pkey_index": pkey_index,
+                "qp_access_flags": access,
+                "ah_attr": vector,
+                "dest_qp_num": remote.qp_num,
+                "rq_psn": remote.psn,
+                "path_mtu": cast(MTU, min(local.mtu, remote.mtu)),
+                "max_dest_rd_atomic": max_dest_rd_atomic,
+                "min_rnr_timer": min_rnr_timer,
+                "sq_psn": local.psn,
+                "timeout": timeout,
+                "retry_cnt": retry_cnt,
+                "rnr_retry": rnr_retry,
+                "max_rd_atomic": max_rd_atomic,
+            }
+        )
+
+    def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
+        """RESET to RTS for a datagram queue pair, with the Q_Key and PSN of its endpoint.
+
+        Who has the endpoint can then send to it: see :meth:`destination`.
+        """
+        if self.qp_type is not QPType.UD:
+            raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
+        vector = self._vector(local, local, 64, 0)
+        self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
+        self.to_rtr()
+        self.to_rts(sq_psn=local.psn)
+
+    def destination(
+        self,
+        local: Endpoint,
+        remote: Endpoint,
+        *,
+        hop_limit: int = 64,
+        traffic_class: int = 0,
+        flow_label: int = 0,
+        sl: int = 0,
+        static_rate: int = 0,
+    ) -> Destination:
+        """Where datagrams to ``remote`` go from here, with a new address handle.
+
+        The caller closes the handle, ``destination.ah``, when the last request with it has
+        completed; the protection domain closes it at the latest. Errors as of :meth:`connect`.
+        """
+        vector = self._vector(local, remote, hop_limit, traffic_class, flow_label, sl, static_rate)
+        return destination(self.pd, remote, vector)
+
+    def _vector(
+        self,
+        local: Endpoint,
+        remote: Endpoint,
+        hop_limit: int,
+        traffic_class: int,
+        flow_label: int = 0,
+        sl: int = 0,
+        static_rate: int = 0,
+    ) -> AddressVector:
+        if local.qp_num != self.qp_num:
+            raise ValueError(f"{self!r}: the local endpoint is that of {local.qp_num:#x}")
+        vector = vector_to(
+            self.context,
+            local,
+            remote,
+            hop_limit=hop_limit,
+            traffic_class=traffic_class,
+            flow_label=flow_label,
+            sl=sl,
+            static_rate=static_rate,
+        )
+        active_port(self.context, vector.port_num)
+        return vector
+
+    # --- step by step ----------------------------------------------------------------------
+
+    def to_init(
+        self,
+        *,
+        port_num: int = 1,
+        pkey_index: int = 0,
+        access: AccessFlags = AccessFlags.NONE,
+        qkey: int = 0,
+    ) -> None:
+        """RESET -> INIT: receives may be posted from here on. ``qkey`` is for UD.
+
+        A raw packet queue pair takes the port alone.
+        """
+        changes: QPChanges = {"qp_state": QPState.INIT, "port_num": port_num}
+        if self.qp_type is not QPType.RAW_PACKET:
+            changes["pkey_index"] = pkey_index
+        if self.qp_type is QPType.UD:
+            changes["qkey"] = qkey
+        elif self.qp_type is not QPType.RAW_PACKET:
+            changes["qp_access_flags"] = access
+        self.modify(**changes)
+
+    def to_rtr(
+        self,
+        ah_attr: AddressVector | None = None,
+        *,
+        dest_qp_num: int = 0,
+        rq_psn: int = 0,
+        path_mtu: MTU = MTU.MTU_1024,
+        max_dest_rd_atomic: int = 1,
+        min_rnr_timer: float = RNR_TIMER,
+    ) -> None:
+        """INIT -> RTR: ready to receive from the peer that is named. UD takes no arguments."""
+        changes: QPChanges = {"qp_state": QPState.RTR}
+        if self.qp_type in _PARTNERS:
+            changes.update({"dest_qp_num": dest_qp_num, "rq_psn": rq_psn, "path_mtu": path_mtu})
+            if ah_attr is not None:
+                changes["ah_attr"] = ah_attr
+        if self.qp_type in _RESPONDERS:
+            changes.update(
+                {"max_dest_rd_atomic": max_dest_rd_atomic, "min_rnr_timer": min_rnr_timer}
+            )
+        self.modify(**changes)
+
+    def to_rts(
+        self,
+        *,
+        sq_psn: int = 0,
+        timeout: float = ACK_TIMEOUT,
+        retry_cnt: int = 7,
+        rnr_retry: int = 7,
+        max_rd_atomic: int = 1,
+    ) -> None:
+        """RTR -> RTS: ready to send."""
+        changes: QPChanges = {"qp_state": QPState.RTS}
+        if self.qp_type is not QPType.RAW_PACKET:
+            changes["sq_psn"] = sq_psn
+        if self.qp_type in _REQUESTERS:
+            changes.update(
+                {
+                    "timeout": timeout,
+                    "retry_cnt": retry_cnt,
+                    "rnr_retry": rnr_retry,
+                    "max_rd_atomic": max_rd_atomic,
+                }
+            )
+        elif self.qp_type is QPType.XRC_RECV:
+            changes["timeout"] = timeout
+        self.modify(**changes)
+
+    def to_sqd(self, *, notify: bool = False) -> None:
+        """RTS -> SQD: what is under way is finished, what is posted from now on waits.
+
+        With ``notify`` the end of it is told by the asynchronous event SQ_DRAINED;
+        ``query().sq_draining`` says so as well. IBTA volume 1, clause 10.3.1.5.
+        """
+        changes: QPChanges = {"qp_state": QPState.SQD}
+        if notify:
+            changes["en_sqd_async_notify"] = True
+        self.modify(**changes)
+
+    def resume(self) -> None:
+        """SQD (or SQE, of datagrams) -> RTS: go on with what is posted."""
+        self.modify(qp_state=QPState.RTS)
+
+    def to_error(self) -> None:
+        """To ERR: everything posted is flushed, its completions say WR_FLUSH_ERR."""
+        self.modify(qp_state=QPState.ERR)
+
+    def to_reset(self) -> None:
+        """To RESET: as newly made. What was posted is forgotten without a completion."""
+        self.modify(qp_state=QPState.RESET)

@@ -1,0 +1,169 @@
+"""What has been posted to one queue pair and has not completed: its account, and its first failure.
+
+Some facts: an entry of the send queue is free again only when its own completion, or that of a
+later signaled request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6); an
+unsignaled request that succeeds has no completion. A failed completion does not say what had been
+posted (ibv_poll_cq(3)). And after the first failure everything else is flushed, which says nothing
+about the cause (IBTA volume 1, clause 10.3.1.7). So this remembers what was posted, in order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aiordma.errors import WorkCompletionError, work_completion_error
+
+from .._device.enums import WCOpcode, WCStatus, WROpcode
+from .transport_rules import OPERATIONS
+
+if TYPE_CHECKING:
+    from aiordma._native import Record
+
+_RECV = int(WCOpcode.RECV)
+
+# Failures that only whoever has sent something can have (IBTA volume 1, clause 11.6.2).
+_OF_A_SEND = frozenset(
+    {
+        WCStatus.MW_BIND_ERR,
+        WCStatus.BAD_RESP_ERR,
+        WCStatus.REM_INV_REQ_ERR,
+        WCStatus.REM_ACCESS_ERR,
+        WCStatus.REM_OP_ERR,
+        WCStatus.RETRY_EXC_ERR,
+        WCStatus.RNR_RETRY_EXC_ERR,
+    }
+)
+
+
+class PostedWork:
+    """The account of a queue pair; posting adds to it, polling its completion queues takes away.
+
+    One thread may post while another polls.
+    """
+
+    __slots__ = ("__weakref__", "_receives", "_sends", "first_failure", "max_send_wr")
+
+    def __init__(self, max_send_wr: int) -> None:
+        self.max_send_wr = max_send_wr
+        self.first_failure: WorkCompletionError | None = None
+        self._sends: deque[tuple[int, int, bool]] = deque()  # wr_id, opcode, signaled
+        self._receives: deque[int] = deque()
+
+    @property
+    def free(self) -> int:
+        """Entries of the send queue that are not taken.
+
+        After a failure there is no telling: completions may never come.
+        """
+        return self.max_send_wr if self.first_failure else self.max_send_wr - len(self._sends)
+
+    @property
+    def unsignaled(self) -> int:
+        """Requests at the end of the send queue for which no completion is under way."""
+        count = 0
+        for _, _, signaled in reversed(self._sends):
+            if signaled:
+                break
+            count += 1
+        return count
+
+    def send(self, wr_id: int, opcode: int, signaled: bool) -> None:
+        """Add one, before it is posted: another thread may poll its completion at once."""
+        self._sends.append((wr_id, opcode, signaled))
+
+    def receive(self, wr_id: int) -> None:
+        """Add a receive, before it is posted."""
+        self._receives.append(wr_id)
+
+    def withdraw_sends(self, count: int) -> None:
+        """The last ``count`` were not posted after all."""
+        for _ in range(count):
+            self._sends.pop()
+
+    def withdraw_receives(self, count: int) -> None:
+        """The last ``count`` were not posted after all."""
+        for _ in range(count):
+            self._receives.pop()
+
+    def clear(self) -> None:
+        """The queue pair has been reset: what was posted is forgotten, the failure as well."""
+        self._sends.clear()
+        self._receives.clear()
+        self.first_failure = None
+
+    def settle(self, record: Record) -> WorkCompletionError | None:
+        """A completion has been polled; the exception for it when it is a failed one."""
+        wr_id, status, opcode = record[:3]
+        if not status:
+            if opcode & _RECV:
+                if self._receives:
+                    self._receives.popleft()
+            elif (sends := self._sends) and sends[0][0] == wr_id and sends[0][2]:
+                sends.popleft()  # the common case: all are signaled
+            else:
+                self._end_send(wr_id, unsignaled=False)
+            return None
+        error = work_completion_error(
+            status,
+            operation=self._failed(wr_id, status),
+            qp_num=record[6],
+            wr_id=wr_id,
+            vendor_err=record[3],
+            cause=self.first_failure if status == WCStatus.WR_FLUSH_ERR else None,
+        )
+        if self.first_failure is None:
+            self.first_failure = error
+        return error
+
+    def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
+        """Take out the request and all before it, which are done; its opcode, None if unknown."""
+        for position, (posted, opcode, signaled) in enumerate(self._sends):
+            if posted == wr_id and (signaled or unsignaled):
+                for _ in range(position + 1):
+                    self._sends.popleft()
+                return opcode
+        return None
+
+    def _failed(self, wr_id: int, status: int) -> str:
+        """Name the operation. When a send and a receive have one number, the send is taken."""
+        receive = bool(self._receives) and self._receives[0] == wr_id
+        first = bool(self._sends) and self._sends[0][0] == wr_id
+        if first or not receive or status in _OF_A_SEND:
+            opcode = self._end_send(wr_id, unsignaled=True)
+            if opcode is not None:
+                return OPERATIONS[WROpcode(opcode)].text
+        if receive:
+            self._receives.popleft()
+        return "receive"
+
+
+class Accounts:
+    """The accounts of the queue pairs whose completions come by one way, by their numbers."""
+
+    def __init__(self) -> None:
+        self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def add(self, qp_num: int, account: PostedWork) -> None:
+        """Keep it as long as its queue pair does; a number that is used again is the newer's."""
+        self._by_number[qp_num] = account
+
+    def settle(self, record: Record) -> WorkCompletionError | None:
+        """Tell the account concerned, if any; the exception when the completion is a failed one."""
+        account = self._by_number.get(record[6])
+        return account.settle(record) if account is not None else None
+
+    def settled(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The same records, told to the accounts; at no cost when there are no accounts."""
+        if not self._by_number:
+            return records
+        kept = list(records)
+        find = self._by_number.get
+        for record in kept:
+            if (account := find(record[6])) is not None:
+                account.settle(record)
+        return iter(kept)

@@ -1,0 +1,392 @@
+"""Posting work to a queue pair: the checks before it, the crossing, and what went wrong."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aiordma._native import RequestArray, ffi, lib
+from aiordma.errors import PostError, QueueFullError, UnsupportedError, WorkCompletionError
+
+from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
+from .._device.resource import Resource
+from .batch import ReceiveBatch, SendBatch
+from .posted_work import PostedWork
+from .transport_rules import (
+    ALWAYS,
+    ATOMICS,
+    EVERY_BIT,
+    LOOKED_AT,
+    OPERATIONS,
+    SendOps,
+    flags_of,
+    has,
+)
+from .work_request import (
+    ReceiveWorkRequest,
+    ScatterGatherElement,
+    SendWorkRequest,
+    pack_recvs,
+    pack_sends,
+)
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._cq.completion import CompletionQueue
+    from .._device.context import Context
+    from .qp_attributes import QPCapabilities
+    from .shared_receive_queue import SharedReceiveQueue
+
+_post_send_one = lib.aiordma_post_send_one
+_post_recv_one = lib.aiordma_post_recv_one
+_SIGNALED = int(SendFlags.SIGNALED)
+_U64_MAX = (1 << 64) - 1
+
+# ibv_post_send(3): checksums are offered by type.
+_CHECKSUMS = {
+    QPType.UD: DeviceCapability.UD_IP_CSUM,
+    QPType.RC: DeviceCapability.RC_IP_CSUM,
+    QPType.RAW_PACKET: DeviceCapability.RAW_IP_CSUM,
+}
+
+
+def address(pointer: h.QPPointer | h.QPExPointer | h.Null) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+class Posting(Resource["h.QPPointer"]):
+    """The send queue and the receive queue; a part of :class:`QueuePair`."""
+
+    context: Context
+    qp_num: int
+    qp_type: QPType
+    sq_sig_all: bool
+    capabilities: QPCapabilities
+    send_ops: SendOps
+
+    srq: SharedReceiveQueue | None
+
+    def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
+        self._extended = extended
+        self.addresses = address(pointer), address(extended) if self.send_ops else 0
+        """Of the C structure, and of its extended self or 0. Internal to the library."""
+        looked_at = LOOKED_AT[self.qp_type]
+        if self.send_ops:
+            closer = {
+                int(opcode): EVERY_BIT
+                for opcode, operation in OPERATIONS.items()
+                if not operation.send_op & self.send_ops
+            }
+            looked_at = tuple(closer.get(at, bits) for at, bits in enumerate(looked_at))
+        self._looked_at = looked_at
+        self._room: RequestArray | None = None
+        self._room_size = (0, 0)
+        self._posted: PostedWork | None = None
+
+    def _keep_account(self, *cqs: CompletionQueue | None) -> None:
+        self._posted = posted = PostedWork(self.capabilities.max_send_wr)
+        for cq in cqs:
+            if cq is not None:
+                cq.accounts.add(self.qp_num, posted)
+
+    # --- the account -----------------------------------------------------------------------
+
+    @property
+    def posted_work(self) -> PostedWork | None:
+        """The account of what is under way; for the rooms of this package."""
+        return self._posted
+
+    @property
+    def free_send_slots(self) -> int:
+        """Requests that can be posted to the send queue now.
+
+        A slot is free again when the completion of its request, or of a later signaled one, has
+        been polled. After a failure, all of them: the device then decides.
+        """
+        return self._account().free
+
+    @property
+    def unsignaled_tail(self) -> int:
+        """Requests posted last for which no completion is under way: post a signaled one."""
+        return self._account().unsignaled
+
+    @property
+    def first_failure(self) -> WorkCompletionError | None:
+        """The first failed completion that has been polled: why everything after it was flushed.
+
+        None while all is well, and again after a reset.
+        """
+        return self._account().first_failure
+
+    def untrack(self) -> None:
+        """Keep no account any more: whoever posts keeps one, as the event loop's driver does.
+
+        Posting and polling are a little quicker then; a full queue is what the device says.
+        """
+        self._posted = None
+
+    def _account(self) -> PostedWork:
+        if self._posted is None:
+            raise ValueError(f"{self!r} keeps no account: see untrack()")
+        return self._posted
+
+    # --- one -------------------------------------------------------------------------------
+
+    def post_send_one(
+        self,
+        wr_id: int,
+        opcode: int,
+        send_flags: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        remote_addr: int = 0,
+        rkey: int = 0,
+        imm_data: int = 0,
+        remote_srqn: int = 0,
+    ) -> None:
+        """Post one work request of one piece of memory (none when ``length`` is 0).
+
+        The fast path: plain numbers, no objects. ``imm_data`` is the key to invalidate for
+        SEND_WITH_INV and LOCAL_INV. A datagram has the address of its handle
+        (``AddressHandle.address``), the queue pair's number and its Q_Key in place of
+        ``remote_addr``, ``rkey`` and ``remote_srqn``. As :meth:`post_send` otherwise.
+        """
+        try:
+            if (send_flags | ALWAYS) & self._looked_at[opcode]:
+                self._examine(opcode, send_flags, remote_addr, length)
+        except IndexError:
+            raise self._unknown_opcode(opcode) from None
+        if (pointer := self._node.pointer) is None:
+            raise self.closed_error()
+        posted = self._posted
+        if posted is not None:
+            if not posted.free:
+                raise self._full(1)
+            posted.send(wr_id, opcode, self.sq_sig_all or bool(send_flags & _SIGNALED))
+        try:
+            code = _post_send_one(
+                pointer, self._extended, wr_id, opcode, send_flags, imm_data, addr, length, lkey,
+                remote_addr, rkey, remote_srqn,
+            )  # fmt: skip
+        except OverflowError as error:
+            if posted is not None:
+                posted.withdraw_sends(1)
+            raise self._bad_number(error) from None
+        if code:
+            if posted is not None:
+                posted.withdraw_sends(1)
+            raise self.post_error("ibv_post_send", code, 0)
+
+    def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
+        """Post one receive of one piece of memory (none when ``length`` is 0): the fast path."""
+        if self.srq is not None:
+            raise self._shared()
+        if (pointer := self._node.pointer) is None:
+            raise self.closed_error()
+        posted = self._posted
+        if posted is not None:
+            posted.receive(wr_id)
+        try:
+            code = _post_recv_one(pointer, wr_id, addr, length, lkey)
+        except OverflowError as error:
+            if posted is not None:
+                posted.withdraw_receives(1)
+            raise self._bad_number(error) from None
+        if code:
+            if posted is not None:
+                posted.withdraw_receives(1)
+            raise self.post_error("ibv_post_recv", code, 0)
+
+    def post_send_atomic(
+        self,
+        wr_id: int,
+        opcode: int,
+        send_flags: int,
+        addr: int,
+        lkey: int,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int = 0,
+    ) -> None:
+        """Post one atomic. The 8 bytes at ``addr`` receive the old value.
+
+        Numbers are taken modulo 2^64, so that -1 can be added.
+        """
+        sge = ScatterGatherElement(addr, 8, lkey)
+        wr = SendWorkRequest(
+            wr_id,
+            opcode,
+            (sge,),
+            send_flags,
+            remote_addr=remote_addr,
+            rkey=rkey,
+            compare_add=compare_add & _U64_MAX,
+            swap=swap & _U64_MAX,
+        )
+        self.post_send((wr,))
+
+    # --- many ------------------------------------------------------------------------------
+
+    def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
+        """Post work requests in order, in one crossing.
+
+        Nothing is posted when a request is wrong in itself: UnsupportedError for an operation
+        that the transport or the device lacks, ValueError for flags that the operation cannot
+        have, an atomic that is not 8 aligned bytes, a number out of range. Nothing is posted
+        either when the send queue has too few free slots: QueueFullError. PostError from the
+        device tells by ``bad_index`` the first that was not posted; those before it are, unless
+        the queue pair was made with ``send_ops``, which posts all or nothing.
+        """
+        for wr in requests:
+            self._check(wr)
+        pointer = self.pointer
+        posted = self._posted
+        if posted is not None and len(requests) > posted.free:
+            raise self._full(len(requests))
+        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        try:
+            pack_sends(room, requests)
+        except struct.error as error:
+            raise self._bad_number(error) from None
+        if posted is not None:
+            for wr in requests:
+                signaled = self.sq_sig_all or bool(wr.send_flags & _SIGNALED)
+                posted.send(wr.wr_id, wr.opcode, signaled)
+        code = lib.aiordma_post_send(
+            pointer, self._extended, room.sends, len(requests), room.sges, room.posted
+        )
+        if code:
+            done = room.posted[0]
+            if posted is not None:
+                posted.withdraw_sends(len(requests) - done)
+            raise self.post_error("ibv_post_send", code, done)
+        for wr in requests:
+            if wr.bind is not None:
+                wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
+
+    def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
+        """Post receives in order, in one crossing.
+
+        ValueError when the queue pair takes them from a shared receive queue. PostError
+        (QueueFullError when there is no room) tells by ``bad_index`` the first that was not
+        posted; those before it are.
+        """
+        if self.srq is not None:
+            raise self._shared()
+        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        pointer = self.pointer
+        try:
+            pack_recvs(room, requests)
+        except struct.error as error:
+            raise self._bad_number(error) from None
+        posted = self._posted
+        if posted is not None:
+            for wr in requests:
+                posted.receive(wr.wr_id)
+        code = lib.aiordma_post_recv(pointer, room.recvs, len(requests), room.sges, room.posted)
+        if code:
+            done = room.posted[0]
+            if posted is not None:
+                posted.withdraw_receives(len(requests) - done)
+            raise self.post_error("ibv_post_recv", code, done)
+
+    def batch(self) -> SendBatch:
+        """A scope that collects work requests and posts them at its end with one doorbell.
+
+        An exception inside drops them all. ``with qp.batch() as batch: batch.write(...)``.
+        """
+        return SendBatch(self.post_send)
+
+    def recv_batch(self) -> ReceiveBatch:
+        """The same for receives: ``with qp.recv_batch() as batch: batch.recv(...)``."""
+        return ReceiveBatch(self.post_recv)
+
+    def _request_room(self, requests: int, sges: int) -> RequestArray:
+        if self._room is None or requests > self._room_size[0] or sges > self._room_size[1]:
+            self._room_size = (max(16, requests), max(16, sges))
+            self._room = RequestArray(*self._room_size)
+        return self._room
+
+    # --- checks ----------------------------------------------------------------------------
+
+    def _check(self, wr: SendWorkRequest) -> None:
+        try:
+            if (wr.send_flags | ALWAYS) & self._looked_at[wr.opcode]:
+                length = sum(sge.length for sge in wr.sges)
+                self._examine(wr.opcode, wr.send_flags, wr.remote_addr, length)
+                if wr.opcode == WROpcode.BIND_MW and wr.bind is None:
+                    raise ValueError("BIND_MW needs a BindInfo")
+                if wr.opcode == WROpcode.TSO and wr.tso is None:
+                    raise ValueError("TSO needs a Segmentation")
+        except IndexError:
+            raise self._unknown_opcode(wr.opcode) from None
+        if self.qp_type is QPType.UD and wr.ah is None:
+            raise ValueError(f"{self!r}: a datagram needs an address handle, ah=")
+
+    def _examine(self, number: int, send_flags: int, remote_addr: int, length: int) -> None:
+        """Raise what is wrong with a request, if anything is."""
+        try:
+            opcode = WROpcode(number)
+        except ValueError:
+            raise self._unknown_opcode(number) from None
+        if not has(self.qp_type, opcode):
+            raise self._unsupported(f"{opcode.name} on a {self.qp_type.name} queue pair")
+        if self.send_ops and not OPERATIONS[opcode].send_op & self.send_ops:
+            raise ValueError(
+                f"{self!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
+                f" {opcode.name} cannot be posted to it"
+            )
+        if opcode is WROpcode.ATOMIC_WRITE and not self.send_ops:
+            raise self._unsupported("ATOMIC_WRITE on a queue pair made without send_ops")
+        wrong = SendFlags(send_flags) & ~flags_of(self.qp_type, opcode)
+        if wrong:
+            raise ValueError(
+                f"{opcode.name} on a {self.qp_type.name} queue pair cannot have {wrong!r}"
+            )
+        if send_flags & SendFlags.IP_CSUM:
+            offered = self.context.query_device().device_cap_flags
+            if not offered & _CHECKSUMS.get(self.qp_type, DeviceCapability(0)):
+                raise self._unsupported(f"IP checksums on a {self.qp_type.name} queue pair")
+        if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
+            # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
+            if remote_addr % 8:
+                raise ValueError(f"{opcode.name} at {remote_addr:#x}: not a multiple of 8")
+            if length != 8:
+                raise ValueError(f"{opcode.name} of {length} bytes: it is always 8")
+
+    # --- errors ----------------------------------------------------------------------------
+
+    def _unsupported(self, capability: str) -> UnsupportedError:
+        return UnsupportedError(capability, device=self.context.name, verb="ibv_post_send")
+
+    def _shared(self) -> ValueError:
+        return ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")
+
+    def _unknown_opcode(self, opcode: int) -> ValueError:
+        return ValueError(f"{self._label()}: there is no operation {opcode}")
+
+    def _bad_number(self, error: Exception) -> ValueError:
+        return ValueError(f"{self._label()}: a number that does not fit its field: {error}")
+
+    def _full(self, wanted: int) -> QueueFullError:
+        posted = self._account()
+        detail = f"{wanted} wanted, {posted.free} of {posted.max_send_wr} slots free"
+        if posted.unsignaled == posted.max_send_wr:
+            detail += "; all are of unsignaled requests, which nothing will ever free"
+        else:
+            detail += "; poll the completions of what was posted"
+        return QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
+
+    def post_error(self, verb: str, code: int, bad_index: int) -> PostError:
+        """What to raise when posting returned ``code``. Internal to the library."""
+        where = f"{self!r} on {self.context.name}"
+        if code == errno.ENOMEM:
+            return QueueFullError(verb, bad_index, where)
+        # Some providers return -1 instead of an errno value (ibv_post_send(3) allows only the
+        # latter); there is no errno to be had then.
+        return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)

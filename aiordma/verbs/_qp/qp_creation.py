@@ -1,0 +1,217 @@
+"""Making queue pairs: what is asked for, by which call, and why a device refuses."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from aiordma._native import failure, ffi
+from aiordma.errors import UnsupportedError, VerbsError
+
+from .._device.enums import DeviceCapability, QPCreateFlags, QPType
+from .._device.resource import Node, Resource
+from .qp_attributes import QPCapabilities, init_attr
+from .queue_pair import QueuePair
+from .transport_rules import SendOps
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._cq.completion import CompletionQueue
+    from .._device.context import Context
+    from .._device.protection_domain import ProtectionDomain
+    from .shared_receive_queue import SharedReceiveQueue
+
+# enum ibv_qp_init_attr_mask
+_PD, _XRCD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6
+
+# IB_UVERBS_DEVICE_ATOMIC_WRITE of the kernel's rdma/ib_user_ioctl_verbs.h: a provider's library may
+# know the operation where the device does not (rdma-core 44 on Linux 6.1).
+_ATOMIC_WRITE = 1 << 40
+
+XRC = "extended reliable connections (XRC)"
+
+# Which limit of the device bounds which capability; ibv_query_device(3).
+_LIMITS = {
+    "max_send_wr": "max_qp_wr",
+    "max_recv_wr": "max_qp_wr",
+    "max_send_sge": "max_sge",
+    "max_recv_sge": "max_sge",
+}
+
+
+class QPOptions(NamedTuple):
+    """What only ibv_create_qp_ex(3) can be asked for; empty, it takes the simpler call."""
+
+    send_ops: SendOps = SendOps.NONE
+    create_flags: QPCreateFlags = QPCreateFlags.NONE
+    source_qpn: int | None = None
+    max_tso_header: int = 0
+
+    def __bool__(self) -> bool:
+        return self != _PLAIN
+
+    def write(self, attr: h.QPInitAttrEx) -> None:
+        """Into ``struct ibv_qp_init_attr_ex``."""
+        flags = self.create_flags
+        if self.source_qpn is not None:
+            flags |= QPCreateFlags.SOURCE_QPN
+            attr.source_qpn = self.source_qpn
+        if flags:
+            attr.comp_mask |= _CREATE_FLAGS
+            attr.create_flags = int(flags)
+        if self.max_tso_header:
+            attr.comp_mask |= _MAX_TSO_HEADER
+            attr.max_tso_header = self.max_tso_header
+        if self.send_ops:
+            attr.comp_mask |= _SEND_OPS
+            attr.send_ops_flags = int(self.send_ops)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}={value!r}"
+            for name in ("send_ops", "create_flags", "source_qpn", "max_tso_header")
+            if (value := getattr(self, name)) != getattr(_PLAIN, name)
+        ]
+        return f" with {', '.join(parts)}" if parts else ""
+
+
+_PLAIN = QPOptions()
+
+
+class QPKeywords(TypedDict, total=False):
+    """The keywords of :meth:`ProtectionDomain.create_qp`, for those who pass them on."""
+
+    qp_type: QPType
+    sq_sig_all: bool
+    srq: SharedReceiveQueue | None
+    send_ops: SendOps
+    create_flags: QPCreateFlags
+    source_qpn: int | None
+    max_tso_header: int
+
+
+class Maker:
+    """Which calls make a queue pair and destroy it: here the verbs, of an id the CM's."""
+
+    def create(self, pd: ProtectionDomain, attr: h.QPInitAttr) -> h.QPPointer:
+        """By the simple call."""
+        return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
+
+    def create_ex(self, pd: ProtectionDomain, attr: h.QPInitAttrEx) -> h.QPPointer:
+        """By the extended one."""
+        return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
+
+    def destroy(self, pd: ProtectionDomain) -> Callable[[h.QPPointer], object]:
+        """What destroys it again."""
+        return pd.context.library.calls.ibv_destroy_qp
+
+    def parents(self) -> list[Node[Any]]:
+        """What else must not go before it."""
+        return []
+
+
+_VERBS = Maker()
+
+
+def create_qp(
+    pd: ProtectionDomain,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    capabilities: QPCapabilities,
+    qp_type: QPType,
+    sq_sig_all: bool,
+    srq: SharedReceiveQueue | None,
+    options: QPOptions,
+    reserved: bool,
+    maker: Maker = _VERBS,
+) -> QueuePair:
+    """As :meth:`ProtectionDomain.create_qp`, and by an id as :meth:`ConnectionId.create_qp`."""
+    context = pd.context
+    _require(context, qp_type, options.send_ops)
+    attr: h.QPInitAttr | h.QPInitAttrEx
+    try:
+        if options:
+            attr = ffi.new("struct ibv_qp_init_attr_ex *")
+            attr.send_cq, attr.recv_cq = send_cq.pointer, recv_cq.pointer
+            attr.qp_type, attr.sq_sig_all = qp_type, int(sq_sig_all)
+            if srq is not None:
+                attr.srq = srq.pointer
+            attr.comp_mask, attr.pd = _PD, pd.pointer
+            capabilities.write(attr)
+            options.write(attr)
+            pointer = maker.create_ex(pd, attr)
+        else:
+            attr = init_attr(send_cq, recv_cq, capabilities, qp_type, sq_sig_all, srq)
+            pointer = maker.create(pd, attr)
+    except OverflowError as error:
+        raise ValueError(f"a queue pair with {capabilities}{options}: {error}") from None
+    except VerbsError as error:
+        raise _refused(error, context, qp_type, capabilities, options) from None
+    parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
+    if srq is not None:
+        parents.append(srq.node)
+    node = Node("QueuePair", pointer, maker.destroy(pd), parents)
+    return QueuePair(
+        node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
+    )
+
+
+def create_xrc_target(xrcd: Resource[h.XRCDPointer], context: Context) -> QueuePair:
+    """As :meth:`XRCDomain.create_qp`: the side of XRC that receives has no queues of its own."""
+    calls = context.library.calls
+    attr = ffi.new("struct ibv_qp_init_attr_ex *")
+    attr.qp_type = QPType.XRC_RECV
+    attr.comp_mask, attr.xrcd = _XRCD, xrcd.pointer
+    try:
+        pointer = calls.ibv_create_qp_ex(context.pointer, attr)
+    except VerbsError as error:
+        nothing = QPCapabilities(0, 0, 0, 0, 0)
+        raise _refused(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
+    node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [xrcd.node])
+    return QueuePair(node, None, None, None, attr, context=context)
+
+
+def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
+    if qp_type is QPType.XRC_RECV:
+        raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
+    if qp_type is QPType.XRC_SEND:
+        require_xrc(context, "ibv_create_qp")
+    if send_ops and send_ops & SendOps.ATOMIC_WRITE:
+        offered = context.query_device_ex().device_cap_flags_ex
+        if not offered & _ATOMIC_WRITE:
+            raise UnsupportedError("atomic writes", device=context.name, verb="ibv_create_qp_ex")
+
+
+def require_xrc(context: Context, verb: str) -> None:
+    """UnsupportedError when the device does not say that it has XRC."""
+    if not context.query_device().device_cap_flags & DeviceCapability.XRC:
+        raise UnsupportedError(
+            "extended reliable connections (XRC)", device=context.name, verb=verb
+        )
+
+
+def _refused(
+    error: VerbsError,
+    context: Context,
+    qp_type: QPType,
+    capabilities: QPCapabilities,
+    options: QPOptions,
+) -> VerbsError:
+    code = error.errno or 0
+    if isinstance(error, UnsupportedError):
+        return UnsupportedError(
+            f"{qp_type.name} queue pairs{options}",
+            device=context.name,
+            verb=error.verb,
+            errno=code,
+        )
+    detail = f"a {qp_type.name} queue pair with {capabilities}{options} on {context.name}"
+    limits = context.query_device()
+    for name, limit in _LIMITS.items():
+        if getattr(capabilities, name) > getattr(limits, limit):
+            detail += f"; {name} is {getattr(limits, limit)} at most ({limit} of the device)"
+    if qp_type is QPType.RAW_PACKET and code == errno.EPERM:
+        detail += "; raw packets need the capability CAP_NET_RAW"
+    return failure(error.verb, code, detail)

@@ -1,0 +1,251 @@
+"""Shared receive queues: receives that any of several queue pairs may take."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiordma._native import RequestArray, failure, ffi, lib
+from aiordma.errors import PostError, QueueFullError, UnsupportedError, VerbsError
+
+from .._device.enums import DeviceCapability
+from .._device.resource import Node, Resource
+from .batch import ReceiveBatch
+from .work_request import ReceiveWorkRequest, ScatterGatherElement, pack_recvs
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._cq.completion import CompletionQueue
+    from .._device.context import Context
+    from .._device.protection_domain import ProtectionDomain
+
+# enum ibv_srq_attr_mask, ibv_srq_type, ibv_srq_init_attr_mask
+_MAX_WR, _LIMIT = 1 << 0, 1 << 1
+_TYPE_XRC = 1
+_MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+
+
+class SRQAttributes(NamedTuple):
+    """How large a shared receive queue is, and its alarm: ``struct ibv_srq_attr``.
+
+    ``max_wr`` receives fit, of ``max_sge`` pieces each. ``srq_limit`` is 0 when no event is to
+    come: it was never asked for, or it has come.
+    """
+
+    max_wr: int
+    max_sge: int
+    srq_limit: int = 0
+
+
+class SharedReceiveQueue(Resource["h.SRQPointer"]):
+    """Receives for all queue pairs that were made with it (``pd.create_qp(..., srq=srq)``).
+
+    A message takes the first one posted, whichever queue pair it comes to; its completion, on that
+    queue pair's ``recv_cq``, names the queue pair by ``qp_num``. Such a queue pair has no receive
+    queue of its own: ``post_recv`` to it is refused. When it fails, receives that no message had
+    taken stay here for the others; QP_LAST_WQE_REACHED among the context's events says that it
+    takes no more.
+
+    ``max_wr`` and ``max_sge`` are what the device granted. Posting is done by one thread at a
+    time. The memory of posted receives must stay registered until their completions have been
+    polled, or until this is closed. Closing it closes the queue pairs that use it.
+
+    Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
+    """
+
+    def __init__(self, pd: ProtectionDomain, node: Node[h.SRQPointer], max_sge: int) -> None:
+        super().__init__(node)
+        self.pd = pd
+        self.context = pd.context
+        self.max_sge = max_sge
+        self.max_wr = self.query().max_wr
+        self._room: RequestArray | None = None
+        self._room_size = (0, 0)
+        # Every receive may complete at any of these, so each has entries set aside for all.
+        self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        node.at_end = _given_back(self._completing_at)
+        self.context.route_events(int(ffi.cast("uintptr_t", self.pointer)), self)
+
+    # --- attributes ------------------------------------------------------------------------
+
+    def query(self) -> SRQAttributes:
+        """The attributes as the device has them now: ibv_query_srq(3)."""
+        attr = ffi.new("struct ibv_srq_attr *")
+        self.context.library.calls.ibv_query_srq(self.pointer, attr)
+        return SRQAttributes(attr.max_wr, attr.max_sge, attr.srq_limit)
+
+    def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
+        """Resize the queue, or set its alarm: ibv_modify_srq(3). What is left out stays.
+
+        With ``srq_limit`` above 0 the event SRQ_LIMIT_REACHED comes once, when the number of
+        posted receives drops below it (``context.async_events()``); 0 calls it off.
+
+        UnsupportedError for resizing on a device that cannot; BusyError when a completion queue
+        of its queue pairs cannot have entries for so many receives; VerbsError when the device
+        refuses, as it must when more than ``max_wr`` receives are posted, or when the limit is
+        above ``max_wr``: nothing is changed then.
+        """
+        attr = ffi.new("struct ibv_srq_attr *")
+        wanted = f"max_wr={max_wr}, srq_limit={srq_limit}"
+        mask = 0
+        try:
+            if max_wr is not None:
+                attr.max_wr = max_wr
+                mask |= _MAX_WR
+            if srq_limit is not None:
+                attr.srq_limit = srq_limit
+                mask |= _LIMIT
+        except OverflowError as error:
+            raise ValueError(f"{self!r}: {wanted}: {error}") from None
+        context = self.context
+        offered = context.query_device().device_cap_flags
+        if mask & _MAX_WR and not offered & DeviceCapability.SRQ_RESIZE:
+            raise UnsupportedError(
+                "resizing shared receive queues", device=context.name, verb="ibv_modify_srq"
+            )
+        more = {
+            cq: max_wr - held
+            for cq, held in self._completing_at.items()
+            if max_wr is not None and max_wr > held
+        }
+        made: list[CompletionQueue] = []
+        try:
+            for cq, entries in more.items():
+                cq.make_room(entries)
+                made.append(cq)
+            context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
+        except BaseException as error:
+            for cq in made:
+                cq.release(more[cq])
+            if isinstance(error, VerbsError):
+                raise failure(error.verb, error.errno or 0, f"{self!r}: {wanted}") from None
+            raise
+        for cq in made:
+            self._completing_at[cq] += more[cq]
+        if max_wr is not None:
+            self.max_wr = self.query().max_wr
+
+    def complete_at(self, cq: CompletionQueue) -> None:
+        """A queue pair's receives complete there: set entries aside; for this package.
+
+        They are given back when this is closed. BusyError when the queue cannot have so many.
+        """
+        if cq not in self._completing_at:
+            cq.make_room(self.max_wr)
+            self._completing_at[cq] = self.max_wr
+
+    @property
+    def srq_num(self) -> int:
+        """Its number, by which XRC requests name it; UnsupportedError where there is none."""
+        number = ffi.new("uint32_t *")
+        self.context.library.calls.ibv_get_srq_num(self.pointer, number)
+        return number[0]
+
+    # --- posting ---------------------------------------------------------------------------
+
+    def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
+        """Post one receive of one piece of memory (none when ``length`` is 0)."""
+        sges = (ScatterGatherElement(addr, length, lkey),) if length else ()
+        self.post_recv((ReceiveWorkRequest(wr_id, sges),))
+
+    def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
+        """Post receives in order, in one crossing: ibv_post_srq_recv(3).
+
+        PostError (QueueFullError when there is no room) tells by ``bad_index`` the first that was
+        not posted; those before it are.
+        """
+        pointer = self.pointer
+        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        try:
+            pack_recvs(room, requests)
+        except struct.error as error:
+            raise ValueError(f"{self!r}: a number that does not fit its field: {error}") from None
+        code = lib.aiordma_post_srq_recv(pointer, room.recvs, len(requests), room.sges, room.posted)
+        if code:
+            raise self._post_error(code, room.posted[0])
+
+    def recv_batch(self) -> ReceiveBatch:
+        """A scope that collects receives and posts them at its end in one crossing."""
+        return ReceiveBatch(self.post_recv)
+
+    def _request_room(self, requests: int, sges: int) -> RequestArray:
+        if self._room is None or requests > self._room_size[0] or sges > self._room_size[1]:
+            self._room_size = (max(16, requests), max(16, sges))
+            self._room = RequestArray(*self._room_size)
+        return self._room
+
+    def _post_error(self, code: int, bad_index: int) -> PostError:
+        verb, where = "ibv_post_srq_recv", f"{self!r} on {self.context.name}"
+        if code == errno.ENOMEM:
+            return QueueFullError(verb, bad_index, where)
+        # Some providers return -1, though ibv_post_srq_recv(3) allows only errno values.
+        return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, where)
+
+    def _details(self) -> str:
+        return f"of {self.max_wr} receives with {self.max_sge} pieces"
+
+
+def _given_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> Callable[[], None]:
+    # Not a method: what the node keeps must not keep the object, which warns when it is dropped.
+    def give_back() -> None:
+        for cq, entries in held.items():
+            cq.release_when_empty(entries)
+
+    return give_back
+
+
+def create_srq(
+    pd: ProtectionDomain,
+    max_wr: int,
+    max_sge: int,
+    xrcd: Resource[h.XRCDPointer] | None,
+    cq: CompletionQueue | None,
+) -> SharedReceiveQueue:
+    """As :meth:`ProtectionDomain.create_srq`."""
+    context = pd.context
+    _check(context, max_wr, max_sge)
+    if (xrcd is None) != (cq is None):
+        raise ValueError("an XRC shared receive queue needs both an XRC domain and a CQ")
+    calls = context.library.calls
+    parents: list[Node[Any]] = [pd.node]
+    attr: h.SRQInitAttr | h.SRQInitAttrEx
+    try:
+        if xrcd is not None and cq is not None:
+            attr = ffi.new("struct ibv_srq_init_attr_ex *")
+            attr.comp_mask = _MASK_TYPE | _MASK_PD | _MASK_XRCD | _MASK_CQ
+            attr.srq_type = _TYPE_XRC
+            attr.pd, attr.xrcd, attr.cq = pd.pointer, xrcd.pointer, cq.pointer
+            attr.attr.max_wr, attr.attr.max_sge = max_wr, max_sge
+            pointer = calls.ibv_create_srq_ex(context.pointer, attr)
+            parents += [xrcd.node, cq.node]
+        else:
+            attr = ffi.new("struct ibv_srq_init_attr *")
+            attr.attr.max_wr, attr.attr.max_sge = max_wr, max_sge
+            pointer = calls.ibv_create_srq(pd.pointer, attr)
+    except VerbsError as error:
+        kind = "an XRC" if xrcd is not None else "a"
+        what = f"{kind} shared receive queue of {max_wr} receives with {max_sge} pieces"
+        raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
+    node = Node("SharedReceiveQueue", pointer, calls.ibv_destroy_srq, parents)
+    return SharedReceiveQueue(pd, node, attr.attr.max_sge)
+
+
+def _check(context: Context, max_wr: int, max_sge: int) -> None:
+    device = context.query_device()
+    if not device.max_srq:
+        raise UnsupportedError("shared receive queues", device=context.name, verb="ibv_create_srq")
+    if not 0 < max_wr <= device.max_srq_wr:
+        raise ValueError(
+            f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"
+            f" {device.max_srq_wr}"
+        )
+    if not 0 <= max_sge <= device.max_srq_sge:
+        raise ValueError(
+            f"receives of {max_sge} pieces; {context.name} takes up to {device.max_srq_sge}"
+        )

@@ -1,0 +1,136 @@
+"""What each transport can do, and with which flags: the one table that posting is checked against.
+
+Sources: ibv_post_send(3), its table of opcodes and its list of flags; ibv_wr_post(3), the table of
+builders; InfiniBand Architecture Specification volume 1, clause 9.2 (table 35, the operations of
+each transport service) and clause 10.8.2 (work requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntFlag
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .._device.enums import QPType, SendFlags, WROpcode
+
+
+class SendOps(IntFlag):
+    """What a queue pair is to post with the builders: ``enum ibv_qp_create_send_ops_flags``."""
+
+    NONE = 0
+    RDMA_WRITE = 1 << 0
+    RDMA_WRITE_WITH_IMM = 1 << 1
+    SEND = 1 << 2
+    SEND_WITH_IMM = 1 << 3
+    RDMA_READ = 1 << 4
+    ATOMIC_CMP_AND_SWP = 1 << 5
+    ATOMIC_FETCH_AND_ADD = 1 << 6
+    LOCAL_INV = 1 << 7
+    BIND_MW = 1 << 8
+    SEND_WITH_INV = 1 << 9
+    TSO = 1 << 10
+    ATOMIC_WRITE = 1 << 12
+
+
+class Operation(NamedTuple):
+    """One operation of a send queue: its name in errors, its flags, the transports that have it."""
+
+    text: str
+    flags: SendFlags
+    send_op: SendOps
+    transports: frozenset[QPType]
+
+
+ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
+"""Operations on 8 aligned bytes of the peer's, which return the old value."""
+
+_ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
+_CONNECTED = _ANSWERING | {QPType.UC}
+_MESSAGES = _CONNECTED | {QPType.UD}
+
+_PLAIN = SendFlags.SIGNALED | SendFlags.FENCE
+_DATA = _PLAIN | SendFlags.INLINE
+_MESSAGE = _DATA | SendFlags.SOLICITED | SendFlags.IP_CSUM
+
+OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
+    {
+        WROpcode.SEND: Operation("send", _MESSAGE, SendOps.SEND, _MESSAGES | {QPType.RAW_PACKET}),
+        WROpcode.SEND_WITH_IMM: Operation("send", _MESSAGE, SendOps.SEND_WITH_IMM, _MESSAGES),
+        WROpcode.SEND_WITH_INV: Operation("send", _MESSAGE, SendOps.SEND_WITH_INV, _CONNECTED),
+        WROpcode.RDMA_WRITE: Operation("write", _DATA, SendOps.RDMA_WRITE, _CONNECTED),
+        WROpcode.RDMA_WRITE_WITH_IMM: Operation(
+            "write", _DATA | SendFlags.SOLICITED, SendOps.RDMA_WRITE_WITH_IMM, _CONNECTED
+        ),
+        WROpcode.RDMA_READ: Operation("read", _PLAIN, SendOps.RDMA_READ, _ANSWERING),
+        WROpcode.ATOMIC_CMP_AND_SWP: Operation(
+            "compare and swap", _PLAIN, SendOps.ATOMIC_CMP_AND_SWP, _ANSWERING
+        ),
+        WROpcode.ATOMIC_FETCH_AND_ADD: Operation(
+            "fetch and add", _PLAIN, SendOps.ATOMIC_FETCH_AND_ADD, _ANSWERING
+        ),
+        WROpcode.ATOMIC_WRITE: Operation(
+            "atomic write", _DATA, SendOps.ATOMIC_WRITE, frozenset({QPType.RC})
+        ),
+        WROpcode.LOCAL_INV: Operation("invalidate", _PLAIN, SendOps.LOCAL_INV, _CONNECTED),
+        WROpcode.BIND_MW: Operation("bind window", _PLAIN, SendOps.BIND_MW, _CONNECTED),
+        WROpcode.TSO: Operation(
+            "segmented send", _MESSAGE, SendOps.TSO, frozenset({QPType.UD, QPType.RAW_PACKET})
+        ),
+    }
+)
+
+UNCONNECTED = frozenset({QPType.UD, QPType.RAW_PACKET})
+"""Queue pairs without a peer: every request says where it goes."""
+
+
+def has(qp_type: QPType, opcode: WROpcode) -> bool:
+    """Whether the transport has the operation at all."""
+    operation = OPERATIONS.get(opcode)
+    return operation is not None and qp_type in operation.transports
+
+
+def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
+    """The flags that the operation may have on this transport."""
+    # ibv_post_send(3): FENCE waits for reads and atomics, which only the answering ones have.
+    return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
+
+
+# What not every device with builders has: windows, segmentation, atomic writes.
+_OPTIONAL = (
+    SendOps.LOCAL_INV | SendOps.BIND_MW | SendOps.SEND_WITH_INV | SendOps.TSO | SendOps.ATOMIC_WRITE
+)
+
+
+def send_ops_of(qp_type: QPType) -> SendOps:
+    """The operations of the transport, for ``send_ops``: without those of memory windows,
+    segmented sends and atomic writes, which not every device has; add them with ``|``.
+    """
+    ops = SendOps.NONE
+    for operation in OPERATIONS.values():
+        if qp_type in operation.transports:
+            ops |= operation.send_op
+    return ops & ~_OPTIONAL
+
+
+# Every check in one comparison: a request is looked at closely only if it has a bit that is set
+# here for its opcode. ALWAYS is such a bit of every request. Checksums are the device's to offer.
+ALWAYS = 1 << 31
+EVERY_BIT = (1 << 32) - 1
+_OPCODES = 16
+_CLOSELY = ATOMICS | {WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
+
+
+def _looked_at(qp_type: QPType, number: int) -> int:
+    opcode = next((known for known in OPERATIONS if known == number), None)
+    if opcode is None or not has(qp_type, opcode):
+        return EVERY_BIT
+    harmless = int(flags_of(qp_type, opcode) & ~SendFlags.IP_CSUM)
+    return EVERY_BIT & ~harmless & ~(0 if opcode in _CLOSELY else ALWAYS)
+
+
+LOOKED_AT: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
+    {qp_type: tuple(_looked_at(qp_type, number) for number in range(_OPCODES))
+     for qp_type in QPType}
+)  # fmt: skip
+"""By type and opcode: the bits of ``send_flags | ALWAYS`` that need a closer look."""

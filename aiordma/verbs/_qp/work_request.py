@@ -1,0 +1,142 @@
+"""Work requests: what is posted, and its packing for C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
+
+from .._device.enums import AccessFlags, SendFlags, WROpcode
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.resource import Resource
+    from .._memory.memory_region import MemoryRegion
+
+
+class ScatterGatherElement(NamedTuple):
+    """A piece of registered memory: ``struct ibv_sge``."""
+
+    addr: int
+    length: int
+    lkey: int
+
+
+class BindInfo(NamedTuple):
+    """What a memory window of type 2 shall cover: ``struct ibv_mw_bind_info``.
+
+    ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3));
+    ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights. Posting it makes
+    ``rkey`` the window's own; so a window is bound once in one call.
+    """
+
+    mw: Resource[h.MWPointer]
+    mr: MemoryRegion
+    rkey: int
+    addr: int
+    length: int
+    access: AccessFlags
+
+
+class Segmentation(NamedTuple):
+    """TSO: the packet headers, which must not change until the completion, and the segment size."""
+
+    header_addr: int
+    header_size: int
+    mss: int
+
+
+@dataclass(slots=True)
+class SendWorkRequest:
+    """One request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
+
+    ``imm_data`` is a number in host order. ``invalidate_rkey`` is the key that SEND_WITH_INV has
+    the peer invalidate, or that LOCAL_INV invalidates here. ``remote_addr`` and ``rkey`` are for
+    writes, reads and atomics; ``compare_add`` is what is compared or added, ``swap`` what is put
+    there, numbers of 64 bits. An atomic returns the old value into its one 8-byte scatter/gather
+    element; an atomic write has one of 8 bytes to write.
+
+    ``ah``, ``remote_qpn`` and ``remote_qkey`` say where a datagram goes; the handle must stay open
+    until the completion. ``remote_srqn`` is the shared receive queue of an XRC request. ``bind``
+    is for BIND_MW, ``tso`` for TSO.
+    """
+
+    wr_id: int
+    opcode: WROpcode | int
+    sges: Sequence[ScatterGatherElement] = ()
+    send_flags: SendFlags | int = SendFlags.SIGNALED
+    imm_data: int = 0
+    remote_addr: int = 0
+    rkey: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    invalidate_rkey: int = 0
+    ah: Resource[h.AHPointer] | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
+    remote_srqn: int = 0
+    bind: BindInfo | None = None
+    tso: Segmentation | None = None
+
+
+@dataclass(slots=True)
+class ReceiveWorkRequest:
+    """One request for the receive queue: ``struct ibv_recv_wr``, see ibv_post_recv(3)."""
+
+    wr_id: int
+    sges: Sequence[ScatterGatherElement] = ()
+
+
+_INVALIDATING = frozenset({WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV})
+
+
+def _address(resource: Resource[h.AHPointer] | Resource[h.MWPointer] | MemoryRegion) -> int:
+    return int(ffi.cast("uintptr_t", resource.pointer))
+
+
+def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
+    """The members of ``struct aiordma_send`` that stand for different things, in its order."""
+    if (bind := wr.bind) is not None:
+        mw, mr = _address(bind.mw), _address(bind.mr)
+        return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
+    third = wr.tso.header_addr if wr.tso is not None else wr.compare_add
+    if wr.ah is not None:
+        return _address(wr.ah), third, wr.swap, 0, wr.remote_qpn, wr.remote_qkey
+    return wr.remote_addr, third, wr.swap, 0, wr.rkey, wr.remote_srqn
+
+
+def pack_sends(room: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
+    """Into ``room``, which is large enough."""
+    sends, sges = room.sends_bytes, room.sges_bytes
+    entry = 0
+    for index, wr in enumerate(requests):
+        SEND.pack_into(
+            sends,
+            index * SEND.size,
+            wr.wr_id,
+            *_shared_places(wr),
+            wr.invalidate_rkey if wr.opcode in _INVALIDATING else wr.imm_data,
+            wr.opcode,
+            wr.send_flags,
+            entry,
+            len(wr.sges),
+            wr.tso.header_size if wr.tso is not None else 0,
+            wr.tso.mss if wr.tso is not None else 0,
+        )
+        for sge in wr.sges:
+            SGE.pack_into(sges, entry * SGE.size, *sge)
+            entry += 1
+
+
+def pack_recvs(room: RequestArray, requests: Iterable[ReceiveWorkRequest]) -> None:
+    """Into ``room``, which is large enough."""
+    recvs, sges = room.recvs_bytes, room.sges_bytes
+    entry = 0
+    for index, wr in enumerate(requests):
+        RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
+        for sge in wr.sges:
+            SGE.pack_into(sges, entry * SGE.size, *sge)
+            entry += 1

@@ -1,0 +1,56 @@
+"""Extended reliable connections: one connection between two processes for many of their queues.
+
+An XRC domain is shared by those who share its file. The receiving side is a queue pair of the
+domain, without queues of its own (:meth:`XRCDomain.create_qp`); what arrives goes to the shared
+receive queue that the request names by its number. The sending side is a queue pair of a
+protection domain, of type XRC_SEND. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
+
+Neither the embedded device nor rdma_rxe has them: what is here has not run on hardware.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+from aiordma.errors import UnsupportedError
+
+from .._device.resource import Node, Resource
+from .qp_creation import XRC, create_xrc_target, require_xrc
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._device.context import Context
+    from .queue_pair import QueuePair
+
+# enum ibv_xrcd_init_attr_mask
+_FD, _OFLAGS = 1 << 0, 1 << 1
+
+
+class XRCDomain(Resource["h.XRCDPointer"]):
+    """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
+
+    def __init__(self, context: Context, node: Node[h.XRCDPointer]) -> None:
+        super().__init__(node)
+        self.context = context
+
+    def create_qp(self) -> QueuePair:
+        """Make the receiving side of a connection, type XRC_RECV, in state RESET."""
+        return create_xrc_target(self, self.context)
+
+
+def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
+    """As :meth:`Context.open_xrcd`."""
+    require_xrc(context, "ibv_open_xrcd")
+    attr = ffi.new("struct ibv_xrcd_init_attr *")
+    attr.comp_mask = _FD | _OFLAGS
+    attr.fd = -1 if fd is None else fd
+    attr.oflags = os.O_CREAT | (os.O_EXCL if exclusive else 0)
+    calls = context.library.calls
+    try:
+        pointer = calls.ibv_open_xrcd(context.pointer, attr)
+    except UnsupportedError as error:
+        raise UnsupportedError(XRC, device=context.name, verb=error.verb) from None
+    return XRCDomain(context, Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node]))

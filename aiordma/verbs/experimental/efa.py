@@ -1,0 +1,123 @@
+"""Scalable reliable datagrams (SRD) on Amazon's EFA devices, by ``libefa.so.1``.
+
+**Not run on hardware.** What is passed to the library is checked against its header, and its calls
+are tested with stand-ins; nobody has sent a datagram with it on an EFA device yet.
+
+SRD is reliable and unordered, and addresses each message as UD does: one queue pair for all peers.
+Where the device is no EFA device, or the library is not installed, everything here ends in
+UnsupportedError. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+
+from .._device.enums import QPState
+from .._qp.qp_attributes import QPCapabilities
+from .._qp.transport_rules import SendOps
+from .._qp.work_request import SendWorkRequest
+from .driver_queue_pair import DriverQueuePair, init_attr_ex
+
+if TYPE_CHECKING:
+    from .._cq.completion import CompletionQueue
+    from .._device.address_handle import AddressHandle
+    from .._device.context import Context
+    from .._device.protection_domain import ProtectionDomain
+
+__all__ = ["EFACapability", "EFADeviceAttributes", "SRDQueuePair", "create_srd_qp", "query_device"]
+
+_NEEDS = "scalable reliable datagrams (SRD), which need an EFA device and libefa.so.1"
+_SRD = 0  # EFADV_QP_DRIVER_TYPE_SRD
+
+
+class EFACapability(IntFlag):
+    """What an EFA device can do: ``EFADV_DEVICE_ATTR_CAPS_*``."""
+
+    NONE = 0
+    RDMA_READ = 1 << 0
+    RNR_RETRY = 1 << 1
+    CQ_WITH_SGID = 1 << 2
+
+
+@dataclass(frozen=True, slots=True)
+class EFADeviceAttributes:
+    """``struct efadv_device_attr``: limits of one queue pair, in requests, pieces and bytes."""
+
+    max_sq_wr: int
+    max_rq_wr: int
+    max_sq_sge: int
+    max_rq_sge: int
+    inline_buf_size: int
+    device_caps: EFACapability
+    max_rdma_size: int
+
+
+def query_device(context: Context) -> EFADeviceAttributes:
+    """The limits that only EFA devices have. UnsupportedError on any other."""
+    attr = ffi.new("struct efadv_device_attr *")
+    with context.offering(_NEEDS):
+        context.library.providers.efadv_query_device(
+            context.pointer, attr, ffi.sizeof("struct efadv_device_attr")
+        )
+    return EFADeviceAttributes(
+        attr.max_sq_wr,
+        attr.max_rq_wr,
+        attr.max_sq_sge,
+        attr.max_rq_sge,
+        attr.inline_buf_size,
+        EFACapability(attr.device_caps),
+        attr.max_rdma_size,
+    )
+
+
+class SRDQueuePair(DriverQueuePair):
+    """An SRD queue pair: made by :func:`create_srd_qp`. Not run on hardware."""
+
+    def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
+        """RESET to RTS, which asks for what UD does. Peers must know ``qkey``.
+
+        VerbsError when the device refuses a step.
+        """
+        self.modify(qp_state=QPState.INIT, pkey_index=pkey_index, port_num=port_num, qkey=qkey)
+        self.modify(qp_state=QPState.RTR)
+        self.modify(qp_state=QPState.RTS, sq_psn=sq_psn)
+
+    def post_send(
+        self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
+    ) -> None:
+        """Post a send, or a read or write where the device has them, to one peer.
+
+        ``ah`` must stay open until the completion. UnsupportedError for other operations,
+        ValueError for a number that does not fit, PostError when the device refuses.
+        """
+        self.post_to(wr, ah, remote_qpn, remote_qkey)
+
+
+def create_srd_qp(
+    pd: ProtectionDomain,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue | None = None,
+    capabilities: QPCapabilities | None = None,
+    *,
+    send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
+    sq_sig_all: bool = False,
+) -> SRDQueuePair:
+    """Make an SRD queue pair, in state RESET. ``send_ops`` is all that can be posted to it.
+
+    UnsupportedError where the device is no EFA device, or the library is missing.
+    """
+    recv_cq = recv_cq or send_cq
+    attr = init_attr_ex(
+        pd, send_cq, recv_cq, capabilities or QPCapabilities(), send_ops, sq_sig_all
+    )
+    efa = ffi.new("struct efadv_qp_init_attr *")
+    efa.driver_qp_type = _SRD
+    with pd.context.offering(_NEEDS):
+        pointer = pd.context.library.providers.efadv_create_qp_ex(
+            pd.context.pointer, attr, efa, ffi.sizeof("struct efadv_qp_init_attr")
+        )
+    return SRDQueuePair(pd, pointer, send_cq, recv_cq, attr)

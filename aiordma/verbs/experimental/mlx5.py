@@ -1,0 +1,104 @@
+"""Dynamically connected queue pairs (DC) on mlx5 devices, by ``libmlx5.so.1``.
+
+**Not run on hardware.** What is passed to the library is checked against its header, and its calls
+are tested with stand-ins; nobody has sent a message with it on an mlx5 device yet.
+
+An *initiator* (DCI) sends to any number of *targets* (DCT): every request names the target's number
+and key, and the device connects as needed. A target receives by a shared receive queue. The states
+are those of other queue pairs; which attributes each step takes says the device. Where the device
+is no mlx5 device, or the library is not installed, everything here ends in UnsupportedError.
+Source: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma._native import ffi
+
+from .._qp.qp_attributes import QPCapabilities
+from .._qp.transport_rules import SendOps
+from .._qp.work_request import SendWorkRequest
+from .driver_queue_pair import DriverQueuePair, init_attr_ex
+
+if TYPE_CHECKING:
+    from aiordma._native import handles as h
+
+    from .._cq.completion import CompletionQueue
+    from .._device.address_handle import AddressHandle
+    from .._device.protection_domain import ProtectionDomain
+    from .._device.resource import Resource
+
+__all__ = ["DCInitiator", "DCTarget", "create_dc_initiator", "create_dc_target"]
+
+_NEEDS = "dynamically connected queue pairs (DC), which need an mlx5 device and libmlx5.so.1"
+_MASK_DC = 1 << 1  # MLX5DV_QP_INIT_ATTR_MASK_DC
+_DCT, _DCI = 1, 2  # enum mlx5dv_dc_type
+
+
+class DCInitiator(DriverQueuePair):
+    """The side of DC that sends: made by :func:`create_dc_initiator`. Not run on hardware."""
+
+    def post_send(
+        self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
+    ) -> None:
+        """Post a send, write or read to the target of that number and key.
+
+        ``ah`` must stay open until the completion. UnsupportedError for other operations,
+        ValueError for a number that does not fit, PostError when the device refuses.
+        """
+        calls = self.context.library
+        dc = calls.providers.mlx5dv_qp_ex_from_ibv_qp_ex(calls.calls.ibv_qp_to_qp_ex(self.pointer))
+        self.post_to(wr, ah, remote_dctn, remote_dc_key, dc)
+
+
+class DCTarget(DriverQueuePair):
+    """The side of DC that receives, on its shared receive queue: made by
+    :func:`create_dc_target`. Not run on hardware.
+
+    Its ``qp_num``, once it is in RTR, is the number that initiators name.
+    """
+
+
+def create_dc_initiator(
+    pd: ProtectionDomain,
+    send_cq: CompletionQueue,
+    capabilities: QPCapabilities | None = None,
+    *,
+    send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
+    sq_sig_all: bool = False,
+) -> DCInitiator:
+    """Make an initiator, in state RESET. ``send_ops`` is all that can be posted to it.
+
+    UnsupportedError where the device is no mlx5 device, or the library is missing.
+    """
+    wanted = capabilities or QPCapabilities(max_recv_wr=0, max_recv_sge=0)
+    attr = init_attr_ex(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
+    pointer = _create(pd, attr, _DCI, 0)
+    return DCInitiator(pd, pointer, send_cq, send_cq, attr)
+
+
+def create_dc_target(
+    pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.SRQPointer], access_key: int
+) -> DCTarget:
+    """Make a target, in state RESET, that takes its receives from ``srq``.
+
+    ``access_key`` is the 64-bit key that initiators must know. UnsupportedError where the device
+    is no mlx5 device, or the library is missing.
+    """
+    attr = init_attr_ex(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, False)
+    attr.srq = srq.pointer
+    pointer = _create(pd, attr, _DCT, access_key)
+    return DCTarget(pd, pointer, cq, cq, attr, srq)
+
+
+def _create(
+    pd: ProtectionDomain, attr: h.QPInitAttrEx, dc_type: int, access_key: int
+) -> h.QPPointer:
+    mlx5 = ffi.new("struct mlx5dv_qp_init_attr *")
+    mlx5.comp_mask = _MASK_DC
+    mlx5.dc_init_attr.dc_type = dc_type
+    if dc_type == _DCT:
+        mlx5.dc_init_attr.dct_access_key = access_key
+    with pd.context.offering(_NEEDS):
+        return pd.context.library.providers.mlx5dv_create_qp(pd.context.pointer, attr, mlx5)

@@ -1,0 +1,58 @@
+/* What a device can do for this project beside the verbs; no preprocessor here, cffi reads it too.
+ *
+ * Each entry is optional: NULL where the device behind a table of calls does not have it, and its
+ * caller then goes on without.  The system's libraries have `provider_calls` alone, the embedded
+ * device has all others. */
+enum {
+	AIORDMA_NOTIFY_FDS = 8
+};
+
+struct aiordma_device_calls {
+	/* Grows whenever a thread of the application has done work of the device, and with each part
+	 * of a message that was moved while more of the same message was to follow. */
+	unsigned (*progress)(void);
+
+	/* A thread starts (1) or stops (0) polling in a loop; in pairs.  Meanwhile peers need not
+	 * notify this process. */
+	void (*busy_poll)(int starts);
+
+	/* 1: the caller handles what it has found and will poll again soon; -1: it will not; 0 renews
+	 * a 1.  Meanwhile peers need not notify this process: the device's thread polls every half a
+	 * millisecond, in case that it takes longer. */
+	void (*hold_polling)(int change);
+
+	/* How often the device has written to peers: in the upper half to those that it had to wake
+	 * up, in the lower half to those that were polling. */
+	uint64_t (*peer_wakeups)(void);
+
+	/* Makes this event channel's fd readable as soon as there is work for the device, not only when
+	 * there is an event: the thread that then looks for one does the work itself, which saves
+	 * waking it by another thread.  Other descriptors are left alone. */
+	void (*wake_early)(int fd);
+
+	/* What may be watched in place of such an fd: two descriptors, of which one is readable when
+	 * the fd is.  They are what is inside it, which saves an epoll set between an event and the
+	 * thread that sleeps.  They live as long as the channel.  Returns their number; 0 if there are
+	 * none, and the fd itself is to be watched. */
+	int (*watch_fds)(int fd, int fds[2]);
+
+	/* Descriptors that may be watched beside those, which saves one set more: a peer's notification
+	 * makes one of them readable.  They become the caller's.  Returns how many; `version` is the
+	 * number of `notify_version` at that moment. */
+	int (*notify_fds)(int fd, int fds[AIORDMA_NOTIFY_FDS], unsigned *version);
+
+	/* Another number whenever such a descriptor has come or gone. */
+	unsigned (*notify_version)(void);
+
+	/* ibv_reg_mr(3) of memory that the caller knows to have no holes: private, anonymous, mapped
+	 * for this or from an allocator, with the rights that are asked for.  The device leaves its
+	 * pages to come when they are used; other memory it touches at once, as a card that pins. */
+	struct ibv_mr *(*reg_own_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
+
+	/* A region of all memory of the process, for sending from wherever the caller knows that there
+	 * is some.  Devices that pin pages do not have it. */
+	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
+
+	/* The calls of single providers' libraries, NULL each that is not installed.  Thread-safe. */
+	const struct aiordma_provider_calls *(*provider_calls)(void);
+};

@@ -1,0 +1,192 @@
+/* What belongs to an id: rdma_create_qp(3) with the completion queues that it makes, shared receive
+ * queues (rdma_create_srq(3)), and their ends. */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "objects/objects.h"
+
+static void destroy_cqs(struct rdma_cm_id *id)
+{
+	if (id->recv_cq)
+		soft_ibv_destroy_cq(id->recv_cq);
+	if (id->send_cq && id->send_cq != id->recv_cq)
+		soft_ibv_destroy_cq(id->send_cq);
+	if (id->recv_cq_channel)
+		soft_ibv_destroy_comp_channel(id->recv_cq_channel);
+	if (id->send_cq_channel && id->send_cq_channel != id->recv_cq_channel)
+		soft_ibv_destroy_comp_channel(id->send_cq_channel);
+	id->recv_cq = id->send_cq = NULL;
+	id->recv_cq_channel = id->send_cq_channel = NULL;
+}
+
+static int create_cq(struct rdma_cm_id *id, uint32_t entries, struct ibv_comp_channel **channel,
+		     struct ibv_cq **cq)
+{
+	*channel = soft_ibv_create_comp_channel(id->verbs);
+	if (!*channel)
+		return errno;
+	*cq = soft_ibv_create_cq(id->verbs, entries ? (int)entries : 1, id, *channel, 0);
+	return *cq ? 0 : errno;
+}
+
+/* The completion queues that the caller leaves to us; they are visible in the id. */
+static int create_cqs(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
+{
+	int error = 0;
+
+	if (!attr->recv_cq && !id->recv_cq)
+		error = create_cq(id, attr->cap.max_recv_wr, &id->recv_cq_channel, &id->recv_cq);
+	if (!error && !attr->send_cq && !id->send_cq)
+		error = create_cq(id, attr->cap.max_send_wr, &id->send_cq_channel, &id->send_cq);
+	if (error) {
+		destroy_cqs(id);
+		return error;
+	}
+	if (!attr->recv_cq)
+		attr->recv_cq = id->recv_cq;
+	if (!attr->send_cq)
+		attr->send_cq = id->send_cq;
+	return 0;
+}
+
+static int start_qp(struct soft_cm_id *id, struct ibv_qp *qp)
+{
+	int error;
+
+	soft_lock();
+	error = soft_cm_qp_start(id, qp);
+	if (!error) {
+		id->id.qp = qp;
+		id->id.pd = qp->pd;
+		id->made_qpn = qp->qp_num;
+	}
+	soft_unlock();
+	return error;
+}
+
+static int create_qp(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
+{
+	struct ibv_qp *qp;
+	int error = create_cqs(id, attr);
+
+	if (error)
+		return error;
+	if (id->srq && !attr->srq)
+		attr->srq = id->srq;
+	qp = soft_create_qp_ex(id->verbs, attr);
+	error = qp ? start_qp(soft_cm_id_of(id), qp) : errno;
+	if (error) {
+		if (qp)
+			soft_ibv_destroy_qp(qp);
+		destroy_cqs(id);
+	}
+	return error;
+}
+
+/* A domain of the id's device is the one to use where the caller names none. */
+static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
+{
+	if (!*pd)
+		*pd = id->pd;
+	return *pd && (*pd)->context == id->verbs ? 0 : EINVAL;
+}
+
+/* Of a port space comes a transport (rdma_cm(7)); RDMA_PS_IB leaves it to the caller. */
+static bool type_fits(const struct rdma_cm_id *id, enum ibv_qp_type type)
+{
+	return id->ps == RDMA_PS_IB || (type == IBV_QPT_UD) == (id->qp_type == IBV_QPT_UD);
+}
+
+int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
+{
+	int error;
+
+	if (!id || !attr || id->qp || !id->verbs || !type_fits(id, attr->qp_type))
+		return soft_cm_fail(EINVAL);
+	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD))
+		attr->pd = NULL;
+	error = check_domain(id, &attr->pd);
+	attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+	if (!error)
+		error = create_qp(id, attr);
+	return error ? soft_cm_fail(error) : 0;
+}
+
+int soft_rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp_init_attr_ex full = {.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd};
+
+	if (!attr)
+		return soft_cm_fail(EINVAL);
+	/* struct ibv_qp_init_attr is how the extended one begins. */
+	memcpy(&full, attr, offsetof(struct ibv_qp_init_attr_ex, comp_mask));
+	if (soft_rdma_create_qp_ex(id, &full))
+		return -1;
+	memcpy(attr, &full, offsetof(struct ibv_qp_init_attr_ex, comp_mask)); /* what was granted */
+	return 0;
+}
+
+void soft_rdma_destroy_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp *qp;
+
+	if (!id)
+		return;
+	soft_cm_detach_groups(soft_cm_id_of(id));
+	soft_lock();
+	qp = id->qp;
+	id->qp = NULL;
+	soft_cm_id_of(id)->made_qpn = 0;
+	soft_unlock();
+	if (qp)
+		soft_ibv_destroy_qp(qp);
+	destroy_cqs(id);
+}
+
+/* ---- shared receive queues ----------------------------------------------------------------- */
+
+int soft_rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *attr)
+{
+	struct ibv_srq *srq;
+	int error;
+
+	if (!id || !attr || id->srq || !id->verbs)
+		return soft_cm_fail(EINVAL);
+	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD))
+		attr->pd = NULL;
+	error = check_domain(id, &attr->pd);
+	if (error)
+		return soft_cm_fail(error);
+	attr->comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+	srq = soft_create_srq_ex(id->verbs, attr);
+	if (!srq)
+		return -1;
+	id->srq = srq;
+	id->pd = srq->pd;
+	return 0;
+}
+
+int soft_rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+	struct ibv_srq_init_attr_ex full = {.comp_mask = IBV_SRQ_INIT_ATTR_PD, .pd = pd};
+
+	if (!attr)
+		return soft_cm_fail(EINVAL);
+	full.srq_context = attr->srq_context;
+	full.attr = attr->attr;
+	if (soft_rdma_create_srq_ex(id, &full))
+		return -1;
+	attr->attr = full.attr;
+	return 0;
+}
+
+void soft_rdma_destroy_srq(struct rdma_cm_id *id)
+{
+	struct ibv_srq *srq = id ? id->srq : NULL;
+
+	if (!srq || soft_ibv_destroy_srq(srq))
+		return; /* it is still used, by a queue pair of somebody else */
+	id->srq = NULL;
+}

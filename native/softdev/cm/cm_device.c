@@ -1,0 +1,158 @@
+/* The device context behind id->verbs and the protection domain behind id->pd: one for all ids.
+ *
+ * librdmacm opens a device once and keeps it for the life of the process, so applications keep
+ * id->verbs longer than the id: as the key of what they have made on it, or to make more.  Here it
+ * is open (and with it the engine and its thread) as long as an id or anything made on it is there;
+ * but it is always the same struct, so that a pointer to it is never a dangling one.
+ *
+ * Holds are counted under the engine's lock, so that a request can be bound in the engine's step;
+ * opening and closing, which cannot be done under that lock, have a lock of their own around it.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "objects/objects.h"
+
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static struct soft_context own;
+static struct ibv_pd *pd;
+static bool is_open;
+static unsigned holds;
+static struct soft_node bound = {&bound, &bound}; /* soft_cm_id.on_device */
+
+/* As in cm_event.c. */
+static void before_fork(void)
+{
+	pthread_mutex_lock(&opening);
+}
+
+static void after_fork(void)
+{
+	pthread_mutex_unlock(&opening);
+}
+
+static void guard_fork(void)
+{
+	(void)pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+static int open_context(void)
+{
+	struct ibv_device **list = soft_ibv_get_device_list(NULL);
+	int error;
+
+	if (!list)
+		return errno;
+	memset(&own, 0, sizeof(own));
+	error = soft_context_start(&own, list[0]);
+	soft_ibv_free_device_list(list);
+	if (error)
+		return error;
+	own.only_pd_left = soft_cm_device_sweep;
+	pd = soft_ibv_alloc_pd(&own.extended.context);
+	if (!pd) {
+		soft_context_stop(&own);
+		return ENOMEM;
+	}
+	is_open = true;
+	return 0;
+}
+
+int soft_cm_device_get(void)
+{
+	static pthread_once_t guarded = PTHREAD_ONCE_INIT;
+	int error = 0;
+
+	pthread_once(&guarded, guard_fork);
+	pthread_mutex_lock(&opening);
+	if (is_open && own.fork_generation != soft_engine_fork_generation()) {
+		is_open = false; /* the parent's, before a fork */
+		holds = 0;
+		soft_list_init(&bound);
+	}
+	if (!is_open)
+		error = open_context();
+	else if (own.fatal)
+		error = ENODEV; /* until everything on what was removed is closed */
+	if (!error) {
+		soft_lock();
+		soft_cm_device_hold();
+		soft_unlock();
+	}
+	pthread_mutex_unlock(&opening);
+	return error;
+}
+
+void soft_cm_device_put(void)
+{
+	soft_lock();
+	soft_cm_device_release();
+	soft_unlock();
+	soft_cm_device_sweep();
+}
+
+void soft_cm_device_sweep(void)
+{
+	bool unused;
+
+	pthread_mutex_lock(&opening);
+	soft_lock();
+	unused = is_open && !holds && own.children == 1 &&
+		 !soft_container(pd, struct soft_pd, ibv)->users &&
+		 own.fork_generation == soft_engine_fork_generation();
+	if (unused)
+		soft_async_forget(&own, NULL);
+	soft_unlock();
+	if (unused) {
+		is_open = false;
+		soft_ibv_dealloc_pd(pd);
+		soft_context_stop(&own);
+	}
+	pthread_mutex_unlock(&opening);
+}
+
+void soft_cm_device_hold(void)
+{
+	holds++;
+}
+
+void soft_cm_device_release(void)
+{
+	holds--;
+}
+
+struct ibv_context *soft_cm_device_context(void)
+{
+	return &own.extended.context;
+}
+
+void soft_cm_device_bind(struct soft_cm_id *id)
+{
+	soft_cm_device_hold();
+	id->bound = true;
+	soft_list_append(&bound, &id->on_device);
+	id->id.verbs = &own.extended.context;
+	id->id.pd = pd;
+	id->id.port_num = 1;
+}
+
+void soft_cm_device_unbind(struct soft_cm_id *id)
+{
+	id->bound = false;
+	soft_list_remove(&id->on_device);
+	soft_cm_device_release();
+}
+
+void soft_cm_device_each(void (*what)(struct soft_cm_id *id))
+{
+	struct soft_node *node = bound.next;
+
+	while (node != &bound) {
+		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
+
+		node = node->next;
+		what(id);
+	}
+}

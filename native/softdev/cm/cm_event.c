@@ -1,0 +1,397 @@
+/* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3).
+ *
+ * An event belongs to an id (a CONNECT_REQUEST to the listener, as in librdmacm, so that the new id
+ * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
+ * taken, it makes rdma_destroy_id wait for its acknowledgement.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* Guards soft_cm_id.acked alone; a leaf, so that acknowledging never waits for the engine. */
+static pthread_mutex_t acknowledge = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
+
+/* The child of a fork must not find the mutex locked by a thread that it does not have. */
+static void before_fork(void)
+{
+	pthread_mutex_lock(&acknowledge);
+}
+
+static void after_fork(void)
+{
+	pthread_mutex_unlock(&acknowledge);
+}
+
+static void guard_fork(void)
+{
+	/* Without memory for it the child of a fork takes its chances. */
+	(void)pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+struct rdma_event_channel *soft_rdma_create_event_channel(void)
+{
+	static pthread_once_t guarded = PTHREAD_ONCE_INIT;
+	struct soft_cm_channel *channel = calloc(1, sizeof(*channel));
+	int error;
+
+	if (!channel)
+		return NULL;
+	pthread_once(&guarded, guard_fork);
+	error = soft_engine_get();
+	if (error) {
+		free(channel);
+		errno = error;
+		return NULL;
+	}
+	error = soft_channel_init(&channel->wake);
+	if (error) {
+		soft_engine_put();
+		free(channel);
+		errno = error;
+		return NULL;
+	}
+	channel->fork_generation = soft_engine_fork_generation();
+	soft_list_init(&channel->events);
+	soft_list_init(&channel->ids);
+	channel->channel.fd = channel->wake.fd;
+	return &channel->channel;
+}
+
+/* The last one that was destroyed: see rdma_get_cm_event. */
+static struct soft_cm_channel *remains;
+
+static void free_channel(struct soft_cm_channel *channel)
+{
+	struct soft_cm_channel *before;
+
+	soft_channel_destroy(&channel->wake);
+	soft_lock();
+	before = remains;
+	remains = channel;
+	soft_unlock();
+	free(before);
+	soft_engine_put();
+}
+
+/* The manual asks for the ids to be destroyed first.  Where they are not, they are silenced (the
+ * kernel does so when the channel's fd is closed) and can still be destroyed afterwards. */
+void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
+{
+	struct soft_cm_channel *channel;
+	struct soft_node orphans;
+
+	if (!application)
+		return;
+	channel = soft_cm_channel_of(application);
+	if (channel->fork_generation != soft_engine_fork_generation())
+		return; /* the parent's; in the child of a fork it can only be forgotten */
+	soft_list_init(&orphans);
+	soft_lock();
+	while (!soft_list_empty(&channel->ids)) {
+		struct soft_cm_id *id =
+			soft_list_entry(channel->ids.next, struct soft_cm_id, in_channel);
+
+		soft_list_remove(&id->in_channel);
+		soft_cm_id_silence(id, &orphans);
+		id->id.channel = NULL;
+	}
+	soft_cm_free_orphans(&orphans);
+	channel->destroyed = true;
+	bool unused = channel->inside == 0;
+
+	soft_unlock();
+	soft_cm_device_sweep();
+	if (unused)
+		free_channel(channel);
+}
+
+/* ---- reporting ----------------------------------------------------------------------------- */
+
+static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_message *message)
+{
+	struct rdma_conn_param *conn = &event->event.param.conn;
+
+	/* rdma_get_cm_event(3): the other side's depth is what is asked of us, and the reverse. */
+	conn->responder_resources = message->initiator_depth;
+	conn->initiator_depth = message->responder_resources;
+	conn->flow_control = message->flow_control;
+	conn->retry_count = message->retry_count;
+	conn->rnr_retry_count = message->rnr_retry_count;
+	conn->srq = message->srq;
+	conn->qp_num = message->qpn;
+	conn->private_data_len = message->private_data_len;
+	if (message->private_data_len) {
+		memcpy(event->private_data, message->private_data, message->private_data_len);
+		conn->private_data = event->private_data;
+	}
+}
+
+static void fill_destination(struct soft_cm_event *event,
+			     const struct soft_cm_destination *destination)
+{
+	struct rdma_ud_param *ud = &event->event.param.ud;
+
+	ud->ah_attr = destination->vector;
+	ud->qp_num = destination->qpn;
+	ud->qkey = destination->qkey;
+	ud->private_data_len = destination->private_data_len;
+	ud->private_data = destination->private_data;
+	if (destination->private_data_len) {
+		memcpy(event->private_data, destination->private_data,
+		       destination->private_data_len);
+		ud->private_data = event->private_data;
+	}
+}
+
+/* An event that nobody has yet, to be filled in; NULL without memory. */
+static struct soft_cm_event *enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
+				     enum rdma_cm_event_type type, int status)
+{
+	struct soft_cm_channel *channel;
+	struct soft_cm_event *event = calloc(1, sizeof(*event));
+
+	if (!event)
+		return NULL;
+	event->owner = owner;
+	event->event.id = &about->id;
+	event->event.listen_id = owner == about ? NULL : &owner->id;
+	event->event.event = type;
+	event->event.status = status;
+	channel = soft_cm_channel_of(owner->id.channel);
+	soft_list_append(&channel->events, &event->node);
+	soft_channel_signal(&channel->wake);
+	return event;
+}
+
+static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_cm_event_type type,
+		  int status, const struct soft_cm_message *message)
+{
+	struct soft_cm_event *event;
+
+	if (!owner->id.channel)
+		return 0; /* destroyed under a silenced id: nobody can ask */
+	event = enqueue(owner, about, type, status);
+	if (!event)
+		return ENOMEM;
+	if (message)
+		fill_parameters(event, message);
+	return 0;
+}
+
+int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
+			     enum rdma_cm_event_type type, int status,
+			     const struct soft_cm_destination *destination)
+{
+	struct soft_cm_event *event;
+
+	if (!owner->id.channel)
+		return 0;
+	event = enqueue(owner, about, type, status);
+	if (!event)
+		return ENOMEM;
+	fill_destination(event, destination);
+	return 0;
+}
+
+int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		   const struct soft_cm_message *message)
+{
+	return report(id, id, type, status, message);
+}
+
+int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *request,
+			   const struct soft_cm_message *message)
+{
+	return report(listener, request, RDMA_CM_EVENT_CONNECT_REQUEST, 0, message);
+}
+
+static bool is_join(const struct soft_cm_event *event, const union ibv_gid *group)
+{
+	return event->event.event == RDMA_CM_EVENT_MULTICAST_JOIN &&
+	       !memcmp(&event->event.param.ud.ah_attr.grh.dgid, group, sizeof(*group));
+}
+
+bool soft_cm_has_event(const struct soft_cm_id *id)
+{
+	const struct soft_cm_channel *channel = soft_cm_channel_of(id->id.channel);
+	const struct soft_node *node = channel->events.next;
+
+	for (; node != &channel->events; node = node->next)
+		if (soft_list_entry(node, struct soft_cm_event, node)->owner == id)
+			return true;
+	return false;
+}
+
+/* Forget the id's events that have not been taken: those about joining `group`, or all.  The ids of
+ * requests that nobody will hear of become orphans. */
+static void drop(struct soft_cm_id *id, const union ibv_gid *group, struct soft_node *orphans)
+{
+	struct soft_cm_channel *channel;
+	struct soft_node *node;
+
+	if (!id->id.channel)
+		return;
+	channel = soft_cm_channel_of(id->id.channel);
+	node = channel->events.next;
+	while (node != &channel->events) {
+		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+
+		node = node->next;
+		if (event->owner != id || (group && !is_join(event, group)))
+			continue;
+		soft_list_remove(&event->node);
+		if (event->event.listen_id) {
+			struct soft_cm_id *request = soft_cm_id_of(event->event.id);
+
+			soft_list_remove(&request->in_channel);
+			soft_list_append(orphans, &request->in_channel);
+		}
+		free(event);
+	}
+	if (soft_list_empty(&channel->events))
+		soft_channel_consume(&channel->wake);
+}
+
+void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans)
+{
+	drop(id, NULL, orphans);
+}
+
+void soft_cm_drop_joins(struct soft_cm_id *id, const union ibv_gid *group)
+{
+	drop(id, group, NULL); /* a request is never a join */
+}
+
+/* ---- taking and acknowledging -------------------------------------------------------------- */
+
+static struct soft_cm_event *take(struct soft_cm_channel *channel)
+{
+	struct soft_cm_event *event = NULL;
+
+	soft_lock();
+	if (!soft_list_empty(&channel->events)) {
+		event = soft_list_entry(channel->events.next, struct soft_cm_event, node);
+		soft_list_remove(&event->node);
+		event->owner->reported++;
+		if (event->event.listen_id) {
+			soft_cm_id_of(event->event.id)->request_of = NULL;
+			soft_cm_listener_taken(event->owner);
+			soft_cm_service_taken(event->owner);
+		}
+	}
+	if (soft_list_empty(&channel->events))
+		soft_channel_consume(&channel->wake);
+	soft_unlock();
+	return event;
+}
+
+/* NULL and *error. */
+static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int *error)
+{
+	struct soft_cm_event *taken = take(channel);
+
+	for (*error = 0; !taken && !*error;) {
+		soft_progress();
+		taken = take(channel);
+		if (taken)
+			break;
+		*error = soft_channel_nonblocking(&channel->wake)
+				 ? EAGAIN
+				 : soft_channel_wait(&channel->wake);
+	}
+	return taken;
+}
+
+/* Programs leave a thread waiting for events when they destroy the channel (rping does).  In the
+ * kernel that thread goes on waiting; so it does here, also when it is on its way into the call
+ * while another thread destroys the channel. */
+static int enter(struct soft_cm_channel *channel)
+{
+	soft_lock();
+	bool destroyed = channel->destroyed;
+
+	channel->inside += !destroyed;
+	soft_unlock();
+	return destroyed && poll(NULL, 0, -1) < 0 ? errno : 0;
+}
+
+static void leave(struct soft_cm_channel *channel)
+{
+	soft_lock();
+	bool last = --channel->inside == 0 && channel->destroyed;
+
+	soft_unlock();
+	if (last)
+		free_channel(channel);
+}
+
+int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_cm_event **event)
+{
+	struct soft_cm_channel *channel;
+	struct soft_cm_event *taken;
+	int error;
+
+	if (!application || !event)
+		return soft_cm_fail(EINVAL);
+	channel = soft_cm_channel_of(application);
+	error = enter(channel);
+	if (error)
+		return soft_cm_fail(error);
+	taken = wait_for_event(channel, &error);
+	leave(channel);
+	if (!taken)
+		return soft_cm_fail(error);
+	if (taken->event.event == RDMA_CM_EVENT_MULTICAST_JOIN) {
+		error = soft_cm_multicast_joined(taken->owner,
+						 &taken->event.param.ud.ah_attr.grh.dgid);
+		if (error) {
+			taken->event.event = RDMA_CM_EVENT_MULTICAST_ERROR;
+			taken->event.status = -error;
+		}
+	}
+	/* rdma_get_request(3): who asks a listener that waits is answered by an id that does. */
+	if (taken->event.listen_id && taken->owner->synchronous &&
+	    soft_rdma_migrate_id(taken->event.id, NULL)) {
+		error = errno;
+		soft_rdma_destroy_id(taken->event.id);
+		soft_rdma_ack_cm_event(&taken->event);
+		return soft_cm_fail(error);
+	}
+	*event = &taken->event;
+	return 0;
+}
+
+int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
+{
+	struct soft_cm_event *event;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	event = soft_container(application, struct soft_cm_event, event);
+	pthread_mutex_lock(&acknowledge);
+	event->owner->acked++;
+	pthread_cond_broadcast(&acknowledged);
+	pthread_mutex_unlock(&acknowledge);
+	free(event);
+	return 0;
+}
+
+void soft_cm_wait_acknowledged(struct soft_cm_id *id)
+{
+	unsigned reported;
+
+	soft_lock();
+	reported = id->reported;
+	soft_unlock();
+	pthread_mutex_lock(&acknowledge);
+	while (id->acked != reported)
+		pthread_cond_wait(&acknowledged, &acknowledge);
+	pthread_mutex_unlock(&acknowledge);
+}

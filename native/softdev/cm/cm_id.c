@@ -1,0 +1,280 @@
+/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3), and how an id falls silent. */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+
+struct soft_cm_limits soft_cm_limits = {
+	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
+	.refused_ms = 100,        /* by judgement: a program that makes its listener anew */
+	.service_ms = 60 * 1000,  /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
+	.request_ms = 5 * 1000,
+	.timewait_ms = 20,
+	.pause_ms = 50,
+	.half_open = 1024,
+};
+
+int soft_cm_fail(int error)
+{
+	errno = error;
+	return -1;
+}
+
+static void timewait_over(struct soft_timer *timer)
+{
+	struct soft_cm_id *id = soft_container(timer, struct soft_cm_id, timewait);
+
+	soft_cm_report(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, NULL);
+}
+
+struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context)
+{
+	struct soft_cm_id *id = calloc(1, sizeof(*id));
+
+	if (!id)
+		return NULL;
+	id->id.context = context;
+	id->id.ps = port_space;
+	id->id.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
+	id->fork_generation = soft_engine_fork_generation();
+	id->sock = -1;
+	id->timewait.expired = timewait_over;
+	soft_list_init(&id->in_channel);
+	soft_list_init(&id->held);
+	soft_list_init(&id->on_device);
+	soft_list_init(&id->groups);
+	return id;
+}
+
+void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel)
+{
+	id->id.channel = &channel->channel;
+	soft_list_append(&channel->ids, &id->in_channel);
+	if (id->waits)
+		__atomic_fetch_add(&channel->wake.wanted, 1, __ATOMIC_RELAXED);
+}
+
+void soft_cm_id_leave(struct soft_cm_id *id)
+{
+	bool waits = id->waits;
+
+	soft_cm_id_waits(id, false);
+	id->waits = waits;
+	soft_list_remove(&id->in_channel);
+}
+
+void soft_cm_id_waits(struct soft_cm_id *id, bool waits)
+{
+	struct soft_cm_channel *channel;
+
+	if (!id->id.channel || id->waits == waits)
+		return;
+	channel = soft_container(id->id.channel, struct soft_cm_channel, channel);
+	__atomic_fetch_add(&channel->wake.wanted, waits ? 1u : -1u, __ATOMIC_RELAXED);
+	id->waits = waits;
+}
+
+int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+			enum rdma_port_space ps)
+{
+	struct rdma_event_channel *own = NULL;
+	struct soft_cm_id *made;
+
+	if (!id)
+		return soft_cm_fail(EINVAL);
+	if (ps == RDMA_PS_IPOIB)
+		return soft_cm_fail(
+			EPROTONOSUPPORT); /* IP over InfiniBand: there is no InfiniBand */
+	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IB)
+		return soft_cm_fail(EINVAL);
+	made = soft_cm_id_new(ps, context);
+	if (!made)
+		return soft_cm_fail(ENOMEM);
+	if (!channel) {
+		own = soft_rdma_create_event_channel();
+		if (!own) {
+			free(made);
+			return -1;
+		}
+		channel = own;
+		made->synchronous = true;
+	}
+	soft_lock();
+	soft_cm_id_join(made, soft_container(channel, struct soft_cm_channel, channel));
+	soft_unlock();
+	*id = &made->id;
+	return 0;
+}
+
+/* What the other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): who
+ * asked says "timeout", who was asked says "rejected by the consumer"; a connection is ended. */
+static void leave_handshake(struct soft_cm_id *id)
+{
+	bool asked = id->state == SOFT_CM_CONNECTING;
+
+	if (!id->link)
+		return;
+	soft_cm_link_reject(id->link, asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER,
+			    NULL, 0);
+	id->link = NULL;
+}
+
+void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
+{
+	soft_timer_stop(&id->timewait);
+	if (id->listener)
+		soft_cm_listener_close(id);
+	if (id->state == SOFT_CM_CONNECTED)
+		soft_cm_stream_close(id);
+	leave_handshake(id);
+	soft_cm_service_close(id);
+	soft_cm_sidr_request_end(id);
+	soft_cm_sidr_client_end(id);
+	soft_cm_leave_groups(id);
+	if (id->sock >= 0) {
+		close(id->sock);
+		id->sock = -1;
+	}
+	id->state = SOFT_CM_FAILED;
+	soft_cm_id_waits(id, false);
+	soft_cm_drop_events(id, orphans);
+	if (id->bound)
+		soft_cm_device_unbind(id);
+}
+
+void soft_cm_free_orphans(struct soft_node *orphans)
+{
+	while (!soft_list_empty(orphans)) {
+		struct soft_cm_id *request =
+			soft_list_entry(orphans->next, struct soft_cm_id, in_channel);
+
+		soft_cm_id_silence(request, orphans);
+		soft_list_remove(&request->in_channel);
+		free(request);
+	}
+}
+
+/* Also allowed in any state and while something is going on: it is cancelled. */
+int soft_rdma_destroy_id(struct rdma_cm_id *application)
+{
+	struct soft_cm_id *id;
+	struct soft_node orphans;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	if (id->fork_generation != soft_engine_fork_generation())
+		return 0; /* the parent's; in the child of a fork it can only be forgotten */
+	soft_list_init(&orphans);
+	soft_lock();
+	soft_cm_id_silence(id, &orphans);
+	soft_list_remove(&id->in_channel);
+	soft_cm_free_orphans(&orphans);
+	soft_unlock();
+	if (id->id.event)
+		soft_rdma_ack_cm_event(id->id.event);
+	soft_cm_wait_acknowledged(id);
+	if (id->synchronous)
+		soft_rdma_destroy_event_channel(id->id.channel);
+	free(id->request_attr);
+	free(id);
+	soft_cm_device_sweep();
+	return 0;
+}
+
+/* ---- options ------------------------------------------------------------------------------- */
+
+static int set_tos(struct soft_cm_id *id, uint8_t tos)
+{
+	id->tos = tos;
+	if (id->sock >= 0)
+		soft_cm_apply_tos(id->sock, tos);
+	if (id->link)
+		soft_cm_apply_tos(id->link->watch.fd, tos);
+	return 0;
+}
+
+static int set_reuse(struct soft_cm_id *id, bool reuse)
+{
+	int value = reuse;
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_SET_REUSEADDR);
+
+	/* Taking it back is possible only as long as there is no address. */
+	if (error || (!reuse && id->state != SOFT_CM_IDLE))
+		return EINVAL;
+	id->reuse = reuse;
+	if (id->sock >= 0 && !soft_cm_datagrams(id) &&
+	    setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &value, sizeof(value)))
+		return errno;
+	return 0;
+}
+
+static int set_v6_only(struct soft_cm_id *id, bool only)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_SET_AFONLY);
+
+	if (error)
+		return error;
+	if (id->sock >= 0 && id->id.route.addr.src_addr.sa_family == AF_INET6)
+		return soft_cm_rebind(id, only);
+	id->v6_only = only;
+	return 0;
+}
+
+/* 4.096 us * 2^n, a 5-bit exponent; 0 is for ever (IBTA 9.7.6.1.3). */
+static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
+{
+	if (exponent > 31)
+		return EINVAL;
+	id->ack_timeout = exponent;
+	id->ack_timeout_set = true;
+	return 0;
+}
+
+static int set_option(struct soft_cm_id *id, int option, const void *value, size_t length)
+{
+	uint8_t byte = 0;
+	int number = 0;
+
+	if (option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT) {
+		if (length != sizeof(byte))
+			return EINVAL;
+		memcpy(&byte, value, sizeof(byte));
+	} else if (option == RDMA_OPTION_ID_REUSEADDR || option == RDMA_OPTION_ID_AFONLY) {
+		if (length != sizeof(number))
+			return EINVAL;
+		memcpy(&number, value, sizeof(number));
+	}
+	switch (option) {
+	case RDMA_OPTION_ID_TOS:
+		return set_tos(id, byte);
+	case RDMA_OPTION_ID_REUSEADDR:
+		return set_reuse(id, number != 0);
+	case RDMA_OPTION_ID_AFONLY:
+		return set_v6_only(id, number != 0);
+	case RDMA_OPTION_ID_ACK_TIMEOUT:
+		return set_ack_timeout(id, byte);
+	}
+	return ENOSYS;
+}
+
+/* ENOSYS for a level or option that is not there: InfiniBand path records among them, since the
+ * routes of the embedded device are those of the host's IP. */
+int soft_rdma_set_option(struct rdma_cm_id *application, int level, int optname, void *optval,
+			 size_t optlen)
+{
+	int error;
+
+	if (!application || !optval)
+		return soft_cm_fail(EINVAL);
+	if (level != RDMA_OPTION_ID)
+		return soft_cm_fail(ENOSYS);
+	soft_lock();
+	error = set_option(soft_cm_id_of(application), optname, optval, optlen);
+	soft_unlock();
+	return error ? soft_cm_fail(error) : 0;
+}

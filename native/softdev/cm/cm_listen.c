@@ -1,0 +1,331 @@
+/* Listeners: rdma_listen(3), and the strangers at their door.
+ *
+ * Anybody can connect to the TCP port.  A connection becomes the application's business with a
+ * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
+ * who speaks the protocol sends REQ along with the connection and is gone from the list at once),
+ * for a short time, and at the cost of about a kilobyte.  A request that the application's backlog
+ * has no room for is told to wait (MRA) and waits.
+ */
+#define _GNU_SOURCE /* accept4 */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+
+enum {
+	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
+	ACCEPTS_PER_STEP = 64,
+	SHARE_OF_FILES = 8, /* strangers may hold one in so many of the process's descriptors */
+};
+
+struct soft_cm_listener {
+	struct soft_fd_watch watch;
+	struct soft_timer pause;
+	struct soft_cm_id *id;
+	struct soft_node parked; /* incoming.node: requests without room in the backlog */
+	unsigned parked_count;
+	unsigned untaken; /* requests reported and not taken by the application */
+	unsigned backlog;
+};
+
+struct incoming {
+	struct soft_node node;
+	struct soft_cm_listener *listener;
+	struct soft_cm_link *link;
+	bool parked;
+	struct sockaddr_storage peer;
+	struct soft_cm_message request;
+};
+
+/* Of all listeners, oldest first. */
+static struct soft_node half_open = {&half_open, &half_open};
+static unsigned half_open_count;
+static unsigned fork_generation; /* the process (of a fork) that the list belongs to */
+
+static void drop(struct incoming *incoming)
+{
+	if (incoming->parked)
+		incoming->listener->parked_count--;
+	else
+		half_open_count--;
+	soft_list_remove(&incoming->node);
+	if (incoming->link)
+		soft_cm_link_free(incoming->link);
+	free(incoming);
+}
+
+static struct incoming *incoming_at(struct soft_node *list)
+{
+	return soft_list_entry(list->next, struct incoming, node);
+}
+
+static unsigned stranger_limit(void)
+{
+	struct rlimit files;
+	unsigned limit = soft_cm_limits.half_open;
+
+	if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur / SHARE_OF_FILES < limit)
+		limit = (unsigned)(files.rlim_cur / SHARE_OF_FILES);
+	return limit ? limit : 1;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+/* The request becomes an id and an event; `incoming` is gone, the link is the id's.  False: there
+ * is no link any more. */
+static bool report(struct incoming *incoming)
+{
+	struct soft_cm_listener *listener = incoming->listener;
+	struct soft_cm_link *link = incoming->link;
+	int error;
+
+	incoming->link = NULL;
+	error = soft_cm_request(listener->id, link, &incoming->peer, &incoming->request);
+	if (!error)
+		listener->untaken++;
+	drop(incoming);
+	return !error;
+}
+
+static void refuse(struct incoming *incoming, uint16_t reason)
+{
+	struct soft_cm_link *link = incoming->link;
+
+	incoming->link = NULL;
+	soft_cm_link_reject(link, reason, NULL, 0);
+	drop(incoming);
+}
+
+/* IBTA 12.6.7.2: what a request can be refused for before the application sees it. */
+static uint16_t objection(const struct incoming *incoming)
+{
+	if (incoming->request.port_space != incoming->listener->id->id.ps)
+		return SOFT_CM_REASON_INVALID_SERVICE_ID;
+	if (incoming->request.qp_type != IBV_QPT_RC)
+		return SOFT_CM_REASON_INVALID_TRANSPORT;
+	if (incoming->listener->parked_count >= stranger_limit())
+		return SOFT_CM_REASON_NO_RESOURCES;
+	return 0;
+}
+
+/* False: there is no link any more.  True also where it is another's: what has come behind the
+ * request is for that one. */
+static bool take_request(struct incoming *incoming, const struct soft_cm_message *request)
+{
+	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
+	struct soft_cm_listener *listener = incoming->listener;
+	uint16_t reason;
+
+	incoming->request = *request;
+	soft_cm_link_expect_nothing(incoming->link);
+	reason = objection(incoming);
+	if (reason) {
+		refuse(incoming, reason);
+		return false;
+	}
+	if (soft_cm_link_send(incoming->link, &wait)) {
+		drop(incoming);
+		return false;
+	}
+	if (listener->untaken < listener->backlog)
+		return report(incoming);
+	soft_list_remove(&incoming->node);
+	half_open_count--;
+	soft_list_append(&listener->parked, &incoming->node);
+	listener->parked_count++;
+	incoming->parked = true;
+	return true;
+}
+
+/* The first message is REQ; nothing follows until there has been an answer, except that who asked
+ * takes it back.  What else there is to say, the end of the stream says too. */
+static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	struct incoming *incoming = link->owner;
+
+	if (!incoming->parked && message->type == SOFT_CM_REQ)
+		return take_request(incoming, message);
+	drop(incoming);
+	return false;
+}
+
+static void failed(struct soft_cm_link *link, int error)
+{
+	struct incoming *incoming = link->owner;
+
+	/* Somebody of another version: the only garbage that can make use of an answer. */
+	if (error == EPROTONOSUPPORT)
+		refuse(incoming, SOFT_CM_REASON_INVALID_VERSION);
+	else
+		drop(incoming);
+}
+
+static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+
+void soft_cm_listener_taken(struct soft_cm_id *id)
+{
+	struct soft_cm_listener *listener = id->listener;
+
+	if (!listener)
+		return;
+	listener->untaken--;
+	while (listener->untaken < listener->backlog && !soft_list_empty(&listener->parked))
+		(void)report(incoming_at(&listener->parked));
+}
+
+/* ---- the door ------------------------------------------------------------------------------ */
+
+static void admit(struct soft_cm_listener *listener, int fd, const struct sockaddr_storage *peer)
+{
+	struct incoming *incoming;
+	int error;
+
+	if (half_open_count >= stranger_limit())
+		drop(incoming_at(&half_open));
+	incoming = calloc(1, sizeof(*incoming));
+	if (!incoming) {
+		close(fd);
+		return;
+	}
+	incoming->link = soft_cm_link_new(fd, false, &calls, incoming, &error);
+	if (!incoming->link) {
+		free(incoming);
+		return;
+	}
+	incoming->listener = listener;
+	incoming->peer = *peer;
+	soft_list_append(&half_open, &incoming->node);
+	half_open_count++;
+	soft_cm_link_expect(incoming->link, soft_cm_limits.request_ms);
+}
+
+static bool out_of_files(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+static void attempt_shm(struct soft_fd_watch *watch, uint32_t events)
+{
+	struct soft_cm_listener *listener = soft_container(watch, struct soft_cm_listener, watch);
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		struct sockaddr_storage peer = {0};
+		socklen_t length = sizeof(peer);
+		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			admit(listener, fd, &peer);
+		} else if (errno == EAGAIN) {
+			return;
+		} else if (out_of_files(errno) && half_open_count) {
+			drop(incoming_at(&half_open));
+		} else if (out_of_files(errno)) {
+			/* The socket stays readable: looking again at once would not end. */
+			soft_unwatch(watch);
+			soft_timer_start(&listener->pause,
+					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
+			return;
+		} /* else: an error of the connection that was to be accepted (accept(2)) */
+	}
+}
+
+static void pause_over(struct soft_timer *timer)
+{
+	struct soft_cm_listener *listener = soft_container(timer, struct soft_cm_listener, pause);
+
+	if (soft_watch(&listener->watch, EPOLLIN))
+		soft_timer_start(timer, soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));
+}
+
+/* ---- opening and closing ------------------------------------------------------------------- */
+
+static int open_listener(struct soft_cm_id *id, int backlog)
+{
+	struct soft_cm_listener *listener = calloc(1, sizeof(*listener));
+	const int on = 1;
+	int error = 0;
+
+	if (!listener)
+		return ENOMEM;
+	if (fork_generation != soft_engine_fork_generation()) {
+		soft_list_init(&half_open); /* the parent's */
+		half_open_count = 0;
+		fork_generation = soft_engine_fork_generation();
+	}
+	listener->id = id;
+	listener->watch.fd = id->sock;
+	listener->watch.ready = attempt_shm;
+	listener->pause.expired = pause_over;
+	soft_list_init(&listener->parked);
+	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
+	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
+	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
+	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+	    listen(id->sock, SOMAXCONN))
+		error = errno;
+	if (!error)
+		error = soft_watch(&listener->watch, EPOLLIN);
+	if (error) {
+		free(listener);
+		return error;
+	}
+	soft_cm_device_hold();
+	id->listener = listener;
+	id->sock = -1;
+	id->state = SOFT_CM_LISTENING;
+	return 0;
+}
+
+void soft_cm_listener_close(struct soft_cm_id *id)
+{
+	struct soft_cm_listener *listener = id->listener;
+	struct soft_node *node = half_open.next;
+
+	id->listener = NULL;
+	soft_unwatch(&listener->watch);
+	close(listener->watch.fd);
+	soft_timer_stop(&listener->pause);
+	while (!soft_list_empty(&listener->parked))
+		refuse(incoming_at(&listener->parked), SOFT_CM_REASON_CONSUMER);
+	while (node != &half_open) {
+		struct incoming *incoming = soft_list_entry(node, struct incoming, node);
+
+		node = node->next;
+		if (incoming->listener == listener)
+			drop(incoming);
+	}
+	free(listener);
+	soft_cm_device_release();
+}
+
+int soft_rdma_listen(struct rdma_cm_id *application, int backlog)
+{
+	const struct sockaddr_in any = {.sin_family = AF_INET};
+	struct soft_cm_id *id;
+	int error;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	error = soft_cm_device_get();
+	if (error)
+		return soft_cm_fail(error);
+	soft_lock();
+	error = soft_cm_allowed(id->state, SOFT_CM_CALL_LISTEN);
+	if (!error && id->state == SOFT_CM_IDLE)
+		error = soft_cm_bind(id, (const struct sockaddr *)&any);
+	if (!error)
+		error = soft_cm_datagrams(id) ? soft_cm_service_open(id, backlog)
+					      : open_listener(id, backlog);
+	soft_unlock();
+	soft_cm_device_put();
+	return error ? soft_cm_fail(error) : 0;
+}

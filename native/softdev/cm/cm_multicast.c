@@ -1,0 +1,194 @@
+/* Multicast groups of a datagram id: rdma_join_multicast(3), rdma_leave_multicast(3).
+ *
+ * The group's GID is the address, IPv4 as an IPv4-mapped one (as Linux has it for RoCE v2).  There is
+ * nobody to ask for it, so that a join is done before the call returns; the event follows all the
+ * same.  As in librdmacm, the queue pair is attached when the application takes that event.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects/objects.h"
+#include "ud/ud.h"
+
+struct group {
+	struct soft_node node; /* of soft_cm_id.groups, oldest first */
+	union ibv_gid gid;
+	bool send_only;
+	bool attached;
+};
+
+static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
+{
+	struct soft_node *node = id->groups.next;
+
+	for (; node != &id->groups; node = node->next) {
+		struct group *group = soft_list_entry(node, struct group, node);
+
+		if (!memcmp(&group->gid, gid, sizeof(*gid)))
+			return group;
+	}
+	return NULL;
+}
+
+static int report(struct soft_cm_id *id, const struct group *group, void *context)
+{
+	struct soft_cm_destination there = {
+		.qpn = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
+
+	soft_cm_fill_vector(id, &there.vector);
+	there.vector.grh.dgid = group->gid;
+	return soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &there);
+}
+
+static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send_only,
+		void *context)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_JOIN);
+	struct group *group;
+	union ibv_gid gid;
+
+	if (error || !soft_cm_datagrams(id) || !id->bound)
+		return EINVAL;
+	soft_cm_gid_from(&gid, address);
+	if (!soft_gid_is_multicast(&gid))
+		return EINVAL;
+	group = calloc(1, sizeof(*group));
+	if (!group)
+		return ENOMEM;
+	group->gid = gid;
+	group->send_only = send_only;
+	error = report(id, group, context);
+	if (error)
+		free(group);
+	else
+		soft_list_append(&id->groups, &group->node);
+	return error;
+}
+
+int soft_rdma_join_multicast_ex(struct rdma_cm_id *application,
+				struct rdma_cm_join_mc_attr_ex *attr, void *context)
+{
+	const uint32_t needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+	struct soft_cm_id *id;
+	int error;
+
+	if (!application || !attr || attr->comp_mask != needed ||
+	    attr->join_flags > RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER ||
+	    !soft_cm_address_length(attr->addr))
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	soft_lock();
+	error = join(id, attr->addr, attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
+		     context);
+	soft_unlock();
+	return error ? soft_cm_fail(error) : soft_cm_complete(id);
+}
+
+int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
+{
+	struct rdma_cm_join_mc_attr_ex attr = {
+		.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+		.join_flags = RDMA_MC_JOIN_FLAG_FULLMEMBER,
+		.addr = addr,
+	};
+
+	return soft_rdma_join_multicast_ex(id, &attr, context);
+}
+
+/* Under the lock: the group's queue pair to attach; NULL when there is none, or nothing to do. */
+static struct ibv_qp *to_attach(struct soft_cm_id *id, const union ibv_gid *gid)
+{
+	struct group *group = find(id, gid);
+
+	if (!group || group->send_only || group->attached || !soft_cm_qp(id))
+		return NULL;
+	group->attached = true;
+	return soft_cm_qp(id);
+}
+
+int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid)
+{
+	struct ibv_qp *qp;
+
+	soft_lock();
+	qp = to_attach(id, gid);
+	soft_unlock();
+	return qp ? soft_ibv_attach_mcast(qp, gid, 0) : 0;
+}
+
+static void detach(struct soft_cm_id *id, const union ibv_gid *gid)
+{
+	struct ibv_qp *qp;
+
+	soft_lock();
+	qp = soft_cm_qp(id);
+	soft_unlock();
+	if (qp)
+		(void)soft_ibv_detach_mcast(qp, gid, 0); /* the application may have done it */
+}
+
+int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *addr)
+{
+	struct soft_cm_id *id;
+	struct group *group, *again = NULL;
+	union ibv_gid gid;
+	bool attached;
+
+	if (!application || !soft_cm_address_length(addr))
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	soft_cm_gid_from(&gid, addr);
+	soft_lock();
+	group = find(id, &gid);
+	attached = group && group->attached;
+	if (group) {
+		soft_list_remove(&group->node);
+		again = find(id, &gid);
+		if (!again)
+			soft_cm_drop_joins(id, &gid);
+		if (attached && again && !again->send_only) { /* joined twice */
+			again->attached = true;
+			attached = false;
+		}
+	}
+	soft_unlock();
+	if (!group)
+		return soft_cm_fail(EADDRNOTAVAIL);
+	free(group);
+	if (attached)
+		detach(id, &gid);
+	return 0;
+}
+
+void soft_cm_leave_groups(struct soft_cm_id *id)
+{
+	while (!soft_list_empty(&id->groups)) {
+		struct group *group = soft_list_entry(id->groups.next, struct group, node);
+
+		soft_list_remove(&group->node);
+		free(group);
+	}
+}
+
+void soft_cm_detach_groups(struct soft_cm_id *id)
+{
+	struct soft_node *node;
+	struct group *group;
+
+	for (;;) {
+		group = NULL;
+		soft_lock();
+		for (node = id->groups.next; node != &id->groups && !group; node = node->next)
+			if (soft_list_entry(node, struct group, node)->attached)
+				group = soft_list_entry(node, struct group, node);
+		if (group)
+			group->attached = false;
+		soft_unlock();
+		if (!group)
+			return;
+		detach(id, &group->gid);
+	}
+}

@@ -1,0 +1,201 @@
+/* Who is asked: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire/wire.h"
+
+static void failed(struct soft_cm_link *link, int error)
+{
+	struct soft_cm_id *id = link->owner;
+
+	if (error == ETIMEDOUT) /* REP was not answered */
+		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, -error, NULL);
+	else
+		soft_cm_failed(id, RDMA_CM_EVENT_CONNECT_ERROR, -error, NULL);
+}
+
+static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+{
+	static const struct soft_cm_message nothing; /* RTU carries none */
+	struct soft_cm_id *id = link->owner;
+	int error = EPROTO;
+
+	if (message->type == SOFT_CM_REJ) { /* who asked takes it back */
+		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
+		return false;
+	}
+	if (id->state == SOFT_CM_ACCEPTED && message->type == SOFT_CM_RTU) {
+		soft_cm_link_expect_nothing(link);
+		error = soft_cm_hand_over(id, &nothing);
+	}
+	if (error)
+		failed(link, error);
+	return false;
+}
+
+static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+
+static struct soft_cm_id *new_request(struct soft_cm_id *listener,
+				      const struct soft_cm_message *request)
+{
+	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
+
+	if (!id)
+		return NULL;
+	id->request_of = listener;
+	id->state = SOFT_CM_REQUESTED;
+	id->tos = listener->tos;
+	id->ack_timeout = listener->ack_timeout;
+	id->ack_timeout_set = listener->ack_timeout_set;
+	id->psn = soft_cm_random_psn();
+	id->remote_qpn = request->qpn;
+	id->remote_psn = request->psn;
+	/* The other side's initiator is served by our responder, and the reverse. */
+	id->responder_resources = soft_cm_depth(request->initiator_depth, SOFT_MAX_RD_ATOMIC);
+	id->initiator_depth = soft_cm_depth(request->responder_resources, SOFT_MAX_RD_ATOMIC);
+	id->retry_count = request->retry_count;
+	id->rnr_retry_count = request->rnr_retry_count;
+	id->remote_ece = request->ece;
+	id->shm_lid = request->lid;
+	return id;
+}
+
+int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
+		    const struct sockaddr_storage *peer, const struct soft_cm_message *request)
+{
+	struct soft_cm_id *id = new_request(listener, request);
+
+	if (!id || soft_cm_report_request(listener, id, request)) {
+		free(id);
+		soft_cm_link_reject(link, SOFT_CM_REASON_NO_RESOURCES, NULL, 0);
+		return ENOMEM;
+	}
+	link->calls = &calls;
+	link->owner = id;
+	id->link = link;
+	soft_cm_device_bind(id);
+	soft_cm_take_addresses(id, link->watch.fd, peer);
+	if (id->tos)
+		soft_cm_apply_tos(link->watch.fd, id->tos);
+	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
+	return 0;
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
+{
+	struct soft_cm_message reply = {.type = SOFT_CM_REP};
+	const struct ibv_qp *qp;
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
+
+	if (!error)
+		error = soft_cm_check_parameters(id, parameters, SOFT_CM_REP_PRIVATE);
+	if (error)
+		return error;
+	if (parameters) {
+		id->responder_resources =
+			soft_cm_depth(parameters->responder_resources, id->responder_resources);
+		id->initiator_depth =
+			soft_cm_depth(parameters->initiator_depth, id->initiator_depth);
+	}
+	qp = soft_cm_qp(id);
+	id->qpn = qp ? qp->qp_num : parameters->qp_num;
+	if (qp) {
+		error = soft_cm_qp_ready(id);
+		if (error)
+			return error;
+	}
+	soft_cm_fill_message(id, parameters, &reply);
+	if (id->shm_lid && soft_links_may_use_shm())
+		reply.lid = soft_port_lid();
+	if (!reply.lid)
+		id->shm_lid = 0;
+	error = soft_cm_link_send(id->link, &reply);
+	if (error) {
+		soft_cm_qp_error(id);
+		return error; /* the event comes with the end of the stream */
+	}
+	id->state = SOFT_CM_ACCEPTED;
+	soft_cm_id_waits(id, true);
+	soft_cm_link_expect(id->link, soft_cm_limits.service_ms);
+	return 0;
+}
+
+/* rdma_get_request(3): an id that waits refers to the event of its request until it is accepted or
+ * rejected. */
+static void forget_request(struct soft_cm_id *id)
+{
+	if (!id->synchronous || !id->id.event)
+		return;
+	soft_rdma_ack_cm_event(id->id.event);
+	id->id.event = NULL;
+}
+
+int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *conn_param)
+{
+	struct soft_cm_id *id;
+	int error;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	soft_lock();
+	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param)
+				      : accept_request(id, conn_param);
+	soft_unlock();
+	if (error)
+		return soft_cm_fail(error);
+	if (!soft_cm_datagrams(id))
+		return soft_cm_complete(id);
+	forget_request(id); /* nothing follows for who has told where its service is */
+	return 0;
+}
+
+static int reject(struct soft_cm_id *id, uint16_t reason, const void *private_data,
+		  uint8_t private_data_len)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
+
+	if (!error && private_data_len > SOFT_CM_REJ_PRIVATE)
+		error = EINVAL;
+	if (error)
+		return error;
+	soft_cm_link_reject(id->link, reason, private_data, private_data_len);
+	id->link = NULL;
+	id->state = SOFT_CM_FAILED;
+	soft_cm_id_waits(id, false);
+	return 0;
+}
+
+int soft_cm_reject(struct rdma_cm_id *application, uint16_t reason, const void *private_data,
+		   uint8_t private_data_len)
+{
+	struct soft_cm_id *id;
+	int error;
+
+	if (!application)
+		return EINVAL;
+	if (!private_data)
+		private_data_len = 0;
+	id = soft_cm_id_of(application);
+	soft_lock();
+	error = soft_cm_datagrams(id) ? soft_cm_service_reject(id, private_data, private_data_len)
+				      : reject(id, reason, private_data, private_data_len);
+	soft_unlock();
+	if (!error)
+		forget_request(id);
+	return error;
+}
+
+int soft_rdma_reject(struct rdma_cm_id *application, const void *private_data,
+		     uint8_t private_data_len)
+{
+	int error = soft_cm_reject(application, SOFT_CM_REASON_CONSUMER, private_data,
+				   private_data_len);
+
+	return error ? soft_cm_fail(error) : 0;
+}

@@ -1,0 +1,277 @@
+/* The queue pair of an id: rdma_init_qp_attr(3), and the way through its states.
+ *
+ * As in librdmacm, a queue pair made with the id is in INIT at once (receives can be posted) and
+ * goes on to RTR and RTS during rdma_accept, or when REP has come; one for datagrams goes there at
+ * once.  An application with a queue pair of its own asks for the attributes and moves it itself.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "objects/objects.h"
+
+enum {
+	RETRIES = 7,      /* when the application gives no parameters; 3 bits */
+	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, what the kernel takes for RoCE */
+};
+
+uint32_t soft_cm_random_psn(void)
+{
+	uint32_t psn;
+
+	if (getrandom(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
+		psn = (uint32_t)soft_now(); /* no entropy yet, at boot: PSNs differ at least */
+	return psn & SOFT_PSN_MASK;
+}
+
+/* ---- parameters ---------------------------------------------------------------------------- */
+
+static bool too_deep(uint8_t depth)
+{
+	return depth != RDMA_MAX_RESP_RES && depth > SOFT_MAX_RD_ATOMIC;
+}
+
+struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = id->id.qp;
+
+	if (qp && id->made_qpn && soft_qp_find(id->made_qpn) != soft_qp_of(qp))
+		return NULL;
+	return qp;
+}
+
+int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			     uint8_t private_room)
+{
+	if (!parameters)
+		return soft_cm_qp(id) ? 0 : EINVAL; /* nobody says which queue pair it is */
+	if (too_deep(parameters->responder_resources) || too_deep(parameters->initiator_depth))
+		return EINVAL;
+	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
+		return EINVAL;
+	if (parameters->private_data && parameters->private_data_len > private_room)
+		return EINVAL;
+	return 0;
+}
+
+uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise)
+{
+	uint8_t depth = wanted == RDMA_MAX_RESP_RES ? otherwise : wanted;
+
+	return depth < SOFT_MAX_RD_ATOMIC ? depth : SOFT_MAX_RD_ATOMIC;
+}
+
+/* Counts are 3-bit values (rdma_connect(3)). */
+static uint8_t retries(uint8_t wanted)
+{
+	return wanted < RETRIES ? wanted : RETRIES;
+}
+
+void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
+			  struct soft_cm_message *message)
+{
+	const struct ibv_qp *qp = soft_cm_qp(id);
+
+	message->qpn = id->qpn;
+	message->psn = id->psn;
+	message->responder_resources = id->responder_resources;
+	message->initiator_depth = id->initiator_depth;
+	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
+	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
+	if (!qp) /* the device of a queue pair that the id made has none */
+		message->ece = id->local_ece;
+	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
+	if (!parameters)
+		return;
+	message->flow_control = parameters->flow_control != 0;
+	if (parameters->private_data && parameters->private_data_len) {
+		message->private_data_len = parameters->private_data_len;
+		memcpy(message->private_data, parameters->private_data,
+		       parameters->private_data_len);
+	}
+}
+
+/* ---- attributes ---------------------------------------------------------------------------- */
+
+static uint8_t gid_index(const union ibv_gid *gid)
+{
+	struct soft_gid entry;
+
+	for (int i = 0; i < soft_gid_count(); i++)
+		if (!soft_gid_at(i, &entry) && !memcmp(&entry.gid, gid, sizeof(*gid)))
+			return (uint8_t)i;
+	return 0;
+}
+
+/* INIT: remote access as the connection has it, local rights of the regions decide the rest. */
+static void init_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	attr->pkey_index = 0;
+	attr->port_num = id->id.port_num;
+	attr->qp_access_flags = 0;
+	if (id->state >= SOFT_CM_CONNECTING) {
+		attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+		if (id->responder_resources)
+			attr->qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	}
+	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+}
+
+void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector)
+{
+	const struct rdma_ib_addr *gids = &id->id.route.addr.addr.ibaddr;
+
+	memset(vector, 0, sizeof(*vector));
+	vector->is_global = 1;
+	vector->port_num = id->id.port_num;
+	vector->grh.dgid = gids->dgid;
+	vector->grh.sgid_index = gid_index(&gids->sgid);
+	vector->grh.hop_limit = 64;
+	vector->grh.traffic_class = id->tos;
+}
+
+static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr, int *mask)
+{
+	soft_cm_fill_vector(id, &attr->ah_attr); /* dlid 0: the CM makes the stream */
+	attr->path_mtu = IBV_MTU_4096;
+	attr->dest_qp_num = id->remote_qpn;
+	attr->rq_psn = id->remote_psn;
+	*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	if (type == IBV_QPT_RC) {
+		attr->max_dest_rd_atomic = id->responder_resources;
+		attr->min_rnr_timer = 0; /* 655 ms: rdma_connect(3) */
+		*mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	}
+}
+
+static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr, int *mask)
+{
+	attr->sq_psn = id->psn;
+	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+	if (type == IBV_QPT_RC) {
+		attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;
+		attr->retry_cnt = id->retry_count;
+		attr->rnr_retry = id->rnr_retry_count;
+		attr->max_rd_atomic = id->initiator_depth;
+		*mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			 IBV_QP_MAX_QP_RD_ATOMIC;
+	}
+}
+
+/* RTR and RTS need what the other side has told: known to who is asked from REQ on, to who asks
+ * from REP on. */
+static bool other_side_known(const struct soft_cm_id *id)
+{
+	return id->state == SOFT_CM_RESPONDED || id->state == SOFT_CM_REQUESTED ||
+	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
+}
+
+/* The same in every state: a datagram queue pair has no other side (IBTA 11.2.5.2). */
+static void datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	attr->pkey_index = 0;
+	attr->port_num = id->id.port_num;
+	attr->qkey = RDMA_UDP_QKEY;
+	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+}
+
+static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+	const struct ibv_qp *qp = soft_cm_qp(id);
+	enum ibv_qp_type type = qp ? qp->qp_type : id->id.qp_type;
+
+	if (!id->bound)
+		return EINVAL;
+	if (soft_cm_datagrams(id)) {
+		datagram_attributes(id, attr, mask);
+		return 0;
+	}
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		if (id->state == SOFT_CM_DISCONNECTED || id->state == SOFT_CM_FAILED)
+			return EINVAL;
+		init_attributes(id, attr, mask);
+		return 0;
+	case IBV_QPS_RTR:
+		if (!other_side_known(id))
+			return EINVAL;
+		rtr_attributes(id, type, attr, mask);
+		return 0;
+	case IBV_QPS_RTS:
+		if (!other_side_known(id))
+			return EINVAL;
+		rts_attributes(id, type, attr, mask);
+		return 0;
+	default:
+		return EINVAL;
+	}
+}
+
+int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *qp_attr,
+			   int *qp_attr_mask)
+{
+	int error;
+
+	if (!application || !qp_attr || !qp_attr_mask)
+		return soft_cm_fail(EINVAL);
+	soft_lock();
+	error = init_qp_attr(soft_cm_id_of(application), qp_attr, qp_attr_mask);
+	soft_unlock();
+	return error ? soft_cm_fail(error) : 0;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = {.qp_state = state};
+	int mask = IBV_QP_STATE;
+
+	if (state == IBV_QPS_INIT && soft_cm_datagrams(id))
+		datagram_attributes(id, &attr, &mask);
+	else if (soft_cm_datagrams(id)) /* IBTA 11.2.5.2: RTR needs nothing, RTS a PSN */
+		mask |= state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0;
+	else if (state == IBV_QPS_INIT)
+		init_attributes(id, &attr, &mask);
+	else if (state == IBV_QPS_RTR)
+		rtr_attributes(id, qp->qp_type, &attr, &mask);
+	else if (state == IBV_QPS_RTS)
+		rts_attributes(id, qp->qp_type, &attr, &mask);
+	return soft_modify_qp_locked(qp, &attr, mask);
+}
+
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp)
+{
+	int error = move(id, qp, IBV_QPS_INIT);
+
+	if (!error && soft_cm_datagrams(id))
+		error = move(id, qp, IBV_QPS_RTR);
+	if (!error && soft_cm_datagrams(id))
+		error = move(id, qp, IBV_QPS_RTS);
+	return error;
+}
+
+int soft_cm_qp_ready(struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = soft_cm_qp(id);
+	/* INIT again: what the other side may do has only now been agreed on. */
+	int error = move(id, qp, IBV_QPS_INIT);
+
+	if (!error)
+		error = move(id, qp, IBV_QPS_RTR);
+	if (!error)
+		error = move(id, qp, IBV_QPS_RTS);
+	return error;
+}
+
+void soft_cm_qp_error(struct soft_cm_id *id)
+{
+	struct ibv_qp *qp = soft_cm_qp(id);
+
+	if (qp)
+		(void)move(id, qp, IBV_QPS_ERR); /* from every state; it may be there already */
+}

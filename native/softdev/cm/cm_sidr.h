@@ -1,0 +1,38 @@
+/* Datagram services: what cm_sidr_request.c (who asks) and cm_sidr_service.c (who is asked) have in common. */
+#ifndef AIORDMA_SOFT_CM_SIDR_H
+#define AIORDMA_SOFT_CM_SIDR_H
+
+#include "cm.h"
+#include "cm_sidr_wire.h"
+
+/* The question that an id has asked, until it is answered. */
+struct soft_cm_sidr_query {
+	struct soft_fd_watch source; /* the id's socket, connected to the service's port */
+	struct soft_timer again;
+	struct soft_cm_id *id;
+	uint64_t deadline;
+	uint64_t insists_until; /* as soft_cm_link_insist */
+	uint64_t pause_ns; /* until it is said again; doubles */
+	uint64_t number;
+	bool heard;
+	size_t length;
+	uint8_t bytes[SOFT_SIDR_MAX];
+};
+
+/* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
+struct soft_cm_service;
+
+/* What a request must keep in order to be answered. */
+struct soft_cm_sidr_client {
+	struct soft_node node; /* of the service: all requests whose id is there */
+	struct soft_cm_service *service; /* NULL: answered, and the listener is gone */
+	bool answered;
+	uint64_t number;
+	struct sockaddr_storage address;
+	struct sockaddr_storage local; /* where the question came to */
+	unsigned interface; /* and through which network interface (IPv6) */
+	size_t length; /* of the answer */
+	uint8_t bytes[SOFT_SIDR_MAX];
+};
+
+#endif

@@ -1,0 +1,347 @@
+/* Listening for those who ask for a datagram service: rdma_listen(3), and rdma_accept(3) and
+ * rdma_reject(3) of their requests.
+ *
+ * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its answer
+ * was lost or is late, is known by its number and gets the same answer; when its id is gone it is a
+ * new one.  What there is no room for is told to wait, and comes again.
+ */
+#define _GNU_SOURCE /* struct in6_pktinfo */
+#include "cm_sidr.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "objects/objects.h"
+
+enum {
+	BACKLOG_MAX = 1024,
+	REQUESTS_PER_STEP = 64
+};
+
+struct soft_cm_service {
+	struct soft_fd_watch source;
+	struct soft_cm_id *id; /* NULL when the listener is gone */
+	struct soft_node callers;
+	unsigned open; /* requests without an answer */
+	unsigned untaken;
+	unsigned backlog;
+};
+
+/* Room for the control message that says, or is told, which of the host's addresses it is. */
+union control {
+	struct cmsghdr align;
+	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
+};
+
+static void free_if_unused(struct soft_cm_service *service)
+{
+	if (service->id || service->open)
+		return;
+	while (!soft_list_empty(&service->callers)) {
+		struct soft_cm_sidr_client *caller =
+			soft_list_entry(service->callers.next, struct soft_cm_sidr_client, node);
+
+		soft_list_remove(&caller->node);
+		caller->service = NULL;
+	}
+	close(service->source.fd);
+	free(service);
+}
+
+/* ---- datagrams ----------------------------------------------------------------------------- */
+
+static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller,
+		    const void *bytes, size_t length)
+{
+	struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+	union control control = {0};
+	struct msghdr header = {.msg_name = (void *)(uintptr_t)&caller->address,
+				.msg_iov = &iov,
+				.msg_iovlen = 1,
+				.msg_control = &control};
+	struct cmsghdr *info = &control.align;
+
+	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
+	/* From the address that was asked: the caller listens to no other. */
+	if (caller->local.ss_family == AF_INET) {
+		const struct sockaddr_in *local = (const void *)&caller->local;
+		struct in_pktinfo v4 = {.ipi_spec_dst = local->sin_addr};
+
+		info->cmsg_level = IPPROTO_IP;
+		info->cmsg_type = IP_PKTINFO;
+		info->cmsg_len = CMSG_LEN(sizeof(v4));
+		memcpy(CMSG_DATA(info), &v4, sizeof(v4));
+		header.msg_controllen = CMSG_SPACE(sizeof(v4));
+	} else {
+		const struct sockaddr_in6 *local = (const void *)&caller->local;
+		struct in6_pktinfo v6 = {.ipi6_addr = local->sin6_addr,
+					 .ipi6_ifindex = caller->interface};
+
+		info->cmsg_level = IPPROTO_IPV6;
+		info->cmsg_type = IPV6_PKTINFO;
+		info->cmsg_len = CMSG_LEN(sizeof(v6));
+		memcpy(CMSG_DATA(info), &v6, sizeof(v6));
+		header.msg_controllen = CMSG_SPACE(sizeof(v6));
+	}
+	(void)sendmsg(service->source.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller)
+{
+	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = caller->number};
+	uint8_t bytes[SOFT_SIDR_MAX];
+
+	send_to(service, caller, bytes, soft_sidr_encode(&wait, bytes));
+}
+
+/* Where it came to, with the service's port. */
+static void take_local(struct soft_cm_service *service, struct msghdr *header,
+		       struct soft_cm_sidr_client *caller)
+{
+	caller->local = service->id->id.route.addr.src_storage;
+	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
+		if (info->cmsg_level == IPPROTO_IP && info->cmsg_type == IP_PKTINFO) {
+			struct in_pktinfo v4;
+
+			memcpy(&v4, CMSG_DATA(info), sizeof(v4));
+			((struct sockaddr_in *)(void *)&caller->local)->sin_addr = v4.ipi_addr;
+		} else if (info->cmsg_level == IPPROTO_IPV6 && info->cmsg_type == IPV6_PKTINFO) {
+			struct in6_pktinfo v6;
+
+			memcpy(&v6, CMSG_DATA(info), sizeof(v6));
+			((struct sockaddr_in6 *)(void *)&caller->local)->sin6_addr = v6.ipi6_addr;
+			caller->interface = v6.ipi6_ifindex;
+		}
+	}
+}
+
+/* A request and who it is from; 0, EAGAIN, or EPROTO for something else. */
+static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *caller,
+		   struct soft_sidr_message *message)
+{
+	uint8_t bytes[SOFT_SIDR_MAX + 1];
+	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+	union control control = {0};
+	struct msghdr header = {.msg_name = &caller->address,
+				.msg_namelen = sizeof(caller->address),
+				.msg_iov = &iov,
+				.msg_iovlen = 1,
+				.msg_control = &control,
+				.msg_controllen = sizeof(control)};
+	ssize_t got = recvmsg(service->source.fd, &header, MSG_DONTWAIT);
+
+	if (got < 0)
+		return EAGAIN; /* or an error of the socket, which passes */
+	if (soft_sidr_decode(bytes, (size_t)got, message) || message->type != SOFT_SIDR_REQ)
+		return EPROTO;
+	caller->number = message->number;
+	take_local(service, &header, caller);
+	return 0;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
+					 const struct soft_cm_sidr_client *caller)
+{
+	struct soft_node *node = service->callers.next;
+
+	for (; node != &service->callers; node = node->next) {
+		struct soft_cm_sidr_client *other =
+			soft_list_entry(node, struct soft_cm_sidr_client, node);
+
+		if (other->number == caller->number &&
+		    !memcmp(&other->address, &caller->address, sizeof(caller->address)))
+			return other;
+	}
+	return NULL;
+}
+
+static int report(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
+		  const struct soft_sidr_message *message)
+{
+	const struct soft_cm_destination said = {.private_data = message->private_data,
+						 .private_data_len = message->private_data_len};
+	struct soft_cm_id *listener = service->id;
+	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
+	struct soft_cm_sidr_client *caller = id ? malloc(sizeof(*caller)) : NULL;
+
+	if (!caller ||
+	    soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, &said)) {
+		free(caller);
+		free(id);
+		return ENOMEM;
+	}
+	*caller = *from;
+	soft_list_append(&service->callers, &caller->node);
+	caller->service = service;
+	service->open++;
+	service->untaken++;
+	id->caller = caller;
+	id->request_of = listener;
+	id->state = SOFT_CM_REQUESTED;
+	id->tos = listener->tos;
+	soft_cm_device_bind(id);
+	soft_cm_set_addresses(id, &caller->local, &caller->address);
+	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
+	return 0;
+}
+
+static void take_request(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
+			 const struct soft_sidr_message *message)
+{
+	const struct soft_cm_sidr_client *caller = known(service, from);
+
+	if (caller && caller->answered) {
+		send_to(service, caller, caller->bytes, caller->length);
+		return;
+	}
+	if (caller || service->untaken >= service->backlog || !report(service, from, message))
+		tell_to_wait(service, from);
+}
+
+static void ready(struct soft_fd_watch *source, uint32_t events)
+{
+	struct soft_cm_service *service = soft_container(source, struct soft_cm_service, source);
+
+	(void)events;
+	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
+		struct soft_cm_sidr_client caller = {0};
+		struct soft_sidr_message message;
+		int error = receive(service, &caller, &message);
+
+		if (error == EAGAIN)
+			return;
+		if (!error)
+			take_request(service, &caller, &message);
+	}
+}
+
+/* ---- answers ------------------------------------------------------------------------------- */
+
+static void answer(struct soft_cm_sidr_client *caller, struct soft_sidr_message *message)
+{
+	struct soft_cm_service *service = caller->service;
+
+	message->type = SOFT_SIDR_REP;
+	message->number = caller->number;
+	caller->length = soft_sidr_encode(message, caller->bytes);
+	caller->answered = true;
+	send_to(service, caller, caller->bytes, caller->length);
+	service->open--;
+	free_if_unused(service);
+}
+
+static int take_private_data(struct soft_sidr_message *message, const void *data, uint8_t length)
+{
+	if (!data)
+		return 0;
+	if (length > SOFT_SIDR_REP_PRIVATE)
+		return EINVAL;
+	message->private_data_len = length;
+	memcpy(message->private_data, data, length);
+	return 0;
+}
+
+int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
+{
+	struct soft_sidr_message message = {.qkey = RDMA_UDP_QKEY, .lid = soft_port_lid()};
+	const struct ibv_qp *qp = soft_cm_qp(id);
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_ACCEPT);
+
+	if (!error && !qp && (!parameters || parameters->qp_num > SOFT_PSN_MASK))
+		error = EINVAL;
+	if (!error && parameters)
+		error = take_private_data(&message, parameters->private_data,
+					  parameters->private_data_len);
+	if (error)
+		return error;
+	message.qpn = qp ? qp->qp_num : parameters->qp_num;
+	id->state = SOFT_CM_CONNECTED;
+	answer(id->caller, &message);
+	return 0;
+}
+
+int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint8_t length)
+{
+	struct soft_sidr_message message = {.status = SOFT_SIDR_REJECTED};
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
+
+	if (!error && !id->caller)
+		error = EINVAL; /* it has asked itself */
+	if (!error)
+		error = take_private_data(&message, private_data, length);
+	if (error)
+		return error;
+	id->state = SOFT_CM_FAILED;
+	answer(id->caller, &message);
+	return 0;
+}
+
+void soft_cm_sidr_client_end(struct soft_cm_id *id)
+{
+	struct soft_cm_sidr_client *caller = id->caller;
+
+	if (!caller)
+		return;
+	if (!caller->answered) /* IBTA 12.11: an application that does not want it has rejected it */
+		answer(caller, &(struct soft_sidr_message){.status = SOFT_SIDR_REJECTED});
+	soft_list_remove(&caller->node);
+	free(caller);
+	id->caller = NULL;
+}
+
+/* ---- opening and closing ------------------------------------------------------------------- */
+
+int soft_cm_service_open(struct soft_cm_id *id, int backlog)
+{
+	struct soft_cm_service *service = calloc(1, sizeof(*service));
+	bool v4 = id->id.route.addr.src_addr.sa_family == AF_INET;
+	const int on = 1;
+	int error = 0;
+
+	if (!service)
+		return ENOMEM;
+	service->id = id;
+	service->source.fd = id->sock;
+	service->source.ready = ready;
+	soft_list_init(&service->callers);
+	service->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
+	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
+		       &on, sizeof(on)))
+		error = errno;
+	if (!error)
+		error = soft_watch(&service->source, EPOLLIN);
+	if (error) {
+		free(service);
+		return error;
+	}
+	soft_cm_device_hold();
+	id->service = service;
+	id->sock = -1;
+	id->state = SOFT_CM_LISTENING;
+	return 0;
+}
+
+void soft_cm_service_close(struct soft_cm_id *id)
+{
+	struct soft_cm_service *service = id->service;
+
+	if (!service)
+		return;
+	id->service = NULL;
+	soft_unwatch(&service->source);
+	service->id = NULL;
+	free_if_unused(service);
+	soft_cm_device_release();
+}
+
+void soft_cm_service_taken(struct soft_cm_id *id)
+{
+	if (id->service)
+		id->service->untaken--;
+}

@@ -1,0 +1,234 @@
+/* From the handshake to the queue pair and back: handing the stream over, and its end.
+ *
+ * rdma_disconnect(3), rdma_notify(3), the events ESTABLISHED, DISCONNECTED and TIMEWAIT_EXIT.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "wire/wire.h"
+
+/* Ids whose stream waits for their queue pair to reach RTR. */
+static struct soft_node held = {&held, &held};
+
+/* The id's queue pair, if it (still) has the stream that it got from this id. */
+static struct soft_qp *stream_owner(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
+
+	return qp && qp->link_owner == id ? qp : NULL;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static void disconnected(struct soft_cm_id *id, int error)
+{
+	id->state = SOFT_CM_DISCONNECTED;
+	soft_cm_id_waits(id, false);
+	soft_cm_report(id, RDMA_CM_EVENT_DISCONNECTED, -error, NULL);
+	soft_timer_start(&id->timewait,
+			 soft_now() + soft_cm_limits.timewait_ms * UINT64_C(1000000));
+}
+
+static void link_down(struct soft_qp *qp, void *owner, int error)
+{
+	(void)qp;
+	disconnected(owner, error);
+}
+
+static void drop_held(struct soft_cm_id *id)
+{
+	soft_list_remove(&id->held);
+	if (id->link)
+		soft_cm_link_free(id->link);
+	id->link = NULL;
+}
+
+/* Of a held stream: the other side does not wait for our queue pair. */
+static void failed(struct soft_cm_link *link, int error)
+{
+	struct soft_cm_id *id = link->owner;
+
+	drop_held(id);
+	disconnected(id, error);
+}
+
+static const struct soft_cm_link_calls held_calls = {.failed = failed};
+
+void soft_cm_stream_forget(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = stream_owner(id);
+
+	if (qp)
+		soft_qp_on_link_down(qp, NULL, NULL);
+	drop_held(id);
+}
+
+void soft_cm_stream_close(struct soft_cm_id *id)
+{
+	struct soft_qp *qp = stream_owner(id);
+
+	if (qp) {
+		soft_qp_on_link_down(qp, NULL, NULL);
+		(void)soft_qp_disconnect(qp); /* ENOTCONN: it is gone already */
+	}
+	drop_held(id);
+}
+
+/* ---- handing over -------------------------------------------------------------------------- */
+
+uint16_t soft_cm_own_lid(const union ibv_gid *of_peer)
+{
+	return soft_links_may_use_shm() && soft_gid_is_of_host(of_peer) ? soft_port_lid() : 0;
+}
+
+static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
+{
+	uint8_t rest[SOFT_CM_INPUT];
+	size_t length = id->link->have;
+	int error, fd;
+
+	memcpy(rest, id->link->input, length);
+	soft_qp_on_link_down(qp, link_down, id);
+	soft_list_remove(&id->held);
+	fd = soft_cm_link_take(id->link);
+	/* Who has said something on the stream has chosen it. */
+	error = id->shm_lid && !length
+			? soft_qp_adopt_or_attach(qp, fd, id->shm_lid, id->opens_chan)
+			: soft_qp_adopt(qp, fd, rest, length);
+	id->link = NULL;
+	if (error && id->state == SOFT_CM_CONNECTED) {
+		soft_qp_on_link_down(qp, NULL, NULL);
+		disconnected(id, error);
+	}
+}
+
+static void hold(struct soft_cm_id *id)
+{
+	int error = soft_cm_link_hold(id->link);
+
+	id->link->calls = &held_calls;
+	soft_list_append(&held, &id->held);
+	if (error)
+		failed(id->link, error);
+}
+
+int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established)
+{
+	struct soft_qp *qp = soft_qp_find(id->qpn);
+	enum ibv_qp_state state = qp ? qp->ibv.state : IBV_QPS_RESET;
+
+	if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
+		return ENOTCONN;
+	id->state = SOFT_CM_CONNECTED;
+	soft_cm_id_waits(id, false);
+	if (established && !id->early)
+		soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, established);
+	if (qp && state >= IBV_QPS_RTR)
+		adopt(id, qp);
+	else
+		hold(id);
+	return 0;
+}
+
+void soft_cm_offer(struct soft_qp *qp)
+{
+	struct soft_node *node = held.next;
+
+	while (node != &held) {
+		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, held);
+
+		node = node->next;
+		if (soft_qp_find(id->qpn) == qp) {
+			adopt(id, qp);
+			return;
+		}
+	}
+}
+
+/* ---- before there was a connection --------------------------------------------------------- */
+
+void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
+		    const struct soft_cm_message *message)
+{
+	if (id->link)
+		soft_cm_link_free(id->link);
+	id->link = NULL;
+	id->state = SOFT_CM_FAILED;
+	soft_cm_id_waits(id, false);
+	/* As librdmacm does; a queue pair that nobody answered stays in INIT. */
+	if (type != RDMA_CM_EVENT_UNREACHABLE)
+		soft_cm_qp_error(id);
+	soft_cm_report(id, type, status, message);
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+static int disconnect(struct soft_cm_id *id)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
+
+	if (soft_cm_datagrams(id)) {
+		if (!error) /* there is nothing to end, and nobody to tell */
+			soft_cm_qp_error(id);
+		return error;
+	}
+	if (!error && id->state == SOFT_CM_CONNECTED) {
+		soft_cm_stream_close(id);
+		disconnected(id, 0);
+	} else if (!error && id->state == SOFT_CM_ACCEPTED) {
+		/* RTU may be on its way: the other side finds a connection that has ended. */
+		soft_cm_link_free(id->link);
+		id->link = NULL;
+		disconnected(id, 0);
+	}
+	soft_cm_qp_error(id); /* rdma_disconnect(3): "transitions any associated QP" */
+	return error;
+}
+
+int soft_rdma_disconnect(struct rdma_cm_id *application)
+{
+	struct soft_cm_id *id;
+	bool event;
+	int error;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	id = soft_cm_id_of(application);
+	soft_lock();
+	error = disconnect(id);
+	/* Of a synchronous id: the second call has nothing to wait for. */
+	event = id->synchronous && soft_cm_has_event(id);
+	soft_unlock();
+	if (error)
+		return soft_cm_fail(error);
+	return event ? soft_cm_complete(id) : 0;
+}
+
+static int notify(struct soft_cm_id *id, enum ibv_event_type event)
+{
+	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_NOTIFY);
+
+	if (error)
+		return error;
+	if (event != IBV_EVENT_COMM_EST)
+		return EINVAL;
+	if (id->early)
+		return EISCONN;
+	id->early = true;
+	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
+	return 0;
+}
+
+int soft_rdma_notify(struct rdma_cm_id *application, enum ibv_event_type event)
+{
+	int error;
+
+	if (!application)
+		return soft_cm_fail(EINVAL);
+	soft_lock();
+	error = notify(soft_cm_id_of(application), event);
+	soft_unlock();
+	return error ? soft_cm_fail(error) : 0;
+}

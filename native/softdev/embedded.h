@@ -1,0 +1,123 @@
+/* The public part of the embedded device: its table of calls, events, faults and traces.  cffi reads it
+ * too: nothing of the preprocessor but the guard. */
+#ifndef AIORDMA_EMBEDDED_H
+#define AIORDMA_EMBEDDED_H
+
+#include "abi/abi.h"
+
+/* The embedded software device, always there; it starts working when a device or an event channel
+ * is opened and stops when the last one is closed. */
+const struct aiordma_calls *aiordma_embedded_calls(void);
+
+/* ---- what the table's `device` is made of (abi/device_calls.h) ------------------------------- */
+
+/* `progress` is the sum of these two: work found by threads of the application, and parts of messages
+ * that were moved, either way, while more of the same message was to follow. */
+unsigned aiordma_embedded_steps(void);
+unsigned aiordma_embedded_parts(void);
+/* `peer_wakeups`: how often a peer was written to that had to be woken, and one that was awake. */
+unsigned aiordma_embedded_woke(void);
+unsigned aiordma_embedded_met_awake(void);
+/* `busy_poll` and `hold_polling`. */
+void aiordma_embedded_spin(int begins);
+void aiordma_embedded_stay(int change);
+/* `reg_own_mr`; NULL and SIZE_MAX, without any rights, are `reg_local_dma`. */
+struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length,
+					   int access);
+/* `wake_early`, `watch_fds`, `notify_version` and `notify_fds`. */
+enum {
+	AIORDMA_BELLS = AIORDMA_NOTIFY_FDS
+};
+void aiordma_wake_early(int fd);
+int aiordma_flat_fds(int fd, int flat[2]);
+unsigned aiordma_embedded_bells_changed(void);
+int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change);
+
+/* ---- events, faults, traces ------------------------------------------------------------------ */
+
+/* For tests: brings an event about in the embedded device of this process, and tells it to every open
+ * context (ibv_get_async_event(3)).  What the event says really happens:
+ *  - IBV_EVENT_PORT_ERR: the port is down (ibv_query_port).  No stream is read, written, made or
+ *    accepted.  A reliable queue pair that is connected goes on trying for as long as its timeout
+ *    and retry_cnt say (never for ever unless timeout is 0; at least half a second); then its
+ *    requests fail with IBV_WC_RETRY_EXC_ERR, and so do those of its peer.  The connection manager's
+ *    own messages still pass.  Nothing happens if it is down.
+ *  - IBV_EVENT_PORT_ACTIVE: the port is up; queue pairs that have not given up continue.  Nothing
+ *    happens if it is up.
+ *  - IBV_EVENT_GID_CHANGE: the host's addresses are read again.  (A change of them is noticed, and
+ *    tells this event, without this call too.)
+ *  - IBV_EVENT_LID_CHANGE: the process gets another LID (the TCP port where queue pairs without the
+ *    connection manager are reached): peers that were told the old one do not find it any more;
+ *    streams that exist stay.  Ids that are bound get RDMA_CM_EVENT_ADDR_CHANGE.
+ *  - IBV_EVENT_DEVICE_FATAL: every queue pair goes to the error state, its peer gets no answer, and in
+ *    the contexts that are open now none can be made or modified any more (EIO); what is there can
+ *    be destroyed.  Contexts opened later are healthy.  Ids that are bound get
+ *    RDMA_CM_EVENT_DEVICE_REMOVAL and are over; when the last thing of the connection manager's own
+ *    context is closed, that too is opened anew.
+ *  - IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER: this device has
+ *    nothing that could change with them; only told.
+ * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
+int aiordma_embedded_raise(enum ibv_event_type event);
+
+/* For tests: faults of the embedded device, and of its connections, in this process from now on; NULL
+ * for none.  The plan is a list of name=value:
+ *
+ *  seed=N         which numbers chance draws: the same seed, the same faults (0)
+ *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
+ *  duplicate=WHEN what comes in comes twice
+ *  frames=WHICH   that loss and duplicate are about: requests, answers or all (all)
+ *  delay=TIME     what comes in is late by so much: 10us, 2ms, 1s
+ *  jitter=TIME    and by up to so much more; what belongs together keeps its order
+ *  rate=BYTES     the device takes in no more than this in a second: 10MB
+ *  cut=WHEN       a connection breaks: those that there are are counted first, then new ones
+ *  cut_after=BYTES  when so much has come in by it (0)
+ *  rnr=WHEN       a request that needs a receive is told that there is none
+ *  overrun=WHEN   a completion finds its queue full
+ *  register=WHEN  a registration of memory fails with ENOMEM
+ *  handshake=WHEN a message of the connection manager that comes in gets lost
+ *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
+ *  cq=HANDLE      completions of this queue alone
+ *
+ * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later ones),
+ * or both (0.5@3-).  Frames, and requests that need a receive, are counted for each connection.
+ *
+ * What is late waits in memory: of a connection at most 64 MiB, beyond which the oldest is taken in
+ * early.
+ *
+ * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
+ * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if timeout
+ * is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD queue pairs
+ * lose is lost.
+ *
+ * Returns 0, or EINVAL and in `error` what is wrong with the plan, which is then as it was before.
+ * The variable AIORDMA_EMBEDDED_FAULTS is a plan from the start; a wrong one is said on stderr, and
+ * the device cannot be opened (EINVAL). */
+int aiordma_embedded_faults(const char *plan, char *error, size_t room);
+
+/* What has been injected in this process so far. */
+struct aiordma_fault_counts {
+	uint64_t lost;
+	uint64_t duplicated;
+	uint64_t delayed;
+	uint64_t cut;
+	uint64_t not_ready;
+	uint64_t overruns;
+	uint64_t registrations;
+	uint64_t handshakes;
+	uint64_t retried; /* and what followed: how often a requester went back */
+};
+
+void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
+
+/* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
+ * the file `path`, in which %p stands for the number of the process; when another process is writing
+ * there, the file has that number at the end of its name.  `used` gets the name.  0 or an errno value:
+ * EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device that is
+ * opened), ESPIPE for what is no regular file. */
+int aiordma_trace_start(const char *path, char *used, size_t size);
+/* Everything up to now is in the file, and nothing else. */
+void aiordma_trace_flush(void);
+/* Nothing happens if there is none. */
+void aiordma_trace_stop(void);
+
+#endif

@@ -1,0 +1,274 @@
+/* The engine: one lock, one epoll set and one thread for the whole device in this process (engine.c).
+ *
+ * Everything of the device runs under that lock, except the insides of completion queues and of
+ * channels, which have small locks of their own.
+ */
+#ifndef AIORDMA_SOFT_ENGINE_H
+#define AIORDMA_SOFT_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "softdev.h"
+
+#define soft_container(pointer, type, member)                                                      \
+	((type *)(void *)((char *)(pointer) - offsetof(type, member)))
+
+/* ---- intrusive doubly linked lists (list.h would be a room of five lines) ------------------ */
+
+struct soft_node {
+	struct soft_node *next, *previous;
+};
+
+static inline void soft_list_init(struct soft_node *list)
+{
+	list->next = list->previous = list;
+}
+
+static inline bool soft_list_empty(const struct soft_node *list)
+{
+	return list->next == list;
+}
+
+static inline void soft_list_append(struct soft_node *list, struct soft_node *node)
+{
+	node->previous = list->previous;
+	node->next = list;
+	list->previous->next = node;
+	list->previous = node;
+}
+
+/* Safe to repeat: a removed node is a list of its own. */
+static inline void soft_list_remove(struct soft_node *node)
+{
+	node->previous->next = node->next;
+	node->next->previous = node->previous;
+	soft_list_init(node);
+}
+
+#define soft_list_entry(node, type, member) soft_container(node, type, member)
+
+/* ---- engine.c, lifecycle.c, fd_watch.c -------------------------------------------------------- */
+
+/* Users of the engine are what an application holds open: device contexts and event channels.
+ * The first one starts the engine and its thread, the last one stops them.  Not under the lock.
+ * Returns 0 or an errno value. */
+int soft_engine_get(void);
+void soft_engine_put(void);
+
+void soft_lock(void);
+void soft_unlock(void);
+
+/* A file descriptor that the engine watches; `ready` is called under the lock with the epoll events
+ * and may unwatch, close and free its source or any other. */
+struct soft_fd_watch {
+	int fd;
+	void (*ready)(struct soft_fd_watch *source, uint32_t events);
+	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
+	bool watched;
+	bool of_port; /* silent while the port is down */
+	bool direct; /* an event loop watches it itself: notify_fds.c */
+	struct soft_node node; /* of the engine: all sources, for the child of a fork */
+};
+
+/* Add the source or change its interest (level triggered).  Returns 0 or an errno value. */
+int soft_watch(struct soft_fd_watch *source, uint32_t events);
+/* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
+void soft_unwatch(struct soft_fd_watch *source);
+
+/* notify_fds.c.  A watch that event loops may have in their own epoll set instead (aiordma_embedded_bells).
+ * One more, and one less (safe to repeat). */
+struct soft_notify_fd {
+	struct soft_fd_watch watch;
+	struct soft_node node;
+};
+
+void soft_notify_fds_add(struct soft_notify_fd *notify);
+void soft_notify_fds_remove(struct soft_notify_fd *notify);
+
+/* One bounded step of the device's work, by a thread of the application that does not hold the
+ * lock.  Waits at most for the step of another thread, never for work. */
+void soft_progress(void);
+
+/* ---- timer.c (under the lock) -------------------------------------------------------------- */
+
+struct soft_timer {
+	uint64_t deadline_ns; /* of soft_now() */
+	void (*expired)(struct soft_timer *timer);
+	/* of timer.c: a pairing heap */
+	bool running;
+	struct soft_timer *child, *next, *previous;
+};
+
+uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
+
+/* Runs `expired` once, under the lock, at or after the deadline; a running timer is moved.
+ * A zeroed struct with `expired` set is a stopped timer.  Cannot fail. */
+void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns);
+void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
+
+/* ---- channel.c: the fd that an application waits on ---------------------------------------- */
+
+/* A channel tells the application that its queue (of completion events, CM events, asynchronous
+ * events) is not empty.  The queue belongs to the channel's owner.
+ *
+ * `fd` is readable exactly while the channel is signalled, unless the application has asked for
+ * early wake-ups (aiordma_wake_early): then also as soon as any work is there for the engine, so
+ * that the waiting thread does it itself instead of being woken after the engine's thread has. */
+struct soft_channel {
+	int fd; /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
+	int event_fd; /* inside it */
+	int flat_fd; /* for who watches this and event_fd instead, and bells: or -1 */
+	bool completions; /* of the data path: its waiting threads do the device's work themselves */
+	bool early; /* the application takes "nothing there" as normal */
+	bool nested; /* who sleeps is woken by what the engine watches: */
+	bool inside; /* the engine's epoll instance is inside `fd` */
+	unsigned notify_fds; /* notify_fds.c: the set watched beside flat_fd */
+	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
+	bool deferred;
+	unsigned wanted; /* atomic, the owner's: CQs armed to wake somebody through it */
+	unsigned sleepers; /* atomic: threads in soft_channel_wait */
+	struct soft_node node; /* of the engine */
+};
+
+/* The engine must be held (soft_engine_get) from init to destroy.  Neither of the two is called
+ * under the lock.  Returns 0 or an errno value. */
+int soft_channel_init(struct soft_channel *channel);
+void soft_channel_destroy(struct soft_channel *channel);
+
+void soft_channel_signal(struct soft_channel *channel); /* the queue is not empty; under the lock */
+void soft_channel_consume(struct soft_channel *channel); /* the queue has been seen empty; the
+							  * caller keeps writers out meanwhile */
+
+bool soft_channel_nonblocking(const struct soft_channel *channel); /* O_NONBLOCK on the fd */
+
+/* Sleep until the channel is signalled, or, with `completions`, until the engine has work (then
+ * call soft_progress and look again); without the lock.  Returns 0, or EINTR. */
+int soft_channel_wait(struct soft_channel *channel);
+
+enum {
+	SOFT_STAGING_SIZE = 32 * 1024, /* small frames read by one recv, or gathered for one send */
+	SOFT_STEP_BYTES = 1024 * 1024, /* of one stream in one step, in each direction */
+	SOFT_STEP_EVENTS = 8, /* streams served in one step */
+	SOFT_TICK_NS = 500 *
+		1000, /* between two looks of the engine's thread, while it stands back */
+};
+
+/* Scratch memory for whoever holds the lock; nothing in it outlives a call. */
+struct soft_scratch {
+	uint8_t input[SOFT_STAGING_SIZE];
+	uint8_t output[SOFT_STAGING_SIZE];
+};
+
+/* The lock, or false after a second: at the end of the process, when nobody may be there any more to
+ * give it back. */
+bool soft_lock_soon(void);
+
+struct soft_scratch *soft_scratch(void);
+
+/* Bytes that a stream may still take in this step. */
+size_t soft_step_share(void);
+
+/* Work put off until the lock is given back: requests posted together go out together, and one
+ * acknowledgement answers for all that a step has taken in.  `run` may defer again. */
+struct soft_deferred {
+	void (*run)(struct soft_deferred *deferred);
+	struct soft_node node; /* initialise with soft_list_init */
+};
+
+void soft_defer(struct soft_deferred *deferred);
+void soft_deferred_cancel(struct soft_deferred *deferred);
+
+/* Another number each time that somebody has the lock: to bound what is put off again and again. */
+unsigned soft_lock_turn(void);
+
+/* No source of the port is served from now on, or all of them are again.  Under the lock. */
+void soft_watches_silence(bool silent);
+
+/* For polling: does nothing when another thread has the lock or waits for it. */
+void soft_progress_try(void);
+
+/* As soft_progress; an event of `channel` that comes up in this step is not announced through its
+ * fd, because the caller looks at the queue itself right after.  The caller then calls
+ * soft_channel_consume or soft_channel_announce. */
+void soft_progress_for(struct soft_channel *channel);
+bool soft_channel_is_current(const struct soft_channel *channel);
+void soft_channel_announce(struct soft_channel *channel);
+
+/* One more CQ, or one less, is armed to wake somebody.  Without the lock. */
+void soft_engine_armed(int change);
+/* A thread of the application may go to sleep now, without another call.  Without the lock. */
+void soft_engine_may_sleep(void);
+
+/* Somebody should do a step soon.  Under the lock. */
+void soft_engine_schedule_step(void);
+
+/* Part of a message has been moved, and more of it is to follow.  Under the lock. */
+void soft_engine_count_part(void);
+/* Another process has been written to, and was asleep, or not. */
+void soft_engine_count_write(bool asleep);
+
+/* Is the engine's thread looking around every half millisecond? */
+bool soft_engine_ticks(void);
+
+/* fd_watch.c.  For channel.c. */
+int soft_engine_epoll_fd(void);
+/* channel_epoll.c. */
+void soft_engine_add_channel(struct soft_channel *channel);
+void soft_engine_remove_channel(struct soft_channel *channel);
+
+/* For timer.c: when the first timer is due, or 0 for none. */
+void soft_engine_alarm(uint64_t deadline_ns);
+void soft_timers_run(void);
+void soft_timers_forget(void);
+
+/* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
+unsigned soft_engine_fork_generation(void);
+
+/* ---- subsystems ---------------------------------------------------------------------------- */
+
+/* What happens to the port and to the device (port.c). */
+enum soft_port_change {
+	SOFT_PORT_UP,
+	SOFT_PORT_ADDRESSES, /* the host's addresses are other ones */
+	SOFT_PORT_LID, /* the process has another LID */
+	SOFT_PORT_FATAL, /* the device has failed */
+};
+
+/* A folder above the engine, as the engine sees it: the calls that it makes there.  Each may be NULL; all
+ * are made under the lock. */
+struct soft_subsystem {
+	/* The engine starts: what the environment asks for.  0 or an errno value, and the reason is on
+	 * stderr. */
+	int (*start)(void);
+	/* The engine stops, with no user left: close what is open. */
+	void (*stop)(void);
+	/* In the child of a fork, where all watched descriptors are closed already. */
+	void (*forked)(void);
+	void (*port_changed)(enum soft_port_change change);
+
+	/* At most one subsystem has these three: input that no descriptor tells of.  poll: take it in;
+	 * was there any?  has_input: is there any?  need_notify: from now on no thread polls unprompted,
+	 * or one does. */
+	bool (*poll)(void);
+	bool (*has_input)(void);
+	void (*need_notify)(bool on);
+
+	/* At most one subsystem has this: send what has been delayed for so long; 0: all of it. */
+	void (*send_delayed)(uint64_t age_ns);
+};
+
+/* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
+void soft_engine_use(const struct soft_subsystem *const subsystems[]);
+void soft_engine_port_changed(enum soft_port_change change);
+
+/* Hints of the subsystems, which are read without the lock: is there something to be polled; has
+ * something been delayed?  Under the lock. */
+void soft_engine_set_polls(bool polls);
+void soft_engine_set_delayed(bool delayed);
+
+/* A thread of the application goes to sleep: nothing stays delayed for its sake.  Without the lock. */
+void soft_engine_before_sleep(void);
+
+#endif

@@ -1,0 +1,102 @@
+/* The engine's state, for its own rooms only: engine.c, thread.c, lifecycle.c, fd_watch.c,
+ * channel_epoll.c and notify_fds.c.  Under the lock, but for what says that it is atomic. */
+#ifndef AIORDMA_SOFT_ENGINE_STATE_H
+#define AIORDMA_SOFT_ENGINE_STATE_H
+
+#include <sys/epoll.h>
+
+#include "engine.h"
+
+struct soft_engine {
+	pthread_mutex_t lock;
+	unsigned unlocks;       /* how often the lock has been given back */
+	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
+	unsigned served; /* atomic: steps of application threads that found something to do */
+	unsigned parts; /* atomic: see embedded.h */
+	unsigned met[2]; /* atomic: the same, awake and asleep */
+	unsigned armed; /* atomic: CQs that are to wake somebody through a channel */
+	unsigned spinning; /* atomic: threads that look again and again for a moment */
+	unsigned holding; /* those that have something else to do, and come back */
+	unsigned fork_generation; /* grows in the child of a fork */
+	bool running;
+	bool stopping; /* atomic */
+	bool ticking; /* the thread stands back, and looks around every tick */
+	bool asleep; /* the thread is in epoll_wait, or on its way */
+	uint64_t trust_at; /* it does not stand back before that */
+	uint64_t asked_at; /* epoll was asked, by a thread that polls */
+	bool silent; /* sources of the port are not served */
+
+	int epoll_fd; /* all that is watched */
+	int shared_epoll_fd; /* but for bells that event loops watch themselves (notify_fds.c) */
+	int wake_fd; /* eventfd that ends the thread's sleep, and nobody else's */
+	struct soft_fd_watch nudge; /* eventfd: there is work that no other fd tells of */
+	struct soft_fd_watch alarm; /* timerfd of timer.c */
+	pthread_t thread;
+
+	struct soft_node watches; /* everything watched */
+	struct soft_node deferred; /* to be done before the lock is given back */
+	struct soft_channel *current; /* whose owner runs the step under way */
+
+	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the step under way */
+	int event_count;
+	size_t share;
+	struct soft_scratch *scratch;
+
+	const struct soft_subsystem *const *subsystems;
+	const struct soft_subsystem *poller;  /* has poll, has_input and need_notify */
+	const struct soft_subsystem *delayer; /* has send_delayed */
+	bool polls;                           /* atomic: soft_engine_set_polls */
+	bool delayed;                         /* atomic: soft_engine_set_delayed */
+};
+
+extern struct soft_engine engine;
+
+/* How long a subsystem's output may be delayed: for a thread of the application that comes by, and for
+ * a tick of the engine's thread. */
+#define SOFT_DELAY_NS 20000u
+#define SOFT_DELAY_TICK_NS 100000u
+
+/* Who makes a step: the engine's thread, a thread that has been woken, one that polls. */
+enum soft_step_by {
+	SOFT_BY_ENGINE,
+	SOFT_BY_WOKEN,
+	SOFT_BY_POLLING
+};
+
+/* engine.c.  Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
+bool soft_engine_step(enum soft_step_by who);
+/* Is there something to be polled?  Without the lock: a hint. */
+static inline bool soft_engine_polls(void)
+{
+	return __atomic_load_n(&engine.polls, __ATOMIC_RELAXED);
+}
+
+static inline bool soft_engine_has_delayed(void)
+{
+	return __atomic_load_n(&engine.delayed, __ATOMIC_RELAXED);
+}
+
+/* Must local peers ring?  To be asked anew before anybody sleeps. */
+void soft_engine_update_notify_need(void);
+
+/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can signal?
+ * That is so when the application has armed a CQ and waits with its own poll() on a channel whose
+ * fd shows nothing but signals. */
+bool soft_channels_depend_on_engine(void);
+void soft_channels_reset_after_fork(void); /* in the child of a fork */
+/* Has every event loop that watches bells itself asked for them since that change? */
+bool soft_channels_know_notify_fds(unsigned change);
+
+/* fd_watch.c.  It need not wake those who watch engine.rest_fd, or it must. */
+void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct);
+
+/* notify_fds.c.  Loops must ask for them anew; there is one loop less that has to. */
+void soft_notify_fds_changed(void);
+void soft_notify_fds_settle(void);
+/* For a channel's loop: descriptors that become its own.  Returns their number. */
+int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_BELLS]);
+
+/* thread.c: what the engine's thread runs. */
+void *soft_engine_run(void *unused);
+
+#endif

@@ -1,0 +1,100 @@
+/* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
+ * ready.  While the port is down, those of the port are not in the set. */
+#include <errno.h>
+
+#include "engine_internal.h"
+
+static bool is_silent(const struct soft_fd_watch *watch)
+{
+	return engine.silent && watch->of_port;
+}
+
+static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.ptr = watch};
+
+	if (epoll_ctl(engine.epoll_fd, operation, watch->fd, &event))
+		return errno;
+	if (watch->direct || !epoll_ctl(engine.shared_epoll_fd, operation, watch->fd, &event))
+		return 0;
+	int rc = errno;
+
+	if (operation == EPOLL_CTL_ADD)
+		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, watch->fd, &event);
+	return rc;
+}
+
+int soft_watch(struct soft_fd_watch *watch, uint32_t events)
+{
+	int rc = 0;
+
+	if (watch->watched && watch->interest == events)
+		return 0;
+	if (!is_silent(watch))
+		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
+	if (rc)
+		return rc;
+	if (!watch->watched) {
+		watch->watched = true;
+		soft_list_append(&engine.watches, &watch->node);
+	}
+	watch->interest = events;
+	return 0;
+}
+
+/* The step under way may have collected an event that has not been served yet. */
+static void forget_event(const struct soft_fd_watch *watch)
+{
+	for (int i = 0; i < engine.event_count; i++)
+		if (engine.events[i].data.ptr == watch)
+			engine.events[i].data.ptr = NULL;
+}
+
+void soft_unwatch(struct soft_fd_watch *watch)
+{
+	if (!watch->watched)
+		return;
+	if (!is_silent(watch))
+		tell_epoll(EPOLL_CTL_DEL, watch, 0);
+	watch->watched = false;
+	watch->interest = 0;
+	soft_list_remove(&watch->node);
+	forget_event(watch);
+}
+
+void soft_watches_silence(bool silent)
+{
+	soft_notify_fds_changed();
+	for (struct soft_node *node = engine.watches.next; node != &engine.watches;
+	     node = node->next) {
+		struct soft_fd_watch *watch = soft_list_entry(node, struct soft_fd_watch, node);
+
+		if (!watch->of_port || silent == engine.silent)
+			continue;
+		/* What epoll had room for it has room for again. */
+		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch, watch->interest);
+		if (silent)
+			forget_event(watch);
+	}
+	engine.silent = silent;
+	soft_notify_fds_changed();
+}
+
+void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct)
+{
+	struct epoll_event event = {.events = watch->interest, .data.ptr = watch};
+
+	if (watch->direct == direct)
+		return;
+	/* Should the kernel refuse, it wakes in two ways; or the engine's thread alone, at first. */
+	if (watch->watched && !is_silent(watch) &&
+	    epoll_ctl(engine.shared_epoll_fd, direct ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch->fd,
+		      &event))
+		return;
+	watch->direct = direct;
+}
+
+int soft_engine_epoll_fd(void)
+{
+	return engine.epoll_fd;
+}

@@ -1,0 +1,214 @@
+/* The engine's start with the first user, its stop with the last, and what a fork makes of it. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "engine_internal.h"
+
+static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
+static unsigned users;
+
+static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	uint64_t expirations;
+
+	(void)events;
+	if (read(watch->fd, &expirations, sizeof(expirations)) == sizeof(expirations))
+		soft_timers_run();
+}
+
+static void nudge_ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	uint64_t count;
+
+	(void)events;
+	if (read(watch->fd, &count, sizeof(count)) == sizeof(count))
+		engine.poller->poll();
+}
+
+void soft_engine_schedule_step(void)
+{
+	const uint64_t one = 1;
+
+	/* It cannot be full, and were it, it would be readable. */
+	(void)!write(engine.nudge.fd, &one, sizeof(one));
+}
+
+void soft_engine_alarm(uint64_t deadline_ns)
+{
+	struct itimerspec when = {
+		.it_value = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+			     .tv_nsec = (long)(deadline_ns % 1000000000u)},
+	};
+
+	timerfd_settime(engine.alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void close_all(void)
+{
+	soft_unwatch(&engine.nudge);
+	soft_unwatch(&engine.alarm);
+	close_fd(&engine.wake_fd);
+	close_fd(&engine.nudge.fd);
+	close_fd(&engine.alarm.fd);
+	close_fd(&engine.shared_epoll_fd);
+	close_fd(&engine.epoll_fd);
+	free(engine.scratch);
+	engine.scratch = NULL;
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&users_mutex);
+	pthread_mutex_lock(&engine.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&engine.lock);
+	pthread_mutex_unlock(&users_mutex);
+}
+
+/* The child has none of the parent's device: it must neither serve the parent's peers nor keep
+ * their streams open after the parent's death.  It may open a device of its own.  What it inherited
+ * of objects may only be forgotten (ibv_fork_init(3)). */
+static void after_fork_in_child(void)
+{
+	while (!soft_list_empty(&engine.watches)) {
+		struct soft_fd_watch *watch =
+			soft_list_entry(engine.watches.next, struct soft_fd_watch, node);
+
+		soft_list_remove(&watch->node);
+		watch->watched = false;
+		watch->interest = 0;
+		close_fd(&watch->fd);
+	}
+	close_fd(&engine.epoll_fd);
+	close_fd(&engine.shared_epoll_fd);
+	close_fd(&engine.wake_fd);
+	free(engine.scratch);
+	engine.scratch = NULL;
+	soft_timers_forget();
+	soft_list_init(&engine.deferred);
+	soft_channels_reset_after_fork();
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->forked)
+			(*it)->forked();
+	engine.running = engine.ticking = engine.silent = engine.asleep = false;
+	engine.event_count = 0;
+	engine.fork_generation++;
+	engine.waiting = 0;
+	engine.holding = 0;
+	users = 0;
+	pthread_mutex_unlock(&engine.lock);
+	pthread_mutex_unlock(&users_mutex);
+}
+
+unsigned soft_engine_fork_generation(void)
+{
+	return engine.fork_generation;
+}
+
+static int start(void)
+{
+	static bool fork_handled;
+	sigset_t all, before;
+	int rc;
+
+	if (!fork_handled) {
+		rc = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+		if (rc)
+			return rc;
+		fork_handled = true;
+	}
+	rc = 0;
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it && !rc; it++)
+		if ((*it)->start)
+			rc = (*it)->start();
+	if (rc)
+		return rc;
+	soft_timers_forget();
+	engine.wake_fd = -1;
+	engine.nudge = (struct soft_fd_watch){.fd = -1, .ready = nudge_ready};
+	engine.alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
+	engine.scratch = malloc(sizeof(*engine.scratch));
+	if (!engine.scratch)
+		return ENOMEM;
+	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine.shared_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (engine.epoll_fd < 0 || engine.shared_epoll_fd < 0 || engine.wake_fd < 0 ||
+	    engine.nudge.fd < 0 || engine.alarm.fd < 0) {
+		rc = errno;
+		close_all();
+		return rc;
+	}
+	rc = soft_watch(&engine.nudge, EPOLLIN);
+	if (!rc)
+		rc = soft_watch(&engine.alarm, EPOLLIN);
+	if (!rc) {
+		__atomic_store_n(&engine.stopping, false, __ATOMIC_RELEASE);
+		engine.running = true;
+		/* Signals are for the application's threads. */
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		rc = pthread_create(&engine.thread, NULL, soft_engine_run, NULL);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+	}
+	if (rc) {
+		engine.running = false;
+		close_all();
+	}
+	return rc;
+}
+
+int soft_engine_get(void)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&users_mutex);
+	if (users == 0) {
+		soft_lock();
+		rc = start();
+		soft_unlock();
+	}
+	if (!rc)
+		users++;
+	pthread_mutex_unlock(&users_mutex);
+	return rc;
+}
+
+void soft_engine_put(void)
+{
+	const uint64_t one = 1;
+
+	pthread_mutex_lock(&users_mutex);
+	/* No user is left in the child of a fork, whatever it inherited. */
+	if (users && --users == 0) {
+		__atomic_store_n(&engine.stopping, true, __ATOMIC_RELEASE);
+		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
+			abort(); /* an eventfd that is read now and then cannot be full */
+		pthread_join(engine.thread, NULL);
+		soft_lock();
+		for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+			if ((*it)->stop)
+				(*it)->stop();
+		soft_timers_forget();
+		engine.running = engine.silent = false;
+		close_all();
+		soft_unlock();
+	}
+	pthread_mutex_unlock(&users_mutex);
+}

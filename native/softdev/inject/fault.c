@@ -1,0 +1,119 @@
+/* The fault spec, and the kinds of them that are decided on the spot (delay_queue.c has those of
+ * the way that frames take).
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "inject.h"
+#include "trace/trace.h"
+
+/* In place of folders that are not there. */
+static void ignore_spec(void)
+{
+}
+
+static const struct soft_fault_hooks no_hooks = {.spec_changed = ignore_spec};
+
+const struct soft_fault_hooks *soft_fault_hooks = &no_hooks;
+bool soft_faults_set;
+struct soft_fault_spec soft_faults;
+struct aiordma_fault_counts soft_fault_counts;
+
+/* Occurrences of what is counted in the process, since there is a spec. */
+static uint64_t seen[SOFT_FAULTS];
+
+/* ---- chance -------------------------------------------------------------------------------- */
+
+/* A bijection under which local peers are strangers: the finalizer of splitmix64 (Steele, Lea, Flood:
+ * Fast splittable pseudorandom number generators, 2014). */
+static uint64_t mix(uint64_t x)
+{
+	x += 0x9e3779b97f4a7c15u;
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
+			 uint64_t occurrence)
+{
+	uint64_t x = mix(soft_faults.seed);
+
+	x = mix(x ^ ((uint64_t)fault << 8 | stream));
+	x = mix(x ^ connection);
+	x = mix(x ^ occurrence);
+	return (double)(x >> 11) / (double)(UINT64_C(1) << 53);
+}
+
+bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
+			uint64_t occurrence)
+{
+	const struct soft_fault_when *when = &soft_faults.when[fault];
+
+	return when->probability > 0 && occurrence >= when->first && occurrence <= when->last &&
+	       soft_fault_number(fault, connection, stream, draw) < when->probability;
+}
+
+/* ---- on the spot --------------------------------------------------------------------------- */
+
+/* Does it strike the next one of those that are counted in the process? */
+static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, uint64_t *count)
+{
+	if (!soft_faults_set)
+		return false;
+	seen[fault]++;
+	if (!soft_fault_strikes(fault, 0, 0, seen[fault], seen[fault]))
+		return false;
+	++*count;
+	SOFT_TRACE(fault, name, 0, cq);
+	return true;
+}
+
+bool soft_fault_fills(uint32_t cq)
+{
+	return (!soft_faults.cq || soft_faults.cq == cq) &&
+	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq, &soft_fault_counts.overruns);
+}
+
+bool soft_fault_registration(void)
+{
+	return strikes_next(SOFT_FAULT_REGISTER, "REGISTER", 0, &soft_fault_counts.registrations);
+}
+
+bool soft_fault_handshake(void)
+{
+	return strikes_next(SOFT_FAULT_HANDSHAKE, "HANDSHAKE", 0, &soft_fault_counts.handshakes);
+}
+
+/* ---- setting ------------------------------------------------------------------------------- */
+
+static void set(const struct soft_fault_spec *spec)
+{
+	soft_faults_set = spec;
+	if (spec)
+		soft_faults = *spec;
+	memset(seen, 0, sizeof(seen));
+	soft_fault_hooks->spec_changed();
+}
+
+int aiordma_embedded_faults(const char *text, char *error, size_t room)
+{
+	struct soft_fault_spec spec;
+	int rc = text ? soft_fault_parse(text, &spec, error, room) : 0;
+
+	if (rc)
+		return rc;
+	soft_lock();
+	set(text ? &spec : NULL);
+	soft_unlock();
+	return 0;
+}
+
+void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts)
+{
+	soft_lock();
+	*counts = soft_fault_counts;
+	soft_unlock();
+}
+
+const struct soft_subsystem soft_inject_subsystem = {.start = soft_faults_of_environment};

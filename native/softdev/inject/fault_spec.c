@@ -1,0 +1,242 @@
+/* A fault spec as text: what embedded.h says of aiordma_embedded_faults.  Pure but for the
+ * environment, which is asked once. */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "inject.h"
+
+#define VARIABLE "AIORDMA_EMBEDDED_FAULTS"
+
+/* Each takes all of the text, or says what would be right. */
+typedef const char *(*reader)(const char *text, void *value);
+
+struct unit {
+	const char *name;
+	double size;
+};
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+static bool read_whole(const char *text, const char **end, uint64_t *value)
+{
+	char *rest;
+
+	if (*text < '0' || *text > '9') /* strtoull would take a sign */
+		return false;
+	errno = 0;
+	*value = strtoull(text, &rest, 10);
+	*end = rest;
+	return !errno;
+}
+
+static const char *read_number(const char *text, void *value)
+{
+	const char *end;
+
+	return read_whole(text, &end, value) && !*end ? NULL : "a number is expected";
+}
+
+static const char *read_number32(const char *text, void *value)
+{
+	uint64_t number;
+	const char *end;
+
+	if (!read_whole(text, &end, &number) || *end || !number || number > UINT32_MAX)
+		return "a number from 1 to 4294967295 is expected";
+	*(uint32_t *)value = (uint32_t)number;
+	return NULL;
+}
+
+/* Digits with a point; locales may differ about strtod's. */
+static bool read_decimal(const char *text, const char **end, double *value)
+{
+	double scale = 1;
+
+	*value = 0;
+	*end = text;
+	while (**end >= '0' && **end <= '9')
+		*value = *value * 10 + (*(*end)++ - '0');
+	if (**end == '.')
+		for (++*end; **end >= '0' && **end <= '9'; ++*end)
+			*value += (**end - '0') * (scale /= 10);
+	return *end > text && (*end)[-1] != '.';
+}
+
+static bool read_with_unit(const char *text, const struct unit *units, uint64_t *value)
+{
+	double number;
+	const char *end;
+
+	if (!read_decimal(text, &end, &number))
+		return false;
+	for (; units->name; units++)
+		if (!strcmp(end, units->name) && number * units->size < 9e18) {
+			*value = (uint64_t)(number * units->size);
+			return true;
+		}
+	return false;
+}
+
+static const char *read_time(const char *text, void *value)
+{
+	static const struct unit units[] = {
+		{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {NULL, 0},
+	};
+
+	return read_with_unit(text, units, value) && *(uint64_t *)value <= 3600000000000u
+		       ? NULL
+		       : "a time is expected, as 10us, 2ms or 1.5s, up to an hour";
+}
+
+static const char *read_bytes(const char *text, void *value)
+{
+	static const struct unit units[] = {
+		{"", 1},       {"B", 1},         {"kB", 1e3},         {"MB", 1e6}, {"GB", 1e9},
+		{"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {NULL, 0},
+	};
+
+	return read_with_unit(text, units, value) ? NULL
+						  : "bytes are expected, as 4096, 64KiB or 10MB";
+}
+
+static const char *read_rate(const char *text, void *value)
+{
+	const char *wrong = read_bytes(text, value);
+
+	return wrong || *(uint64_t *)value ? wrong : "at least a byte a second is expected";
+}
+
+static const char *read_when(const char *text, void *value)
+{
+	static const char *const expected =
+		"a probability from 0 to 1, an occurrence as @3, @3-5 or @3-, or both are expected";
+	struct soft_fault_when when = {.probability = 1, .first = 1, .last = UINT64_MAX};
+	const char *at = text;
+
+	if (*at != '@' && !read_decimal(text, &at, &when.probability))
+		return expected;
+	if (*at == '@') {
+		if (!read_whole(at + 1, &at, &when.first))
+			return expected;
+		when.last = when.first;
+		if (*at == '-') {
+			when.last = UINT64_MAX;
+			if (*++at && !read_whole(at, &at, &when.last))
+				return expected;
+		}
+	}
+	if (*at || when.probability > 1 || !when.first || when.last < when.first)
+		return expected;
+	*(struct soft_fault_when *)value = when;
+	return NULL;
+}
+
+static const char *read_frames(const char *text, void *value)
+{
+	static const struct {
+		const char *name;
+		unsigned frames;
+	} known[] = {
+		{"requests", SOFT_FAULT_REQUESTS},
+		{"answers", SOFT_FAULT_ANSWERS},
+		{"all", SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS},
+	};
+
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+		if (!strcmp(text, known[i].name)) {
+			*(unsigned *)value = known[i].frames;
+			return NULL;
+		}
+	return "requests, answers or all is expected";
+}
+
+/* ---- the spec ------------------------------------------------------------------------------ */
+
+static const struct {
+	const char *name;
+	reader read;
+	size_t offset;
+} parts[] = {
+	{"seed", read_number, offsetof(struct soft_fault_spec, seed)},
+	{"loss", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_LOSS])},
+	{"duplicate", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DUPLICATE])},
+	{"frames", read_frames, offsetof(struct soft_fault_spec, frames)},
+	{"delay", read_time, offsetof(struct soft_fault_spec, delay_ns)},
+	{"jitter", read_time, offsetof(struct soft_fault_spec, jitter_ns)},
+	{"rate", read_rate, offsetof(struct soft_fault_spec, rate)},
+	{"cut", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_DISCONNECT])},
+	{"cut_after", read_bytes, offsetof(struct soft_fault_spec, cut_after)},
+	{"rnr", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_RNR])},
+	{"overrun", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_OVERRUN])},
+	{"register", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_REGISTER])},
+	{"handshake", read_when, offsetof(struct soft_fault_spec, when[SOFT_FAULT_HANDSHAKE])},
+	{"qp", read_number32, offsetof(struct soft_fault_spec, qp_num)},
+	{"cq", read_number32, offsetof(struct soft_fault_spec, cq)},
+};
+
+enum {
+	PARTS = sizeof(parts) / sizeof(parts[0])
+};
+
+/* What is wrong with one name=value, or NULL. */
+static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)
+{
+	char *value = strchr(part, '=');
+	size_t length = value ? (size_t)(value - part) : strlen(part);
+
+	for (unsigned i = 0; i < PARTS; i++)
+		if (strlen(parts[i].name) == length && !memcmp(part, parts[i].name, length)) {
+			if (!value)
+				return "a value is expected: name=value";
+			if (*seen & 1u << i)
+				return "it is there twice";
+			*seen |= 1u << i;
+			return parts[i].read(value + 1, (char *)spec + parts[i].offset);
+		}
+	return "there is no such part; those are seed, loss, duplicate, frames, delay, jitter, "
+	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq";
+}
+
+int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room)
+{
+	char *copy = strdup(text), *rest = copy, *part;
+	unsigned seen = 0;
+	int rc = 0;
+
+	*spec = (struct soft_fault_spec){.frames = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS};
+	if (!copy) {
+		snprintf(error, room, "no memory");
+		return ENOMEM;
+	}
+	while (!rc && (part = strsep(&rest, ",")) != NULL) {
+		const char *wrong = read_part(part, spec, &seen);
+
+		if (wrong) {
+			snprintf(error, room, "'%s': %s", part, wrong);
+			rc = EINVAL;
+		}
+	}
+	free(copy);
+	return rc;
+}
+
+int soft_faults_of_environment(void)
+{
+	static bool asked;
+	const char *text = getenv(VARIABLE);
+	char error[256];
+	int rc;
+
+	if (asked || soft_faults_set || !text || !*text)
+		return 0;
+	rc = soft_fault_parse(text, &soft_faults, error, sizeof(error));
+	if (rc) {
+		fprintf(stderr, "aiordma: " VARIABLE ": %s\n", error);
+		return rc;
+	}
+	asked = soft_faults_set = true;
+	return 0;
+}

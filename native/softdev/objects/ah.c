@@ -1,0 +1,176 @@
+/* Address handles: where a UD message goes (IBTA vol 1, 10.2.2.2), and how to answer one. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+
+enum {
+	DEFAULT_HOP_LIMIT = 64
+};
+
+/* The part of a GRH that holds an IPv4 header: the last 20 of its 40 bytes. */
+enum {
+	IPV4 = 20,
+	IPV4_HEADER = 20,
+	IPV4_TOS = 1,
+	IPV4_TTL = 8,
+	IPV4_SOURCE = 12,
+	IPV4_DESTINATION = 16
+};
+
+static unsigned handles;
+
+static int resolve(const struct ibv_ah_attr *attr, struct soft_ud_address *path)
+{
+	struct soft_gid own = {.gid = soft_gid_loopback};
+
+	*path = (struct soft_ud_address){
+		.destination = soft_gid_loopback, /* without a GID: a process of this host */
+		.lid = attr->dlid,
+		.sl = attr->sl & 15,
+		.hop_limit = DEFAULT_HOP_LIMIT,
+	};
+	if (attr->is_global)
+		path->destination = attr->grh.dgid;
+	/* A group may have members of both families. */
+	if (attr->port_num != 1 ||
+	    (soft_gid_is_multicast(&path->destination)
+		     ? soft_gid_at(attr->grh.sgid_index, &own)
+		     : soft_gid_source(attr->is_global ? attr->grh.sgid_index : 0,
+				       &path->destination, &own)))
+		return EINVAL;
+	path->source = own.gid;
+	path->ifindex = own.ifindex;
+	if (attr->is_global) {
+		path->traffic_flow =
+			(uint32_t)attr->grh.traffic_class << 20 | (attr->grh.flow_label & 0xfffff);
+		if (attr->grh.hop_limit)
+			path->hop_limit = attr->grh.hop_limit;
+	}
+	return 0;
+}
+
+struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
+{
+	static uint32_t handle;
+	struct soft_ah *ah = calloc(1, sizeof(*ah));
+	int rc = ah ? 0 : ENOMEM;
+
+	soft_lock();
+	if (!rc)
+		rc = handles < SOFT_MAX_AH ? resolve(attr, &ah->path) : ENOMEM;
+	if (!rc) {
+		ah->ibv = (struct ibv_ah){.context = pd->context, .pd = pd, .handle = ++handle};
+		soft_container(pd, struct soft_pd, ibv)->users++;
+		handles++;
+	}
+	soft_unlock();
+	if (rc) {
+		free(ah);
+		errno = rc;
+		return NULL;
+	}
+	return &ah->ibv;
+}
+
+/* What was posted with it has a copy of its path. */
+int soft_ibv_destroy_ah(struct ibv_ah *ibv)
+{
+	soft_lock();
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	handles--;
+	soft_unlock();
+	free(soft_container(ibv, struct soft_ah, ibv));
+	return 0;
+}
+
+/* ---- answering ----------------------------------------------------------------------------- */
+
+/* Which of the two is in the 40 bytes?  RoCE leaves the first 20 undefined before an IPv4 header, so
+ * that only its checksum tells the two apart (Annex A17.4.5). */
+static bool is_ipv4(const uint8_t *grh)
+{
+	uint32_t sum = 0;
+
+	if (grh[IPV4] != 0x45)
+		return false;
+	for (int i = 0; i < IPV4_HEADER; i += 2)
+		sum += (uint32_t)grh[IPV4 + i] << 8 | grh[IPV4 + i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
+static union ibv_gid mapped(const uint8_t *address)
+{
+	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+
+	memcpy(&gid.raw[12], address, 4);
+	return gid;
+}
+
+static int read_grh(const struct ibv_grh *grh, struct ibv_global_route *route)
+{
+	const uint8_t *bytes = (const uint8_t *)grh;
+	union ibv_gid own;
+
+	if (is_ipv4(bytes)) {
+		own = mapped(bytes + IPV4 + IPV4_DESTINATION);
+		route->dgid = mapped(bytes + IPV4 + IPV4_SOURCE);
+		route->traffic_class = bytes[IPV4 + IPV4_TOS];
+		route->hop_limit = bytes[IPV4 + IPV4_TTL];
+	} else if (bytes[0] >> 4 == 6) {
+		uint32_t word = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 |
+				(uint32_t)bytes[2] << 8 | bytes[3];
+
+		own = grh->dgid;
+		route->dgid = grh->sgid;
+		route->traffic_class = (uint8_t)(word >> 20);
+		route->flow_label = word & 0xfffff;
+		route->hop_limit = grh->hop_limit;
+	} else {
+		return EPROTONOSUPPORT;
+	}
+	int index = soft_gid_index(&own);
+
+	if (index < 0)
+		return EINVAL; /* a multicast GID: the application chooses what it answers from */
+	route->sgid_index = (uint8_t)index;
+	return 0;
+}
+
+/* ibv_create_ah_from_wc(3): 0, or -1 and errno. */
+int soft_ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+			     struct ibv_grh *grh, struct ibv_ah_attr *ah_attr)
+{
+	int rc = 0;
+
+	(void)context;
+	*ah_attr = (struct ibv_ah_attr){
+		.dlid = wc->slid,
+		.sl = wc->sl,
+		.src_path_bits = wc->dlid_path_bits,
+		.port_num = port_num,
+	};
+	if (!(wc->wc_flags & IBV_WC_GRH))
+		return 0;
+	ah_attr->is_global = 1;
+	soft_lock();
+	rc = read_grh(grh, &ah_attr->grh);
+	soft_unlock();
+	if (!rc)
+		return 0;
+	errno = rc;
+	return -1;
+}
+
+struct ibv_ah *soft_ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh,
+					  uint8_t port_num)
+{
+	struct ibv_ah_attr attr;
+
+	if (soft_ibv_init_ah_from_wc(pd->context, port_num, wc, grh, &attr))
+		return NULL;
+	return soft_ibv_create_ah(pd, &attr);
+}

@@ -1,0 +1,163 @@
+/* Asynchronous events of a context: ibv_get_async_event(3).
+ *
+ * An event waits in the context's queue until the application takes it.  Destroying the object that
+ * it is about drops it if it was not taken, and otherwise waits until it has been acknowledged.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "objects.h"
+#include "trace/trace.h"
+
+struct entry {
+	struct soft_node node;
+	struct ibv_async_event event;
+};
+
+void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
+{
+	/* Events are rare; should there be no memory for one, the completions tell the story. */
+	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
+
+	if (!entry)
+		return;
+	SOFT_TRACE(event, event);
+	entry->event = *event;
+	soft_list_append(&context->async_events, &entry->node);
+	soft_channel_signal(&context->async);
+}
+
+void soft_async_forget(struct soft_context *context, const void *element)
+{
+	struct soft_node *node = context->async_events.next;
+
+	while (node != &context->async_events) {
+		struct entry *entry = soft_list_entry(node, struct entry, node);
+
+		node = node->next;
+		if (element && entry->event.element.qp != element)
+			continue;
+		soft_list_remove(&entry->node);
+		free(entry);
+	}
+	if (soft_list_empty(&context->async_events))
+		soft_channel_consume(&context->async);
+}
+
+static bool about_cq(enum ibv_event_type type)
+{
+	return type == IBV_EVENT_CQ_ERR;
+}
+
+static bool about_qp(enum ibv_event_type type)
+{
+	switch (type) {
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_COMM_EST:
+	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		return true;
+	default:
+		return false;
+	}
+}
+
+static bool about_srq(enum ibv_event_type type)
+{
+	return type == IBV_EVENT_SRQ_LIMIT_REACHED;
+}
+
+/* Noted before the event is handed out, so that destroy knows of acknowledgements to come. */
+static void note_taken(const struct ibv_async_event *event)
+{
+	if (about_cq(event->event_type)) {
+		struct soft_cq *cq = soft_cq_of(event->element.cq);
+
+		pthread_mutex_lock(&cq->ibv.mutex);
+		cq->async_events_taken++;
+		pthread_mutex_unlock(&cq->ibv.mutex);
+	} else if (about_qp(event->event_type)) {
+		struct soft_qp *qp = soft_qp_of(event->element.qp);
+
+		pthread_mutex_lock(&qp->ibv.mutex);
+		qp->async_events_taken++;
+		pthread_mutex_unlock(&qp->ibv.mutex);
+	} else if (about_srq(event->event_type)) {
+		struct soft_srq *srq = soft_srq_of(event->element.srq);
+
+		pthread_mutex_lock(&srq->ibv.mutex);
+		srq->async_events_taken++;
+		pthread_mutex_unlock(&srq->ibv.mutex);
+	}
+}
+
+void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
+		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken)
+{
+	if (soft_context_inherited(context))
+		return;
+	pthread_mutex_lock(mutex);
+	while (*acknowledged != *taken)
+		pthread_cond_wait(cond, mutex);
+	pthread_mutex_unlock(mutex);
+}
+
+int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
+{
+	struct soft_context *context = soft_context_of(ibv);
+
+	for (;;) {
+		struct entry *entry = NULL;
+
+		soft_progress();
+		soft_lock();
+		if (!soft_list_empty(&context->async_events)) {
+			entry = soft_list_entry(context->async_events.next, struct entry, node);
+			soft_list_remove(&entry->node);
+			note_taken(&entry->event);
+		}
+		if (soft_list_empty(&context->async_events))
+			soft_channel_consume(&context->async);
+		soft_unlock();
+		if (entry) {
+			*event = entry->event;
+			free(entry);
+			return 0;
+		}
+		int rc = soft_channel_nonblocking(&context->async)
+				 ? EAGAIN
+				 : soft_channel_wait(&context->async);
+		if (rc) {
+			errno = rc;
+			return -1;
+		}
+	}
+}
+
+void soft_ibv_ack_async_event(struct ibv_async_event *event)
+{
+	if (about_cq(event->event_type)) {
+		struct ibv_cq *cq = event->element.cq;
+
+		pthread_mutex_lock(&cq->mutex);
+		cq->async_events_completed++;
+		pthread_cond_signal(&cq->cond);
+		pthread_mutex_unlock(&cq->mutex);
+	} else if (about_qp(event->event_type)) {
+		struct ibv_qp *qp = event->element.qp;
+
+		pthread_mutex_lock(&qp->mutex);
+		qp->events_completed++;
+		pthread_cond_signal(&qp->cond);
+		pthread_mutex_unlock(&qp->mutex);
+	} else if (about_srq(event->event_type)) {
+		struct ibv_srq *srq = event->element.srq;
+
+		pthread_mutex_lock(&srq->mutex);
+		srq->events_completed++;
+		pthread_cond_signal(&srq->cond);
+		pthread_mutex_unlock(&srq->mutex);
+	}
+}

@@ -1,0 +1,143 @@
+/* Completion channels: where the events of armed completion queues wait for the application. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "objects.h"
+
+static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
+{
+	return soft_container(channel, struct soft_comp_channel, ibv);
+}
+
+struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
+{
+	struct soft_comp_channel *channel = calloc(1, sizeof(*channel));
+	int rc = channel ? soft_channel_init(&channel->channel) : ENOMEM;
+
+	if (rc) {
+		free(channel);
+		errno = rc;
+		return NULL;
+	}
+	channel->channel.completions = true;
+	channel->ibv = (struct ibv_comp_channel){.context = context, .fd = channel->channel.fd};
+	pthread_mutex_init(&channel->mutex, NULL);
+	soft_list_init(&channel->ready);
+	soft_lock();
+	soft_context_hold(soft_context_of(context));
+	soft_unlock();
+	return &channel->ibv;
+}
+
+int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
+{
+	struct soft_comp_channel *channel = channel_of(ibv);
+
+	soft_lock();
+	bool busy = ibv->refcnt > 0;
+
+	soft_unlock();
+	if (busy)
+		return EBUSY; /* ibv_create_comp_channel(3): a CQ is still associated with it */
+	soft_channel_destroy(&channel->channel);
+	pthread_mutex_destroy(&channel->mutex);
+	soft_context_release(soft_context_of(ibv->context));
+	free(channel);
+	return 0;
+}
+
+void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq)
+{
+	pthread_mutex_lock(&channel->mutex);
+	if (cq->events_waiting++ == 0)
+		soft_list_append(&channel->ready, &cq->ready_node);
+	__atomic_store_n(&channel->any, true, __ATOMIC_RELAXED);
+	soft_channel_signal(&channel->channel);
+	pthread_mutex_unlock(&channel->mutex);
+}
+
+/* With the channel's mutex. */
+static void all_taken(struct soft_comp_channel *channel)
+{
+	__atomic_store_n(&channel->any, false, __ATOMIC_RELAXED);
+	soft_channel_consume(&channel->channel);
+}
+
+void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq)
+{
+	pthread_mutex_lock(&channel->mutex);
+	cq->events_waiting = 0;
+	soft_list_remove(&cq->ready_node);
+	if (soft_list_empty(&channel->ready))
+		all_taken(channel);
+	pthread_mutex_unlock(&channel->mutex);
+}
+
+static struct soft_cq *take(struct soft_comp_channel *channel)
+{
+	struct soft_cq *cq = NULL;
+
+	/* The events of this thread's own step it sees; another's, which comes at this moment, makes
+	 * the fd readable. */
+	if (!__atomic_load_n(&channel->any, __ATOMIC_RELAXED))
+		return NULL;
+	pthread_mutex_lock(&channel->mutex);
+	if (!soft_list_empty(&channel->ready)) {
+		cq = soft_list_entry(channel->ready.next, struct soft_cq, ready_node);
+		soft_list_remove(&cq->ready_node);
+		if (--cq->events_waiting)
+			soft_list_append(&channel->ready, &cq->ready_node);
+		cq->events_taken++;
+	}
+	if (soft_list_empty(&channel->ready))
+		all_taken(channel);
+	else
+		soft_channel_announce(&channel->channel);
+	pthread_mutex_unlock(&channel->mutex);
+	return cq;
+}
+
+/* Going to sleep: nothing that could be said now should wait for us. */
+static int sleep_until_work(struct soft_comp_channel *channel)
+{
+	soft_engine_before_sleep();
+	return soft_channel_wait(&channel->channel);
+}
+
+int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context)
+{
+	struct soft_comp_channel *channel = channel_of(ibv);
+	bool nonblocking = soft_channel_nonblocking(&channel->channel);
+	struct soft_cq *found;
+	int rc = 0;
+
+	/* Who may not wait has been woken, or looks by chance, and does a step.  Who may, waits
+	 * first: where work is ready already that takes no longer than a step in vain. */
+	while (!(found = take(channel))) {
+		if (!nonblocking)
+			rc = sleep_until_work(channel);
+		if (!rc) {
+			soft_progress_for(&channel->channel);
+			found = take(channel);
+		}
+		if (found)
+			break;
+		if (nonblocking)
+			rc = EAGAIN;
+		if (rc) {
+			errno = rc;
+			return -1;
+		}
+	}
+	*cq = &found->ibv;
+	*cq_context = found->ibv.cq_context;
+	return 0;
+}
+
+void soft_ibv_ack_cq_events(struct ibv_cq *cq, unsigned int nevents)
+{
+	pthread_mutex_lock(&cq->mutex);
+	cq->comp_events_completed += nevents;
+	pthread_cond_signal(&cq->cond);
+	pthread_mutex_unlock(&cq->mutex);
+}

@@ -1,0 +1,415 @@
+/* Completion queues: a ring of work completions, a lock, and the arming that makes events.
+ *
+ * A CQ has a lock of its own so that polling does not wait for the engine: completions are put in
+ * under the engine's lock and the CQ's, and taken out under the CQ's alone.  An empty CQ is seen to
+ * be empty without any lock, and then the polling thread does a step of the device's work.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "extended.h"
+#include "inject/inject.h"
+
+enum {
+	POLLS_PER_YIELD = 64
+};
+
+static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
+{
+	return cq->ibv.channel ? soft_container(cq->ibv.channel, struct soft_comp_channel, ibv)
+			       : NULL;
+}
+
+/* A CQ that has overflowed has lost completions: whoever completes there cannot go on
+ * (IBTA 11.6.3.2; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in
+ * the middle of everything. */
+static void fail_users(struct soft_deferred *deferred)
+{
+	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
+	struct soft_context *context = soft_context_of(cq->ibv.context);
+
+	for (struct soft_node *node = context->qps.next; node != &context->qps; node = node->next) {
+		struct soft_qp *qp = soft_list_entry(node, struct soft_qp, of_context);
+
+		if ((qp->ibv.send_cq != &cq->ibv && qp->ibv.recv_cq != &cq->ibv) ||
+		    qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
+			continue;
+		soft_qp_event(qp, IBV_EVENT_QP_FATAL);
+		soft_qp_error(qp);
+	}
+}
+
+/* Armed CQs are counted in their channel: the engine's thread must not leave a sleeper waiting. */
+static void set_armed(struct soft_cq *cq, enum soft_armed armed)
+{
+	struct soft_comp_channel *channel = channel_of(cq);
+
+	if (channel && !cq->armed != !armed) {
+		__atomic_fetch_add(&channel->channel.wanted, armed ? 1u : -1u, __ATOMIC_RELAXED);
+		soft_engine_armed(armed ? 1 : -1);
+	}
+	cq->armed = armed;
+}
+
+int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+
+	pthread_mutex_lock(&cq->lock);
+	__atomic_store_n(&cq->just_armed, true, __ATOMIC_RELAXED);
+	/* Asking for less does not take back what was asked for before (IBTA 11.4.2.2). */
+	if (!solicited_only)
+		set_armed(cq, SOFT_ARMED);
+	else if (cq->armed == SOFT_UNARMED)
+		set_armed(cq, SOFT_ARMED_SOLICITED);
+	pthread_mutex_unlock(&cq->lock);
+	soft_engine_may_sleep();
+	return 0;
+}
+
+/* The oldest ones, which do not go beyond the ring's end.  With the CQ's lock. */
+static void drop(struct soft_cq *cq, uint32_t run)
+{
+	cq->first += run;
+	if (cq->first == cq->capacity)
+		cq->first = 0;
+	__atomic_store_n(&cq->count, cq->count - run, __ATOMIC_RELAXED);
+}
+
+/* ---- events -------------------------------------------------------------------------------- */
+
+/* With the CQ's lock and the engine's. */
+static void announce(struct soft_cq *cq)
+{
+	struct soft_comp_channel *channel = channel_of(cq);
+
+	cq->held_back = 0;
+	soft_timer_stop(&cq->moderation_timer);
+	set_armed(cq, SOFT_UNARMED);
+	if (channel)
+		soft_comp_channel_event(channel, cq);
+}
+
+/* Either of them 0 means no moderation: a count without a time could hold an event back for ever. */
+static bool moderated(const struct soft_cq *cq)
+{
+	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
+}
+
+/* A completion that its event is wanted for.  Moderated, the event comes with the cq_count-th one,
+ * or cq_period microseconds after the first (ibv_modify_cq(3)). */
+static void deserves_event(struct soft_cq *cq)
+{
+	cq->held_back++;
+	if (!moderated(cq) || cq->held_back >= cq->moderation.cq_count)
+		announce(cq);
+	else if (cq->held_back == 1)
+		soft_timer_start(&cq->moderation_timer,
+				 soft_now() + cq->moderation.cq_period * (uint64_t)1000);
+}
+
+static void held_back_long_enough(struct soft_timer *timer)
+{
+	struct soft_cq *cq = soft_container(timer, struct soft_cq, moderation_timer);
+
+	pthread_mutex_lock(&cq->lock);
+	if (cq->held_back)
+		announce(cq);
+	pthread_mutex_unlock(&cq->lock);
+}
+
+int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+
+	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
+		return EINVAL;
+	if (!(attr->attr_mask & IBV_CQ_ATTR_MODERATE))
+		return 0;
+	soft_lock();
+	pthread_mutex_lock(&cq->lock);
+	cq->moderation = attr->moderate;
+	/* What waits by the old rule does not wait by a new one. */
+	if (cq->held_back)
+		announce(cq);
+	pthread_mutex_unlock(&cq->lock);
+	soft_unlock();
+	return 0;
+}
+
+/* ---- completions --------------------------------------------------------------------------- */
+
+static uint64_t wallclock(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
+{
+	pthread_mutex_lock(&cq->lock);
+	if (cq->overrun) {
+		pthread_mutex_unlock(&cq->lock);
+		return false;
+	}
+	if ((cq->count == cq->capacity || soft_fault_overrun(cq->ibv.handle)) &&
+	    !cq->ignore_overrun) {
+		cq->overrun = true;
+		pthread_mutex_unlock(&cq->lock);
+		soft_async_event(soft_context_of(cq->ibv.context),
+				 &(struct ibv_async_event){.element.cq = &cq->ibv,
+							   .event_type = IBV_EVENT_CQ_ERR});
+		soft_defer(&cq->overrun_work);
+		return false;
+	}
+	if (cq->count == cq->capacity)
+		drop(cq, 1); /* ibv_create_cq_ex(3): always written to the next entry */
+	uint32_t at = cq->first + cq->count;
+
+	if (at >= cq->capacity)
+		at -= cq->capacity;
+	cq->ring[at] = *wc;
+	if (cq->stamps)
+		cq->stamps[at] = (struct soft_stamp){soft_now(), wallclock()};
+	__atomic_store_n(&cq->count, cq->count + 1, __ATOMIC_RELEASE);
+	if (cq->armed == SOFT_ARMED ||
+	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
+		deserves_event(cq);
+	pthread_mutex_unlock(&cq->lock);
+	return true;
+}
+
+/* Events that have been made for them stay: who wakes up and finds nothing has to cope with that
+ * anyway (ibv_get_cq_event(3)). */
+void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
+{
+	uint32_t kept = 0;
+
+	if (soft_context_inherited(soft_context_of(cq->ibv.context)))
+		return;
+	pthread_mutex_lock(&cq->lock);
+	for (uint32_t i = 0; i < cq->count; i++) {
+		uint32_t from = (cq->first + i) % cq->capacity,
+			 to = (cq->first + kept) % cq->capacity;
+
+		if (cq->ring[from].qp_num == qp_num)
+			continue;
+		cq->ring[to] = cq->ring[from];
+		if (cq->stamps)
+			cq->stamps[to] = cq->stamps[from];
+		kept++;
+	}
+	__atomic_store_n(&cq->count, kept, __ATOMIC_RELAXED);
+	pthread_mutex_unlock(&cq->lock);
+}
+
+static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+{
+	int taken = 0;
+
+	pthread_mutex_lock(&cq->lock);
+	while (taken < room && cq->count) {
+		uint32_t run = cq->capacity - cq->first; /* up to the ring's end */
+
+		if (run > cq->count)
+			run = cq->count;
+		if (run > (uint32_t)(room - taken))
+			run = (uint32_t)(room - taken);
+		memcpy(&wc[taken], &cq->ring[cq->first], run * sizeof(*wc));
+		if (stamps && cq->stamps)
+			memcpy(&stamps[taken], &cq->stamps[cq->first], run * sizeof(*stamps));
+		drop(cq, run);
+		taken += (int)run;
+	}
+	/* "the CQ cannot be used": ibv_poll_cq(3).  What it still had has been handed out. */
+	if (!taken && cq->overrun && room > 0)
+		taken = -1;
+	pthread_mutex_unlock(&cq->lock);
+	return taken;
+}
+
+/* Nothing there: do a step of the device's work, which may bring something. */
+static void look_for_work(struct soft_cq *cq)
+{
+	/* The poll that follows arming only looks for what came before it, and is followed by
+	 * waiting, where the work is done. */
+	if (__atomic_load_n(&cq->just_armed, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&cq->just_armed, false, __ATOMIC_RELAXED);
+		return;
+	}
+	soft_progress_try();
+	/* Who polls and polls may be keeping the processor from the very thread it waits for: the
+	 * peer's device, on this machine.  On a processor of its own this costs next to nothing. */
+	if (__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) ||
+	    __atomic_add_fetch(&cq->empty_polls, 1, __ATOMIC_RELAXED) % POLLS_PER_YIELD)
+		return;
+	sched_yield();
+}
+
+int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
+{
+	if (__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) == 0)
+		look_for_work(cq);
+	return take(cq, room, wc, stamps);
+}
+
+int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
+{
+	return soft_cq_take(soft_cq_of(ibv), num_entries, wc, NULL);
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static int make_rings(uint32_t capacity, bool stamped, struct ibv_wc **ring,
+		      struct soft_stamp **stamps)
+{
+	*ring = calloc(capacity, sizeof(**ring));
+	*stamps = stamped ? calloc(capacity, sizeof(**stamps)) : NULL;
+	if (*ring && (*stamps || !stamped))
+		return 0;
+	free(*ring);
+	free(*stamps);
+	return ENOMEM;
+}
+
+struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
+			     int comp_vector, bool stamped)
+{
+	struct soft_cq *cq = NULL;
+	int rc = 0;
+
+	if (cqe < 1 || cqe > SOFT_MAX_CQE || comp_vector < 0 || comp_vector >= SOFT_COMP_VECTORS)
+		rc = EINVAL;
+	if (!rc) {
+		cq = calloc(1, sizeof(*cq));
+		rc = cq ? make_rings((uint32_t)cqe, stamped, &cq->ring, &cq->stamps) : ENOMEM;
+	}
+	if (rc) {
+		free(cq);
+		errno = rc;
+		return NULL;
+	}
+	cq->capacity = (uint32_t)cqe;
+	cq->ibv = (struct ibv_cq){.context = context, .channel = channel, .cqe = cqe};
+	pthread_mutex_init(&cq->lock, NULL);
+	pthread_mutex_init(&cq->ibv.mutex, NULL);
+	pthread_cond_init(&cq->ibv.cond, NULL);
+	soft_list_init(&cq->ready_node);
+	soft_list_init(&cq->overrun_work.node);
+	cq->overrun_work.run = fail_users;
+	cq->moderation_timer.expired = held_back_long_enough;
+	return cq;
+}
+
+void soft_cq_publish(struct soft_cq *cq, void *cq_context)
+{
+	static uint32_t handle;
+
+	soft_lock();
+	cq->ibv.cq_context = cq_context;
+	cq->ibv.handle = ++handle;
+	if (cq->ibv.channel)
+		cq->ibv.channel->refcnt++;
+	soft_context_hold(soft_context_of(cq->ibv.context));
+	soft_unlock();
+}
+
+struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				  struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false);
+
+	if (!cq)
+		return NULL;
+	soft_cq_publish(cq, cq_context);
+	return &cq->ibv;
+}
+
+int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+	struct soft_stamp *stamps;
+	struct ibv_wc *ring;
+	int rc = 0;
+
+	if (cqe < 1 || cqe > SOFT_MAX_CQE)
+		return EINVAL;
+	rc = make_rings((uint32_t)cqe, cq->stamps, &ring, &stamps);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cq->lock);
+	if (cq->count > (uint32_t)cqe) {
+		rc = EINVAL; /* ibv_resize_cq(3): not below what is waiting in it */
+	} else {
+		struct soft_stamp *old_stamps = cq->stamps;
+		struct ibv_wc *old = cq->ring;
+
+		for (uint32_t i = 0; i < cq->count; i++) {
+			uint32_t at = (cq->first + i) % cq->capacity;
+
+			ring[i] = old[at];
+			if (stamps)
+				stamps[i] = old_stamps[at];
+		}
+		cq->ring = ring;
+		cq->stamps = stamps;
+		ring = old;
+		stamps = old_stamps;
+		cq->first = 0;
+		cq->capacity = (uint32_t)cqe;
+		cq->ibv.cqe = cqe;
+	}
+	pthread_mutex_unlock(&cq->lock);
+	free(ring);
+	free(stamps);
+	return rc;
+}
+
+int soft_ibv_destroy_cq(struct ibv_cq *ibv)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+	struct soft_context *context = soft_context_of(ibv->context);
+	struct soft_comp_channel *channel = channel_of(cq);
+	uint32_t taken = 0;
+
+	soft_lock();
+	if (cq->users) {
+		soft_unlock();
+		return EBUSY; /* ibv_destroy_cq(3): a queue pair is still associated with it */
+	}
+	soft_deferred_cancel(&cq->overrun_work);
+	soft_timer_stop(&cq->moderation_timer);
+	if (!soft_context_inherited(context)) {
+		pthread_mutex_lock(&cq->lock);
+		set_armed(cq, SOFT_UNARMED);
+		pthread_mutex_unlock(&cq->lock);
+		if (channel) {
+			soft_comp_channel_forget(channel, cq);
+			taken = cq->events_taken;
+		}
+	}
+	soft_async_forget(context, ibv);
+	soft_unlock();
+
+	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &taken);
+	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
+			&cq->async_events_taken);
+	soft_lock();
+	if (channel)
+		channel->ibv.refcnt--;
+	soft_unlock();
+	soft_context_release(context);
+	pthread_cond_destroy(&ibv->cond);
+	pthread_mutex_destroy(&ibv->mutex);
+	pthread_mutex_destroy(&cq->lock);
+	soft_cq_reader_destroy(cq->reader);
+	free(cq->ring);
+	free(cq->stamps);
+	free(cq);
+	return 0;
+}

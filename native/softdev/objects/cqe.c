@@ -1,0 +1,124 @@
+/* Work completions: what becomes of a request when it leaves its queue. */
+#include "objects.h"
+#include "trace/trace.h"
+
+static enum ibv_wc_opcode completed_opcode(uint8_t opcode)
+{
+	switch (opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return IBV_WC_RDMA_WRITE;
+	case IBV_WR_RDMA_READ:
+		return IBV_WC_RDMA_READ;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return IBV_WC_COMP_SWAP;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return IBV_WC_FETCH_ADD;
+	case IBV_WR_ATOMIC_WRITE:
+		return IBV_WC_ATOMIC_WRITE;
+	case IBV_WR_BIND_MW:
+		return IBV_WC_BIND_MW;
+	case IBV_WR_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
+	default:
+		return IBV_WC_SEND;
+	}
+}
+
+static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t request, bool solicited)
+{
+	struct soft_cq *cq = soft_cq_of(ibv);
+	bool told = soft_cq_push(cq, wc, solicited);
+
+	SOFT_TRACE(completion, cq, wc, request, !told);
+}
+
+void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	struct ibv_wc wc = {
+		.wr_id = send->wr_id,
+		.status = status,
+		.opcode = completed_opcode(send->opcode),
+		.byte_len = send->length,
+		.qp_num = qp->ibv.qp_num,
+		.src_qp = qp->attr.dest_qp_num,
+	};
+
+	qp->sq.oldest++;
+	/* An error is always told, signaled or not (IBTA 10.7.3.1). */
+	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
+		complete(qp->ibv.send_cq, &wc, send->request, false);
+}
+
+/* The receive at the head of the queue. */
+static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
+{
+	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
+
+	wc->wr_id = receive->wr_id;
+	wc->qp_num = qp->ibv.qp_num;
+	qp->rq.head++;
+	complete(qp->ibv.recv_cq, wc, receive->request, solicited);
+}
+
+void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
+{
+	const struct soft_responder *responder = &qp->responder;
+	struct ibv_wc wc = {
+		.status = status,
+		.opcode = responder->opcode == SOFT_WRITE ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
+		.byte_len = byte_len,
+		.src_qp = qp->attr.dest_qp_num,
+	};
+
+	if (responder->flags & SOFT_FRAME_INVALIDATE) {
+		wc.invalidated_rkey = responder->rkey;
+		wc.wc_flags = status == IBV_WC_SUCCESS ? IBV_WC_WITH_INV : 0;
+	} else if (responder->flags & SOFT_FRAME_IMMEDIATE) {
+		wc.imm_data = responder->immediate;
+		wc.wc_flags = IBV_WC_WITH_IMM;
+	}
+	push_receive(qp, &wc, responder->flags & SOFT_FRAME_SOLICITED);
+}
+
+void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
+			    uint32_t byte_len)
+{
+	struct ibv_wc wc = {
+		.status = IBV_WC_SUCCESS,
+		.opcode = IBV_WC_RECV,
+		.byte_len = byte_len,
+		.src_qp = datagram->from,
+		.slid = datagram->lid,
+		.sl = datagram->sl,
+		.wc_flags = IBV_WC_GRH,
+	};
+
+	if (datagram->flags & SOFT_DATAGRAM_IMMEDIATE) {
+		wc.imm_data = datagram->immediate;
+		wc.wc_flags |= IBV_WC_WITH_IMM;
+	}
+	push_receive(qp, &wc, datagram->flags & SOFT_DATAGRAM_SOLICITED);
+}
+
+/* What is left in the send queue, in the order it was posted. */
+void soft_flush_sends(struct soft_qp *qp)
+{
+	soft_links->revoke_requests(qp);
+	while (qp->sq.oldest != qp->sq.tail)
+		soft_complete_send(qp, IBV_WC_WR_FLUSH_ERR);
+	qp->sq.next = qp->sq.tail;
+	qp->sq.next_offset = 0;
+	qp->sq.reads = 0;
+}
+
+/* Everything that is left (IBTA 10.3.1.7). */
+void soft_flush(struct soft_qp *qp)
+{
+	soft_flush_sends(qp);
+	qp->responder.flags = 0;
+	qp->responder.opcode = 0;
+	while (qp->rq.head != qp->rq.tail)
+		soft_complete_receive(qp, IBV_WC_WR_FLUSH_ERR, 0);
+}

@@ -1,0 +1,249 @@
+/* The device, its one port, and the contexts that applications open on it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "extended.h"
+
+static struct ibv_device device = {
+	.node_type = IBV_NODE_CA,
+	.transport_type = IBV_TRANSPORT_IB,
+	.name = "embedded0",
+	.dev_name = "embedded0", /* there is no /dev/infiniband node, and no sysfs path */
+};
+
+struct ibv_device **soft_ibv_get_device_list(int *num_devices)
+{
+	struct ibv_device **list = calloc(2, sizeof(*list)); /* ends with NULL */
+
+	if (!list) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	list[0] = &device;
+	if (num_devices)
+		*num_devices = 1;
+	return list;
+}
+
+void soft_ibv_free_device_list(struct ibv_device **list)
+{
+	free(list);
+}
+
+const char *soft_ibv_get_device_name(struct ibv_device *of)
+{
+	return of->name;
+}
+
+/* Locally administered, the same for all processes of a host, different between hosts as far as
+ * their names are (FNV-1a). */
+uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
+{
+	char name[256] = "";
+	uint64_t hash = 14695981039346656037u;
+	uint8_t guid[8] = {0x02, 0, 0, 0xff, 0xfe};
+
+	(void)of;
+	gethostname(name, sizeof(name) - 1);
+	for (const char *at = name; *at; at++)
+		hash = (hash ^ (uint8_t)*at) * 1099511628211u;
+	memcpy(&guid[5], &hash, 3);
+	memcpy(&hash, guid, sizeof(hash));
+	return hash;
+}
+
+/* ---- contexts ------------------------------------------------------------------------------ */
+
+int soft_context_start(struct soft_context *context, struct ibv_device *of)
+{
+	int rc = soft_engine_get();
+
+	if (rc)
+		return rc;
+	rc = soft_channel_init(&context->async);
+	if (rc) {
+		soft_engine_put();
+		return rc;
+	}
+	context->fork_generation = soft_engine_fork_generation();
+	soft_list_init(&context->async_events);
+	soft_list_init(&context->qps);
+	context->extended.sz = sizeof(context->extended);
+	context->extended.create_srq_ex = soft_create_srq_ex;
+	context->extended.get_srq_num = soft_get_srq_num;
+	context->extended.context = (struct ibv_context){
+		.abi_compat = AIORDMA_ABI_EXTENDED,
+		.device = of,
+		.ops =
+			{
+				._compat_query_device = soft_ibv_query_device,
+				._compat_query_port = soft_ibv_query_port,
+				.alloc_mw = soft_alloc_mw,
+				.bind_mw = soft_bind_mw,
+				.dealloc_mw = soft_dealloc_mw,
+				.poll_cq = soft_poll_cq,
+				.req_notify_cq = soft_req_notify_cq,
+				.post_srq_recv = soft_post_srq_recv,
+				.post_send = soft_post_send,
+				.post_recv = soft_post_recv,
+			},
+		.cmd_fd = -1,
+		.async_fd = context->async.fd,
+		.num_comp_vectors = SOFT_COMP_VECTORS,
+	};
+	soft_extend_context(&context->extended);
+	pthread_mutex_init(&context->extended.context.mutex, NULL);
+	soft_port_attach(context);
+	return 0;
+}
+
+struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
+{
+	struct soft_context *context = calloc(1, sizeof(*context));
+	int rc = context ? soft_context_start(context, of) : ENOMEM;
+
+	if (rc) {
+		free(context);
+		errno = rc;
+		return NULL;
+	}
+	return &context->extended.context;
+}
+
+void soft_context_hold(struct soft_context *context)
+{
+	context->children++;
+}
+
+void soft_context_stop(struct soft_context *context)
+{
+	soft_port_detach(context);
+	soft_channel_destroy(&context->async);
+	pthread_mutex_destroy(&context->extended.context.mutex);
+	if (!soft_context_inherited(context))
+		soft_engine_put();
+}
+
+static void free_context(struct soft_context *context)
+{
+	soft_context_stop(context);
+	free(context);
+}
+
+void soft_context_release(struct soft_context *context)
+{
+	soft_lock();
+	context->children--;
+	bool last = context->children == 0 && context->closed;
+	bool only_pd = context->only_pd_left && context->children == 1;
+
+	soft_unlock();
+	if (last)
+		free_context(context);
+	else if (only_pd)
+		context->only_pd_left();
+}
+
+/* ibv_close_device(3) does not release what was made with the context, but it ends its work: the
+ * queue pairs fall silent, so that no peer reaches memory that its owner believes closed.  The
+ * objects themselves stay valid until they are destroyed; the last one takes the context along. */
+int soft_ibv_close_device(struct ibv_context *ibv)
+{
+	struct soft_context *context = soft_context_of(ibv);
+
+	if (context->only_pd_left)
+		return EINVAL; /* it is not the application's to close */
+	soft_lock();
+	context->closed = true;
+	for (struct soft_node *node = context->qps.next; node != &context->qps; node = node->next)
+		soft_qp_enter_reset(soft_list_entry(node, struct soft_qp, of_context));
+	soft_async_forget(context, NULL);
+	bool last = context->children == 0;
+
+	soft_unlock();
+	if (last)
+		free_context(context);
+	return 0;
+}
+
+int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+	*attr = (struct ibv_device_attr){
+		.fw_ver = "1",
+		.node_guid = soft_ibv_get_device_guid(context->device),
+		.sys_image_guid = soft_ibv_get_device_guid(context->device),
+		.max_mr_size = UINT64_MAX,
+		.page_size_cap = ~(uint64_t)4095, /* every size from 4 KiB up */
+		.vendor_id = 0xffffff, /* no IEEE OUI, as the kernel's software device has it */
+		.vendor_part_id = 1,   /* which that one has not */
+		.max_qp = SOFT_MAX_QP,
+		.max_qp_wr = SOFT_MAX_QP_WR,
+		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
+				    IBV_DEVICE_BAD_QKEY_CNTR | IBV_DEVICE_RC_RNR_NAK_GEN |
+				    IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SRQ_RESIZE |
+				    IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
+				    IBV_DEVICE_MEM_MGT_EXTENSIONS,
+		.max_sge = SOFT_MAX_SGE,
+		.max_sge_rd = SOFT_MAX_SGE,
+		.max_cq = SOFT_MAX_OBJECTS,
+		.max_cqe = SOFT_MAX_CQE,
+		.max_mr = SOFT_MAX_OBJECTS,
+		.max_pd = SOFT_MAX_OBJECTS,
+		.max_qp_rd_atom = SOFT_MAX_RD_ATOMIC,
+		.max_res_rd_atom = SOFT_MAX_RD_ATOMIC * SOFT_MAX_QP,
+		.max_qp_init_rd_atom = SOFT_MAX_RD_ATOMIC,
+		/* Atomic instructions on ordinary memory: also against the CPU's own. */
+		.atomic_cap = IBV_ATOMIC_GLOB,
+		.max_mw = SOFT_MAX_OBJECTS,
+		.max_srq = SOFT_MAX_OBJECTS,
+		.max_srq_wr = SOFT_MAX_SRQ_WR,
+		.max_srq_sge = SOFT_MAX_SGE,
+		.max_ah = SOFT_MAX_AH,
+		.max_mcast_grp = SOFT_MAX_MCAST_GRP,
+		.max_mcast_qp_attach = SOFT_MAX_MCAST_QP,
+		.max_total_mcast_qp_attach = SOFT_MAX_MCAST_ATTACH,
+		.max_pkeys = 1,
+		.local_ca_ack_delay = 15,
+		.phys_port_cnt = 1,
+	};
+	return 0;
+}
+
+int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
+		    size_t length)
+{
+	(void)context;
+	if (port_num != 1)
+		return EINVAL;
+	soft_lock();
+	struct ibv_port_attr attr = {
+		.state = soft_port_is_down() ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+		.max_mtu = IBV_MTU_4096,
+		.active_mtu = IBV_MTU_4096,
+		.gid_tbl_len = soft_gid_count(),
+		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+		.max_msg_sz = SOFT_MAX_MESSAGE,
+		.qkey_viol_cntr = soft_port_bad_qkeys,
+		.pkey_tbl_len = 1,
+		.lid = soft_port_lid(),
+		.max_vl_num = 1,
+		.active_width = 2, /* 4X */
+		.active_speed = 4, /* 10 Gb/s a lane: about what a loopback stream does */
+		.phys_state = soft_port_is_down() ? 3 : 5, /* Disabled, LinkUp */
+		.link_layer = IBV_LINK_LAYER_ETHERNET,
+	};
+	soft_unlock();
+	memset(port_attr, 0, length);
+	memcpy(port_attr, &attr, length < sizeof(attr) ? length : sizeof(attr));
+	return 0;
+}
+
+/* The older struct ends with `flags`; what comes after it is not the callee's. */
+int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
+			struct _compat_ibv_port_attr *port_attr)
+{
+	return soft_query_port(context, port_num, (struct ibv_port_attr *)port_attr,
+			       offsetof(struct ibv_port_attr, port_cap_flags2));
+}

@@ -1,0 +1,175 @@
+/* Memory of the device itself: ibv_alloc_dm(3).  There is none in a device of software, so this is
+ * memory that the application has no pointer to. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extended.h"
+
+enum {
+	MOST_ALIGNMENT_LOG = 20
+};
+
+struct soft_dm {
+	struct ibv_dm ibv;
+	uint8_t *memory;
+	size_t length;
+	unsigned users; /* regions */
+};
+
+static size_t allocated; /* of SOFT_DM_SIZE */
+
+static struct soft_dm *dm_of(struct ibv_dm *dm)
+{
+	return soft_container(dm, struct soft_dm, ibv);
+}
+
+static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
+{
+	return offset <= dm->length && length <= dm->length - offset;
+}
+
+/* Not torn between the device's own accesses: those are under the lock too. */
+static int memcpy_to_dm(struct ibv_dm *ibv, uint64_t offset, const void *host_addr, size_t length)
+{
+	struct soft_dm *dm = dm_of(ibv);
+
+	if (!holds(dm, offset, length))
+		return EFAULT;
+	soft_lock();
+	memcpy(dm->memory + offset, host_addr, length);
+	soft_unlock();
+	return 0;
+}
+
+static int memcpy_from_dm(void *host_addr, struct ibv_dm *ibv, uint64_t offset, size_t length)
+{
+	struct soft_dm *dm = dm_of(ibv);
+
+	if (!holds(dm, offset, length))
+		return EFAULT;
+	soft_lock();
+	memcpy(host_addr, dm->memory + offset, length);
+	soft_unlock();
+	return 0;
+}
+
+static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
+{
+	size_t alignment = (size_t)1 << attr->log_align_req;
+	void *memory;
+
+	if (alignment < sizeof(void *))
+		alignment = sizeof(void *);
+	int rc = posix_memalign(&memory, alignment, attr->length);
+
+	if (rc)
+		return rc;
+	memset(memory, 0, attr->length);
+	dm->memory = memory;
+	dm->length = attr->length;
+	return 0;
+}
+
+struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
+{
+	static uint32_t handle;
+	struct soft_dm *dm = NULL;
+	int rc = 0;
+
+	if (attr->comp_mask || !attr->length || attr->length > SOFT_DM_SIZE ||
+	    attr->log_align_req > MOST_ALIGNMENT_LOG)
+		rc = EINVAL;
+	if (!rc) {
+		dm = calloc(1, sizeof(*dm));
+		rc = dm ? allocate(dm, attr) : ENOMEM;
+	}
+	if (!rc) {
+		soft_lock();
+		if (attr->length > SOFT_DM_SIZE - allocated) {
+			rc = ENOMEM; /* "no more free device memory left" */
+		} else {
+			allocated += attr->length;
+			dm->ibv = (struct ibv_dm){
+				.context = context,
+				.memcpy_to_dm = memcpy_to_dm,
+				.memcpy_from_dm = memcpy_from_dm,
+				.handle = ++handle,
+			};
+			soft_context_hold(soft_context_of(context));
+		}
+		soft_unlock();
+	}
+	if (rc) {
+		if (dm)
+			free(dm->memory);
+		free(dm);
+		errno = rc;
+		return NULL;
+	}
+	return &dm->ibv;
+}
+
+int soft_free_dm(struct ibv_dm *ibv)
+{
+	struct soft_dm *dm = dm_of(ibv);
+
+	soft_lock();
+	bool busy = dm->users > 0;
+
+	if (!busy)
+		allocated -= dm->length;
+	soft_unlock();
+	if (busy)
+		return EBUSY;
+	soft_context_release(soft_context_of(ibv->context));
+	free(dm->memory);
+	free(dm);
+	return 0;
+}
+
+void soft_dm_release(struct soft_dm *dm)
+{
+	dm->users--;
+}
+
+struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm_offset,
+			      size_t length, unsigned int access)
+{
+	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+				IBV_ACCESS_ZERO_BASED;
+	struct soft_dm *dm = dm_of(ibv);
+	int rc = soft_mr_access(&access, rights);
+
+	/* "the user must set the IBV_ACCESS_ZERO_BASED flag" */
+	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !holds(dm, dm_offset, length) ||
+		    pd->context != ibv->context))
+		rc = EINVAL;
+	if (rc) {
+		errno = rc;
+		return NULL;
+	}
+	const struct soft_mr mr = {
+		.fixed = true,
+		.dm = dm,
+		.range =
+			{
+				.access = access | SOFT_ACCESS_CMA,
+				.memory = dm->memory + dm_offset,
+				.length = length,
+			},
+	};
+
+	soft_lock();
+	dm->users++;
+	soft_unlock();
+	struct ibv_mr *region = soft_mr_register(pd, &mr);
+
+	if (!region) {
+		soft_lock();
+		dm->users--;
+		soft_unlock();
+	}
+	return region;
+}

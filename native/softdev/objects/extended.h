@@ -1,0 +1,47 @@
+/* The calls that hang in struct verbs_context, and what the rest of the device knows of them. */
+#ifndef AIORDMA_SOFT_EXTENDED_H
+#define AIORDMA_SOFT_EXTENDED_H
+
+#include "objects.h"
+
+/* device_ex.c.  The calls of an open context. */
+void soft_extend_context(struct verbs_context *context);
+
+/* device.c.  Fills in up to `length` bytes; what is beyond our struct becomes zero. */
+int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr,
+		    size_t length);
+
+/* mr_ex.c */
+struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd);
+int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+		   struct ibv_sge *sg_list, uint32_t num_sges);
+
+/* dm.c */
+enum {
+	SOFT_DM_SIZE = 1 << 20
+}; /* bytes that all contexts share */
+struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int soft_free_dm(struct ibv_dm *dm);
+struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
+			      size_t length, unsigned int access);
+void soft_dm_release(struct soft_dm *dm); /* a region of it has gone; under the lock */
+
+/* pd.c */
+struct ibv_pd *soft_alloc_parent_domain(struct ibv_context *context,
+					struct ibv_parent_domain_init_attr *attr);
+bool soft_pd_is_parent(struct ibv_pd *pd);
+struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr);
+int soft_dealloc_td(struct ibv_td *td);
+
+/* cq_ex.c.  The place in a CQ that an application has come to with start_poll and next_poll. */
+struct soft_cq_reader;
+struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
+void soft_cq_reader_destroy(struct soft_cq_reader *reader); /* may be NULL */
+
+/* wr.c.  The requests between wr_start and wr_complete, and the calls that build them; `operations`
+ * is of enum ibv_qp_create_send_ops_flags. */
+struct soft_batch *soft_batch_create(uint64_t operations); /* NULL without memory */
+void soft_batch_destroy(struct soft_batch *batch); /* may be NULL */
+void soft_batch_calls(struct ibv_qp_ex *qp);
+
+#endif

@@ -1,0 +1,231 @@
+/* The wire between two queue pairs: what is on their stream, byte by byte.
+ *
+ * A stream carries frames in both directions: requests of one side's requester, and responses of
+ * its responder to the other's.  A frame is a header of 40 bytes and `length` bytes of payload.
+ * Every number is little-endian; immediate data alone stays as the application gave it, because
+ * verbs define it as opaque network-order bytes.
+ *
+ * A message (one work request) has one packet sequence number, counted from the queue pair's PSN;
+ * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
+ * same PSN and growing offsets, so that acknowledgements and answers find room in between.
+ *
+ * Two UC queue pairs say SEND, WRITE and DISCONNECT only, and nothing is answered.
+ *
+ * A stream loses nothing.  But a side that has been told to lose or double what comes in (fault.c)
+ * says LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
+ * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
+ * rest of the message; its answers are known by how much of it is still to come.
+ *
+ * A stream that is not made by the connection manager begins with a handshake in each direction.
+ *
+ *   offset  header of a frame
+ *        0  u8   opcode            enum soft_opcode
+ *        1  u8   flags             enum soft_frame_flag
+ *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45)
+ *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
+ *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
+ *                                  host), and in its place follows a reference
+ *        4  u32  length            of the payload
+ *        8  u32  psn               of the message (24 bits)
+ *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done
+ *       16  u64  address           WRITE, READ, atomics: remote address of the message's first byte
+ *       24  u32  rkey
+ *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
+ *       32  u32  total             length of the whole message
+ *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
+ *                                  first byte that is missing
+ *
+ *   offset  reference (cma.h)
+ *        0  u32  slot of the grant
+ *        4  u32  its generation
+ *        8  for each piece: u64 address, u64 length; the lengths make `length` together
+ *
+ *   offset  handshake (48 bytes)
+ *        0  u8[8] "aiordma" and a zero
+ *        8  u16  version
+ *       10  u16  kind              enum soft_handshake_kind
+ *       12  u32  from              QP number of the sender
+ *       16  u32  to                QP number that it wants to talk to
+ *       20  u32  receive_psn       first PSN that the sender will accept
+ *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HANDSHAKE_SENDS
+ *       28  u32  flags
+ *       32  16 zeros
+ *
+ * The PSNs are random numbers that the two applications have told each other by their own means:
+ * who connects without knowing them is not the peer.
+ */
+#ifndef AIORDMA_SOFT_FRAME_H
+#define AIORDMA_SOFT_FRAME_H
+
+#include <endian.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+	SOFT_FRAME_HEADER = 40,
+	SOFT_FRAME_MAX = 256 * 1024, /* payload */
+	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame that refers to it */
+	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
+	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
+	SOFT_CMA_DESC_PIECE = 16,
+	SOFT_HANDSHAKE_SIZE = 48,
+	SOFT_WIRE_VERSION = 1,
+	SOFT_PSN_MASK = 0xffffff,
+	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
+	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */
+	SOFT_ATOMIC_WORD = 8,       /* payload of an atomic write */
+};
+
+enum soft_opcode {
+	/* requests */
+	SOFT_SEND = 1,
+	SOFT_WRITE,
+	SOFT_READ,
+	SOFT_COMPARE_SWAP,
+	SOFT_FETCH_ADD,
+	SOFT_ATOMIC_WRITE,
+	/* responses */
+	SOFT_ACK = 16,
+	SOFT_NAK,
+	SOFT_RNR_NAK,
+	SOFT_READ_DATA,
+	SOFT_ATOMIC_DATA,
+	/* of the stream itself */
+	SOFT_DISCONNECT = 32,
+	SOFT_LOSSY,
+};
+
+enum soft_frame_flag {
+	SOFT_FRAME_IMMEDIATE = 1 << 0,
+	SOFT_FRAME_SOLICITED = 1 << 1,
+	SOFT_FRAME_ACK = 1 << 2,
+	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: the window with the key in `rkey` */
+};
+
+/* IBTA vol 1, 9.7.5.2.2, table 46. */
+enum soft_nak {
+	SOFT_NAK_SEQUENCE = 0,
+	SOFT_NAK_INVALID_REQUEST = 1,
+	SOFT_NAK_REMOTE_ACCESS = 2,
+	SOFT_NAK_REMOTE_OPERATION = 3,
+	/* not of the specification: the memory that the requester has referred to is not there any
+	 * more, which with a card it would have found out itself */
+	SOFT_NAK_REQUESTERS_MEMORY = 31,
+};
+
+struct soft_frame {
+	uint8_t opcode;
+	uint8_t flags;
+	uint8_t syndrome;
+	uint8_t pieces;
+	uint32_t length;
+	uint32_t psn;
+	uint32_t ack;
+	uint64_t address;
+	uint32_t rkey;
+	uint32_t immediate; /* network order */
+	uint32_t total;
+	uint32_t offset;
+};
+
+enum soft_handshake_kind {
+	SOFT_HELLO = 1,
+	SOFT_HELLO_ACK
+};
+enum soft_handshake_flag {
+	SOFT_HANDSHAKE_SENDS = 1 << 0,
+	SOFT_HANDSHAKE_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
+};
+
+struct soft_handshake {
+	uint16_t kind;
+	uint32_t from;
+	uint32_t to;
+	uint32_t receive_psn;
+	uint32_t send_psn;
+	uint32_t flags;
+};
+
+/* Is the request answered with data, and not only acknowledged? */
+static inline bool soft_is_read(uint8_t opcode)
+{
+	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
+}
+
+static inline void soft_put32(uint8_t *at, uint32_t value)
+{
+	value = htole32(value);
+	memcpy(at, &value, sizeof(value));
+}
+
+static inline void soft_put64(uint8_t *at, uint64_t value)
+{
+	value = htole64(value);
+	memcpy(at, &value, sizeof(value));
+}
+
+static inline uint32_t soft_take32(const uint8_t *at)
+{
+	uint32_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return le32toh(value);
+}
+
+static inline uint64_t soft_take64(const uint8_t *at)
+{
+	uint64_t value;
+
+	memcpy(&value, at, sizeof(value));
+	return le64toh(value);
+}
+
+static inline void soft_frame_encode(uint8_t *at, const struct soft_frame *frame)
+{
+	at[0] = frame->opcode;
+	at[1] = frame->flags;
+	at[2] = frame->syndrome;
+	at[3] = frame->pieces;
+	soft_put32(at + 4, frame->length);
+	soft_put32(at + 8, frame->psn);
+	soft_put32(at + 12, frame->ack);
+	soft_put64(at + 16, frame->address);
+	soft_put32(at + 24, frame->rkey);
+	memcpy(at + 28, &frame->immediate, sizeof(frame->immediate));
+	soft_put32(at + 32, frame->total);
+	soft_put32(at + 36, frame->offset);
+}
+
+/* False when no frame can look like that: what holds for all opcodes is checked here, once. */
+static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame)
+{
+	frame->opcode = at[0];
+	frame->flags = at[1];
+	frame->syndrome = at[2];
+	frame->pieces = at[3];
+	frame->length = soft_take32(at + 4);
+	frame->psn = soft_take32(at + 8);
+	frame->ack = soft_take32(at + 12);
+	frame->address = soft_take64(at + 16);
+	frame->rkey = soft_take32(at + 24);
+	memcpy(&frame->immediate, at + 28, sizeof(frame->immediate));
+	frame->total = soft_take32(at + 32);
+	frame->offset = soft_take32(at + 36);
+	return frame->length <= (frame->pieces ? SOFT_CMA_FRAME_MAX : SOFT_FRAME_MAX) &&
+	       frame->pieces <= SOFT_CMA_PIECES && (!frame->pieces || frame->length) &&
+	       frame->psn <= SOFT_PSN_MASK && frame->ack <= SOFT_PSN_MASK &&
+	       frame->total <= 1u << 31 && frame->offset <= frame->total;
+}
+
+/* Bytes that follow the header. */
+static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
+{
+	return frame->pieces ? SOFT_CMA_DESC_HEAD + frame->pieces * (uint32_t)SOFT_CMA_DESC_PIECE
+			     : frame->length;
+}
+
+void soft_handshake_encode(uint8_t *at, const struct soft_handshake *handshake);
+bool soft_handshake_decode(const uint8_t *at, struct soft_handshake *handshake);
+
+#endif

@@ -1,0 +1,296 @@
+/* The GID table: which addresses of this host a queue pair can have.
+ *
+ * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  Index 0 is the loopback address,
+ * so that what needs no network works without one; the others follow in the order of the kernel, and
+ * then the link-local ones.  These mean nothing without an interface, which a GID cannot carry: it
+ * is the interface of the entry that is used to get there.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+
+enum {
+	TABLE_SIZE = 255
+}; /* an index is a byte: ibv_global_route.sgid_index */
+
+static struct soft_gid table[TABLE_SIZE];
+static int table_length;
+static const union ibv_gid empty;
+
+static bool is_empty(int index)
+{
+	return !memcmp(&table[index].gid, &empty, sizeof(empty));
+}
+
+const union ibv_gid soft_gid_loopback = {
+	.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1},
+};
+
+static bool gid_of(const struct sockaddr *address, union ibv_gid *gid)
+{
+	memset(gid, 0, sizeof(*gid));
+	if (address->sa_family == AF_INET) {
+		const struct sockaddr_in *in = (const void *)address;
+
+		gid->raw[10] = gid->raw[11] = 0xff;
+		memcpy(&gid->raw[12], &in->sin_addr, 4);
+		return true;
+	}
+	if (address->sa_family == AF_INET6) {
+		const struct sockaddr_in6 *in6 = (const void *)address;
+
+		memcpy(gid->raw, &in6->sin6_addr, 16);
+		return true;
+	}
+	return false;
+}
+
+static int find(const struct soft_gid *entries, int count, const union ibv_gid *gid)
+{
+	for (int i = 0; i < count; i++)
+		if (!memcmp(&entries[i].gid, gid, sizeof(*gid)))
+			return i;
+	return -1;
+}
+
+bool soft_gid_is_multicast(const union ibv_gid *gid)
+{
+	const struct in6_addr *address = (const void *)gid->raw;
+
+	return gid->raw[0] == 0xff ||
+	       (IN6_IS_ADDR_V4MAPPED(address) && (gid->raw[12] & 0xf0) == 0xe0);
+}
+
+static bool is_link_local(const union ibv_gid *gid)
+{
+	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */
+}
+
+/* Those that are link-local, or the others. */
+static int add_addresses(const struct ifaddrs *at, bool link_local, struct soft_gid *fresh,
+			 int count)
+{
+	for (; at && count < TABLE_SIZE; at = at->ifa_next) {
+		union ibv_gid gid;
+
+		if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || !gid_of(at->ifa_addr, &gid) ||
+		    is_link_local(&gid) != link_local)
+			continue;
+		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
+			fresh[0].ifindex = if_nametoindex(at->ifa_name);
+		else if (find(fresh, count, &gid) < 0)
+			fresh[count++] = (struct soft_gid){
+				.gid = gid,
+				.ifindex = if_nametoindex(at->ifa_name),
+			};
+	}
+	return count;
+}
+
+static int read_addresses(struct soft_gid *fresh)
+{
+	struct ifaddrs *addresses = NULL;
+	int count = 1;
+
+	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
+	/* Without the list there is still the loopback. */
+	if (getifaddrs(&addresses))
+		addresses = NULL;
+	count = add_addresses(addresses, false, fresh, count);
+	count = add_addresses(addresses, true, fresh, count);
+	freeifaddrs(addresses);
+	return count;
+}
+
+/* An index stands for the same address as long as that is there: what goes leaves an empty entry,
+ * what comes takes one, as in the kernel's GID tables. */
+bool soft_gid_refresh(void)
+{
+	struct soft_gid fresh[TABLE_SIZE];
+	int count = read_addresses(fresh);
+	bool changed = false;
+
+	for (int i = 0; i < table_length; i++)
+		if (!is_empty(i) && find(fresh, count, &table[i].gid) < 0) {
+			table[i] = (struct soft_gid){0};
+			changed = true;
+		}
+	for (int i = 0; i < count; i++) {
+		int at = find(table, table_length, &fresh[i].gid);
+
+		if (at < 0) {
+			at = find(table, table_length, &empty);
+			changed = true;
+		}
+		if (at < 0 && table_length < TABLE_SIZE)
+			at = table_length++;
+		if (at >= 0)
+			table[at] = fresh[i];
+	}
+	while (is_empty(table_length - 1)) /* the first one is not */
+		table_length--;
+	return changed;
+}
+
+void soft_gid_forget(void)
+{
+	memset(table, 0, sizeof(table));
+	table_length = 0;
+}
+
+int soft_gid_count(void)
+{
+	return table_length;
+}
+
+int soft_gid_at(int index, struct soft_gid *gid)
+{
+	if (index < 0 || index >= table_length || is_empty(index))
+		return EINVAL;
+	*gid = table[index];
+	return 0;
+}
+
+int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid)
+{
+	struct in6_addr ours, theirs;
+
+	if (soft_gid_at(index, gid))
+		return EINVAL;
+	if (soft_gid_is_multicast(to))
+		return 0; /* travels by IPv4 in any case */
+	memcpy(&ours, gid->gid.raw, sizeof(ours));
+	memcpy(&theirs, to->raw, sizeof(theirs));
+	return !IN6_IS_ADDR_V4MAPPED(&ours) == !IN6_IS_ADDR_V4MAPPED(&theirs) ? 0 : EINVAL;
+}
+
+int soft_gid_index(const union ibv_gid *gid)
+{
+	int index = find(table, table_length, gid);
+
+	return index >= 0 && !is_empty(index) ? index : -1;
+}
+
+bool soft_gid_is_local(const union ibv_gid *gid)
+{
+	return soft_gid_index(gid) >= 0;
+}
+
+bool soft_gid_is_of_host(const union ibv_gid *gid)
+{
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 13) || soft_gid_is_local(gid);
+}
+
+uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
+{
+	int index = is_link_local(gid) ? find(table, table_length, own) : -1;
+
+	return index < 0 ? 0 : table[index].ifindex;
+}
+
+socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			   struct sockaddr_storage *address)
+{
+	struct sockaddr_in6 *in6 = (void *)address;
+	struct sockaddr_in *in = (void *)address;
+
+	memset(address, 0, sizeof(*address));
+	memcpy(&in6->sin6_addr, gid->raw, 16);
+	if (!IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
+		in6->sin6_family = AF_INET6;
+		in6->sin6_port = htons(port);
+		in6->sin6_scope_id = soft_gid_scope(gid, own);
+		return sizeof(*in6);
+	}
+	memset(address, 0, sizeof(*address));
+	in->sin_family = AF_INET;
+	in->sin_port = htons(port);
+	memcpy(&in->sin_addr, &gid->raw[12], 4);
+	return sizeof(*in);
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+/* An empty entry is a GID of zeros here. */
+int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
+{
+	(void)context;
+	soft_lock();
+	bool found = port_num == 1 && index >= 0 && index < table_length;
+
+	if (found)
+		*gid = table[index].gid;
+	soft_unlock();
+	if (!found) {
+		errno = EINVAL;
+		return -1;
+	}
+	return 0;
+}
+
+static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, int index)
+{
+	struct ibv_gid_entry full = {
+		.gid = table[index].gid,
+		.gid_index = (uint32_t)index,
+		.port_num = 1,
+		.gid_type = IBV_GID_TYPE_ROCE_V2,
+		.ndev_ifindex = table[index].ifindex,
+	};
+
+	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
+}
+
+/* `flags` is reserved and zero: ibv_query_gid_ex(3). */
+int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
+			   struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
+{
+	int rc = 0;
+
+	(void)context;
+	soft_lock();
+	if (port_num != 1 || flags || gid_index >= (uint32_t)table_length)
+		rc = EINVAL;
+	else if (is_empty((int)gid_index))
+		rc = ENODATA; /* ibv_query_gid_ex(3) */
+	else
+		fill_entry(entry, entry_size, (int)gid_index);
+	soft_unlock();
+	return rc;
+}
+
+ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
+				  size_t max_entries, uint32_t flags, size_t entry_size)
+{
+	ssize_t count = flags ? -EINVAL : 0;
+
+	(void)context;
+	soft_lock();
+	for (int i = 0; i < table_length && count >= 0; i++) {
+		if (is_empty(i))
+			continue;
+		if ((size_t)count == max_entries)
+			count = -EINVAL;
+		else
+			fill_entry((void *)((char *)entries + (size_t)count++ * entry_size),
+				   entry_size, i);
+	}
+	soft_unlock();
+	return count;
+}
+
+int soft_ibv_query_pkey(struct ibv_context *context, uint8_t port_num, int index, uint16_t *pkey)
+{
+	(void)context;
+	if (port_num != 1 || index != 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	*pkey = 0xffff; /* the default partition, full member: IBTA 10.9.1.2 */
+	return 0;
+}

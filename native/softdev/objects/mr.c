@@ -1,0 +1,213 @@
+/* Memory regions: what the device may touch, and for whom.
+ *
+ * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
+ * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
+ * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.  Who has
+ * mapped or allocated the memory knows that there is no hole: then pages come with the bytes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "extended.h"
+#include "inject/inject.h"
+
+enum {
+	/* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
+	OPTIONAL_RIGHTS = 0x3ff00000,
+	RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+		IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND,
+};
+
+int soft_mr_access(unsigned *access, unsigned allowed)
+{
+	const unsigned needs_local_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+	*access &= ~(unsigned)OPTIONAL_RIGHTS;
+	if (*access & ~allowed)
+		return EINVAL;
+	/* ibv_reg_mr(3) */
+	return *access & needs_local_write && !(*access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
+}
+
+/* Fill in the range, if that can be: 0 or an errno value. */
+static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
+		    unsigned access, bool promised)
+{
+	int rc = soft_mr_access(&access, RIGHTS);
+
+	if (rc)
+		return rc;
+	/* The whole address space: ibv_reg_mr(3), "implicit ODP".  Not with huge pages, which are
+	 * for "explicit mode only", and not under other addresses. */
+	bool implicit = access & IBV_ACCESS_ON_DEMAND && !addr && length == SIZE_MAX;
+
+	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
+		return EINVAL;
+	/* All of the process's memory, on its word: for what it sends, and for nobody else. */
+	if (promised && length == SIZE_MAX && (addr || access))
+		return EINVAL;
+	if (!length || (!implicit && (uintptr_t)addr + length < (uintptr_t)addr))
+		return EINVAL;
+	if (access & IBV_ACCESS_ON_DEMAND)
+		rc = soft_pages_can_fault() ? 0 : EOPNOTSUPP;
+	else if (!promised)
+		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
+	*range = (struct soft_range){
+		.access = access | SOFT_ACCESS_CMA,
+		.memory = addr,
+		.start = access & IBV_ACCESS_ZERO_BASED ? 0 : iova,
+		.length = length,
+		.on_demand = access & IBV_ACCESS_ON_DEMAND,
+	};
+	return rc;
+}
+
+struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
+{
+	struct soft_mr *mr = malloc(sizeof(*mr));
+	int rc = mr ? 0 : ENOMEM;
+
+	if (!rc) {
+		*mr = *what;
+		mr->ibv.context = pd->context;
+		mr->ibv.pd = pd;
+		mr->ibv.length = mr->range.length;
+		mr->range.pd = soft_pd_root(pd);
+		soft_lock();
+		rc = soft_fault_registration() ? ENOMEM : soft_range_add(&mr->range);
+		if (!rc) {
+			mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
+			soft_container(pd, struct soft_pd, ibv)->users++;
+		}
+		soft_unlock();
+	}
+	if (rc) {
+		free(mr);
+		errno = rc;
+		return NULL;
+	}
+	return &mr->ibv;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+			     unsigned access, bool promised)
+{
+	struct soft_mr mr = {.ibv.addr = addr};
+	int rc = describe(&mr.range, addr, length, iova, access, promised);
+
+	if (rc) {
+		errno = rc;
+		return NULL;
+	}
+	return soft_mr_register(pd, &mr);
+}
+
+struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+				     unsigned int access)
+{
+	return reg_mr(pd, addr, length, iova, access, false);
+}
+
+struct ibv_mr *soft_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, false);
+}
+
+struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, true);
+}
+
+int soft_ibv_dereg_mr(struct ibv_mr *ibv)
+{
+	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
+
+	soft_lock();
+	if (mr->windows) {
+		soft_unlock();
+		return EBUSY; /* ibv_alloc_mw(3): a window is still bound to it */
+	}
+	if (!mr->closed)
+		soft_range_remove(&mr->range);
+	soft_links->revoke_key(ibv->lkey);
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	if (mr->dm)
+		soft_dm_release(mr->dm);
+	soft_unlock();
+	if (mr->mapping)
+		munmap(mr->mapping, mr->mapped);
+	free(mr);
+	return 0;
+}
+
+/* ---- ibv_rereg_mr(3) ----------------------------------------------------------------------- */
+
+static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd *pd,
+		       const void *addr, size_t length, int access)
+{
+	if (!flags || flags & ~(IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD |
+				IBV_REREG_MR_CHANGE_ACCESS))
+		return EINVAL;
+	if (mr->fixed || mr->closed)
+		return EINVAL; /* ibv_alloc_null_mr(3) */
+	if (mr->windows)
+		return EBUSY; /* IBTA 11.2.8.7 */
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && (!addr || !length))
+		return EINVAL;
+	if (flags & IBV_REREG_MR_CHANGE_PD && (!pd || pd->context != mr->ibv.context))
+		return EINVAL;
+	return access && !(flags & IBV_REREG_MR_CHANGE_ACCESS) ? EINVAL : 0;
+}
+
+/* The keys stay.  With IBV_REREG_MR_ERR_INPUT the region is as it was, with IBV_REREG_MR_ERR_CMD it
+ * opens nothing any more; errno says why. */
+int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length,
+		      int access)
+{
+	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
+	bool moved = flags & IBV_REREG_MR_CHANGE_TRANSLATION;
+	struct soft_range range;
+
+	soft_lock();
+	int rc = check_rereg(mr, flags, pd, addr, length, access);
+
+	soft_unlock();
+	bool input = rc;
+
+	if (!rc) /* not under the lock: this may take long */
+		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
+			      moved ? (uintptr_t)addr : mr->range.start,
+			      flags & IBV_REREG_MR_CHANGE_ACCESS
+				      ? (unsigned)access
+				      : mr->range.access & ~SOFT_ACCESS_CMA,
+			      false);
+	soft_lock();
+	if (!input && mr->windows) {
+		rc = EBUSY; /* bound meanwhile */
+		input = true;
+	}
+	if (!rc) {
+		if (flags & IBV_REREG_MR_CHANGE_PD) {
+			soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+			soft_container(pd, struct soft_pd, ibv)->users++;
+			ibv->pd = pd;
+		}
+		range.key = mr->range.key;
+		range.pd = soft_pd_root(ibv->pd);
+		mr->range = range;
+		ibv->addr = moved ? addr : ibv->addr;
+		ibv->length = range.length;
+		soft_links->revoke_key(ibv->lkey);
+	} else if (!input) {
+		soft_range_remove(&mr->range);
+		mr->closed = true;
+		soft_links->revoke_key(ibv->lkey);
+	}
+	soft_unlock();
+	if (!rc)
+		return 0;
+	errno = rc;
+	return input ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD;
+}

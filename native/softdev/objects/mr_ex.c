@@ -1,0 +1,149 @@
+/* Regions of another kind than a piece of the application's memory, and advice about those that
+ * are on demand. */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "extended.h"
+
+/* ---- ibv_alloc_null_mr(3) ------------------------------------------------------------------ */
+
+/* No right for a peer: "the MR is not exposed as an rkey". */
+struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
+{
+	const struct soft_mr mr = {
+		.fixed = true,
+		.range =
+			{
+				.null = true,
+				.access = IBV_ACCESS_LOCAL_WRITE,
+				.length = SIZE_MAX,
+			},
+	};
+	struct ibv_mr *ibv = soft_mr_register(pd, &mr);
+
+	if (ibv)
+		ibv->rkey = 0;
+	return ibv;
+}
+
+/* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
+
+/* What the file says of its own size; SIZE_MAX if it does not. */
+static uint64_t size_of(int fd, const struct stat *status)
+{
+	if (S_ISREG(status->st_mode))
+		return (uint64_t)status->st_size;
+	/* Of a dma-buf this is the size; it has no position that would be changed. */
+	off_t end = lseek(fd, 0, SEEK_END);
+
+	return end < 0 ? SIZE_MAX : (uint64_t)end;
+}
+
+static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, unsigned *access,
+			bool *is_file)
+{
+	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct stat status;
+	int rc = soft_mr_access(access, rights);
+
+	if (rc)
+		return rc;
+	if (!length || (offset ^ iova) & (page - 1)) /* "the same page offset" */
+		return EINVAL;
+	if (fstat(fd, &status))
+		return errno;
+	uint64_t size = size_of(fd, &status);
+
+	*is_file = S_ISREG(status.st_mode);
+	return offset > size || length > size - offset ? EINVAL : 0;
+}
+
+/* Any file that can be mapped, above all a dma-buf or a memfd.  The application may close the fd. */
+struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
+				      uint64_t iova, int fd, int access)
+{
+	uint64_t skip = offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
+	unsigned rights = (unsigned)access;
+	struct soft_mr mr = {.fixed = true, .mapped = length + skip};
+	struct ibv_mr *ibv = NULL;
+	bool is_file = false;
+	int rc = check_dmabuf(offset, length, iova, fd, &rights, &is_file);
+
+	if (!rc) {
+		mr.mapping = mmap(NULL, mr.mapped,
+				  PROT_READ | (rights & IBV_ACCESS_LOCAL_WRITE ? PROT_WRITE : 0),
+				  MAP_SHARED, fd, (off_t)(offset - skip));
+		rc = mr.mapping == MAP_FAILED ? errno : 0;
+	}
+	if (!rc) {
+		mr.ibv.addr = (void *)(uintptr_t)offset; /* as libibverbs does */
+		mr.range = (struct soft_range){
+			/* The kernel does not copy from the memory of a device. */
+			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
+			.memory = (uint8_t *)mr.mapping + skip,
+			.start = iova,
+			.length = length,
+			/* Somebody may cut the file short.  A buffer of a device stays as it is,
+			 * and has no pages that could be asked for. */
+			.on_demand = is_file,
+		};
+		ibv = soft_mr_register(pd, &mr);
+		rc = ibv ? 0 : errno;
+		if (rc)
+			munmap(mr.mapping, mr.mapped);
+	}
+	if (rc)
+		errno = rc;
+	return ibv;
+}
+
+/* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */
+
+/* The memory that an SGE means; 0 or an errno value. */
+static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
+{
+	const struct soft_range *range = soft_range_find(sge->lkey);
+
+	if (!range)
+		return ENOENT;
+	if (range->window || !(range->access & IBV_ACCESS_ON_DEMAND))
+		return EINVAL;
+	if (range->pd != soft_pd_root(pd) || (writing && !(range->access & IBV_ACCESS_LOCAL_WRITE)))
+		return EPERM;
+	if (!soft_range_holds(range, sge->addr, sge->length))
+		return EFAULT;
+	*memory = range->memory + (sge->addr - range->start);
+	return 0;
+}
+
+/* Pages that cannot be had are only told to who waits for them (IB_UVERBS_ADVISE_MR_FLAG_FLUSH):
+ * the advice is "best-effort". */
+int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+		   struct ibv_sge *sg_list, uint32_t num_sges)
+{
+	bool writing = advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+	int rc = 0;
+
+	if (advice > IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
+		return ENOTSUP;
+	if (flags & ~(uint32_t)IB_UVERBS_ADVISE_MR_FLAG_FLUSH || !num_sges)
+		return EINVAL;
+	soft_lock();
+	for (uint32_t i = 0; i < num_sges && !rc; i++) {
+		uint8_t *memory;
+
+		rc = find(pd, &sg_list[i], writing, &memory);
+		if (rc || advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
+			continue;
+		int missing = soft_pages_fault(memory, sg_list[i].length, writing);
+
+		if (flags & IB_UVERBS_ADVISE_MR_FLAG_FLUSH)
+			rc = missing;
+	}
+	soft_unlock();
+	return rc;
+}

@@ -1,0 +1,195 @@
+/* Memory windows: keys to a part of a region, made and ended by work requests (IBTA 10.6.6, 10.6.7).
+ *
+ * A window of type 1 belongs to a domain, gets a new key with every bind and is unbound by a bind of
+ * no length.  One of type 2 is bound to a queue pair as well (type 2B), may be bound only while it is
+ * not, with a key whose last eight bits the application chooses, and ends by an invalidation, local
+ * or of the peer.  What the kernel's rdma_rxe calls each rule by is cited with it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "objects.h"
+
+enum {
+	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
+	ACCEPTED = WINDOW_RIGHTS |
+		IBV_ACCESS_LOCAL_WRITE, /* programs pass on what they register with */
+	TAG_MASK = 0xff, /* of a key: what a bind may change */
+};
+
+struct soft_mw {
+	struct ibv_mw ibv;
+	struct soft_range range;
+	struct soft_mr *region; /* that it is bound to */
+};
+
+static struct soft_mw *mw_of(struct soft_range *range)
+{
+	return range && range->window ? soft_container(range, struct soft_mw, range) : NULL;
+}
+
+struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	struct soft_mw *mw = NULL;
+	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? 0 : EINVAL;
+
+	if (!rc) {
+		mw = calloc(1, sizeof(*mw));
+		rc = mw ? 0 : ENOMEM;
+	}
+	if (!rc) {
+		mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
+		soft_lock();
+		rc = soft_range_add(&mw->range);
+		if (!rc)
+			soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_unlock();
+	}
+	if (rc) {
+		free(mw);
+		errno = rc;
+		return NULL;
+	}
+	mw->ibv = (struct ibv_mw){
+		.context = pd->context,
+		.pd = pd,
+		.rkey = mw->range.key,
+		.handle = mw->range.key & ~(uint32_t)TAG_MASK,
+		.type = type,
+	};
+	return &mw->ibv;
+}
+
+static void unbind(struct soft_mw *mw)
+{
+	if (!mw->range.bound)
+		return;
+	mw->region->windows--;
+	mw->region = NULL;
+	mw->range.bound = false;
+	soft_links->revoke_key(mw->range.key);
+}
+
+/* ibv_alloc_mw(3): a bound window is unbound first. */
+int soft_dealloc_mw(struct ibv_mw *ibv)
+{
+	struct soft_mw *mw = soft_container(ibv, struct soft_mw, ibv);
+
+	soft_lock();
+	unbind(mw);
+	soft_range_remove(&mw->range);
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_unlock();
+	free(mw);
+	return 0;
+}
+
+/* ---- binding ------------------------------------------------------------------------------- */
+
+int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
+{
+	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
+
+	if (!wr->bind_mw.mw || (info->length && !info->mr) ||
+	    info->mw_access_flags & ~(unsigned)ACCEPTED)
+		return EINVAL;
+	send->rkey = wr->bind_mw.rkey;
+	send->bind = (struct soft_bind){
+		.window = wr->bind_mw.mw->handle,
+		.region = info->length ? info->mr->lkey : 0,
+		.address = info->addr,
+		.length = info->length,
+		.access = info->mw_access_flags & WINDOW_RIGHTS,
+	};
+	return 0;
+}
+
+int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+	struct ibv_send_wr *bad, wr = {
+					 .wr_id = bind->wr_id,
+					 .opcode = IBV_WR_BIND_MW,
+					 .send_flags = bind->send_flags,
+					 .bind_mw =
+						 {
+							 .mw = mw,
+							 /* As ibv_inc_rkey does. */
+							 .rkey = (mw->rkey & ~(uint32_t)TAG_MASK) |
+								 ((mw->rkey + 1) & TAG_MASK),
+							 .bind_info = bind->bind_info,
+						 },
+				 };
+
+	if (mw->type != IBV_MW_TYPE_1)
+		return EINVAL; /* ibv_bind_mw(3) */
+	int rc = soft_post_send(qp, &wr, &bad);
+
+	if (!rc)
+		mw->rkey = wr.bind_mw.rkey;
+	return rc;
+}
+
+static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
+		     const struct soft_bind *bind)
+{
+	const unsigned writing = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+	return mr->range.pd == soft_pd_root(qp->ibv.pd) && /* C10-72 */
+	       mr->range.access & IBV_ACCESS_MW_BIND && /* C10-73 */
+	       !(mr->range.access & IBV_ACCESS_ZERO_BASED) &&
+	       (!(bind->access & writing) ||
+		mr->range.access & IBV_ACCESS_LOCAL_WRITE) && /* C10-74 */
+	       soft_range_holds(&mr->range, bind->address, bind->length); /* C10-75 */
+}
+
+bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
+{
+	const struct soft_bind *bind = &send->bind;
+	struct soft_mw *mw = mw_of(soft_range_at(bind->window));
+
+	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
+	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
+		return false; /* C10-72 */
+	/* o10-37.2.30 and o10-37.2.40: not while it is bound, and not to nothing. */
+	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))
+		return false;
+	struct soft_range *range = bind->length ? soft_range_find(bind->region) : NULL;
+	struct soft_mr *mr = NULL;
+
+	if (bind->length) {
+		if (!range || range->window)
+			return false;
+		mr = soft_container(range, struct soft_mr, range);
+		if (!may_bind(qp, mr, bind))
+			return false;
+	}
+	unbind(mw);
+	mw->range.key = send->rkey;
+	if (!mr)
+		return true;
+	mw->region = mr;
+	mr->windows++;
+	mw->range.bound = true;
+	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_CMA);
+	mw->range.qp_num = mw->ibv.type == IBV_MW_TYPE_2 ? qp->ibv.qp_num : 0;
+	mw->range.on_demand = mr->range.on_demand;
+	mw->range.memory = mr->range.memory + (bind->address - mr->range.start);
+	mw->range.start = bind->access & IBV_ACCESS_ZERO_BASED ? 0 : bind->address;
+	mw->range.length = bind->length;
+	return true;
+}
+
+/* Regions that an application has registered are not to be ended by a work request, only those that
+ * one has made (IBTA 10.6.5), which a user's application has no means for. */
+bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
+{
+	struct soft_mw *mw = mw_of(soft_range_find(rkey));
+
+	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is. */
+	if (!mw || !mw->range.bound || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
+	    mw->range.qp_num != qp->ibv.qp_num)
+		return false;
+	unbind(mw);
+	return true;
+}

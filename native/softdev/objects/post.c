@@ -1,0 +1,242 @@
+/* Posting: work requests into the rings, in the caller's thread.
+ *
+ * What a program can get wrong in the call itself (state, room, counts, an operation that does not
+ * exist) is refused here with an errno value and *bad_wr.  What only turns out when the request is
+ * carried out (keys, bounds, the peer's answer) is told by its completion.
+ *
+ * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
+ * (soft_unlock) writes it to the stream, all requests with one system call.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "objects.h"
+#include "trace/trace.h"
+
+static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+	switch (wr->opcode) {
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+		return 0;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+	case IBV_WR_BIND_MW:
+		return soft_qp_is_ud(qp) ? EINVAL : 0; /* ibv_post_send(3) */
+	case IBV_WR_RDMA_READ:
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		/* What is answered needs RC; the SGEs are written to, so they cannot be inline:
+		 * ibv_post_send(3). */
+		return qp->ibv.qp_type != IBV_QPT_RC || wr->send_flags & IBV_SEND_INLINE ? EINVAL
+											 : 0;
+	case IBV_WR_ATOMIC_WRITE:
+		return qp->ibv.qp_type == IBV_QPT_RC ? 0 : EINVAL;
+	case IBV_WR_TSO:
+	case IBV_WR_DRIVER1:
+		return EOPNOTSUPP;
+	}
+	return EINVAL;
+}
+
+static uint64_t length_of(const struct ibv_sge *sges, int count)
+{
+	uint64_t length = 0;
+
+	for (int i = 0; i < count; i++)
+		length += sges[i].length;
+	return length;
+}
+
+/* IBTA 10.2.2.2: the address handle must be of the queue pair's own protection domain. */
+static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
+			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK
+		       ? 0
+		       : EINVAL;
+}
+
+/* The word of an atomic write has its place, whatever the queue pair was made for. */
+static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
+{
+	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
+}
+
+static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
+	int num_sge = local ? 0 : wr->num_sge;
+	int rc = check_opcode(qp, wr);
+
+	if (!rc && soft_qp_is_ud(qp))
+		rc = check_destination(qp, wr);
+	if (rc)
+		return rc;
+	if (num_sge < 0 || (uint32_t)num_sge > qp->cap.max_send_sge ||
+	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
+					 IBV_SEND_INLINE))
+		return EINVAL;
+	if (qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr)
+		return ENOMEM;
+
+	uint64_t length = length_of(wr->sg_list, num_sge);
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.tail);
+
+	if (wr->send_flags & IBV_SEND_INLINE && length > inline_room(qp, wr->opcode))
+		return EINVAL;
+	*send = (struct soft_send_wqe){
+		.wr_id = wr->wr_id,
+		.immediate = wr->imm_data,
+		.length = (uint32_t)length,
+		.opcode = (uint8_t)wr->opcode,
+		.flags = (uint8_t)wr->send_flags,
+		.num_sge = (uint8_t)num_sge,
+		.sequence = qp->sq.sequence,
+		.local = local,
+	};
+	switch (wr->opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		send->remote_address = wr->wr.atomic.remote_addr;
+		send->rkey = wr->wr.atomic.rkey;
+		soft_put64(send->arguments, wr->wr.atomic.compare_add);
+		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
+		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
+		if (length != SOFT_ATOMIC_RESULT)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		break;
+	case IBV_WR_ATOMIC_WRITE:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		if (length != SOFT_ATOMIC_WORD)
+			send->status = IBV_WC_LOC_LEN_ERR;
+		break;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_RDMA_READ:
+		send->remote_address = wr->wr.rdma.remote_addr;
+		send->rkey = wr->wr.rdma.rkey;
+		break;
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_LOCAL_INV:
+		send->rkey = wr->invalidate_rkey;
+		break;
+	case IBV_WR_BIND_MW:
+		rc = soft_bind_prepare(send, wr);
+		if (rc)
+			return rc;
+		break;
+	default:
+		break;
+	}
+	if (soft_qp_is_ud(qp))
+		*soft_send_destination(qp, qp->sq.tail) = (struct soft_destination){
+			.path = soft_ah_of(wr->wr.ud.ah)->path,
+			.qpn = wr->wr.ud.remote_qpn,
+			.qkey = wr->wr.ud.remote_qkey,
+		};
+	if (length > (soft_qp_is_ud(qp) ? SOFT_DATAGRAM_MAX : SOFT_MAX_MESSAGE))
+		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		uint8_t *to = wr->opcode == IBV_WR_ATOMIC_WRITE ? send->arguments
+								: soft_send_inline(qp, qp->sq.tail);
+
+		for (int i = 0; i < num_sge; i++) {
+			if (wr->sg_list[i].length)
+				memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr,
+				       wr->sg_list[i].length);
+			to += wr->sg_list[i].length;
+		}
+	} else if (num_sge) {
+		memcpy(soft_send_sges(qp, qp->sq.tail), wr->sg_list,
+		       sizeof(*wr->sg_list) * (size_t)num_sge);
+	}
+	qp->sq.sequence += !local;
+	qp->sq.tail++;
+	return 0;
+}
+
+/* As far as it goes; the one that is refused is in *bad_wr. */
+static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	int rc = 0;
+
+	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR take
+	 * it and complete it flushed. */
+	if (qp->ibv.state < IBV_QPS_RTS)
+		rc = EINVAL;
+	for (; wr && !rc; wr = wr->next) {
+		rc = post_one_send(qp, wr);
+		if (rc)
+			break;
+	}
+	if (rc)
+		*bad_wr = wr;
+	return rc;
+}
+
+int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	soft_lock();
+	uint32_t tail = qp->sq.tail;
+	int rc = post_chain(qp, wr, bad_wr);
+
+	SOFT_TRACE(sends, qp, tail);
+	if (rc)
+		SOFT_TRACE(refused_send, qp, *bad_wr, rc);
+	soft_qp_kick(qp);
+	soft_unlock();
+	return rc;
+}
+
+int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad_wr;
+
+	soft_lock();
+	uint32_t tail = qp->sq.tail, sequence = qp->sq.sequence;
+	int rc = post_chain(qp, wr, &bad_wr);
+
+	if (rc) { /* nothing of it has been looked at yet */
+		qp->sq.tail = tail;
+		qp->sq.sequence = sequence;
+		SOFT_TRACE(refused_send, qp, bad_wr, rc);
+	} else {
+		SOFT_TRACE(sends, qp, tail);
+		soft_qp_kick(qp);
+	}
+	soft_unlock();
+	return rc;
+}
+
+int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	int rc = 0;
+
+	soft_lock();
+	uint32_t tail = qp->rq.tail;
+
+	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own. */
+	if (ibv->state == IBV_QPS_RESET || ibv->srq)
+		rc = EINVAL;
+	for (; wr && !rc; wr = wr->next) {
+		rc = soft_receive_queue_post(&qp->rq, wr);
+		if (rc)
+			break;
+	}
+	SOFT_TRACE(receives, qp, tail);
+	if (rc) {
+		*bad_wr = wr;
+		SOFT_TRACE(refused_receive, qp, wr, rc);
+	}
+	if (ibv->state == IBV_QPS_ERR)
+		soft_flush(qp);
+	soft_unlock();
+	return rc;
+}

@@ -1,0 +1,594 @@
+/* Queue pairs: their life, and the state machine (IBTA vol 1, 10.3.1).
+ *
+ * Which transitions exist, and which attributes each must and may have, is the table in
+ * qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
+ * transition does.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extended.h"
+#include "qp_states.h"
+#include "trace/trace.h"
+
+static struct soft_table numbers;
+static const struct soft_transport *connected, *datagrams;
+const struct soft_link_calls *soft_links;
+
+void soft_objects_use(const struct soft_transport *of_connections,
+		      const struct soft_transport *of_datagrams,
+		      const struct soft_link_calls *links)
+{
+	connected = of_connections;
+	datagrams = of_datagrams;
+	soft_links = links;
+}
+
+static const struct soft_transport *transport_of(enum ibv_qp_type type)
+{
+	return type == IBV_QPT_UD ? datagrams : connected;
+}
+
+struct soft_qp *soft_qp_of(struct ibv_qp *qp)
+{
+	return soft_container(qp, struct soft_qp, ibv);
+}
+
+struct soft_qp *soft_qp_find(uint32_t qp_num)
+{
+	return soft_table_find(&numbers, qp_num);
+}
+
+void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
+{
+	soft_async_event(soft_context_of(qp->ibv.context),
+			 &(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = type});
+}
+
+/* ---- create and destroy -------------------------------------------------------------------- */
+
+static int check_create(const struct ibv_pd *pd, const struct ibv_qp_init_attr *attr)
+{
+	const struct ibv_qp_cap *cap = &attr->cap;
+
+	switch (attr->qp_type) {
+	case IBV_QPT_RC:
+	case IBV_QPT_UC:
+	case IBV_QPT_UD:
+		break;
+	case IBV_QPT_RAW_PACKET:
+	case IBV_QPT_XRC_SEND:
+	case IBV_QPT_XRC_RECV:
+	case IBV_QPT_DRIVER:
+		return EOPNOTSUPP;
+	default:
+		return EINVAL;
+	}
+	if (!attr->send_cq || !attr->recv_cq || cap->max_send_wr > SOFT_MAX_QP_WR ||
+	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE)
+		return EINVAL;
+	if (attr->srq) /* ibv_create_qp(3): the receives' own limits are ignored then */
+		return attr->srq->context == pd->context ? 0 : EINVAL;
+	return cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_recv_sge > SOFT_MAX_SGE ? EINVAL : 0;
+}
+
+static void rnr_expired(struct soft_timer *timer)
+{
+	struct soft_qp *qp = soft_container(timer, struct soft_qp, rnr_timer);
+
+	qp->rnr_waiting = false;
+	soft_qp_kick(qp);
+}
+
+/* Nobody could be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3), or
+ * without acknowledgements, as if what was sent had got lost. */
+static void reach_expired(struct soft_timer *timer)
+{
+	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
+
+	if (soft_qp_is_ud(qp)) {
+		soft_qp_kick(qp);
+	} else if (soft_qp_is_uc(qp)) {
+		qp->no_peer = true;
+		/* What is lost cannot be finished either. */
+		if (qp->link && qp->link->partial)
+			soft_links->finish(qp->link, 0);
+		else
+			soft_qp_kick(qp);
+	} else if (qp->sq.oldest != qp->sq.tail) {
+		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
+	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down()) {
+		/* By now the peer has given up what it sent: let it know, for it cannot know. */
+		soft_links->close(qp->link);
+	}
+}
+
+/* ibv_create_qp(3): at least what was asked for.  As with cards, in whose work requests inline data
+ * takes the place of the SGEs; rdma_xclient(1) counts on that. */
+static uint32_t inline_room(const struct ibv_qp_cap *cap)
+{
+	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
+
+	return cap->max_inline_data > list ? cap->max_inline_data : list;
+}
+
+struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct soft_qp *qp = NULL;
+	int rc = soft_context_of(pd->context)->fatal ? EIO : check_create(pd, attr);
+
+	if (!rc) {
+		qp = calloc(1, sizeof(*qp));
+		rc = qp ? 0 : ENOMEM;
+	}
+	if (!rc) {
+		qp->transport = transport_of(attr->qp_type);
+		qp->cap = attr->cap;
+		qp->cap.max_inline_data = inline_room(&attr->cap);
+		qp->ibv = (struct ibv_qp){
+			.context = pd->context,
+			.qp_context = attr->qp_context,
+			.pd = pd,
+			.send_cq = attr->send_cq,
+			.recv_cq = attr->recv_cq,
+			.srq = attr->srq,
+			.state = IBV_QPS_RESET,
+			.qp_type = attr->qp_type,
+		};
+		if (attr->srq)
+			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
+		rc = soft_queues_create(qp);
+	}
+	if (rc) {
+		free(qp);
+		errno = rc;
+		return NULL;
+	}
+	qp->sq_sig_all = attr->sq_sig_all;
+	qp->rnr_timer.expired = rnr_expired;
+	qp->reach_timer.expired = reach_expired;
+	qp->retry_timer.expired = qp->transport->retry_expired;
+	soft_list_init(&qp->attachments);
+	pthread_mutex_init(&qp->ibv.mutex, NULL);
+	pthread_cond_init(&qp->ibv.cond, NULL);
+
+	soft_lock();
+	rc = numbers.count < SOFT_MAX_QP
+		     ? soft_table_add(&numbers, qp, SOFT_PSN_MASK, &qp->ibv.qp_num)
+		     : ENOMEM;
+	if (!rc) {
+		qp->ibv.handle = qp->ibv.qp_num;
+		soft_list_append(&soft_context_of(pd->context)->qps, &qp->of_context);
+		soft_container(pd, struct soft_pd, ibv)->users++;
+		soft_cq_of(attr->send_cq)->users++;
+		soft_cq_of(attr->recv_cq)->users++;
+		if (attr->srq)
+			soft_srq_of(attr->srq)->users++;
+		if (qp->transport->created)
+			qp->transport->created();
+		SOFT_TRACE(created, qp);
+	}
+	soft_unlock();
+	if (rc) {
+		soft_queues_destroy(qp);
+		free(qp);
+		errno = rc;
+		return NULL;
+	}
+	attr->cap = qp->cap; /* ibv_create_qp(3): what was granted */
+	return &qp->ibv;
+}
+
+int soft_ibv_destroy_qp(struct ibv_qp *ibv)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	soft_lock();
+	if (!soft_list_empty(&qp->attachments)) {
+		soft_unlock();
+		return EBUSY; /* ibv_destroy_qp(3): attached to a multicast group */
+	}
+	if (qp->transport->destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
+		qp->transport->destroyed();
+	soft_qp_enter_reset(qp);
+	SOFT_TRACE(destroyed, qp);
+	soft_table_remove(&numbers, ibv->qp_num);
+	soft_list_remove(&qp->of_context);
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_cq_of(ibv->send_cq)->users--;
+	soft_cq_of(ibv->recv_cq)->users--;
+	if (ibv->srq)
+		soft_srq_of(ibv->srq)->users--;
+	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_unlock();
+
+	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			&ibv->events_completed, &qp->async_events_taken);
+	pthread_cond_destroy(&ibv->cond);
+	pthread_mutex_destroy(&ibv->mutex);
+	soft_batch_destroy(qp->batch);
+	soft_queues_destroy(qp);
+	free(qp);
+	return 0;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static void set_state(struct soft_qp *qp, enum ibv_qp_state to)
+{
+	SOFT_TRACE(state, qp, to);
+	qp->ibv.state = to;
+}
+
+static void stop_timers(struct soft_qp *qp)
+{
+	soft_timer_stop(&qp->rnr_timer);
+	soft_timer_stop(&qp->reach_timer);
+	soft_timer_stop(&qp->retry_timer);
+	qp->rnr_waiting = qp->answer_missed = false;
+}
+
+void soft_qp_enter_reset(struct soft_qp *qp)
+{
+	struct soft_qp_link *link = qp->link;
+
+	qp->link_down = NULL;
+	stop_timers(qp);
+	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
+	soft_links->revoke_requests(qp);
+	if (link)
+		soft_links->leave(link);
+	soft_queues_reset(qp);
+	/* What it has completed is taken back too, as cards do: the number may soon be another
+	 * queue pair's, or the same one's in a new life. */
+	soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
+	soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
+	memset(&qp->attr, 0, sizeof(qp->attr));
+	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
+	qp->communicated = qp->draining = false;
+}
+
+void soft_qp_error(struct soft_qp *qp)
+{
+	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
+		return;
+	set_state(qp, IBV_QPS_ERR);
+	stop_timers(qp);
+	soft_flush(qp);
+	/* IBTA 11.6.3.1: it will take no receive from its shared queue any more, so that the
+	 * application may destroy it without losing one. */
+	if (qp->ibv.srq)
+		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
+	if (qp->link)
+		soft_links->close(qp->link);
+}
+
+/* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what comes
+ * in is received as before (IBTA 10.3.1.6). */
+void soft_qp_send_error(struct soft_qp *qp)
+{
+	set_state(qp, IBV_QPS_SQE);
+	soft_timer_stop(&qp->reach_timer);
+	soft_flush_sends(qp);
+}
+
+void soft_qp_check_drained(struct soft_qp *qp)
+{
+	/* IBTA 10.3.1.5: SQD is drained when what had begun is complete. */
+	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
+	    qp->sq.next_offset || soft_oldest_has_begun(qp))
+		return;
+	qp->draining = false;
+	if (qp->attr.en_sqd_async_notify)
+		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
+}
+
+/* What a connection may take to be made: on this host, and elsewhere, where the first packets may get
+ * lost and TCP says them again after 1, 3 and 7 s. */
+#define CONNECTING_NS 500000000u
+#define CONNECTING_ELSEWHERE_NS 5000000000u
+
+uint64_t soft_qp_retry_time(const struct soft_qp *qp)
+{
+	return ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
+}
+
+static uint64_t connecting_time(const struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+
+	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
+		return CONNECTING_NS;
+	return soft_links->silence_limit() < CONNECTING_ELSEWHERE_NS ? soft_links->silence_limit()
+								     : CONNECTING_ELSEWHERE_NS;
+}
+
+/* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
+ * `least_ns`, and at most a minute.  0 is "for ever"; UC has no timeout. */
+static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
+{
+	const uint64_t most_ns = 60000000000u;
+	uint64_t time = soft_qp_retry_time(qp);
+
+	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
+		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns
+								 : time > most_ns ? most_ns
+										  : time));
+}
+
+void soft_qp_kick(struct soft_qp *qp)
+{
+	if (qp->ibv.state == IBV_QPS_ERR) {
+		soft_flush(qp);
+		return;
+	}
+	if (qp->ibv.state == IBV_QPS_SQE) {
+		soft_flush_sends(qp);
+		return;
+	}
+	if (qp->ibv.state == IBV_QPS_SQD && qp->link && soft_oldest_has_begun(qp))
+		soft_qp_link_output(qp->link); /* what has begun is brought to its end */
+	if (qp->ibv.state != IBV_QPS_RTS)
+		return;
+	soft_send_settle(qp); /* what is local needs no stream */
+	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
+		return;
+	if (soft_qp_is_ud(qp))
+		qp->transport->output(qp);
+	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down())
+		soft_qp_link_output(qp->link);
+	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
+		qp->transport->lose(qp);
+	else if (!qp->link || qp->link->state != SOFT_LINK_SELECTING) /* which has a peer already */
+		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
+}
+
+void soft_qp_stall(struct soft_qp *qp)
+{
+	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_qp_is_uc(qp))
+		give_up_later(qp, CONNECTING_NS);
+}
+
+void soft_qp_link_gone(struct soft_qp *qp, int error)
+{
+	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
+
+	bool alive = qp->ibv.state != IBV_QPS_ERR && qp->ibv.state != IBV_QPS_RESET;
+
+	qp->link_down = NULL;
+	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
+		/* Nobody is told (IBTA 9.8.2): what is sent meanwhile is lost, and should the peer
+		 * be there again one day, it is heard again. */
+		qp->no_peer = true;
+		if (alive) {
+			soft_links->again(qp);
+			qp->transport->lose(qp);
+		}
+		return;
+	}
+	qp->stream_lost = true;
+	if (alive && soft_qp_is_uc(qp)) {
+		qp->transport->lose(qp);
+	} else if (alive) {
+		bool outstanding = qp->sq.oldest != qp->sq.tail;
+
+		if (error)
+			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
+		if (error && outstanding)
+			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
+							   : IBV_WC_RETRY_EXC_ERR);
+		else if (error)
+			soft_qp_error(qp);
+		/* An orderly end leaves the queue pair as it is: a peer that has destroyed its own
+		 * is silent (IBTA 9.7.6.1.3), and the requests find out when their time is over.
+		 * What it has said before on other streams is heard in the meantime. */
+		else if (outstanding)
+			give_up_later(qp, 0);
+	}
+	if (link_down)
+		link_down(qp, qp->link_owner, error);
+}
+
+/* ---- modify -------------------------------------------------------------------------------- */
+
+static const struct soft_qp_transition *transition(const struct soft_qp *qp, enum ibv_qp_state to)
+{
+	for (size_t i = 0; i < sizeof(soft_qp_transitions) / sizeof(soft_qp_transitions[0]); i++) {
+		const struct soft_qp_transition *row = &soft_qp_transitions[i];
+
+		if (row->qp_type == qp->ibv.qp_type && row->from == qp->ibv.state && row->to == to)
+			return row;
+	}
+	return NULL;
+}
+
+static int check_address(const struct ibv_ah_attr *ah)
+{
+	struct soft_gid gid;
+
+	if (ah->port_num != 1)
+		return EINVAL;
+	return ah->is_global ? soft_gid_source(ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
+}
+
+/* ibv_modify_qp(3): what each attribute can be. */
+static int check_values(const struct ibv_qp_attr *attr, int mask)
+{
+	/* Those of regions as well, which mean nothing here: programs pass on what they register with. */
+	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
+				IBV_ACCESS_HUGETLB | IBV_ACCESS_RELAXED_ORDERING;
+
+	/* Automatic path migration needs a second path, which a stream does not have. */
+	if (mask & IBV_QP_ALT_PATH ||
+	    (mask & IBV_QP_PATH_MIG_STATE && attr->path_mig_state != IBV_MIG_MIGRATED))
+		return EOPNOTSUPP;
+	if ((mask & IBV_QP_PORT && attr->port_num != 1) ||
+	    (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0) ||
+	    (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~rights) ||
+	    (mask & IBV_QP_PATH_MTU &&
+	     (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096)) ||
+	    (mask & IBV_QP_DEST_QPN && attr->dest_qp_num > SOFT_PSN_MASK) ||
+	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31) ||
+	    (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
+	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
+	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
+		return EINVAL;
+	return mask & IBV_QP_AV ? check_address(&attr->ah_attr) : 0;
+}
+
+static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int mask)
+{
+	if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
+		own->en_sqd_async_notify = attr->en_sqd_async_notify;
+	if (mask & IBV_QP_ACCESS_FLAGS)
+		own->qp_access_flags = attr->qp_access_flags;
+	if (mask & IBV_QP_PKEY_INDEX)
+		own->pkey_index = attr->pkey_index;
+	if (mask & IBV_QP_QKEY)
+		own->qkey = attr->qkey;
+	if (mask & IBV_QP_PORT)
+		own->port_num = attr->port_num;
+	if (mask & IBV_QP_AV)
+		own->ah_attr = attr->ah_attr;
+	if (mask & IBV_QP_PATH_MTU)
+		own->path_mtu = attr->path_mtu;
+	if (mask & IBV_QP_TIMEOUT)
+		own->timeout = attr->timeout;
+	if (mask & IBV_QP_RETRY_CNT)
+		own->retry_cnt = attr->retry_cnt;
+	if (mask & IBV_QP_RNR_RETRY)
+		own->rnr_retry = attr->rnr_retry;
+	if (mask & IBV_QP_RQ_PSN)
+		own->rq_psn = attr->rq_psn & SOFT_PSN_MASK;
+	if (mask & IBV_QP_SQ_PSN)
+		own->sq_psn = attr->sq_psn & SOFT_PSN_MASK;
+	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+		own->max_rd_atomic = attr->max_rd_atomic;
+	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+		own->max_dest_rd_atomic = attr->max_dest_rd_atomic;
+	if (mask & IBV_QP_MIN_RNR_TIMER)
+		own->min_rnr_timer = attr->min_rnr_timer;
+	if (mask & IBV_QP_DEST_QPN)
+		own->dest_qp_num = attr->dest_qp_num;
+}
+
+int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	enum ibv_qp_state from = ibv->state;
+	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
+	const struct soft_qp_transition *row = transition(qp, to);
+	uint32_t mask = (uint32_t)attr_mask;
+	int rc;
+
+	if (soft_context_of(ibv->context)->fatal)
+		return EIO;
+	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
+		return EINVAL;
+	if (!row || (mask & row->required) != row->required ||
+	    mask & ~(row->required | row->optional))
+		return EINVAL;
+	rc = check_values(attr, attr_mask);
+	if (rc)
+		return rc;
+	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {
+		rc = qp->transport->prepare(
+			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
+			attr->rq_psn);
+		if (rc)
+			return rc;
+	}
+	apply(&qp->attr, attr, attr_mask);
+	if (attr_mask & IBV_QP_RNR_RETRY)
+		qp->rnr_left = qp->attr.rnr_retry;
+	if (attr_mask & IBV_QP_RETRY_CNT)
+		qp->retries_left = qp->attr.retry_cnt;
+
+	switch (to) {
+	case IBV_QPS_RESET:
+		soft_qp_enter_reset(qp);
+		return 0;
+	case IBV_QPS_ERR:
+		soft_qp_error(qp);
+		return 0;
+	case IBV_QPS_SQD:
+		set_state(qp, to);
+		if (from == IBV_QPS_RTS)
+			qp->draining = true;
+		soft_qp_check_drained(qp);
+		return 0;
+	case IBV_QPS_RTR:
+		set_state(qp, to);
+		if (from == IBV_QPS_INIT && !soft_qp_is_ud(qp))
+			soft_links->begin(qp);
+		return 0;
+	case IBV_QPS_RTS:
+		set_state(qp, to);
+		qp->draining = false;
+		soft_links->ready(qp, from == IBV_QPS_RTR);
+		soft_qp_kick(qp);
+		return 0;
+	default:
+		set_state(qp, to);
+		return 0;
+	}
+}
+
+int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
+{
+	soft_lock();
+	int rc = soft_modify_qp_locked(qp, attr, attr_mask);
+
+	soft_unlock();
+	return rc;
+}
+
+/* All of it, whatever the mask asks for, which ibv_query_qp(3) allows. */
+int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
+		      struct ibv_qp_init_attr *init_attr)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+
+	(void)attr_mask;
+	soft_lock();
+	*attr = qp->attr;
+	attr->qp_state = attr->cur_qp_state = ibv->state;
+	attr->cap = qp->cap;
+	attr->sq_draining = qp->draining;
+	if (ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT) {
+		attr->rq_psn = qp->responder.psn;
+		attr->sq_psn = soft_send_psn(qp, qp->sq.next);
+	}
+	soft_unlock();
+	*init_attr = (struct ibv_qp_init_attr){
+		.qp_context = ibv->qp_context,
+		.send_cq = ibv->send_cq,
+		.recv_cq = ibv->recv_cq,
+		.srq = ibv->srq,
+		.cap = qp->cap,
+		.qp_type = ibv->qp_type,
+		.sq_sig_all = qp->sq_sig_all,
+	};
+	return 0;
+}
+
+/* ---- for the connection manager ------------------------------------------------------------ */
+
+void soft_qp_on_link_down(struct soft_qp *qp,
+			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void *owner)
+{
+	qp->link_down = link_down;
+	qp->link_owner = owner;
+}
+
+int soft_qp_disconnect(struct soft_qp *qp)
+{
+	soft_qp_error(qp);
+	return qp->link ? 0 : ENOTCONN;
+}

@@ -1,0 +1,116 @@
+/* The rings behind queue pairs and shared receive queues: all memory that their work requests will
+ * ever need, made at once. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "objects.h"
+
+/* Slots for `count` requests: a power of two, because the indices count up and wrap as 32 bits. */
+static uint32_t slots_for(uint32_t count)
+{
+	uint32_t slots = 1;
+
+	while (slots < count)
+		slots *= 2;
+	return slots;
+}
+
+int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, uint32_t max_sge)
+{
+	uint32_t slots = slots_for(max_wr);
+
+	*rq = (struct soft_receive_queue){
+		.slots = calloc(slots, sizeof(*rq->slots)),
+		.sges = calloc((size_t)slots * max_sge + 1, sizeof(*rq->sges)),
+		.max_wr = max_wr,
+		.max_sge = max_sge,
+		.mask = slots - 1,
+	};
+	if (rq->slots && rq->sges)
+		return 0;
+	soft_receive_queue_destroy(rq);
+	return ENOMEM;
+}
+
+void soft_receive_queue_destroy(struct soft_receive_queue *rq)
+{
+	free(rq->slots);
+	free(rq->sges);
+	rq->slots = NULL;
+	rq->sges = NULL;
+}
+
+int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
+{
+	uint64_t length = 0;
+
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
+		return EINVAL;
+	if (rq->tail - rq->head >= rq->max_wr)
+		return ENOMEM;
+	for (int i = 0; i < wr->num_sge; i++)
+		length += wr->sg_list[i].length;
+	*soft_receive_at(rq, rq->tail) = (struct soft_recv_wqe){
+		.wr_id = wr->wr_id,
+		.length = length,
+		.num_sge = (uint32_t)wr->num_sge,
+	};
+	if (wr->num_sge)
+		memcpy(soft_receive_sges(rq, rq->tail), wr->sg_list,
+		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
+	rq->tail++;
+	return 0;
+}
+
+void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to)
+{
+	const struct soft_recv_wqe *receive = soft_receive_at(from, from->head);
+
+	*soft_receive_at(to, to->tail) = *receive;
+	memcpy(soft_receive_sges(to, to->tail), soft_receive_sges(from, from->head),
+	       sizeof(*to->sges) * receive->num_sge);
+	from->head++;
+	to->tail++;
+}
+
+int soft_queues_create(struct soft_qp *qp)
+{
+	uint32_t sends = slots_for(qp->cap.max_send_wr);
+	int rc = qp->ibv.srq ? soft_receive_queue_create(&qp->rq, 1,
+							 soft_srq_of(qp->ibv.srq)->rq.max_sge)
+			     : soft_receive_queue_create(&qp->rq, qp->cap.max_recv_wr,
+							 qp->cap.max_recv_sge);
+
+	if (rc)
+		return rc;
+	qp->sq.mask = sends - 1;
+	qp->sq.slots = calloc(sends, sizeof(*qp->sq.slots));
+	qp->sq.lists = malloc(sends * soft_send_list_size(qp) + 1);
+	if (soft_qp_is_ud(qp))
+		qp->sq.destinations = calloc(sends, sizeof(*qp->sq.destinations));
+	if (qp->sq.slots && qp->sq.lists && (qp->sq.destinations || !soft_qp_is_ud(qp)))
+		return 0;
+	soft_queues_destroy(qp);
+	return ENOMEM;
+}
+
+void soft_queues_destroy(struct soft_qp *qp)
+{
+	free(qp->sq.slots);
+	free(qp->sq.lists);
+	free(qp->sq.destinations);
+	soft_receive_queue_destroy(&qp->rq);
+	if (qp->transport->forget)
+		qp->transport->forget(qp);
+}
+
+/* RESET: what was posted is forgotten without completions (IBTA 10.3.1.1). */
+void soft_queues_reset(struct soft_qp *qp)
+{
+	qp->sq.oldest = qp->sq.next = qp->sq.next_offset = qp->sq.tail = qp->sq.reads =
+		qp->sq.sequence = qp->sq.begun = qp->sq.resumed = 0;
+	qp->rq.head = qp->rq.tail = 0;
+	if (qp->transport->forget)
+		qp->transport->forget(qp);
+}

@@ -1,0 +1,52 @@
+/* The send queue, as far as it is the same for every transport.
+ *
+ * Local requests (binds and invalidations of windows) are carried out in their place among the
+ * others, when everything before them has begun, so that a peer which is told a key finds it valid
+ * (IBTA 10.8.3.3).  They have no PSN, and complete in their place too.
+ */
+#include "objects.h"
+
+bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads)
+{
+	if (send->done)
+		return true;
+	if (qp->ibv.state != IBV_QPS_RTS || send->status || (reads && send->flags & IBV_SEND_FENCE))
+		return false;
+	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send)
+						    : soft_invalidate(qp, send->rkey);
+	if (!send->done)
+		send->status = IBV_WC_MW_BIND_ERR; /* IBTA 11.6.2: memory management operation */
+	return send->done;
+}
+
+void soft_send_pass(struct soft_qp *qp)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->done)
+		sq->next++;
+	while (sq->oldest != sq->next && soft_send_at(qp, sq->oldest)->local)
+		soft_complete_send(qp, IBV_WC_SUCCESS);
+}
+
+void soft_send_settle(struct soft_qp *qp)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->local &&
+	       soft_send_carry_out(qp, soft_send_at(qp, sq->next), sq->reads))
+		sq->next++;
+	soft_send_pass(qp);
+	if (qp->ibv.state == IBV_QPS_RTS && sq->oldest != sq->tail && sq->oldest == sq->next &&
+	    soft_send_at(qp, sq->oldest)->status)
+		soft_send_fail(qp, soft_send_at(qp, sq->oldest)->status);
+}
+void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	soft_links->revoke_requests(qp);
+	soft_complete_send(qp, status);
+	if (qp->ibv.qp_type == IBV_QPT_RC)
+		soft_qp_error(qp);
+	else
+		soft_qp_send_error(qp);
+}

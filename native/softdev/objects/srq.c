@@ -1,0 +1,193 @@
+/* Shared receive queues: receives that any of several queue pairs may take (IBTA 10.2.9).
+ *
+ * A receive leaves the shared queue when a message begins that needs it, and is from then on the
+ * queue pair's own: it completes, or is flushed, there.  Receives that are still in the shared queue
+ * are never flushed, whatever happens to the queue pairs.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "objects.h"
+#include "trace/trace.h"
+
+bool soft_receive_ready(struct soft_qp *qp)
+{
+	if (qp->rq.head != qp->rq.tail)
+		return true;
+	if (!qp->ibv.srq)
+		return false;
+	struct soft_srq *srq = soft_srq_of(qp->ibv.srq);
+
+	if (srq->rq.head == srq->rq.tail)
+		return false;
+	soft_receive_queue_move(&srq->rq, &qp->rq);
+	/* ibv_modify_srq(3), ibv_query_srq(3): once, when the number drops below the limit. */
+	if (srq->rq.tail - srq->rq.head < srq->limit) {
+		struct ibv_async_event event = {
+			.element.srq = &srq->ibv,
+			.event_type = IBV_EVENT_SRQ_LIMIT_REACHED,
+		};
+
+		srq->limit = 0;
+		soft_async_event(soft_context_of(srq->ibv.context), &event);
+	}
+	return true;
+}
+
+struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
+{
+	static uint32_t handle;
+	struct soft_srq *srq = NULL;
+	int rc = 0;
+
+	if (init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
+	    init->attr.max_sge > SOFT_MAX_SGE)
+		rc = EINVAL;
+	if (!rc) {
+		srq = calloc(1, sizeof(*srq));
+		rc = srq ? 0 : ENOMEM;
+	}
+	if (!rc)
+		rc = soft_receive_queue_create(&srq->rq, init->attr.max_wr, init->attr.max_sge);
+	if (rc) {
+		free(srq);
+		errno = rc;
+		return NULL;
+	}
+	srq->ibv = (struct ibv_srq){
+		.context = pd->context,
+		.srq_context = init->srq_context,
+		.pd = pd,
+	};
+	pthread_mutex_init(&srq->ibv.mutex, NULL);
+	pthread_cond_init(&srq->ibv.cond, NULL);
+	soft_lock();
+	srq->ibv.handle = ++handle;
+	soft_container(pd, struct soft_pd, ibv)->users++;
+	soft_unlock();
+	return &srq->ibv;
+}
+
+struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
+{
+	struct ibv_srq_init_attr init = {.srq_context = attr->srq_context, .attr = attr->attr};
+
+	(void)context; /* that of the domain */
+	if (attr->comp_mask & ~(unsigned)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) ||
+	    (attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && attr->srq_type != IBV_SRQT_BASIC)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD) || !attr->pd) {
+		errno = EINVAL;
+		return NULL;
+	}
+	return soft_ibv_create_srq(attr->pd, &init);
+}
+
+int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num)
+{
+	*srq_num = srq->handle;
+	return 0;
+}
+
+static int resize(struct soft_srq *srq, uint32_t max_wr)
+{
+	struct soft_receive_queue rq;
+	int rc = soft_receive_queue_create(&rq, max_wr, srq->rq.max_sge);
+
+	if (rc)
+		return rc;
+	while (srq->rq.head != srq->rq.tail)
+		soft_receive_queue_move(&srq->rq, &rq);
+	soft_receive_queue_destroy(&srq->rq);
+	srq->rq = rq;
+	return 0;
+}
+
+static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mask)
+{
+	uint32_t max_wr = mask & IBV_SRQ_MAX_WR ? attr->max_wr : srq->rq.max_wr;
+	uint32_t limit = mask & IBV_SRQ_LIMIT ? attr->srq_limit : srq->limit;
+
+	/* IBTA 11.2.4.3: not smaller than what is outstanding; a limit that can be reached.  All is
+	 * checked before anything is changed: ibv_modify_srq(3). */
+	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) || max_wr < 1 || max_wr > SOFT_MAX_SRQ_WR ||
+	    max_wr < srq->rq.tail - srq->rq.head || limit > max_wr)
+		return EINVAL;
+	if (max_wr != srq->rq.max_wr) {
+		int rc = resize(srq, max_wr);
+
+		if (rc)
+			return rc;
+	}
+	srq->limit = limit;
+	return 0;
+}
+
+int soft_ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask)
+{
+	soft_lock();
+	int rc = modify(soft_srq_of(srq), srq_attr, srq_attr_mask);
+
+	soft_unlock();
+	return rc;
+}
+
+int soft_ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr)
+{
+	const struct soft_srq *srq = soft_srq_of(ibv);
+
+	soft_lock();
+	*srq_attr = (struct ibv_srq_attr){
+		.max_wr = srq->rq.max_wr,
+		.max_sge = srq->rq.max_sge,
+		.srq_limit = srq->limit,
+	};
+	soft_unlock();
+	return 0;
+}
+
+int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	struct soft_srq *srq = soft_srq_of(ibv);
+	int rc = 0;
+
+	soft_lock();
+	uint32_t tail = srq->rq.tail;
+
+	for (; wr; wr = wr->next) {
+		rc = soft_receive_queue_post(&srq->rq, wr);
+		if (rc)
+			break;
+	}
+	SOFT_TRACE(shared_receives, srq, tail);
+	if (rc) {
+		*bad_wr = wr;
+		SOFT_TRACE(refused_shared_receive, srq, wr, rc);
+	}
+	soft_unlock();
+	return rc;
+}
+
+int soft_ibv_destroy_srq(struct ibv_srq *ibv)
+{
+	struct soft_srq *srq = soft_srq_of(ibv);
+
+	soft_lock();
+	if (srq->users) {
+		soft_unlock();
+		return EBUSY; /* ibv_destroy_srq(3): a queue pair is still associated with it */
+	}
+	soft_container(ibv->pd, struct soft_pd, ibv)->users--;
+	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_unlock();
+
+	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			&ibv->events_completed, &srq->async_events_taken);
+	pthread_cond_destroy(&ibv->cond);
+	pthread_mutex_destroy(&ibv->mutex);
+	soft_receive_queue_destroy(&srq->rq);
+	free(srq);
+	return 0;
+}

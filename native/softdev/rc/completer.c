@@ -1,0 +1,259 @@
+/* The completer: answers come in, requests complete.
+ *
+ * Every answer tells something about all requests before it: an acknowledgement of PSN n, data for
+ * PSN n + 1 and a NAK of PSN n + 1 all say that everything up to n is done (IBTA 9.7.5.1.2).
+ * Answers come in the order of the requests, so they always concern the oldest one.
+ */
+#include <string.h>
+#include <sys/uio.h>
+
+#include "rc.h"
+#include "trace/trace.h"
+
+/* What a completion sets free: a fence, a place among the READs, the end of draining. */
+static void after_completion(struct soft_qp *qp)
+{
+	qp->rnr_left = qp->attr.rnr_retry;
+	soft_send_settle(qp);
+	soft_requester_progress(qp);
+	if (qp->ibv.state == IBV_QPS_ERR)
+		return;
+	soft_qp_check_drained(qp);
+	if (qp->sq.next != qp->sq.tail)
+		soft_qp_link_output(qp->link);
+}
+
+/* Of requests that were transmitted, however long ago on a lossy link; else since the last time. */
+static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
+{
+	const struct soft_send_queue *sq = &qp->sq;
+	bool further = qp->link->lossy && (int32_t)(sq->begun - sq->next) > 0;
+
+	return (soft_send_psn(qp, further ? sq->begun : sq->next) - first) & SOFT_PSN_MASK;
+}
+
+bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
+{
+	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
+	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
+
+	if (soft_qp_is_uc(qp))
+		return false; /* nothing there is acknowledged */
+	if (count == 0)
+		return true;
+	/* Never transmitted, or acknowledged before: on a lossy link that is said again. */
+	if (count > unanswered(qp, first))
+		return qp->link->lossy;
+	uint32_t before = count;
+
+	for (; count; count--) {
+		soft_send_pass(qp);
+		if (soft_send_is_read(soft_send_at(qp, qp->sq.oldest)))
+			break;
+		soft_requester_done(qp);
+		soft_complete_send(qp, IBV_WC_SUCCESS);
+	}
+	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
+	if (count && !qp->link->lossy)
+		return false;
+	if (count != before)
+		after_completion(qp);
+	if (count && qp->ibv.state != IBV_QPS_ERR)
+		soft_requester_missed(qp);
+	return true;
+}
+
+/* Everything before this PSN is done; the request of this PSN is now the oldest one, and at least
+ * a part of it has been transmitted. */
+static bool concerns_oldest(struct soft_qp *qp, uint32_t psn)
+{
+	if (!soft_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK)) ||
+	    qp->ibv.state == IBV_QPS_ERR)
+		return false;
+	return soft_send_psn(qp, qp->sq.oldest) == psn && qp->sq.oldest != qp->sq.tail &&
+	       soft_oldest_has_begun(qp);
+}
+
+/* ---- NAKs ---------------------------------------------------------------------------------- */
+
+/* IBTA 9.7.5.2.8, table 45, in units of 10 us. */
+static uint64_t rnr_delay_ns(uint8_t code)
+{
+	static const uint32_t delays[32] = {
+		65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,    32,
+		48,    64,   96,   128,  192,  256,   384,   512,   768,   1024,  1536,
+		2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+	};
+
+	return (uint64_t)delays[code & 31] * 10000u;
+}
+
+static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (qp->rnr_waiting)
+		return SOFT_SINK_NONE; /* said twice */
+	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
+	if (qp->attr.rnr_retry != 7) {
+		if (qp->rnr_left == 0) {
+			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+			return SOFT_SINK_DISCARD;
+		}
+		qp->rnr_left--;
+	}
+	SOFT_TRACE(retry, qp, "RNR");
+	/* Go back: the responder forgets everything from this message on. */
+	soft_requester_go_back(qp, 0);
+	qp->rnr_waiting = true;
+	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
+	return SOFT_SINK_NONE;
+}
+
+/* IBTA 9.7.5.2.3: the responder has nothing of the oldest request, or nothing from that byte on. */
+static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+
+	if (!qp->link->lossy ||
+	    (frame->offset && (soft_send_is_read(send) || frame->offset >= send->length)))
+		return SOFT_SINK_BROKEN;
+	if (qp->rnr_waiting ||
+	    (qp->sq.next == qp->sq.oldest && qp->sq.next_offset == frame->offset))
+		return SOFT_SINK_NONE; /* said twice */
+	if (frame->offset > qp->sq.resumed) {
+		qp->sq.resumed = frame->offset;
+		soft_requester_progress(qp);
+	}
+	soft_requester_retry(qp, frame->offset);
+	return SOFT_SINK_NONE;
+}
+
+static enum soft_sink refused(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	switch (frame->syndrome) {
+	case SOFT_NAK_SEQUENCE:
+		return gap(qp, frame);
+	case SOFT_NAK_INVALID_REQUEST:
+		soft_send_fail(qp, IBV_WC_REM_INV_REQ_ERR);
+		return SOFT_SINK_DISCARD;
+	case SOFT_NAK_REMOTE_ACCESS:
+		soft_send_fail(qp, IBV_WC_REM_ACCESS_ERR);
+		return SOFT_SINK_DISCARD;
+	case SOFT_NAK_REMOTE_OPERATION:
+		soft_send_fail(qp, IBV_WC_REM_OP_ERR);
+		return SOFT_SINK_DISCARD;
+	case SOFT_NAK_REQUESTERS_MEMORY:
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
+		return SOFT_SINK_DISCARD;
+	default:
+		return SOFT_SINK_BROKEN;
+	}
+}
+
+/* ---- data ---------------------------------------------------------------------------------- */
+
+static enum soft_sink begin_read_data(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	uint32_t left = send->length - send->received;
+	uint32_t from = frame->total - frame->offset; /* counted from the end */
+
+	if (send->opcode != IBV_WR_RDMA_READ || frame->length > from ||
+	    (frame->length == 0 && frame->total > 0))
+		return SOFT_SINK_BROKEN;
+	if (qp->link->lossy && from != left) {
+		if (from - frame->length < left) /* not all of it has come before */
+			soft_requester_missed(qp);
+		return SOFT_SINK_DISCARD;
+	}
+	if (from != left || (!qp->link->lossy && frame->total != send->length))
+		return SOFT_SINK_BROKEN;
+	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+
+	if (!soft_send_is_read(send) || send->opcode == IBV_WR_RDMA_READ ||
+	    frame->length != SOFT_ATOMIC_RESULT)
+		return SOFT_SINK_BROKEN;
+	return SOFT_SINK_SMALL;
+}
+
+enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
+
+	if (!data && frame->length)
+		return SOFT_SINK_BROKEN;
+	if (frame->opcode == SOFT_ACK) /* its number was looked at with the frame's flags */
+		return SOFT_SINK_NONE;
+	if (!concerns_oldest(qp, frame->psn))
+		return qp->ibv.state == IBV_QPS_ERR || qp->link->lossy ? SOFT_SINK_DISCARD
+								       : SOFT_SINK_BROKEN;
+	switch (frame->opcode) {
+	case SOFT_READ_DATA:
+		return begin_read_data(qp, frame);
+	case SOFT_ATOMIC_DATA:
+		return begin_atomic_data(qp, frame);
+	case SOFT_RNR_NAK:
+		return receiver_not_ready(qp, frame);
+	default:
+		return refused(qp, frame);
+	}
+}
+
+int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
+			int room)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
+				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
+				  iov, room);
+
+	if (count < 0)
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
+	return count;
+}
+
+static void complete_read(struct soft_qp *qp)
+{
+	soft_requester_done(qp);
+	soft_complete_send(qp, IBV_WC_SUCCESS);
+	after_completion(qp);
+}
+
+/* The old value arrives as a number, whatever the byte orders: verbs want it in ours. */
+static void end_atomic(struct soft_qp *qp, const uint8_t *small)
+{
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	struct iovec iov[SOFT_ATOMIC_RESULT];
+	uint64_t before = soft_take64(small);
+	const uint8_t *from = (const uint8_t *)&before;
+	int count =
+		soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge, 0,
+			      SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov, SOFT_ATOMIC_RESULT);
+
+	if (count < 0) {
+		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
+		return;
+	}
+	for (int i = 0; i < count; from += iov[i].iov_len, i++)
+		memcpy(iov[i].iov_base, from, iov[i].iov_len);
+	complete_read(qp);
+}
+
+void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+{
+	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+
+	if (frame->opcode == SOFT_ATOMIC_DATA) {
+		end_atomic(qp, small);
+	} else if (frame->opcode == SOFT_READ_DATA) {
+		send->received += frame->length;
+		if (send->received == send->length)
+			complete_read(qp);
+		else
+			soft_requester_progress(qp);
+	}
+}

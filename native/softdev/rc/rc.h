@@ -1,0 +1,110 @@
+/* Reliable connections, and unreliable ones, which are the same without answers: from work requests to
+ * frames and back.  What carries the frames is in wire/. */
+#ifndef AIORDMA_SOFT_RC_H
+#define AIORDMA_SOFT_RC_H
+
+#include "objects/objects.h"
+
+extern const struct soft_transport soft_rc_transport;
+
+/* ---- frames being built and taken in ------------------------------------------------------- */
+
+/* Where transmission has got to, while a batch of frames is built and not yet sent. */
+struct soft_tx_cursor {
+	uint32_t next, next_offset, reads;
+	uint32_t response, response_offset;
+	uint32_t acked;
+	uint32_t most; /* bytes of payload that the next frame may carry */
+	uint32_t cma_most; /* the same if it refers to them; 0: it cannot */
+	uint32_t cma_least; /* as many as are worth it */
+};
+
+/* Of the `left` bytes of a message, those of its next frame; and is it a descriptor? */
+static inline uint32_t soft_frame_share(const struct soft_tx_cursor *cursor, uint32_t left,
+					bool *by_cma)
+{
+	*by_cma = cursor->cma_most && left >= cursor->cma_least;
+	uint32_t most = *by_cma ? cursor->cma_most : cursor->most;
+
+	return left < most ? left : most;
+}
+
+/* requester.c.  next: false when nothing may be sent now. */
+bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			 struct soft_tx_packet *out);
+void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
+/* Bytes [from, from + length) of the frame's payload as iovecs; their number, or -1 when the memory
+ * is no longer allowed to be read. */
+int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);
+
+/* Something of the message at that place has been given to the wire. */
+static inline void soft_requester_began(struct soft_qp *qp, uint32_t index)
+{
+	if ((int32_t)(index + 1 - qp->sq.begun) > 0)
+		qp->sq.begun = index + 1;
+}
+
+/* req_retransmit.c: what a lossy link needs of the requester (IBTA 9.7.6.1) */
+/* Back to the oldest request, from that byte on. */
+void soft_requester_go_back(struct soft_qp *qp, uint32_t offset);
+/* The same because something was lost, or fail when that has happened too often. */
+void soft_requester_retry(struct soft_qp *qp, uint32_t offset);
+/* The answer to a later request is there. */
+void soft_requester_missed(struct soft_qp *qp);
+/* The oldest request is done, perhaps before it has been transmitted again. */
+void soft_requester_done(struct soft_qp *qp);
+/* Something was answered: count from the beginning. */
+void soft_requester_progress(struct soft_qp *qp);
+/* Wait for an answer, if there is one to be expected. */
+void soft_requester_await(struct soft_qp *qp);
+
+/* resp_retransmit.c: what it needs of the responder (IBTA 9.7.4.1.2, 9.7.5.1) */
+enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
+void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
+struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
+					    uint8_t opcode, uint32_t total);
+
+void soft_retry_expired(struct soft_timer *timer); /* soft_qp.retry_timer */
+
+/* responder.c */
+int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+void soft_responder_forget(struct soft_qp *qp);
+void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
+bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			 struct soft_tx_packet *out);
+void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
+int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room);
+/* The PSN up to which everything is done and may be acknowledged with a frame sent after `plan`. */
+uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
+
+/* Taking in.  What happens to the frame just begun and its payload: */
+enum soft_sink {
+	SOFT_SINK_NONE, /* there is no payload */
+	SOFT_SINK_DISCARD, /* read and forgotten, the frame too */
+	SOFT_SINK_SMALL, /* into the link's small buffer */
+	SOFT_SINK_RECEIVE, /* scattered to the receive at the head of the queue */
+	SOFT_SINK_WRITE, /* to the memory that the peer named */
+	SOFT_SINK_READ, /* scattered to the oldest request */
+	SOFT_SINK_BROKEN, /* no such frame can come here: the stream is given up */
+};
+
+/* responder.c, completer.c: a frame's header is there; its payload is there, wholly. */
+enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame);
+void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+/* Every message up to this PSN is acknowledged; false if that cannot be. */
+bool soft_acknowledged(struct soft_qp *qp, uint32_t psn);
+
+/* Memory for payload bytes [from, from + length) of the frame, as iovecs; their number, or -1 when
+ * it may not be written (what follows from that has then been done). */
+void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame); /* does that */
+int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			 uint32_t length, struct iovec *iov, int room);
+int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
+			int room);
+
+#endif

@@ -1,0 +1,103 @@
+/* Requests that are transmitted again: what a lossy link needs of the requester.
+ *
+ * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder tells of a gap (a NAK for
+ * a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
+ * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
+ * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
+ *
+ * On a link that loses nothing none of this is ever used: who is silent there is slow, not gone.
+ */
+#include "inject/inject.h"
+#include "rc.h"
+#include "trace/trace.h"
+
+/* A process is not a card: what is asked for is the least, four times that the most
+ * (IBTA 9.7.6.1.3), and less than this says nothing but that a thread had to wait for its turn. */
+#define LEAST_NS 1000000u
+
+static bool is_lossy(const struct soft_qp *qp)
+{
+	return qp->link && qp->link->state == SOFT_LINK_UP && qp->link->lossy;
+}
+
+void soft_requester_go_back(struct soft_qp *qp, uint32_t offset)
+{
+	qp->sq.next = qp->sq.oldest;
+	qp->sq.next_offset = offset;
+	qp->sq.reads = 0;
+	soft_timer_stop(&qp->retry_timer);
+}
+
+void soft_requester_retry(struct soft_qp *qp, uint32_t offset)
+{
+	if (!qp->retries_left) {
+		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
+		return;
+	}
+	qp->retries_left--;
+	soft_fault_counts.retried++;
+	SOFT_TRACE(retry, qp, "LOSS");
+	soft_requester_go_back(qp, offset);
+	soft_qp_link_output(qp->link);
+}
+
+void soft_requester_missed(struct soft_qp *qp)
+{
+	/* Every answer that is still under way tells the same. */
+	if (qp->answer_missed)
+		return;
+	qp->answer_missed = true;
+	soft_requester_retry(qp, 0);
+}
+
+void soft_requester_done(struct soft_qp *qp)
+{
+	struct soft_send_queue *sq = &qp->sq;
+	struct soft_qp_link *link = qp->link;
+
+	sq->resumed = 0;
+	if (sq->oldest != sq->next) {
+		sq->reads -= soft_send_is_read(soft_send_at(qp, sq->oldest));
+		return;
+	}
+	/* It was about to be transmitted again. */
+	sq->next++;
+	sq->next_offset = 0;
+	if (link->partial && link->packet.frame.opcode < SOFT_ACK &&
+	    link->packet.index == sq->oldest)
+		link->zero_fill = true; /* its memory is the application's again */
+}
+
+void soft_requester_progress(struct soft_qp *qp)
+{
+	qp->retries_left = qp->attr.retry_cnt;
+	qp->answer_missed = false;
+	soft_timer_stop(&qp->retry_timer);
+	soft_requester_await(qp);
+}
+
+void soft_requester_await(struct soft_qp *qp)
+{
+	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
+
+	/* A timeout of 0 is none: IBTA 9.7.6.1.3. */
+	if (!is_lossy(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->rnr_waiting ||
+	    qp->retry_timer.running || !soft_oldest_has_begun(qp))
+		return;
+	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
+}
+
+void soft_retry_expired(struct soft_timer *timer)
+{
+	struct soft_qp *qp = soft_container(timer, struct soft_qp, retry_timer);
+
+	if (!is_lossy(qp) || qp->rnr_waiting || !soft_oldest_has_begun(qp))
+		return;
+	/* What has not even left cannot have been lost on the way. */
+	if (soft_port_is_down() || qp->link->blocked) {
+		soft_requester_await(qp);
+		return;
+	}
+	qp->answer_missed = false;
+	soft_requester_retry(qp, 0);
+}

@@ -1,0 +1,201 @@
+/* The requester: from the send queue to request frames.
+ *
+ * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
+ * timer, a fence behind READs and atomics that are not answered (IBTA 10.8.3.3), too many of those
+ * under way (max_rd_atomic: ibv_modify_qp(3)), or SQD.
+ *
+ * A request that turns out to be wrong on this side is marked, and fails when all before it have
+ * completed: completions keep the order of posting.
+ */
+#include <sys/uio.h>
+
+#include "rc.h"
+
+static uint8_t wire_opcode(uint8_t opcode)
+{
+	switch (opcode) {
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return SOFT_WRITE;
+	case IBV_WR_RDMA_READ:
+		return SOFT_READ;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return SOFT_COMPARE_SWAP;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return SOFT_FETCH_ADD;
+	case IBV_WR_ATOMIC_WRITE:
+		return SOFT_ATOMIC_WRITE;
+	default:
+		return SOFT_SEND;
+	}
+}
+
+/* Every SGE, before anything is transmitted: a message should not fail half way if that can be
+ * known (IBTA 10.7.2.2, local protection error). */
+static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, index);
+	const struct ibv_sge *sges = soft_send_sges(qp, index);
+
+	if (send->flags & IBV_SEND_INLINE)
+		return true;
+	for (uint32_t i = 0; i < send->num_sge; i++)
+		if (sges[i].length && !soft_memory_allowed(sges[i].lkey, qp->ibv.pd, sges[i].addr,
+							   sges[i].length, rights))
+			return false;
+	return true;
+}
+
+/* May the message at plan->next begin? */
+static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
+		      struct soft_send_wqe *send, bool read)
+{
+	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.5). */
+	if (qp->ibv.state != IBV_QPS_RTS &&
+	    (qp->ibv.state != IBV_QPS_SQD || (int32_t)(qp->sq.begun - cursor->next) <= 0))
+		return false;
+	if (cursor->reads &&
+	    (send->flags & IBV_SEND_FENCE || (read && cursor->reads >= qp->attr.max_rd_atomic)))
+		return false;
+	if (read && qp->attr.max_rd_atomic == 0)
+		send->status = IBV_WC_LOC_QP_OP_ERR; /* it could never be sent */
+	else if (!memory_is_allowed(qp, cursor->next, read ? IBV_ACCESS_LOCAL_WRITE : 0))
+		send->status = IBV_WC_LOC_PROT_ERR;
+	return !send->status;
+}
+
+bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			 struct soft_tx_packet *out)
+{
+	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
+		if (qp->rnr_waiting ||
+		    !soft_send_carry_out(qp, soft_send_at(qp, cursor->next), cursor->reads))
+			return false;
+		cursor->next++;
+	}
+	struct soft_send_wqe *send = soft_send_at(qp, cursor->next);
+	uint8_t opcode = wire_opcode(send->opcode);
+	bool read = soft_is_read(opcode);
+	uint32_t length = send->length - cursor->next_offset;
+	bool by_cma = false;
+
+	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
+		return false;
+	if (cursor->next_offset == 0 && !may_begin(qp, cursor, send, read))
+		return false;
+	if (opcode == SOFT_READ)
+		length = 0;
+	else if (read)
+		length = SOFT_ATOMIC_ARGUMENTS;
+	else
+		length = soft_frame_share(cursor, length, &by_cma);
+
+	*out = (struct soft_tx_packet){
+		.index = cursor->next,
+		.last = read || cursor->next_offset + length == send->length,
+		.by_cma = by_cma,
+		.frame =
+			{
+				.opcode = opcode,
+				.length = length,
+				.psn = soft_send_psn(qp, cursor->next),
+				.address = send->remote_address,
+				.rkey = send->rkey,
+				.total = send->length,
+				.offset = cursor->next_offset,
+			},
+	};
+	if (opcode == SOFT_READ) { /* what has come of it is not asked for again */
+		out->frame.address += send->received;
+		out->frame.total -= send->received;
+	}
+	if (send->flags & IBV_SEND_SOLICITED)
+		out->frame.flags |= SOFT_FRAME_SOLICITED;
+	if (send->opcode == IBV_WR_SEND_WITH_IMM || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+		out->frame.flags |= SOFT_FRAME_IMMEDIATE;
+		out->frame.immediate = send->immediate;
+	}
+	if (send->opcode == IBV_WR_SEND_WITH_INV)
+		out->frame.flags |= SOFT_FRAME_INVALIDATE;
+	if (out->last) {
+		cursor->next++;
+		cursor->next_offset = 0;
+		cursor->reads += read;
+	} else {
+		cursor->next_offset += length;
+	}
+	return true;
+}
+
+void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
+{
+	struct soft_send_queue *sq = &qp->sq;
+
+	soft_requester_began(qp, out->index);
+	soft_send_pass(qp);
+	/* A NAK that came in while the frame was on its way out has moved us back. */
+	if (out->index != sq->next || out->frame.offset != sq->next_offset)
+		return;
+	if (out->last) {
+		sq->next++;
+		sq->next_offset = 0;
+		sq->reads += soft_is_read(out->frame.opcode);
+		if (soft_qp_is_uc(qp)) /* sent is done: IBTA 9.8.2 */
+			soft_complete_send(qp, IBV_WC_SUCCESS);
+	} else {
+		sq->next_offset += out->frame.length;
+	}
+	soft_requester_await(qp);
+}
+
+int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_send_wqe *send = soft_send_at(qp, out->index);
+
+	if (soft_is_read(out->frame.opcode) ||
+	    (send->flags & IBV_SEND_INLINE && out->frame.opcode == SOFT_ATOMIC_WRITE)) {
+		*iov = (struct iovec){.iov_base = send->arguments + from, .iov_len = length};
+		return 1;
+	}
+	if (send->flags & IBV_SEND_INLINE) {
+		*iov = (struct iovec){.iov_base = soft_send_inline(qp, out->index) + from,
+				      .iov_len = length};
+		return 1;
+	}
+	return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
+			     (uint64_t)out->frame.offset + from, length,
+			     out->by_cma ? SOFT_ACCESS_CMA : 0, iov, room);
+}
+
+static void lose(struct soft_qp *qp)
+{
+	struct soft_tx_packet out;
+
+	for (;;) {
+		struct soft_tx_cursor cursor = {
+			.next = qp->sq.next,
+			.next_offset = qp->sq.next_offset,
+			.most = SOFT_FRAME_MAX,
+		};
+
+		if (!soft_requester_next(qp, &cursor, &out))
+			break;
+		soft_requester_commit(qp, &out);
+	}
+	soft_send_settle(qp);
+	soft_qp_check_drained(qp);
+}
+
+static void output(struct soft_qp *qp)
+{
+	soft_qp_link_output(qp->link);
+}
+
+const struct soft_transport soft_rc_transport = {
+	.prepare = soft_responder_prepare,
+	.forget = soft_responder_forget,
+	.output = output,
+	.lose = lose,
+	.retry_expired = soft_retry_expired,
+};

@@ -1,0 +1,112 @@
+/* Requests that come out of turn: what a lossy link needs of the responder.
+ *
+ * A PSN in the half of the circle behind the expected one is a duplicate, one before it tells of a
+ * gap (IBTA 9.7.4.1.2).  The gap is told once, and what follows it is discarded until the missing
+ * request is there (9.7.5.1).  A duplicate tells that its answer was lost, so it is answered again,
+ * and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, READ reads what is there
+ * now, and an atomic gets the answer that it got (9.4.5).
+ */
+#include "rc.h"
+
+/* Answers from this PSN on that have not gone out: they will all be asked for again. */
+static void forget_answers(struct soft_qp *qp, uint32_t psn)
+{
+	struct soft_responder *responder = &qp->responder;
+	struct soft_qp_link *link = qp->link;
+	uint32_t tail = responder->response_head;
+
+	while (tail != responder->response_tail &&
+	       soft_psn_before(responder->responses[tail & responder->response_mask].psn, psn))
+		tail++;
+	if (tail == responder->response_head && tail != responder->response_tail) {
+		/* A frame that the wire has in part must be finished; it is then the last one. */
+		if (link->partial && link->packet.frame.opcode > SOFT_ACK &&
+		    link->packet.index == tail) {
+			link->packet.last = true;
+			tail++;
+		} else {
+			responder->response_offset = 0;
+		}
+	}
+	responder->response_tail = tail;
+}
+
+/* False: there is no place for it now. */
+static bool answer(struct soft_qp *qp, const struct soft_frame *frame, uint8_t opcode,
+		   uint32_t total, const uint8_t *result)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	forget_answers(qp, frame->psn);
+	if (responder->response_tail - responder->response_head > responder->response_mask)
+		return false;
+	struct soft_response *response = soft_responder_answer(qp, frame, opcode, total);
+
+	if (result)
+		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
+	soft_qp_link_output(qp->link);
+	return true;
+}
+
+static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	/* What may not be read any more is not answered: the requester gives up. */
+	if (qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ &&
+	    (frame->total == 0 || soft_remote_allowed(qp, frame->rkey, frame->address, frame->total,
+						      IBV_ACCESS_REMOTE_READ)))
+		answer(qp, frame, SOFT_READ_DATA, frame->total, NULL);
+}
+
+static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	const struct soft_responder *responder = &qp->responder;
+
+	/* The latest first; as many are kept as can be unanswered (9.4.5). */
+	for (uint32_t i = 0; i <= responder->response_mask && i < responder->atomics_done; i++) {
+		const struct soft_atomic_answer *given =
+			&responder->atomics[(responder->atomics_done - 1 - i) &
+					    responder->response_mask];
+
+		if (given->psn == frame->psn) {
+			answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, given->result);
+			return;
+		}
+	}
+}
+
+static void acknowledge_again(struct soft_qp *qp)
+{
+	/* As if the last one had not been told. */
+	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
+	soft_qp_link_output(qp->link);
+}
+
+static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (frame->opcode == SOFT_READ)
+		read_again(qp, frame);
+	else if (soft_is_read(frame->opcode))
+		atomic_again(qp, frame);
+	else if (frame->offset + frame->length == frame->total)
+		acknowledge_again(qp);
+}
+
+enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint32_t offset = responder->active ? responder->offset : 0;
+
+	if (soft_psn_before(frame->psn, responder->psn)) {
+		answer_again(qp, frame);
+	} else if (frame->psn != responder->psn || frame->offset + frame->length > offset) {
+		soft_responder_missed(qp);
+	}
+	return SOFT_SINK_DISCARD;
+}
+
+void soft_responder_missed(struct soft_qp *qp)
+{
+	if (!qp->responder.resend_wanted)
+		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
+	qp->responder.resend_wanted = true;
+}

@@ -1,0 +1,524 @@
+/* The responder: request frames come in, memory is written, receives are filled, answers go out.
+ *
+ * Requests are carried out in the order of their PSNs.  Each one is checked when its header is
+ * there and again for every chunk of payload, because the application may deregister memory in
+ * between.  What is refused gets a NAK, which goes out after the answers to all requests before it;
+ * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
+ * its application must learn that its peer is in error.
+ *
+ * Unless the link is said to be lossy (resp_retransmit.c), a PSN that is not the expected one is either a
+ * message that was under way when an RNR NAK went out (discarded: the requester begins again) or
+ * nonsense.
+ *
+ * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next message
+ * that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "inject/inject.h"
+#include "rc.h"
+
+/* When a queue pair becomes ready to receive. */
+int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint32_t slots = 1;
+
+	while (slots < depth)
+		slots *= 2;
+	responder->responses = calloc(slots, sizeof(*responder->responses));
+	responder->atomics = calloc(slots, sizeof(*responder->atomics));
+	if (!responder->responses || !responder->atomics) {
+		soft_responder_forget(qp);
+		return ENOMEM;
+	}
+	responder->response_mask = slots - 1;
+	responder->psn = psn & SOFT_PSN_MASK;
+	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the one before */
+	return 0;
+}
+
+void soft_responder_forget(struct soft_qp *qp)
+{
+	free(qp->responder.responses);
+	free(qp->responder.atomics);
+	memset(&qp->responder, 0, sizeof(qp->responder));
+}
+
+/* ---- refusing ------------------------------------------------------------------------------ */
+
+void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
+{
+	qp->link->nak_opcode = opcode;
+	qp->link->nak_syndrome = syndrome;
+	qp->link->nak_psn = qp->responder.psn;
+	qp->link->nak_offset = qp->responder.active ? qp->responder.offset : 0;
+	soft_qp_link_output(qp->link);
+}
+
+void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	responder->failed = true;
+	responder->active = false;
+	responder->psn = psn; /* nothing from this one on will be acknowledged */
+	/* IBTA 11.6.3.2: affiliated errors of the responder, which no completion tells. */
+	if (nak == SOFT_NAK_REMOTE_ACCESS)
+		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
+	else if (nak == SOFT_NAK_INVALID_REQUEST)
+		soft_qp_event(qp, IBV_EVENT_QP_REQ_ERR);
+	soft_responder_nak(qp, SOFT_NAK, nak);
+}
+
+/* UC: forget the message under way; a receive that it took stays for the next one. */
+static enum soft_sink drop(struct soft_qp *qp)
+{
+	qp->responder.active = false;
+	return SOFT_SINK_DISCARD;
+}
+
+static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
+{
+	if (soft_qp_is_uc(qp))
+		return drop(qp);
+	soft_responder_fail(qp, nak, qp->responder.psn);
+	return SOFT_SINK_DISCARD;
+}
+
+/* The receive that was taken fails, and the queue pair with it. */
+static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
+{
+	soft_complete_receive(qp, status, 0);
+	if (soft_qp_is_uc(qp))
+		soft_qp_error(qp);
+	else
+		refuse(qp, nak);
+}
+
+/* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send the message again. */
+static enum soft_sink not_ready(struct soft_qp *qp)
+{
+	if (soft_qp_is_uc(qp))
+		return drop(qp);
+	qp->responder.resend_wanted = true;
+	qp->responder.active = false;
+	soft_responder_nak(qp, SOFT_RNR_NAK, qp->attr.min_rnr_timer);
+	return SOFT_SINK_DISCARD;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static bool has_room_for_response(const struct soft_qp *qp)
+{
+	return qp->responder.response_tail - qp->responder.response_head <
+	       qp->attr.max_dest_rd_atomic;
+}
+
+/* More than was agreed.  Unless frames get lost: then places are also held by answers that are told
+ * again and have not gone out, or were given up in the middle of a frame, and it is as if the request
+ * had got lost. */
+static enum soft_sink too_many(struct soft_qp *qp)
+{
+	if (!qp->link->lossy)
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
+	qp->responder.resend_wanted = true;
+	return SOFT_SINK_DISCARD;
+}
+
+/* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
+static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
+{
+	return frame->total == 0 ||
+	       soft_remote_allowed(qp, frame->rkey, frame->address, frame->total, right);
+}
+
+/* SEND, and WRITE with immediate, need a receive. */
+static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
+		return not_ready(qp);
+	qp->responder.has_receive = true;
+	if (frame->total > soft_receive_at(&qp->rq, qp->rq.head)->length) {
+		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
+		if (!soft_qp_is_uc(qp))
+			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	}
+	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_write(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_WRITE))
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
+		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
+			return not_ready(qp);
+		qp->responder.has_receive = true;
+	}
+	return frame->length ? SOFT_SINK_WRITE : SOFT_SINK_NONE;
+}
+
+static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.4 */
+	if (!has_room_for_response(qp))
+		return too_many(qp);
+	if (!reachable(qp, frame, IBV_ACCESS_REMOTE_READ))
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	return SOFT_SINK_NONE;
+}
+
+/* To write is the right of an atomic write, which does not tell what was there (IBTA annex A19). */
+static unsigned atomic_right(const struct soft_frame *frame)
+{
+	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
+						  : IBV_ACCESS_REMOTE_ATOMIC;
+}
+
+/* The word that an atomic works on, or NULL. */
+static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
+{
+	return soft_remote_memory(qp, frame->rkey, frame->address, sizeof(uint64_t),
+				  atomic_right(frame));
+}
+
+static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (soft_is_read(frame->opcode) && !has_room_for_response(qp))
+		return too_many(qp);
+	if (!(qp->attr.qp_access_flags & atomic_right(frame)) ||
+	    frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	uint64_t *at = word(qp, frame);
+
+	if (!at)
+		return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	/* A region with an iova of its own can make an aligned address a misaligned pointer. */
+	if ((uintptr_t)at % sizeof(uint64_t))
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	return SOFT_SINK_SMALL;
+}
+
+/* Can a frame of that opcode look like this? */
+static bool well_formed(const struct soft_frame *frame)
+{
+	switch (frame->opcode) {
+	case SOFT_WRITE:
+		if (frame->flags & SOFT_FRAME_INVALIDATE)
+			return false; /* only a SEND says that */
+		/* fall through */
+	case SOFT_SEND:
+		return frame->length <= frame->total - frame->offset &&
+		       (frame->length > 0 || frame->total == 0);
+	case SOFT_READ:
+		return frame->length == 0 && frame->offset == 0;
+	case SOFT_ATOMIC_WRITE:
+		return frame->length == SOFT_ATOMIC_WORD && frame->total == SOFT_ATOMIC_WORD &&
+		       frame->offset == 0 && !(frame->flags & SOFT_FRAME_INVALIDATE);
+	default:
+		return frame->length == SOFT_ATOMIC_ARGUMENTS && frame->offset == 0;
+	}
+}
+
+/* Neither the next message nor the next part of the one under way. */
+static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (!qp->link->lossy)
+		return qp->responder.resend_wanted && !qp->responder.active ? SOFT_SINK_DISCARD
+									    : SOFT_SINK_BROKEN;
+	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
+}
+
+/* What was expected is there; nobody need be told any more that it is missing. */
+static void found(struct soft_qp *qp)
+{
+	struct soft_qp_link *link = qp->link;
+
+	qp->responder.resend_wanted = false;
+	if (link->nak_opcode == SOFT_NAK && link->nak_syndrome == SOFT_NAK_SEQUENCE)
+		link->nak_opcode = 0;
+}
+
+enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	if (!well_formed(frame))
+		return SOFT_SINK_BROKEN;
+	if (responder->failed)
+		return SOFT_SINK_DISCARD;
+	if (soft_qp_is_uc(qp)) {
+		if (frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE)
+			return SOFT_SINK_BROKEN;
+		if (frame->offset == 0) {
+			responder->active = false;
+			responder->psn = frame->psn;
+		} else if (!responder->active) {
+			return SOFT_SINK_DISCARD;
+		}
+	}
+	if (frame->psn != responder->psn ||
+	    frame->offset != (responder->active ? responder->offset : 0))
+		return out_of_turn(qp, frame);
+	found(qp);
+	if (responder->active) {
+		if (frame->opcode != responder->opcode || frame->total != responder->total)
+			return SOFT_SINK_BROKEN;
+		return frame->opcode == SOFT_SEND ? SOFT_SINK_RECEIVE : SOFT_SINK_WRITE;
+	}
+	if (!qp->communicated) {
+		qp->communicated = true;
+		/* IBTA 11.6.3.1: told only to who may not know it from its own requests. */
+		if (qp->ibv.state == IBV_QPS_RTR)
+			soft_qp_event(qp, IBV_EVENT_COMM_EST);
+	}
+	responder->has_receive = false;
+	responder->opcode = frame->opcode;
+	responder->flags = frame->flags;
+	responder->immediate = frame->immediate;
+	responder->total = frame->total;
+	responder->address = frame->address;
+	responder->rkey = frame->rkey;
+	responder->offset = 0;
+	switch (frame->opcode) {
+	case SOFT_SEND:
+		return begin_send(qp, frame);
+	case SOFT_WRITE:
+		return begin_write(qp, frame);
+	case SOFT_READ:
+		return begin_read(qp, frame);
+	default:
+		return begin_atomic(qp, frame);
+	}
+}
+
+void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
+{
+	if (frame->opcode == SOFT_SEND)
+		/* IBTA 9.9.3: local protection error for us, operational error there */
+		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
+	else
+		refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+}
+
+int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
+			 uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint64_t offset = (uint64_t)frame->offset + from;
+
+	if (frame->opcode == SOFT_SEND) {
+		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
+		int count = soft_sge_walk(soft_receive_pd(qp),
+					  soft_receive_sges(&qp->rq, qp->rq.head), receive->num_sge,
+					  offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
+
+		if (count < 0)
+			soft_request_unwritable(qp, frame);
+		return count;
+	}
+	/* Address and key of the message's first frame, which is where they were checked. */
+	void *memory = soft_remote_memory(qp, responder->rkey, responder->address + offset, length,
+					  IBV_ACCESS_REMOTE_WRITE);
+
+	if (!memory) {
+		soft_request_unwritable(qp, frame);
+		return -1;
+	}
+	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+	return 1;
+}
+
+struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
+					    uint8_t opcode, uint32_t total)
+{
+	struct soft_responder *responder = &qp->responder;
+	struct soft_response *response =
+		&responder->responses[responder->response_tail++ & responder->response_mask];
+
+	*response = (struct soft_response){
+		.psn = frame->psn,
+		.rkey = frame->rkey,
+		.address = frame->address,
+		.total = total,
+		.opcode = opcode,
+	};
+	return response;
+}
+
+/* IBTA 9.4.5.1.  Against other threads of this process the instructions themselves are atomic. */
+static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
+{
+	struct soft_responder *responder = &qp->responder;
+	uint64_t first = soft_take64(arguments);
+	uint64_t before = first;
+	uint64_t *at = word(qp, frame);
+
+	if (!at)
+		return false;
+	if (frame->opcode == SOFT_ATOMIC_WRITE) {
+		uint64_t value; /* bytes, not a number: in the order in which they were */
+
+		memcpy(&value, arguments, sizeof(value));
+		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
+		return true;
+	}
+	if (frame->opcode == SOFT_FETCH_ADD)
+		before = __atomic_fetch_add(at, first, __ATOMIC_SEQ_CST);
+	else
+		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
+					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	struct soft_response *response =
+		soft_responder_answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
+	struct soft_atomic_answer *given =
+		&responder->atomics[responder->atomics_done++ & responder->response_mask];
+
+	soft_put64(response->result, before);
+	given->psn = frame->psn;
+	memcpy(given->result, response->result, sizeof(given->result));
+	return true;
+}
+
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+		responder->offset += frame->length;
+		responder->active = responder->offset != responder->total;
+		if (responder->active)
+			return;
+		/* IBTA 9.4.1.1.2: when all of the message is there, and before its completion. */
+		if (responder->flags & SOFT_FRAME_INVALIDATE &&
+		    !soft_invalidate(qp, responder->rkey)) {
+			fail_receive(qp, IBV_WC_REM_INV_REQ_ERR, SOFT_NAK_REMOTE_ACCESS);
+			return;
+		}
+		responder->psn = soft_psn_add(responder->psn, 1);
+		if (responder->has_receive)
+			soft_complete_receive(qp, IBV_WC_SUCCESS, responder->total);
+		if (soft_qp_is_uc(qp))
+			return;
+		if (responder->has_receive)
+			soft_links->acknowledge(qp->link);
+		else
+			soft_qp_link_output(qp->link);
+		return;
+	case SOFT_READ:
+		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->total);
+		break;
+	default:
+		if (!do_atomic(qp, frame, small)) {
+			refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+			return;
+		}
+	}
+	responder->psn = soft_psn_add(responder->psn, 1);
+	soft_qp_link_output(qp->link);
+}
+
+/* ---- answers ------------------------------------------------------------------------------- */
+
+static struct soft_response *response_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->responder.responses[index & qp->responder.response_mask];
+}
+
+uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
+{
+	const struct soft_responder *responder = &qp->responder;
+
+	if (soft_qp_is_uc(qp))
+		return cursor->acked; /* there is never anything to tell */
+	uint32_t next = cursor->response == responder->response_tail
+				? responder->psn
+				: response_at(qp, cursor->response)->psn;
+
+	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
+
+	/* The oldest answer may be one that is given again. */
+	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
+}
+
+/* An answer acknowledges: IBTA 9.7.5.1.2. */
+static uint32_t acked_with(uint32_t acked, uint32_t psn)
+{
+	return soft_psn_before(acked, psn) ? psn : acked;
+}
+
+bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
+			 struct soft_tx_packet *out)
+{
+	if (cursor->response == qp->responder.response_tail)
+		return false;
+	const struct soft_response *response = response_at(qp, cursor->response);
+	bool by_cma;
+	uint32_t length =
+		soft_frame_share(cursor, response->total - cursor->response_offset, &by_cma);
+
+	*out = (struct soft_tx_packet){
+		.index = cursor->response,
+		.last = cursor->response_offset + length == response->total,
+		.by_cma = by_cma,
+		.frame =
+			{
+				.opcode = response->opcode,
+				.length = length,
+				.psn = response->psn,
+				.total = response->total,
+				.offset = cursor->response_offset,
+			},
+	};
+	if (out->last) {
+		cursor->response++;
+		cursor->response_offset = 0;
+		cursor->acked = acked_with(cursor->acked, response->psn);
+	} else {
+		cursor->response_offset += length;
+	}
+	return true;
+}
+
+void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
+{
+	struct soft_responder *responder = &qp->responder;
+
+	if (out->index != responder->response_head)
+		return; /* given up meanwhile */
+	if (out->last) {
+		responder->response_head++;
+		responder->response_offset = 0;
+		responder->acked = acked_with(responder->acked, out->frame.psn);
+	} else {
+		responder->response_offset += out->frame.length;
+	}
+}
+
+int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
+			  uint32_t length, struct iovec *iov, int room)
+{
+	struct soft_response *response = response_at(qp, out->index);
+	void *memory;
+
+	(void)room;
+	if (response->opcode == SOFT_ATOMIC_DATA)
+		memory = response->result + from;
+	else
+		memory = soft_remote_memory(
+			qp, response->rkey, response->address + out->frame.offset + from, length,
+			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
+	if (!memory)
+		return -1;
+	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
+	return 1;
+}

@@ -1,0 +1,357 @@
+/* See cma.h.  Grants are in cma_export.c, this is the side that copies.
+ *
+ * Is it worth while?  The kernel looks up each page of the other process, so where those are small a
+ * copy takes about three times as long as a memcpy, and the channel through a ring, whose two copies are
+ * made at the same time on two cores, is quicker at every length; where they are huge, it takes no
+ * longer than the ring and only one core (bench_cma.c).  Nobody can tell what a process's pages are
+ * like, so who copies looks at the clock, and when it was slow twice in a row says that it rests for a
+ * while: longer and longer, as long as it stays so.
+ */
+#define _GNU_SOURCE /* process_vm_readv */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+
+#include "objects/objects.h"
+#include "shm_internal.h"
+
+#define REST_NS 100000000u
+#define REST_MOST_NS 10000000000u
+
+enum {
+	SLOW_IN_A_ROW = 2,
+	LONG = 64 * 1024 /* enough to be measured */
+};
+
+uint64_t soft_cma_copied;
+uint64_t soft_cma_slow = 50000;
+
+int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
+{
+	memset(cma, 0, sizeof(*cma));
+	if (getrandom(cma->secret, sizeof(cma->secret), 0) != sizeof(cma->secret))
+		return errno;
+	cma->own = own;
+	cma->peer = peer;
+	memcpy(own->secret, cma->secret, sizeof(own->secret));
+	own->secret_at = (uintptr_t)cma->secret;
+	return 0;
+}
+
+void soft_cma_end(struct soft_cma *cma)
+{
+	/* Whoever should still copy finds that this is not what it was. */
+	explicit_bzero(cma->secret, sizeof(cma->secret));
+}
+
+/* ---- copying ------------------------------------------------------------------------------- */
+
+static size_t bytes_of(const struct iovec *iov, int count)
+{
+	size_t bytes = 0;
+
+	for (int i = 0; i < count; i++)
+		bytes += iov[i].iov_len;
+	return bytes;
+}
+
+/* Without the first `skip` bytes; the number that is left. */
+static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
+{
+	int left = 0;
+
+	for (int i = 0; i < count; i++) {
+		size_t part = skip < iov[i].iov_len ? skip : iov[i].iov_len;
+
+		skip -= part;
+		if (part == iov[i].iov_len)
+			continue;
+		rest[left++] = (struct iovec){
+			.iov_base = (uint8_t *)iov[i].iov_base + part,
+			.iov_len = iov[i].iov_len - part,
+		};
+	}
+	return left;
+}
+
+/* `length` bytes from `offset` of what is referred to. */
+static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t length,
+		     struct iovec *from)
+{
+	int count = 0;
+
+	for (uint32_t i = 0; i < desc->count && length; i++) {
+		uint64_t part = desc->pieces[i].length;
+
+		if (offset >= part) {
+			offset -= (uint32_t)part;
+			continue;
+		}
+		part -= offset;
+		if (part > length)
+			part = length;
+		from[count++] = (struct iovec){
+			.iov_base = (void *)(uintptr_t)(desc->pieces[i].address + offset),
+			.iov_len = part,
+		};
+		length -= part;
+		offset = 0;
+	}
+	return count;
+}
+
+/* The number may be another process's by now, or the process have become another program
+ * (execve(2)): so each call begins with the secret, which makes it certain whose memory it is, because
+ * the kernel looks the process up once in a call. */
+static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
+			 const struct iovec *from, int from_count, size_t skip)
+{
+	uint64_t secret[2], expected[2];
+	struct iovec local[SOFT_MAX_SGE + 1] = {{.iov_base = secret, .iov_len = sizeof(secret)}};
+	struct iovec remote[SOFT_CMA_PIECES + 1] = {{
+		.iov_base =
+			(void *)(uintptr_t)__atomic_load_n(&cma->peer->secret_at, __ATOMIC_RELAXED),
+		.iov_len = sizeof(secret),
+	}};
+	unsigned long local_count = 1u + (unsigned)rest_of(to, to_count, skip, local + 1);
+	unsigned long remote_count = 1u + (unsigned)rest_of(from, from_count, skip, remote + 1);
+	ssize_t n = process_vm_readv(cma->pid, local, local_count, remote, remote_count, 0);
+
+	/* Nothing at all has been read, not even the secret. */
+	if (n < 0)
+		return errno == EFAULT ? -ESRCH : -errno;
+	for (int i = 0; i < 2; i++)
+		expected[i] = __atomic_load_n(&cma->peer->secret[i], __ATOMIC_RELAXED);
+	if ((size_t)n < sizeof(secret) || memcmp(secret, expected, sizeof(secret)))
+		return -ESRCH;
+	return n - (ssize_t)sizeof(secret);
+}
+
+static enum soft_cma_result read_all(const struct soft_cma *cma, const struct iovec *to,
+				     int to_count, const struct iovec *from, int from_count)
+{
+	size_t length = bytes_of(to, to_count), done = 0;
+
+	/* A call ends early at the first page that is not there.  EPERM, ENOSYS and whatever else
+	 * the kernel should say: then it shall not be asked again. */
+	while (done < length) {
+		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
+
+		if (n < 0)
+			return n == -ESRCH ? SOFT_CMA_GONE : SOFT_CMA_FORBIDDEN;
+		if (n == 0)
+			break;
+		done += (size_t)n;
+	}
+	if (done == length)
+		return SOFT_CMA_COPIED;
+	/* The kernel does not say on which side. */
+	for (int i = 0; i < to_count; i++)
+		if (soft_pages_fault(to[i].iov_base, to[i].iov_len, true))
+			return SOFT_CMA_UNWRITABLE;
+	return SOFT_CMA_UNREADABLE;
+}
+
+/* Within this process.  The memory may be the same on both sides. */
+static void move(const struct iovec *to, const struct iovec *from)
+{
+	size_t to_done = 0, from_done = 0;
+
+	while (from->iov_len) {
+		size_t to_left = to->iov_len - to_done, from_left = from->iov_len - from_done;
+		size_t part = to_left < from_left ? to_left : from_left;
+
+		memmove((uint8_t *)to->iov_base + to_done, (uint8_t *)from->iov_base + from_done,
+			part);
+		to_done += part;
+		from_done += part;
+		if (to_done == to->iov_len) {
+			to++;
+			to_done = 0;
+		}
+		if (from_done == from->iov_len) {
+			from++;
+			from_done = 0;
+		}
+	}
+}
+
+static void judge(struct soft_cma *cma, size_t length, uint64_t since)
+{
+	uint64_t now = soft_now();
+
+	if ((now - since) * (1024 * 1024) / length <= soft_cma_slow) {
+		cma->slow = 0;
+		cma->backoff_ns = 0;
+		return;
+	}
+	if (++cma->slow < SLOW_IN_A_ROW)
+		return;
+	cma->slow = 0;
+	cma->backoff_ns = cma->backoff_ns ? 2 * cma->backoff_ns : REST_NS;
+	if (cma->backoff_ns > REST_MOST_NS)
+		cma->backoff_ns = REST_MOST_NS;
+	__atomic_store_n(&cma->own->backoff_until, now + cma->backoff_ns, __ATOMIC_RELAXED);
+}
+
+static enum soft_cma_result read_judged(struct soft_cma *cma, const struct iovec *to, int to_count,
+					const struct iovec *from, int from_count)
+{
+	size_t length = bytes_of(to, to_count);
+	uint64_t since = length >= LONG ? soft_now() : 0;
+	enum soft_cma_result reached = read_all(cma, to, to_count, from, from_count);
+
+	if (since && reached == SOFT_CMA_COPIED)
+		judge(cma, length, since);
+	return reached;
+}
+
+bool soft_cma_backs_off(const struct soft_cma *cma)
+{
+	uint64_t backoff_until = __atomic_load_n(&cma->peer->backoff_until, __ATOMIC_RELAXED);
+
+	/* Its clock may be another one (time_namespaces(7)). */
+	return backoff_until && backoff_until - soft_now() <= REST_MOST_NS;
+}
+
+static bool is_current(const struct soft_cma *cma, const struct soft_cma_desc *desc)
+{
+	return __atomic_load_n(&cma->peer->generation[desc->slot], __ATOMIC_RELAXED) ==
+	       desc->generation;
+}
+
+void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc)
+{
+	__atomic_store_n(&cma->own->done[desc->slot], desc->generation, __ATOMIC_RELEASE);
+}
+
+enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
+				   uint32_t offset, const struct iovec *to, int count)
+{
+	struct iovec from[SOFT_CMA_PIECES + 1] = {0};
+	size_t length = bytes_of(to, count);
+	int from_count = pieces_of(desc, offset, length, from);
+	enum soft_cma_result reached = SOFT_CMA_COPIED;
+
+	__atomic_store_n(&cma->own->busy, desc->slot + 1, __ATOMIC_RELAXED);
+	/* Before the generation is looked at: either the owner sees the mark and waits, or we see
+	 * that it has taken back. */
+	__sync_synchronize();
+	if (is_current(cma, desc)) {
+		if (cma->own == cma->peer)
+			move(to, from);
+		else
+			reached = read_judged(cma, to, count, from, from_count);
+		__sync_synchronize();
+	}
+	if (!is_current(cma, desc))
+		reached = SOFT_CMA_REVOKED;
+	else if (reached != SOFT_CMA_COPIED || offset + length == desc->length)
+		soft_cma_done(cma, desc);
+	__atomic_store_n(&cma->own->busy, 0, __ATOMIC_RELEASE);
+	if (reached == SOFT_CMA_COPIED)
+		soft_cma_copied += length;
+	if (reached == SOFT_CMA_FORBIDDEN)
+		__atomic_store_n(&cma->own->copies, 0, __ATOMIC_RELEASE);
+	return reached;
+}
+
+bool soft_cma_probe(struct soft_cma *cma, pid_t pid)
+{
+	cma->pid = pid;
+	cma->probed = true;
+	bool copies = cma->own == cma->peer || (pid && read_some(cma, NULL, 0, NULL, 0, 0) == 0);
+
+	__atomic_store_n(&cma->own->copies, copies, __ATOMIC_RELEASE);
+	return copies;
+}
+
+/* ---- descriptors as bytes ------------------------------------------------------------------- */
+
+uint32_t soft_cma_desc_encode(uint8_t *at, const struct soft_cma_desc *desc)
+{
+	soft_put32(at, desc->slot);
+	soft_put32(at + 4, desc->generation);
+	for (uint32_t i = 0; i < desc->count; i++) {
+		uint8_t *piece = at + SOFT_CMA_DESC_HEAD + i * SOFT_CMA_DESC_PIECE;
+
+		soft_put64(piece, desc->pieces[i].address);
+		soft_put64(piece + 8, desc->pieces[i].length);
+	}
+	return SOFT_CMA_DESC_HEAD + desc->count * SOFT_CMA_DESC_PIECE;
+}
+
+bool soft_cma_desc_decode(const uint8_t *at, uint32_t count, uint32_t length,
+			  struct soft_cma_desc *desc)
+{
+	uint32_t left = length;
+
+	if (count == 0 || count > SOFT_CMA_PIECES)
+		return false;
+	*desc = (struct soft_cma_desc){
+		.slot = soft_take32(at),
+		.generation = soft_take32(at + 4),
+		.count = count,
+		.length = length,
+	};
+	for (uint32_t i = 0; i < count; i++) {
+		const uint8_t *piece = at + SOFT_CMA_DESC_HEAD + i * SOFT_CMA_DESC_PIECE;
+
+		desc->pieces[i].address = soft_take64(piece);
+		desc->pieces[i].length = soft_take64(piece + 8);
+		if (desc->pieces[i].length == 0 || desc->pieces[i].length > left)
+			return false;
+		left -= (uint32_t)desc->pieces[i].length;
+	}
+	return left == 0 && desc->slot < SOFT_CMA_SLOTS;
+}
+
+/* ---- peers ---------------------------------------------------------------------------------- */
+
+static struct soft_node cmas = {&cmas, &cmas};
+
+struct soft_cma *soft_cma_next(const struct soft_cma *cma)
+{
+	struct soft_node *node = cma ? cma->node.next : cmas.next;
+
+	return node == &cmas ? NULL : soft_list_entry(node, struct soft_cma, node);
+}
+
+struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer)
+{
+	return peer->cma;
+}
+
+/* Without it everything goes through the rings. */
+void soft_cma_attach(struct soft_shm_peer *peer)
+{
+	struct soft_cma *cma = malloc(sizeof(*cma));
+
+	if (!cma)
+		return;
+	if (soft_cma_init(cma, (struct soft_cma_page *)(void *)peer->own_area,
+			  (struct soft_cma_page *)(void *)peer->their_area)) {
+		free(cma);
+		return;
+	}
+	peer->cma = cma;
+	soft_list_append(&cmas, &cma->node);
+}
+
+void soft_cma_detach(struct soft_shm_peer *peer)
+{
+	if (!peer->cma)
+		return;
+	soft_list_remove(&peer->cma->node);
+	soft_cma_end(peer->cma);
+	free(peer->cma);
+	peer->cma = NULL;
+}
+
+void soft_cma_probe_peer(struct soft_shm_peer *peer)
+{
+	if (peer->cma && !peer->cma->probed)
+		soft_cma_probe(peer->cma, soft_shm_peer_pid(peer));
+}

@@ -1,0 +1,138 @@
+/* The owner's side of cma.h: what the other process may copy, and how that ends. */
+#include <string.h>
+#include <time.h>
+
+#include "objects/objects.h"
+#include "cma.h"
+
+enum {
+	SPINS = 200,    /* looks at the busy mark before sleeping in between */
+	LET_DOWNS = 8,  /* waits in vain after which nothing is exported any more */
+};
+
+#define PAUSE_NS 20000u
+#define TAKE_BACK_NS 5000000u /* many times what a copy takes that is not held up */
+
+bool soft_cma_is_open(const struct soft_cma *cma)
+{
+	/* Who is always busy when memory is taken back would make every such call wait. */
+	return cma->timeouts < LET_DOWNS && __atomic_load_n(&cma->peer->copies, __ATOMIC_ACQUIRE);
+}
+
+static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *export)
+{
+	return __atomic_load_n(&cma->peer->done[export->slot], __ATOMIC_ACQUIRE) ==
+	       export->generation;
+}
+
+/* Each slot's generations count up, so that nothing said about one is taken for another. */
+static void renew(struct soft_cma *cma, const struct soft_cma_export *export)
+{
+	__atomic_store_n(&cma->own->generation[export->slot], export->generation + 1,
+			 __ATOMIC_RELEASE);
+}
+
+struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
+{
+	/* They are done with about in the order in which they are given. */
+	for (unsigned i = 0; i < SOFT_CMA_SLOTS; i++) {
+		uint32_t slot = (cma->cursor + i) % SOFT_CMA_SLOTS;
+		struct soft_cma_export *export = &cma->exports[slot];
+
+		if (export->used && !is_done(cma, export))
+			continue;
+		cma->used += !export->used;
+		*export = (struct soft_cma_export){
+			.used = true,
+			.slot = slot,
+			.generation = export->generation + 1,
+			.order = cma->order++,
+		};
+		__atomic_store_n(&cma->own->generation[slot], export->generation, __ATOMIC_RELEASE);
+		cma->cursor = slot + 1;
+		return export;
+	}
+	return NULL;
+}
+
+void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export)
+{
+	renew(cma, export);
+	export->generation++;
+	export->used = false;
+	cma->used--;
+}
+
+/* Until the other side is not busy with one of these. */
+static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	uint64_t deadline = 0;
+
+	if (cma->own == cma->peer)
+		return; /* we copy ourselves, under the same lock */
+	for (unsigned looks = 0;; looks++) {
+		uint32_t busy = __atomic_load_n(&cma->peer->busy, __ATOMIC_ACQUIRE);
+
+		if (busy == 0 || busy > SOFT_CMA_SLOTS || !taken[busy - 1])
+			return;
+		if (looks < SPINS)
+			continue;
+		if (!deadline)
+			deadline = soft_now() + TAKE_BACK_NS;
+		if (soft_now() >= deadline) {
+			cma->timeouts++;
+			return;
+		}
+		nanosleep(&pause, NULL);
+	}
+}
+
+/* By `order`, which few of them are out of. */
+static void sort(struct soft_cma_export *exports, unsigned count)
+{
+	for (unsigned i = 1; i < count; i++) {
+		struct soft_cma_export export = exports[i];
+		unsigned at = i;
+
+		for (; at && exports[at - 1].order > export.order; at--)
+			exports[at] = exports[at - 1];
+		exports[at] = export;
+	}
+}
+
+unsigned soft_cma_revoke(struct soft_cma *cma,
+			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
+			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS])
+{
+	bool taken[SOFT_CMA_SLOTS] = {false};
+	unsigned count = 0;
+
+	for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used; slot++) {
+		struct soft_cma_export *export = &cma->exports[slot];
+
+		if (!export->used)
+			continue;
+		if (is_done(cma, export)) {
+			export->used = false;
+			cma->used--;
+		} else if (concerned(export, what)) {
+			taken[slot] = true;
+			lost[count++] = *export;
+			soft_cma_cancel(cma, export);
+		}
+	}
+	if (!count)
+		return 0;
+	/* Before the mark is looked at: see soft_cma_copy. */
+	__sync_synchronize();
+	wait_for(cma, taken);
+
+	unsigned left = 0;
+
+	for (unsigned i = 0; i < count; i++)
+		if (!is_done(cma, &lost[i]))
+			lost[left++] = lost[i];
+	sort(lost, left);
+	return left;
+}

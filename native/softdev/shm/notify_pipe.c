@@ -1,0 +1,96 @@
+/* See notify_pipe.h. */
+#define _GNU_SOURCE /* pipe2 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "notify_pipe.h"
+
+enum {
+	AT_ONCE = 4096
+};
+
+void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
+			   void (*notified)(struct soft_fd_watch *watch, uint32_t events))
+{
+	*pipe = (struct soft_notify_pipe){
+		.write_fd = -1,
+		.read_fd = -1,
+		.in.watch = {.fd = -1, .ready = notified, .of_port = true},
+	};
+	soft_list_init(&pipe->in.node);
+}
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+		return errno;
+	pipe->read_fd = ends[0];
+	pipe->write_fd = ends[1];
+	return 0;
+}
+
+/* The same pipe by a description of our own, whose flags nobody else can change; -1 if the system
+ * keeps it from us, as where /proc is not mounted. */
+static int reopen(int fd)
+{
+	char path[sizeof("/proc/self/fd/") + 3 * sizeof(fd)];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+}
+
+bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
+{
+	struct stat stat;
+
+	bool right = pipe->in.watch.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
+		     (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+
+	if (right)
+		pipe->in.watch.fd = reopen(fd);
+	close(fd);
+	if (!right || pipe->in.watch.fd < 0 || soft_watch(&pipe->in.watch, EPOLLIN))
+		return false;
+	soft_notify_fds_add(&pipe->in);
+	return true;
+}
+
+void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
+{
+	/* Should it be full, there is enough in it to wake somebody. */
+	if (pipe->write_fd >= 0)
+		(void)!write(pipe->write_fd, "", 1);
+}
+
+bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
+{
+	char rings[AT_ONCE];
+
+	if (pipe->in.watch.fd < 0)
+		return true;
+	ssize_t n = read(pipe->in.watch.fd, rings, sizeof(rings));
+
+	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
+{
+	soft_notify_fds_remove(&pipe->in);
+	soft_unwatch(&pipe->in.watch);
+	close_fd(&pipe->in.watch.fd);
+	close_fd(&pipe->read_fd);
+	close_fd(&pipe->write_fd);
+}

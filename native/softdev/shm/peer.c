@@ -1,0 +1,577 @@
+/* Channels through the rings of a local peer; see shm.h.
+ *
+ * A channel is opened by OPEN, whose `from` is the number that the answer shall go to; the answer is
+ * ACCEPT, with the number at the other end, or END.  Then DATA goes to and fro until one side says
+ * END, which is not answered.  Who has opened and does not know the other number yet takes that back
+ * by an END to nobody, with its own number; an ACCEPT that crosses it is answered with END.  Data to
+ * numbers that are no more was on its way when its way ended, and is dropped.
+ *
+ * Data waits for room with its owner.  Everything else is kept here when there is none, and goes
+ * before any data.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "shm_internal.h"
+
+enum kind {
+	OPEN = 1,
+	ACCEPT,
+	DATA,
+	END
+};
+
+enum {
+	/* A local peer that reads nothing and makes us say more and more: */
+	MOST_WORDS = SOFT_MAX_QP,
+};
+
+struct soft_ctrl_record {
+	uint32_t kind, to, from, length;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+};
+
+static const struct soft_shm_acceptor *acceptor;
+static struct soft_node peers = {&peers, &peers};
+static unsigned count;
+static struct soft_shm_peer *self;
+static struct soft_table chans;
+
+/* ---- local peers ---------------------------------------------------------------------------- */
+
+static void flush(struct soft_deferred *deferred);
+
+struct soft_shm_peer *soft_shm_peer_create(void)
+{
+	struct soft_shm_peer *peer = count < SOFT_SHM_MAX_PEERS ? calloc(1, sizeof(*peer)) : NULL;
+
+	if (!peer)
+		return NULL;
+	soft_attach_init(peer);
+	soft_list_init(&peer->chans);
+	soft_list_init(&peer->waiting);
+	soft_list_init(&peer->flush.node);
+	soft_list_init(&peer->poll_set);
+	soft_list_init(&peer->stranger);
+	peer->flush.run = flush;
+	soft_list_append(&peers, &peer->node);
+	count++;
+	return peer;
+}
+
+void soft_shm_peer_hold(struct soft_shm_peer *peer)
+{
+	peer->busy++;
+}
+
+static void release(struct soft_shm_peer *peer)
+{
+	if (!peer->dead || peer->busy)
+		return;
+	soft_segment_unmap(peer);
+	free(peer->ctrl_records);
+	free(peer);
+}
+
+void soft_shm_peer_release(struct soft_shm_peer *peer)
+{
+	peer->busy--;
+	release(peer);
+}
+
+void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
+{
+	struct soft_node *node = peers.next;
+
+	while (node != &peers) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
+
+		node = node->next;
+		what(peer);
+	}
+}
+
+static void forget(struct soft_shm_chan *chan)
+{
+	soft_table_remove(&chans, chan->id);
+	soft_list_remove(&chan->node);
+	soft_list_remove(&chan->waiting);
+	chan->peer = NULL;
+	chan->id = chan->remote_id = 0;
+}
+
+void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
+{
+	if (peer->dead)
+		return;
+	peer->dead = true;
+	if (peer == self)
+		self = NULL;
+	soft_list_remove(&peer->node);
+	count--;
+	soft_deferred_cancel(&peer->flush);
+	soft_wakeup_remove(peer);
+	soft_attach_end(peer);
+	peer->busy++;
+	acceptor->withdrawn(peer, 0);
+	while (!soft_list_empty(&peer->chans)) {
+		struct soft_shm_chan *chan =
+			soft_list_entry(peer->chans.next, struct soft_shm_chan, node);
+
+		forget(chan);
+		chan->calls->gone(chan, error);
+	}
+	peer->busy--;
+	release(peer);
+}
+
+/* What it has written before it went has arrived, above all its last words.  It may be alive and
+ * write on: no more than was there when it went. */
+void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
+{
+	peer->busy++;
+	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
+	soft_shm_peer_finish(peer, peer->up ? ECONNRESET : ECONNREFUSED);
+	peer->busy--;
+	release(peer);
+}
+
+bool soft_shm_peer_is_self(const struct soft_shm_peer *peer)
+{
+	return peer == self;
+}
+
+pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer)
+{
+	return peer->pid;
+}
+
+void *soft_shm_peer_own_area(struct soft_shm_peer *peer)
+{
+	return peer->own_area;
+}
+
+void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
+{
+	return peer->their_area;
+}
+
+/* ---- what is said about channels --------------------------------------------------------------- */
+
+/* Its positions cannot be: it is ended when nobody is in the middle of something. */
+static void give_up(struct soft_shm_peer *peer)
+{
+	peer->broken = true;
+	soft_defer(&peer->flush);
+}
+
+static bool put_ctrl(struct soft_shm_peer *peer, const struct soft_ctrl_record *ctrl)
+{
+	const struct iovec payload = {(void *)ctrl->handshake, ctrl->length};
+	ssize_t room = soft_ring_room(&peer->out, SOFT_HANDSHAKE_SIZE);
+
+	if (room < 0)
+		give_up(peer);
+	if (room < SOFT_HANDSHAKE_SIZE)
+		return false;
+	soft_ring_put(&peer->out,
+		      &(struct soft_record){.kind = ctrl->kind,
+					    .to = ctrl->to,
+					    .from = ctrl->from,
+					    .length = ctrl->length},
+		      &payload, 1);
+	return true;
+}
+
+static void flush_ctrl(struct soft_shm_peer *peer)
+{
+	uint32_t said = 0;
+
+	while (said < peer->ctrl_count && put_ctrl(peer, &peer->ctrl_records[said]))
+		said++;
+	peer->ctrl_count -= said;
+	if (said)
+		memmove(peer->ctrl_records, peer->ctrl_records + said,
+			peer->ctrl_count * sizeof(*peer->ctrl_records));
+}
+
+static bool keep(struct soft_shm_peer *peer, const struct soft_ctrl_record *ctrl)
+{
+	if (peer->ctrl_count == peer->ctrl_room) {
+		uint32_t room = peer->ctrl_room ? 2 * peer->ctrl_room : 64;
+		struct soft_ctrl_record *ctrl_records =
+			room > MOST_WORDS
+				? NULL
+				: realloc(peer->ctrl_records, room * sizeof(*ctrl_records));
+
+		if (!ctrl_records)
+			return false;
+		peer->ctrl_records = ctrl_records;
+		peer->ctrl_room = room;
+	}
+	peer->ctrl_records[peer->ctrl_count++] = *ctrl;
+	return true;
+}
+
+static void queue_ctrl(struct soft_shm_peer *peer, enum kind kind, uint32_t to, uint32_t from,
+		       const uint8_t *handshake)
+{
+	struct soft_ctrl_record ctrl = {
+		.kind = kind,
+		.to = to,
+		.from = from,
+		.length = handshake ? SOFT_HANDSHAKE_SIZE : 0,
+	};
+
+	if (peer->dead)
+		return;
+	if (handshake)
+		memcpy(ctrl.handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	if ((peer->ctrl_count || !put_ctrl(peer, &ctrl)) && !keep(peer, &ctrl))
+		give_up(peer);
+	soft_defer(&peer->flush);
+}
+
+static int enter(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id)
+{
+	int rc = peer->dead ? ECONNRESET : soft_table_add(&chans, chan, UINT32_MAX, &chan->id);
+
+	if (rc)
+		return rc;
+	chan->peer = peer;
+	chan->remote_id = remote_id;
+	soft_list_append(&peer->chans, &chan->node);
+	soft_list_init(&chan->waiting);
+	return 0;
+}
+
+int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
+		       const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	int rc = enter(chan, peer, 0);
+
+	if (!rc)
+		queue_ctrl(peer, OPEN, 0, chan->id, handshake);
+	return rc;
+}
+
+int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id,
+			 const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	int rc = enter(chan, peer, remote_id);
+
+	if (rc)
+		soft_shm_peer_refuse(peer, remote_id);
+	else
+		queue_ctrl(peer, ACCEPT, remote_id, chan->id, handshake);
+	return rc;
+}
+
+void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id)
+{
+	queue_ctrl(peer, END, remote_id, 0, NULL);
+}
+
+void soft_shm_chan_end(struct soft_shm_chan *chan)
+{
+	struct soft_shm_peer *peer = chan->peer;
+	uint32_t id = chan->id, remote_id = chan->remote_id;
+
+	if (!peer)
+		return;
+	forget(chan);
+	queue_ctrl(peer, END, remote_id, remote_id ? 0 : id, NULL);
+}
+
+/* ---- data ---------------------------------------------------------------------------------- */
+
+size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
+{
+	struct soft_shm_peer *peer = chan->peer;
+
+	if (!peer || !chan->remote_id)
+		return 0;
+	ssize_t room = peer->ctrl_count ? 0 : soft_ring_room(&peer->out, least);
+
+	if (room > 0 && (size_t)room >= least)
+		return (size_t)room;
+	if (room < 0)
+		give_up(peer);
+	chan->least = least;
+	if (soft_list_empty(&chan->waiting)) {
+		soft_list_append(&peer->waiting, &chan->waiting);
+		chan->round = peer->round;
+	}
+	soft_defer(&peer->flush);
+	return 0;
+}
+
+void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, int count,
+			 size_t bytes)
+{
+	struct soft_shm_peer *peer = chan->peer;
+
+	soft_ring_put(&peer->out,
+		      &(struct soft_record){
+			      .kind = DATA, .to = chan->remote_id, .length = (uint32_t)bytes},
+		      iov, count);
+	soft_defer(&peer->flush);
+}
+
+void soft_shm_chan_wait(struct soft_shm_chan *chan)
+{
+	struct soft_shm_peer *peer = chan->peer;
+
+	if (!soft_list_empty(&chan->waiting))
+		return;
+	chan->least = 1;
+	soft_list_append(&peer->waiting, &chan->waiting);
+	chan->round = peer->round;
+	soft_defer(&peer->flush);
+}
+
+/* What the first of those who wait needs. */
+static ssize_t least_of_first(const struct soft_shm_peer *peer)
+{
+	if (peer->ctrl_count)
+		return SOFT_HANDSHAKE_SIZE;
+	return (ssize_t)soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting)->least;
+}
+
+/* There may be room: in turns, lest the first takes all of it every time. */
+void soft_shm_peer_offer_room(struct soft_shm_peer *peer)
+{
+	peer->round++;
+	flush_ctrl(peer);
+	while (!soft_list_empty(&peer->waiting) && !peer->ctrl_count &&
+	       soft_ring_room(&peer->out, SOFT_SHM_CHAN_LEAST) >= least_of_first(peer)) {
+		struct soft_shm_chan *chan =
+			soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting);
+
+		if (chan->round == peer->round)
+			break; /* it has had its turn, and waits again */
+		soft_list_remove(&chan->waiting);
+		chan->calls->writable(chan);
+	}
+}
+
+bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
+{
+	if (soft_list_empty(&peer->waiting) && !peer->ctrl_count)
+		return false;
+	ssize_t room = soft_ring_starve(&peer->out);
+
+	if (room < 0)
+		give_up(peer);
+	return room >= least_of_first(peer);
+}
+
+/* ---- taking in ----------------------------------------------------------------------------- */
+
+static struct soft_shm_chan *find(const struct soft_shm_peer *peer, uint32_t id)
+{
+	struct soft_shm_chan *chan = soft_table_find(&chans, id);
+
+	return chan && chan->peer == peer ? chan : NULL;
+}
+
+/* False: nonsense. */
+static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record)
+{
+	struct soft_shm_chan *chan = find(peer, record->to);
+	bool greets = record->kind == OPEN || record->kind == ACCEPT;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+
+	if (greets && (record->length != SOFT_HANDSHAKE_SIZE || !record->from))
+		return false;
+	if (greets)
+		memcpy(handshake, record->payload, SOFT_HANDSHAKE_SIZE);
+	switch (record->kind) {
+	case OPEN:
+		acceptor->requested(peer, record->from, handshake);
+		return true;
+	case ACCEPT:
+		if (!chan) {
+			soft_shm_peer_refuse(peer, record->from);
+			return true;
+		}
+		if (chan->remote_id)
+			return false;
+		chan->remote_id = record->from;
+		chan->calls->accepted(chan, handshake);
+		return true;
+	case DATA:
+		if (!record->length || (chan && !chan->remote_id))
+			return false;
+		if (chan)
+			chan->calls->data(chan, record->payload, record->length);
+		return true;
+	case END:
+		if (record->to == 0 && record->from != 0)
+			acceptor->withdrawn(peer, record->from);
+		if (chan) {
+			forget(chan);
+			chan->calls->gone(chan, 0);
+		}
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than in
+ * one step. */
+static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
+{
+	if (peer->turn != soft_lock_turn()) {
+		peer->turn = soft_lock_turn();
+		peer->allowance = SOFT_STEP_BYTES;
+	}
+	return budget < peer->allowance ? budget : peer->allowance;
+}
+
+bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
+{
+	struct soft_record record;
+	size_t taken = 0;
+
+	if (peer == self)
+		budget = within_turn(peer, budget);
+	while (taken < budget && !peer->dead && peer->up && !soft_port_is_down()) {
+		int rc = soft_ring_next(&peer->in, &record);
+		uint64_t copied = soft_cma_copied;
+
+		if (rc == 0)
+			break;
+		if (rc > 0)
+			taken += record.length;
+		taken += SOFT_RECORD_HEADER;
+		if (rc < 0 || !deliver(peer, &record)) {
+			soft_shm_peer_finish(peer, EPROTO);
+			break;
+		}
+		if (peer->dead)
+			break;
+		soft_ring_done(&peer->in, &record);
+		taken += (size_t)(soft_cma_copied - copied); /* what it referred to */
+	}
+	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
+	return taken;
+}
+
+/* ---- ourselves ----------------------------------------------------------------------------- */
+
+static struct soft_shm_peer *ourselves(void)
+{
+	if (self)
+		return self;
+	struct soft_shm_peer *peer = soft_shm_peer_create();
+
+	if (!peer)
+		return NULL;
+	if (soft_segment_private(peer)) {
+		soft_shm_peer_finish(peer, 0);
+		return NULL;
+	}
+	peer->pid = getpid();
+	peer->up = true;
+	self = peer;
+	return self;
+}
+
+int soft_shm_chan_to_self(struct soft_shm_chan *chan)
+{
+	struct soft_shm_peer *peer = ourselves();
+	int rc = peer ? enter(chan, peer, 0) : ENOMEM;
+
+	chan->remote_id = chan->id;
+	return rc;
+}
+
+struct soft_shm_peer *soft_shm_peer_at(uint16_t lid)
+{
+	if (!lid)
+		return NULL;
+	if (lid == soft_port_lid())
+		return ourselves();
+	for (struct soft_node *node = peers.next; node != &peers; node = node->next) {
+		struct soft_shm_peer *peer = soft_list_entry(node, struct soft_shm_peer, node);
+
+		if (peer->lid == lid)
+			return peer;
+	}
+	return soft_attach_begin(lid);
+}
+
+/* The lock is about to be given back.  What went to ourselves is there at once. */
+static void flush(struct soft_deferred *deferred)
+{
+	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, flush);
+
+	if (peer->broken) {
+		soft_shm_peer_finish(peer, EPROTO);
+	} else if (peer == self) {
+		soft_wakeup_visit(peer);
+	} else {
+		bool asleep = soft_ring_flush(&peer->out);
+
+		if (asleep)
+			soft_attach_notify(peer);
+		soft_engine_count_write(asleep);
+		if (soft_shm_peer_wants_room(peer))
+			soft_wakeup_rearm(peer);
+	}
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static void stop(void)
+{
+	while (!soft_list_empty(&peers))
+		soft_shm_peer_finish(soft_list_entry(peers.next, struct soft_shm_peer, node),
+				     ECONNRESET);
+}
+
+/* The rings are not mapped here.  Inherited links may still end their channels. */
+static void forked(void)
+{
+	while (!soft_list_empty(&peers)) {
+		struct soft_shm_peer *peer =
+			soft_list_entry(peers.next, struct soft_shm_peer, node);
+
+		soft_list_remove(&peer->node);
+		soft_wakeup_remove(peer);
+		while (!soft_list_empty(&peer->chans))
+			forget(soft_list_entry(peer->chans.next, struct soft_shm_chan, node));
+		soft_cma_detach(peer);
+		soft_notify_pipe_close(&peer->pipe);
+		free(peer->ctrl_records);
+		free(peer);
+	}
+	self = NULL;
+	count = 0;
+	soft_attach_reset_after_fork();
+}
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_UP)
+		soft_shm_resume();
+}
+
+const struct soft_subsystem soft_shm_subsystem = {
+	.stop = stop,
+	.forked = forked,
+	.port_changed = port_changed,
+	.poll = soft_shm_poll,
+	.has_input = soft_shm_has_input,
+	.need_notify = soft_shm_need_notify,
+};
+
+void soft_shm_use(const struct soft_shm_acceptor *it)
+{
+	acceptor = it;
+}

@@ -1,0 +1,282 @@
+/* See ring.h.  Positions count bytes for ever; a record begins at its position modulo the size.
+ *
+ *   offset  record (little-endian or not: both sides are of one machine)
+ *        0  u32  kind    0: nothing but a channel to the beginning of the ring
+ *        4  u32  to
+ *        8  u32  from
+ *       12  u32  length  of the payload that follows, filled up to 16
+ */
+#define _GNU_SOURCE /* MADV_DONTFORK */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+#include "copy.h"
+#include "ring.h"
+
+enum {
+	SKIP = 0,
+	WARM = 64 * 1024,   /* where a writer whose reader keeps up stays */
+	PAGE = 4096,        /* written beyond that, before it looks whether the reader does */
+	PLENTY = 64 * 1024, /* room as last seen that is good enough */
+	LONG = 4096,        /* payload for which it matters where in its page it goes */
+	LINE = 64,
+	ASIDE = 8 * LINE,   /* as far as a record goes for that */
+};
+
+struct header {
+	uint32_t kind, to, from, length;
+};
+
+_Static_assert(sizeof(struct header) == SOFT_RECORD_HEADER, "the record's header has no holes");
+
+static uint64_t whole(uint64_t length)
+{
+	return SOFT_RECORD_HEADER + ((length + 15) & ~(uint64_t)15);
+}
+
+static uint8_t *at(const struct soft_ring *ring, uint64_t position)
+{
+	return ring->bytes + (position & (SOFT_RING_SIZE - 1));
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+uint8_t *soft_ring_map(int fd, off_t offset)
+{
+	uint8_t *bytes = mmap(NULL, 2 * (size_t)SOFT_RING_SIZE, PROT_NONE,
+			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (bytes == MAP_FAILED)
+		return NULL;
+	for (int half = 0; half < 2; half++)
+		if (mmap(bytes + half * SOFT_RING_SIZE, SOFT_RING_SIZE, PROT_READ | PROT_WRITE,
+			 MAP_SHARED | MAP_FIXED, fd, offset) == MAP_FAILED) {
+			int rc = errno;
+
+			soft_ring_unmap(bytes);
+			errno = rc;
+			return NULL;
+		}
+	madvise(bytes, 2 * (size_t)SOFT_RING_SIZE, MADV_DONTFORK);
+	return bytes;
+}
+
+void soft_ring_unmap(uint8_t *bytes)
+{
+	munmap(bytes, 2 * (size_t)SOFT_RING_SIZE);
+}
+
+void soft_ring_writer(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes)
+{
+	*ring = (struct soft_ring){.shared = shared, .bytes = bytes};
+}
+
+void soft_ring_reader(struct soft_ring *ring, struct soft_ring_shared *shared, uint8_t *bytes)
+{
+	*ring = (struct soft_ring){.shared = shared, .bytes = bytes};
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+/* Look where the reader is; false if it cannot be there. */
+static bool look_at_head(struct soft_ring *ring)
+{
+	uint64_t head = __atomic_load_n(&ring->shared->head, __ATOMIC_SEQ_CST);
+
+	if (ring->mine - head > SOFT_RING_SIZE)
+		return false;
+	ring->theirs = head;
+	return true;
+}
+
+static size_t room(const struct soft_ring *ring)
+{
+	uint64_t left = SOFT_RING_SIZE - (ring->mine - ring->theirs);
+
+	if (left <= SOFT_RECORD_HEADER)
+		return 0;
+	left -= SOFT_RECORD_HEADER;
+	return left < SOFT_RECORD_MOST ? left : SOFT_RECORD_MOST;
+}
+
+ssize_t soft_ring_room(struct soft_ring *ring, size_t least)
+{
+	size_t known = room(ring);
+
+	if ((known < PLENTY || known < least) && !look_at_head(ring))
+		return -EPROTO;
+	return (ssize_t)room(ring);
+}
+
+static void put_header(struct soft_ring *ring, const struct header *header)
+{
+	memcpy(at(ring, ring->mine), header, sizeof(*header));
+}
+
+/* Back to the warm pages, if the reader has nothing left to read. */
+static void return_to_start(struct soft_ring *ring, uint64_t size)
+{
+	uint64_t offset = ring->mine & (SOFT_RING_SIZE - 1);
+	uint64_t rest = SOFT_RING_SIZE - offset;
+
+	if (offset < WARM || (offset & (PAGE - 1)) >= size || rest + size > SOFT_RING_SIZE ||
+	    !look_at_head(ring) || ring->theirs != ring->mine)
+		return;
+	put_header(ring,
+		   &(struct header){.kind = SKIP, .length = (uint32_t)rest - SOFT_RECORD_HEADER});
+	ring->mine += rest;
+}
+
+/* Copying with `rep movsb`, as the C library does what is long, takes more than twice as long on some
+ * processors where the target begins up to a line behind the source, but for whole pages: then each
+ * store looks as if it would change what is to be loaded next. */
+static bool collides(const uint8_t *to, const struct iovec *payload, int count)
+{
+	for (int i = 0; i < count; i++) {
+		uintptr_t ahead = ((uintptr_t)to - (uintptr_t)payload[i].iov_base) & (PAGE - 1);
+
+		if (payload[i].iov_len >= LONG && ahead && ahead < LINE)
+			return true;
+		to += payload[i].iov_len;
+	}
+	return false;
+}
+
+/* A little further, if that is better and there is room. */
+static void step_aside(struct soft_ring *ring, uint64_t size, const struct iovec *payload,
+		       int count)
+{
+	const uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
+	uint64_t left = SOFT_RING_SIZE - (ring->mine - ring->theirs);
+	uint64_t aside = 0;
+
+	if (size < LONG || left < size + ASIDE)
+		return;
+	while (aside <= ASIDE && collides(to + aside, payload, count))
+		aside += LINE;
+	if (!aside || aside > ASIDE)
+		return;
+	put_header(ring,
+		   &(struct header){.kind = SKIP, .length = (uint32_t)aside - SOFT_RECORD_HEADER});
+	ring->mine += aside;
+}
+
+void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
+		   const struct iovec *payload, int count)
+{
+	uint64_t size = whole(record->length);
+
+	return_to_start(ring, size);
+	step_aside(ring, size, payload, count);
+	put_header(ring, &(struct header){record->kind, record->to, record->from, record->length});
+	uint8_t *to = at(ring, ring->mine) + SOFT_RECORD_HEADER;
+
+	for (int i = 0; i < count; i++) {
+		soft_copy(to, payload[i].iov_base, payload[i].iov_len);
+		to += payload[i].iov_len;
+	}
+	ring->mine += size;
+	__atomic_store_n(&ring->shared->tail, ring->mine, __ATOMIC_RELEASE);
+}
+
+bool soft_ring_wakes(struct soft_ring *ring)
+{
+	return __atomic_load_n(&ring->shared->wanted, __ATOMIC_SEQ_CST) &&
+	       __atomic_exchange_n(&ring->shared->wanted, 0, __ATOMIC_SEQ_CST);
+}
+
+bool soft_ring_flush(struct soft_ring *ring)
+{
+	__atomic_store_n(&ring->shared->tail, ring->mine, __ATOMIC_SEQ_CST);
+	return soft_ring_wakes(ring);
+}
+
+ssize_t soft_ring_starve(struct soft_ring *ring)
+{
+	__atomic_store_n(&ring->shared->starved, 1, __ATOMIC_SEQ_CST);
+	return look_at_head(ring) ? (ssize_t)room(ring) : -EPROTO;
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+static uint64_t tail_of(const struct soft_ring *ring)
+{
+	return __atomic_load_n(&ring->shared->tail, __ATOMIC_SEQ_CST);
+}
+
+bool soft_ring_has_input(const struct soft_ring *ring)
+{
+	return ring->mine != tail_of(ring);
+}
+
+static void give_back(struct soft_ring *ring, uint64_t size)
+{
+	ring->mine += size;
+	__atomic_store_n(&ring->shared->head, ring->mine, __ATOMIC_RELEASE);
+}
+
+int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
+{
+	for (;;) {
+		struct header header;
+
+		if (ring->theirs == ring->mine) {
+			uint64_t tail = tail_of(ring);
+
+			if (tail - ring->mine > SOFT_RING_SIZE)
+				return -EPROTO;
+			ring->theirs = tail;
+		}
+		uint64_t there = ring->theirs - ring->mine;
+
+		if (there == 0)
+			return 0;
+		if (there < SOFT_RECORD_HEADER)
+			return -EPROTO;
+		memcpy(&header, at(ring, ring->mine), sizeof(header));
+		if (whole(header.length) > there)
+			return -EPROTO; /* a record is shown when all of it has been written */
+		if (header.kind != SKIP) {
+			*record = (struct soft_record){
+				.kind = header.kind,
+				.to = header.to,
+				.from = header.from,
+				.length = header.length,
+				.payload = at(ring, ring->mine) + SOFT_RECORD_HEADER,
+			};
+			return 1;
+		}
+		give_back(ring, whole(header.length));
+	}
+}
+
+void soft_ring_done(struct soft_ring *ring, const struct soft_record *record)
+{
+	give_back(ring, whole(record->length));
+}
+
+bool soft_ring_await(struct soft_ring *ring)
+{
+	__atomic_store_n(&ring->shared->wanted, 1, __ATOMIC_SEQ_CST);
+	return soft_ring_has_input(ring);
+}
+
+bool soft_ring_awaits(const struct soft_ring *ring)
+{
+	return __atomic_load_n(&ring->shared->wanted, __ATOMIC_RELAXED);
+}
+
+void soft_ring_attend(struct soft_ring *ring)
+{
+	if (soft_ring_awaits(ring))
+		__atomic_store_n(&ring->shared->wanted, 0, __ATOMIC_RELAXED);
+}
+
+bool soft_ring_is_starved(struct soft_ring *ring)
+{
+	__atomic_store_n(&ring->shared->head, ring->mine, __ATOMIC_SEQ_CST);
+	return __atomic_load_n(&ring->shared->starved, __ATOMIC_SEQ_CST) &&
+	       __atomic_exchange_n(&ring->shared->starved, 0, __ATOMIC_SEQ_CST);
+}

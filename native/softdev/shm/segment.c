@@ -1,0 +1,173 @@
+/* The memory that two local peers share: a memfd of one fixed size.
+ *
+ *   offset     0  u8[8] magic
+ *              8  u32   version   of this layout, of the rings and of what goes through them
+ *           4096  positions of ring 0, then of ring 1, each from a multiple of 256
+ *           8192  area 0, area 1
+ *          24576  ring 0, then ring 1
+ *
+ * Who makes it writes ring 0 and has area 0.  It is sealed against growing and shrinking, because
+ * to touch memory that the other side has cut off is death (SIGBUS).
+ */
+#define _GNU_SOURCE /* memfd_create, F_ADD_SEALS */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "shm_internal.h"
+
+enum {
+	VERSION = 2,
+	POSITIONS = 4096,
+	POSITIONS_EACH = 256,
+	AREAS = 8192,
+	RINGS = AREAS + 2 * SOFT_SHM_AREA,
+	WHOLE = RINGS + 2 * SOFT_RING_SIZE,
+	SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+};
+
+_Static_assert(sizeof(struct soft_ring_shared) <= POSITIONS_EACH, "positions have their place");
+
+static const struct beginning {
+	char magic[8];
+	uint32_t version;
+} beginning = {"aiordma", VERSION};
+
+static struct soft_ring_shared *positions(const struct soft_shm_peer *peer, int ring)
+{
+	return (struct soft_ring_shared *)(void *)((uint8_t *)peer->memory + POSITIONS +
+						   ring * POSITIONS_EACH);
+}
+
+static uint8_t *area(const struct soft_shm_peer *peer, int which)
+{
+	return (uint8_t *)peer->memory + AREAS + which * SOFT_SHM_AREA;
+}
+
+/* The limit on the length of files is that of a memfd too, and who goes beyond it gets SIGXFSZ
+ * (setrlimit(2)). */
+static bool limit_allows(off_t length)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur >= (rlim_t)length;
+}
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3; sysctl vm.memfd_noexec may ask for it */
+#endif
+
+int soft_segment_make(void)
+{
+	static const char name[] = "aiordma-neighbours";
+
+	if (!limit_allows(WHOLE)) {
+		errno = EFBIG;
+		return -1;
+	}
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -1;
+	if (ftruncate(fd, WHOLE) || fcntl(fd, F_ADD_SEALS, SEALS) ||
+	    pwrite(fd, &beginning, sizeof(beginning), 0) != (ssize_t)sizeof(beginning)) {
+		int rc = errno;
+
+		close(fd);
+		errno = rc;
+		return -1;
+	}
+	return fd;
+}
+
+int soft_segment_check(int fd)
+{
+	struct beginning found;
+	struct stat stat;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &stat) || stat.st_size != WHOLE ||
+	    pread(fd, &found, sizeof(found), 0) != (ssize_t)sizeof(found) ||
+	    memcmp(&found, &beginning, sizeof(found)))
+		return EPROTO;
+	return 0;
+}
+
+static void *map_front(int fd)
+{
+	void *memory = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (memory == MAP_FAILED)
+		return NULL;
+	madvise(memory, RINGS, MADV_DONTFORK);
+	return memory;
+}
+
+int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
+{
+	int own = made ? 0 : 1, their = 1 - own;
+
+	peer->memory = map_front(fd);
+	if (!peer->memory)
+		return errno;
+	for (int which = 0; which < 2; which++) {
+		uint8_t *bytes = soft_ring_map(fd, RINGS + (off_t)which * SOFT_RING_SIZE);
+
+		if (!bytes) {
+			int rc = errno;
+
+			soft_segment_unmap(peer);
+			return rc;
+		}
+		if (which == own)
+			soft_ring_writer(&peer->out, positions(peer, own), bytes);
+		else
+			soft_ring_reader(&peer->in, positions(peer, their), bytes);
+	}
+	peer->own_area = area(peer, own);
+	peer->their_area = area(peer, their);
+	soft_cma_attach(peer);
+	return 0;
+}
+
+int soft_segment_private(struct soft_shm_peer *peer)
+{
+	int fd = soft_segment_make();
+	int rc = fd < 0 ? errno : 0;
+
+	if (rc)
+		return rc;
+	peer->memory = map_front(fd);
+	uint8_t *bytes = peer->memory ? soft_ring_map(fd, RINGS) : NULL;
+
+	rc = bytes ? 0 : errno;
+	close(fd);
+	if (rc) {
+		soft_segment_unmap(peer);
+		return rc;
+	}
+	soft_ring_writer(&peer->out, positions(peer, 0), bytes);
+	soft_ring_reader(&peer->in, positions(peer, 0), bytes);
+	peer->own_area = peer->their_area = area(peer, 0);
+	soft_cma_attach(peer);
+	return 0;
+}
+
+void soft_segment_unmap(struct soft_shm_peer *peer)
+{
+	soft_cma_detach(peer);
+	if (peer->in.bytes)
+		soft_ring_unmap(peer->in.bytes);
+	if (peer->out.bytes && peer->out.bytes != peer->in.bytes)
+		soft_ring_unmap(peer->out.bytes);
+	if (peer->memory)
+		munmap(peer->memory, RINGS);
+	peer->in.bytes = peer->out.bytes = NULL;
+	peer->memory = NULL;
+}

@@ -1,0 +1,118 @@
+/* Local peers: the other processes of this host that have the device, and this process itself.
+ *
+ * Two processes of one user meet once (attach.c) and from then on share two rings (ring.h).  All
+ * links between them are channels through these rings: a channel has no file descriptor, only a number at
+ * each end, so that queue pairs cost memory and nothing else.  A channel carries records: blocks of
+ * bytes that arrive whole, in order, or not at all.
+ *
+ * What comes from a local peer is not trusted: whoever writes nonsense loses all its channels, and nobody
+ * else does.  Everything here is under the engine's lock.
+ */
+#ifndef AIORDMA_SOFT_NEIGHBOUR_H
+#define AIORDMA_SOFT_NEIGHBOUR_H
+
+#include <sys/types.h>
+
+#include "cma.h"
+#include "copy.h"
+#include "objects/objects.h"
+
+struct iovec;
+struct soft_shm_peer;
+struct soft_shm_chan;
+
+/* What a channel tells its owner.  Each of them may end this channel or others, and free its owner. */
+struct soft_shm_chan_ops {
+	/* The other side has accepted what soft_shm_chan_open asked for. */
+	void (*accepted)(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+	/* One record, as it was written; memory that the other side can change meanwhile. */
+	void (*data)(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length);
+	/* There was no room, and now there is.  Channels that wait are called in turns. */
+	void (*writable)(struct soft_shm_chan *chan);
+	/* The channel is no more; do not end it.  0: the other side has ended or refused it.  ECONNRESET:
+	 * its process is gone.  ECONNREFUSED: it would not meet us.  EPROTO: it wrote nonsense.
+	 * ENOMEM: we could not keep what was to be said. */
+	void (*gone)(struct soft_shm_chan *chan, int error);
+};
+
+/* One end of a link's channel; zeroed, with nothing but `calls` set, it is one that is not open. */
+struct soft_shm_chan {
+	const struct soft_shm_chan_ops *calls;
+	struct soft_shm_peer *peer; /* NULL: not open */
+	uint32_t id;                      /* ours */
+	uint32_t remote_id;                    /* theirs; 0 until accepted */
+	struct soft_node node;            /* of the local peer's channels */
+	struct soft_node waiting;         /* for room */
+	size_t least;                     /* that is of use to it */
+	uint32_t round;                   /* in which it began to wait */
+};
+
+/* Whoever has that LID in this network namespace, or is being met there; ourselves for our own LID.
+ * NULL: nobody is there, or it is not of our user, or has no shared memory: there is only TCP. */
+struct soft_shm_peer *soft_shm_peer_at(uint16_t lid);
+bool soft_shm_peer_is_self(const struct soft_shm_peer *peer);
+/* 0: not known, because it lives in another process namespace. */
+pid_t soft_shm_peer_pid(const struct soft_shm_peer *peer);
+
+/* NULL if there was no memory for it: then everything goes through the rings. */
+struct soft_cma *soft_shm_peer_cma(const struct soft_shm_peer *peer);
+/* Of every peer, one after the other: that after `cma`, NULL the first; NULL: no more. */
+struct soft_cma *soft_cma_next(const struct soft_cma *cma);
+/* A link to the peer is up, so both sides have the segment: find out what can be copied. */
+void soft_cma_probe_peer(struct soft_shm_peer *peer);
+
+/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by
+ * convention we write to our own and read theirs.  Of ourselves, both are the same.  The first
+ * bytes of it are zero at the beginning.  NULL in the middle of meeting. */
+enum {
+	SOFT_SHM_AREA = 8192
+};
+void *soft_shm_peer_own_area(struct soft_shm_peer *peer);
+void *soft_shm_peer_their_area(struct soft_shm_peer *peer);
+
+/* Ask the other side for a channel.  `accepted` or `gone` follows, never at once.  0 or an errno value,
+ * and then it is not open. */
+int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
+		       const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+
+/* A channel that begins and ends here, open at once.  0 or an errno value. */
+int soft_shm_chan_to_self(struct soft_shm_chan *chan);
+
+/* What a peer asks of the folder above, which softdev.c names. */
+struct soft_shm_acceptor {
+	/* The peer asks for a channel, under its number: answer with soft_shm_chan_accept or
+	 * soft_shm_peer_refuse, now or later. */
+	void (*requested)(struct soft_shm_peer *peer, uint32_t remote_id,
+			  const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+	/* It takes that back, or has gone (0: everything that it has asked for). */
+	void (*withdrawn)(struct soft_shm_peer *peer, uint32_t remote_id);
+};
+
+void soft_shm_use(const struct soft_shm_acceptor *acceptor);
+extern const struct soft_subsystem soft_shm_subsystem;
+
+/* Let peers attach under this LID, which may be another than before; no more. */
+void soft_attach_listen(uint16_t lid);
+void soft_attach_unlisten(void);
+
+/* 0 or an errno value, and then the other side has been refused. */
+int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id,
+			 const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id);
+
+/* Bytes that one record may carry now; 0: less than `least`, and `writable` will be called (or
+ * `accepted`, before which there is no room).  `least` is at most SOFT_SHM_CHAN_LEAST. */
+enum {
+	SOFT_SHM_CHAN_LEAST = 64 * 1024
+};
+size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least);
+/* There is room, but it is for others to use it first: `writable` will be called in another step.
+ * Nothing when it will be called anyway. */
+void soft_shm_chan_wait(struct soft_shm_chan *chan);
+/* One record, copied.  At least 1 byte, at most what soft_shm_chan_room has just said. */
+void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, int count,
+			 size_t bytes);
+/* Say the end, after all that was written, and forget the channel.  Safe to repeat. */
+void soft_shm_chan_end(struct soft_shm_chan *chan);
+
+#endif

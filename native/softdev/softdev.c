@@ -1,0 +1,71 @@
+/* Puts the device together: the table of its calls, and what each folder is given of those above it. */
+#include "softdev.h"
+
+#include "cm/cm.h"
+#include "inject/inject.h"
+#include "rc/rc.h"
+#include "shm/shm.h"
+#include "trace/trace.h"
+#include "ud/ud.h"
+#include "wire/wire.h"
+
+/* In the order in which the engine calls them. */
+static const struct soft_subsystem *const subsystems[] = {
+	&soft_cm_subsystem,   &soft_wire_subsystem,   &soft_shm_subsystem,   &soft_ud_subsystem,
+	&soft_port_subsystem, &soft_inject_subsystem, &soft_trace_subsystem, NULL,
+};
+
+static const struct soft_shm_acceptor acceptor = {
+	.requested = soft_handshake_requested,
+	.withdrawn = soft_handshake_withdrawn,
+};
+
+/* Before anything of the device can be called. */
+__attribute__((constructor)) static void put_together(void)
+{
+	soft_engine_use(subsystems);
+	soft_fault_hooks = &soft_delay_hooks;
+	soft_objects_use(&soft_rc_transport, &soft_ud_transport, &soft_wire_links);
+	soft_shm_use(&acceptor);
+	soft_wire_use_cm(soft_cm_offer);
+}
+
+static unsigned progress(void)
+{
+	return aiordma_embedded_steps() + aiordma_embedded_parts();
+}
+
+static uint64_t peer_wakeups(void)
+{
+	return (uint64_t)aiordma_embedded_woke() << 32 | aiordma_embedded_met_awake();
+}
+
+static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
+{
+	return aiordma_embedded_reg_own_mr(pd, NULL, SIZE_MAX, 0);
+}
+
+static const struct aiordma_device_calls device = {
+	.progress = progress,
+	.busy_poll = aiordma_embedded_spin,
+	.hold_polling = aiordma_embedded_stay,
+	.peer_wakeups = peer_wakeups,
+	.wake_early = aiordma_wake_early,
+	.watch_fds = aiordma_flat_fds,
+	.notify_fds = aiordma_embedded_bells,
+	.notify_version = aiordma_embedded_bells_changed,
+	.reg_own_mr = aiordma_embedded_reg_own_mr,
+	.reg_local_dma = reg_local_dma,
+};
+
+static const struct aiordma_calls table = {
+#define CALL(library, result, name, arguments) .name = soft_##name,
+#include "abi/calls.h"
+#undef CALL
+	.device = &device,
+};
+
+const struct aiordma_calls *aiordma_embedded_calls(void)
+{
+	return &table;
+}

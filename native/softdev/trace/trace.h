@@ -1,0 +1,69 @@
+/* The trace: every work request, every completion, every change of a queue pair's state and every
+ * asynchronous event of this process, as lines of JSON (docs/trace.md has their meaning).
+ *
+ * While there is none, each of these places costs a branch that is never taken.  Everything here is
+ * under the engine's lock, which is also what gives the lines their order.
+ */
+#ifndef AIORDMA_SOFT_TRACE_H
+#define AIORDMA_SOFT_TRACE_H
+
+#include "engine/engine.h"
+
+struct soft_cq;
+struct soft_qp;
+struct soft_srq;
+
+extern bool soft_trace_on;
+
+#define SOFT_TRACE(what, ...)                                                                      \
+	do {                                                                                       \
+		if (__builtin_expect(soft_trace_on, false))                                        \
+			soft_trace_##what(__VA_ARGS__);                                            \
+	} while (0)
+
+/* ---- trace.c: what happened; by way of SOFT_TRACE ------------------------------------------- */
+
+/* Work requests that have been put into the queue from index `from` on.  Each gets a number, which
+ * its completion tells again. */
+void soft_trace_sends(struct soft_qp *qp, uint32_t from);
+void soft_trace_receives(struct soft_qp *qp, uint32_t from);
+void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from);
+/* One that was refused, with an errno value. */
+void soft_trace_refused_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, int error);
+void soft_trace_refused_receive(const struct soft_qp *qp, const struct ibv_recv_wr *wr, int error);
+void soft_trace_refused_shared_receive(const struct soft_srq *srq, const struct ibv_recv_wr *wr,
+				       int error);
+
+/* Of the request with that number, or 0 when it was posted before the trace began; `lost`: the
+ * completion queue had no room for it. */
+void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, uint32_t request,
+			   bool lost);
+
+void soft_trace_created(const struct soft_qp *qp);
+void soft_trace_destroyed(const struct soft_qp *qp);
+void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
+void soft_trace_event(const struct ibv_async_event *event);
+/* Requests of a queue pair are transmitted again, or the receiver was not ready for them. */
+void soft_trace_retry(const struct soft_qp *qp, const char *cause);
+/* One that was asked for (inject.h); of a queue pair or a completion queue unless 0. */
+void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
+
+extern const struct soft_subsystem soft_trace_subsystem;
+
+/* ---- trace_file.c: lines into a file --------------------------------------------------------- */
+
+/* `path` with %p for the number of this process.  0 or an errno value. */
+int soft_trace_file_open(const char *path);
+/* Add a line, which has its newline.  False when that was not possible: the file is closed. */
+bool soft_trace_file_add(const char *line, size_t length);
+/* The same, before the file is closed: there is always room for a short one. */
+void soft_trace_file_close(const char *line, size_t length);
+/* What has been added is all that is in the file. */
+void soft_trace_file_trim(void);
+void soft_trace_file_forget(void);
+/* The one that is open, as it is called; or NULL. */
+const char *soft_trace_file_path(void);
+/* Why the last line could not be added; an errno value. */
+int soft_trace_file_error(void);
+
+#endif

@@ -1,0 +1,360 @@
+/* The UDP socket of the process: unreliable datagrams to and from other processes.
+ *
+ * It has the number of the data listener's TCP port, which is the process's LID, and is reserved
+ * together with it.  A queue pair that only receives never tells the device its address, so the
+ * socket is at all of them; but while there is no UD queue pair, a filter in the kernel lets nothing
+ * in.  UDP loses what nobody takes in time: the socket's buffer is large.
+ */
+#define _GNU_SOURCE /* in6_pktinfo */
+#include <errno.h>
+#include <linux/filter.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "ud.h"
+
+enum {
+	BUFFER = 8 << 20,      /* bytes in the kernel, as far as it allows */
+	READS_PER_STEP = 256,
+};
+
+static const uint8_t magic[4] = {'a', 'i', 'U', 'D'};
+
+static void ready(struct soft_fd_watch *source, uint32_t events);
+
+static struct soft_fd_watch udp = {.fd = -1, .ready = ready};
+static bool six; /* an IPv6 socket, for both */
+static unsigned holders;
+
+/* ---- the header ---------------------------------------------------------------------------- */
+
+void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram)
+{
+	memcpy(at, magic, sizeof(magic));
+	at[4] = SOFT_DATAGRAM_VERSION;
+	at[5] = datagram->flags;
+	at[6] = datagram->sl;
+	at[7] = datagram->hop_limit;
+	soft_put32(at + 8, datagram->to);
+	soft_put32(at + 12, datagram->from);
+	soft_put32(at + 16, datagram->qkey);
+	memcpy(at + 20, &datagram->immediate, sizeof(datagram->immediate));
+	soft_put32(at + 24, datagram->traffic_flow);
+	memcpy(at + 28, datagram->source.raw, 16);
+	memcpy(at + 44, datagram->destination.raw, 16);
+}
+
+bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
+{
+	*datagram = (struct soft_datagram){
+		.flags = at[5],
+		.sl = at[6],
+		.hop_limit = at[7],
+		.to = soft_take32(at + 8),
+		.from = soft_take32(at + 12),
+		.qkey = soft_take32(at + 16),
+		.traffic_flow = soft_take32(at + 24),
+	};
+	memcpy(&datagram->immediate, at + 20, sizeof(datagram->immediate));
+	memcpy(datagram->source.raw, at + 28, 16);
+	memcpy(datagram->destination.raw, at + 44, 16);
+	return !memcmp(at, magic, sizeof(magic)) && at[4] == SOFT_DATAGRAM_VERSION &&
+	       datagram->sl < 16 && datagram->to <= SOFT_PSN_MASK &&
+	       datagram->from <= SOFT_PSN_MASK && datagram->traffic_flow <= SOFT_TRAFFIC_FLOW;
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static int bound(int family, uint16_t port)
+{
+	struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
+	const int off = 0;
+	int fd = socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	/* The port is at the same place in both. */
+	((struct sockaddr_in *)&address)->sin_port = htons(port);
+	if ((family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off))) ||
+	    bind(fd, (struct sockaddr *)&address,
+		 family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in))) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static bool go_deaf(int fd)
+{
+	struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+	const struct sock_fprog program = {.len = 1, .filter = nothing};
+	uint8_t byte;
+
+	if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)))
+		return false;
+	while (recv(fd, &byte, 1, MSG_DONTWAIT) >= 0 || errno == EINTR)
+		;
+	return true;
+}
+
+static void close_socket(void)
+{
+	soft_unwatch(&udp);
+	if (udp.fd >= 0)
+		close(udp.fd);
+	udp.fd = -1;
+}
+
+/* Should it fail, nothing is received: a datagram may always be lost. */
+static void listen_up(void)
+{
+	const int unused = 0;
+
+	setsockopt(udp.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
+	soft_watch(&udp, EPOLLIN);
+}
+
+bool soft_datagram_reserve(uint16_t port)
+{
+	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
+
+	close_socket();
+	udp.fd = bound(AF_INET6, port);
+	six = udp.fd >= 0;
+	if (!six)
+		udp.fd = bound(AF_INET, port);
+	if (udp.fd < 0 || !go_deaf(udp.fd)) {
+		close_socket();
+		return false;
+	}
+	/* As much as the system's limit allows, or more if we are privileged. */
+	if (setsockopt(udp.fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
+		setsockopt(udp.fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	/* A message may be longer than a network's packets: IP cuts it. */
+	setsockopt(udp.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
+	if (six)
+		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment, sizeof(fragment));
+	/* This host's members of a group are reached through the loopback interface, once.  An IPv6
+	 * socket's own option also decides for what it sends by IPv4. */
+	if (six)
+		setsockopt(udp.fd, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, &off, sizeof(off));
+	else
+		setsockopt(udp.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
+	if (holders)
+		listen_up();
+	return true;
+}
+
+void soft_datagram_shutdown(void)
+{
+	close_socket();
+	holders = 0;
+}
+
+void soft_datagram_hold(void)
+{
+	if (soft_port_lid() && !holders)
+		listen_up();
+	holders++;
+}
+
+void soft_datagram_release(void)
+{
+	if (!holders || --holders || udp.fd < 0)
+		return;
+	soft_unwatch(&udp);
+	go_deaf(udp.fd);
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static bool is_mapped(const union ibv_gid *gid)
+{
+	return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
+}
+
+/* The GID's address in the family of the socket; its length, or 0. */
+static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			    struct sockaddr_storage *to)
+{
+	if (six) {
+		struct sockaddr_in6 *in6 = (void *)to;
+
+		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
+		memcpy(&in6->sin6_addr, gid->raw, 16); /* IPv4 is mapped in both */
+		in6->sin6_scope_id = soft_gid_scope(gid, own);
+		return sizeof(*in6);
+	}
+	return is_mapped(gid) ? soft_gid_address(gid, own, port, to) : 0;
+}
+
+union control {
+	struct cmsghdr alignment;
+	uint8_t bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + CMSG_SPACE(sizeof(int))];
+};
+
+static void put_control(struct msghdr *message, int level, int type, const void *data,
+			size_t length)
+{
+	struct cmsghdr *header =
+		(void *)((uint8_t *)message->msg_control + message->msg_controllen);
+
+	header->cmsg_level = level;
+	header->cmsg_type = type;
+	header->cmsg_len = CMSG_LEN(length);
+	memcpy(CMSG_DATA(header), data, length);
+	message->msg_controllen += CMSG_SPACE(length);
+}
+
+/* From this address, which the receiver checks, and through this interface if it is not 0. */
+static void put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
+		       uint32_t ifindex)
+{
+	if (ipv4) {
+		struct in_pktinfo info = {.ipi_ifindex = (int)ifindex};
+
+		if (is_mapped(source))
+			memcpy(&info.ipi_spec_dst, &source->raw[12], 4);
+		put_control(message, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
+	} else {
+		struct in6_pktinfo info = {.ipi6_ifindex = ifindex};
+
+		memcpy(&info.ipi6_addr, source->raw, 16);
+		put_control(message, IPPROTO_IPV6, IPV6_PKTINFO, &info, sizeof(info));
+	}
+}
+
+/* Zero or an errno value. */
+static int transmit(struct msghdr *message, const struct soft_datagram *datagram,
+		    const struct iovec *payload, int count)
+{
+	uint8_t header[SOFT_DATAGRAM_HEADER];
+	struct iovec iov[SOFT_MAX_SGE + 1] = {{.iov_base = header, .iov_len = sizeof(header)}};
+	ssize_t n;
+
+	soft_datagram_encode(header, datagram);
+	memcpy(&iov[1], payload, sizeof(*payload) * (size_t)count);
+	message->msg_iov = iov;
+	message->msg_iovlen = (size_t)count + 1;
+	/* An error may be that of an earlier datagram, reported late: ip(7), ECONNREFUSED. */
+	for (int attempt = 0; attempt < 3; attempt++) {
+		n = sendmsg(udp.fd, message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n >= 0)
+			return 0;
+		if (errno != EINTR && errno != ECONNREFUSED)
+			break;
+	}
+	return errno;
+}
+
+bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
+			const struct iovec *payload, int count)
+{
+	union control control = {0};
+	struct sockaddr_storage to;
+	struct msghdr message = {
+		.msg_name = &to,
+		.msg_namelen = address_of(&path->destination, &path->source, path->lid, &to),
+		.msg_control = &control,
+	};
+
+	if (udp.fd < 0 || !message.msg_namelen ||
+	    is_mapped(&path->destination) != is_mapped(&path->source))
+		return true; /* lost */
+	put_source(&message, is_mapped(&path->destination), &path->source, 0);
+	return transmit(&message, datagram, payload, count) != EAGAIN;
+}
+
+int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address, uint16_t port,
+			  uint32_t ifindex, const struct iovec *payload, int count)
+{
+	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+	const int hops = datagram->hop_limit;
+	union control control = {0};
+	struct sockaddr_storage to;
+	struct msghdr message = {.msg_name = &to, .msg_control = &control};
+
+	if (udp.fd < 0)
+		return ENETDOWN;
+	memcpy(&gid.raw[12], &address, 4);
+	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
+	put_source(&message, true, &datagram->source, ifindex);
+	put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
+	return transmit(&message, datagram, payload, count);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+/* The sender as a GID; its port in host order. */
+static uint16_t sender(const struct sockaddr_storage *from, union ibv_gid *gid)
+{
+	const struct sockaddr_in6 *in6 = (const void *)from;
+	const struct sockaddr_in *in = (const void *)from;
+
+	*gid = (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff}};
+	if (from->ss_family == AF_INET6)
+		memcpy(gid->raw, &in6->sin6_addr, 16);
+	else
+		memcpy(&gid->raw[12], &in->sin_addr, 4);
+	return ntohs(in->sin_port);
+}
+
+/* Is the sender who it says it is?  A multicast message of an IPv6 GID travels by IPv4. */
+static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from)
+{
+	return !memcmp(from, &datagram->source, sizeof(*from)) ||
+	       (soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source));
+}
+
+void soft_datagram_read(struct soft_fd_watch *source,
+			void (*take)(struct soft_fd_watch *source,
+				     const struct soft_datagram *datagram, const uint8_t *payload,
+				     uint32_t length))
+{
+	uint8_t *input = soft_scratch()->input;
+	size_t budget = soft_step_share();
+
+	for (int i = 0; i < READS_PER_STEP && budget; i++) {
+		struct sockaddr_storage from;
+		struct iovec iov = {.iov_base = input,
+				    .iov_len = SOFT_DATAGRAM_HEADER + SOFT_DATAGRAM_MAX};
+		struct msghdr message = {
+			.msg_name = &from,
+			.msg_namelen = sizeof(from),
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+		};
+		ssize_t n = recvmsg(source->fd, &message, MSG_DONTWAIT);
+		struct soft_datagram datagram;
+		union ibv_gid gid;
+
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n < 0)
+			continue; /* of an earlier datagram that was sent */
+		budget -= (size_t)n < budget ? (size_t)n : budget;
+		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
+		    !soft_datagram_decode(input, &datagram))
+			continue;
+		datagram.lid = sender(&from, &gid);
+		if (is_honest(&datagram, &gid))
+			take(source, &datagram, input + SOFT_DATAGRAM_HEADER,
+			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
+	}
+}
+
+static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
+		 const uint8_t *payload, uint32_t length)
+{
+	(void)source;
+	if (soft_gid_is_local(&datagram->destination))
+		soft_ud_input(datagram, payload, length);
+}
+
+static void ready(struct soft_fd_watch *source, uint32_t events)
+{
+	(void)events;
+	soft_datagram_read(source, take);
+}

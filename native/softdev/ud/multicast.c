@@ -1,0 +1,301 @@
+/* Multicast groups: one message to every queue pair that is attached (IBTA vol 1, 10.5).
+ *
+ * A multicast GID is carried by an IPv4 multicast group: the same one for ::ffff:224.0.0.0/100, as
+ * on RoCE, and for an IPv6 one a group that is made of its hash; the GID itself is in the header.
+ * Every process with a member binds a socket to the group's address and a port that all share, and
+ * joins on every interface that has one of our GIDs.  A message goes to the loopback interface, where
+ * each process of the host gets it once, and out of the interface of the sender's GID, without the
+ * kernel's loop back to the host.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "ud.h"
+
+enum {
+	PORT = 14791,     /* below the ports that systems choose by themselves */
+	BUFFER = 4 << 20, /* bytes in the kernel, as far as it allows */
+};
+
+struct group {
+	struct soft_fd_watch source;
+	struct soft_node node;
+	struct soft_node members; /* attachments */
+	union ibv_gid gid;
+};
+
+struct attachment {
+	struct soft_node of_group;
+	struct soft_node of_qp;
+	struct group *group;
+	struct soft_qp *qp;
+	uint16_t lid;
+};
+
+static struct soft_node groups = {&groups, &groups};
+static unsigned group_count, attachment_count;
+
+/* In network order.  Those made of a hash (FNV-1a) are organization-local: 239.192.0.0/14. */
+static uint32_t address_of(const union ibv_gid *gid)
+{
+	uint32_t hash = 2166136261u, address;
+
+	if (gid->raw[0] != 0xff) {
+		memcpy(&address, &gid->raw[12], sizeof(address));
+		return address;
+	}
+	for (int i = 0; i < 16; i++)
+		hash = (hash ^ gid->raw[i]) * 16777619u;
+	return htonl(0xefc00000u | (hash >> 14));
+}
+
+static uint32_t loopback_interface(void)
+{
+	struct soft_gid gid;
+
+	return soft_gid_at(0, &gid) ? 0 : gid.ifindex;
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
+			 const struct iovec *payload, int count)
+{
+	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
+
+	if (soft_datagram_send_to(datagram, address, PORT, loopback, payload, count) == EAGAIN)
+		return false;
+	/* What the network does not take now is lost: here it has been sent already. */
+	if (path->ifindex != loopback)
+		soft_datagram_send_to(datagram, address, PORT, path->ifindex, payload, count);
+	return true;
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
+{
+	return datagram->from == qp->ibv.qp_num && datagram->lid == soft_port_lid() &&
+	       soft_gid_is_local(&datagram->source);
+}
+
+static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
+		 const uint8_t *payload, uint32_t length)
+{
+	struct group *group = soft_container(source, struct group, source);
+
+	if (datagram->to != SOFT_MULTICAST_QPN ||
+	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid)))
+		return;
+	for (struct soft_node *node = group->members.next; node != &group->members;
+	     node = node->next) {
+		struct soft_qp *qp = soft_list_entry(node, struct attachment, of_group)->qp;
+
+		if (!qp->block_own || !is_own(qp, datagram))
+			soft_ud_receive(qp, datagram, payload, length);
+	}
+}
+
+static void ready(struct soft_fd_watch *source, uint32_t events)
+{
+	(void)events;
+	soft_datagram_read(source, take);
+}
+
+/* ---- groups -------------------------------------------------------------------------------- */
+
+/* Where it works is enough, as long as this host's own processes are reached.  EADDRINUSE says that
+ * the interface has been joined before. */
+static int join(int fd, uint32_t address)
+{
+	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
+				   .imr_ifindex = (int)loopback_interface()};
+	struct soft_gid gid;
+
+	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) &&
+	    errno != EADDRINUSE)
+		return errno;
+	for (int i = 1; i < soft_gid_count(); i++) {
+		if (soft_gid_at(i, &gid))
+			continue;
+		request.imr_ifindex = (int)gid.ifindex;
+		setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request));
+	}
+	return 0;
+}
+
+static int open_socket(struct group *group)
+{
+	const int on = 1, size = BUFFER;
+	const struct sockaddr_in address = {.sin_family = AF_INET,
+					    .sin_port = htons(PORT),
+					    .sin_addr.s_addr = address_of(&group->gid)};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), rc = 0;
+
+	if (fd < 0)
+		return errno;
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size)))
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+	/* Every process of the host has one like it. */
+	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
+		rc = errno;
+	if (!rc)
+		rc = join(fd, address.sin_addr.s_addr);
+	group->source = (struct soft_fd_watch){.fd = fd, .ready = ready};
+	if (!rc)
+		rc = soft_watch(&group->source, EPOLLIN);
+	if (rc)
+		close(fd);
+	return rc;
+}
+
+void soft_multicast_addresses(void)
+{
+	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
+		struct group *group = soft_list_entry(node, struct group, node);
+
+		join(group->source.fd, address_of(&group->gid));
+	}
+}
+
+static struct group *find(const union ibv_gid *gid)
+{
+	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
+		struct group *group = soft_list_entry(node, struct group, node);
+
+		if (!memcmp(&group->gid, gid, sizeof(*gid)))
+			return group;
+	}
+	return NULL;
+}
+
+static int group_open(const union ibv_gid *gid, struct group **opened)
+{
+	struct group *group = group_count < SOFT_MAX_MCAST_GRP ? calloc(1, sizeof(*group)) : NULL;
+	int rc;
+
+	if (!group)
+		return ENOMEM;
+	group->gid = *gid;
+	rc = open_socket(group);
+	if (rc) {
+		free(group);
+		return rc;
+	}
+	soft_list_init(&group->members);
+	soft_list_append(&groups, &group->node);
+	group_count++;
+	*opened = group;
+	return 0;
+}
+
+static void group_close(struct group *group)
+{
+	soft_unwatch(&group->source);
+	if (group->source.fd >= 0)
+		close(group->source.fd);
+	soft_list_remove(&group->node);
+	group_count--;
+	free(group);
+}
+
+void soft_multicast_reset_after_fork(void)
+{
+	while (!soft_list_empty(&groups))
+		soft_list_remove(groups.next);
+}
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+static struct attachment *attached(const struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	for (struct soft_node *node = qp->attachments.next; node != &qp->attachments;
+	     node = node->next) {
+		struct attachment *attachment = soft_list_entry(node, struct attachment, of_qp);
+
+		if (attachment->lid == lid && !memcmp(&attachment->group->gid, gid, sizeof(*gid)))
+			return attachment;
+	}
+	return NULL;
+}
+
+static unsigned members_of(const struct group *group)
+{
+	unsigned count = 0;
+
+	for (const struct soft_node *node = group->members.next; node != &group->members;
+	     node = node->next)
+		count++;
+	return count;
+}
+
+static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	struct group *group = find(gid);
+	struct attachment *attachment;
+	int rc = 0;
+
+	if (attachment_count == SOFT_MAX_MCAST_ATTACH ||
+	    (group && members_of(group) == SOFT_MAX_MCAST_QP))
+		return ENOMEM;
+	attachment = calloc(1, sizeof(*attachment));
+	if (!attachment)
+		return ENOMEM;
+	if (!group)
+		rc = group_open(gid, &group);
+	if (rc) {
+		free(attachment);
+		return rc;
+	}
+	attachment->group = group;
+	attachment->qp = qp;
+	attachment->lid = lid;
+	soft_list_append(&group->members, &attachment->of_group);
+	soft_list_append(&qp->attachments, &attachment->of_qp);
+	attachment_count++;
+	return 0;
+}
+
+static void detach(struct attachment *attachment)
+{
+	soft_list_remove(&attachment->of_group);
+	soft_list_remove(&attachment->of_qp);
+	attachment_count--;
+	if (soft_list_empty(&attachment->group->members))
+		group_close(attachment->group);
+	free(attachment);
+}
+
+/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel. */
+int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
+{
+	struct soft_qp *qp = soft_qp_of(ibv);
+	int rc = 0;
+
+	if (!soft_qp_is_ud(qp) || !soft_gid_is_multicast(gid))
+		return EINVAL;
+	soft_lock();
+	if (!attached(qp, gid, lid))
+		rc = attach(qp, gid, lid);
+	soft_unlock();
+	return rc;
+}
+
+int soft_ibv_detach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
+{
+	int rc = EINVAL;
+
+	soft_lock();
+	struct attachment *attachment = attached(soft_qp_of(ibv), gid, lid);
+
+	if (attachment) {
+		detach(attachment);
+		rc = 0;
+	}
+	soft_unlock();
+	return rc;
+}

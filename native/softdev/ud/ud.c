@@ -1,0 +1,240 @@
+/* Unreliable datagrams (IBTA vol 1, 9.8.3): a message is sent and forgotten; one that comes in is
+ * received if there is a receive for it, and else dropped in silence.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "inject/inject.h"
+#include "ud.h"
+
+enum {
+	SENDS_PER_TURN = 256
+};
+
+#define AGAIN_NS 200000u /* the socket is full: network cards empty it about that fast */
+#define OWN_QKEY 0x80000000u
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct soft_send_wqe *send,
+					const struct soft_destination *to)
+{
+	struct soft_datagram datagram = {
+		.source = to->path.source,
+		.destination = to->path.destination,
+		.to = to->qpn,
+		.from = qp->ibv.qp_num,
+		/* IBTA 10.2.5: a request may not choose a key of the privileged half. */
+		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
+		.traffic_flow = to->path.traffic_flow,
+		.lid = soft_port_lid(),
+		.sl = to->path.sl,
+		.hop_limit = to->path.hop_limit,
+	};
+
+	if (send->opcode == IBV_WR_SEND_WITH_IMM) {
+		datagram.flags |= SOFT_DATAGRAM_IMMEDIATE;
+		datagram.immediate = send->immediate;
+	}
+	if (send->flags & IBV_SEND_SOLICITED)
+		datagram.flags |= SOFT_DATAGRAM_SOLICITED;
+	return datagram;
+}
+
+/* A queue pair of this process is reached without a socket, and without a LID: who does not name the
+ * process can only mean this one. */
+static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
+{
+	uint8_t *copy = soft_scratch()->output;
+	uint32_t length = 0;
+
+	for (int i = 0; i < count; i++) {
+		memcpy(copy + length, payload[i].iov_base, payload[i].iov_len);
+		length += (uint32_t)payload[i].iov_len;
+	}
+	soft_ud_input(datagram, copy, length);
+}
+
+/* The payload's iovecs; their number, or -1. */
+static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, index);
+
+	if (!(send->flags & IBV_SEND_INLINE))
+		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, index), send->num_sge, 0,
+				     send->length, 0, iov, SOFT_MAX_SGE);
+	*iov = (struct iovec){.iov_base = soft_send_inline(qp, index), .iov_len = send->length};
+	return send->length ? 1 : 0;
+}
+
+/* False: not now. */
+static bool send_oldest(struct soft_qp *qp)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+	const struct soft_destination *to = soft_send_destination(qp, qp->sq.oldest);
+	const struct soft_ud_address *path = &to->path;
+	struct iovec iov[SOFT_MAX_SGE];
+	int count = send->status ? 0 : gather(qp, qp->sq.oldest, iov);
+	bool done = true;
+
+	if (send->status || count < 0) {
+		soft_send_fail(qp, send->status ? send->status : IBV_WC_LOC_PROT_ERR);
+		return true;
+	}
+	const struct soft_datagram datagram = datagram_of(qp, send, to);
+
+	if (soft_port_is_down())
+		; /* lost */
+	else if (soft_gid_is_multicast(&path->destination))
+		done = soft_multicast_send(&datagram, path, iov, count);
+	else if ((path->lid == datagram.lid || !path->lid) && soft_gid_is_local(&path->destination))
+		hand_over(&datagram, iov, count);
+	else
+		done = soft_datagram_send(&datagram, path, iov, count);
+	if (done) {
+		qp->sq.next++;
+		soft_complete_send(qp, IBV_WC_SUCCESS);
+	}
+	return done;
+}
+
+static void output(struct soft_qp *qp)
+{
+	for (int i = 0; qp->ibv.state == IBV_QPS_RTS && qp->sq.oldest != qp->sq.tail; i++) {
+		if (i == SENDS_PER_TURN) {
+			soft_timer_start(&qp->reach_timer, soft_now());
+			return;
+		}
+		if (!send_oldest(qp)) {
+			soft_timer_start(&qp->reach_timer, soft_now() + AGAIN_NS);
+			return;
+		}
+	}
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+static uint32_t wire_length(const struct soft_datagram *datagram, uint32_t length)
+{
+	/* UDP, BTH, DETH, immediate data, payload and its padding, ICRC: Annex A17, IBTA 5.2. */
+	return 8 + 12 + 8 + (datagram->flags & SOFT_DATAGRAM_IMMEDIATE ? 4 : 0) +
+	       ((length + 3) & ~3u) + 4;
+}
+
+static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t length)
+{
+	uint32_t total = 20 + wire_length(datagram, length), sum = 0;
+
+	at[0] = 0x45; /* version 4, five words */
+	at[1] = (uint8_t)(datagram->traffic_flow >> 20);
+	at[2] = (uint8_t)(total >> 8);
+	at[3] = (uint8_t)total;
+	at[8] = datagram->hop_limit;
+	at[9] = IPPROTO_UDP;
+	memcpy(at + 12, &datagram->source.raw[12], 4);
+	memcpy(at + 16, &datagram->destination.raw[12], 4);
+	for (int i = 0; i < 20; i += 2)
+		sum += (uint32_t)at[i] << 8 | at[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	at[10] = (uint8_t)(~sum >> 8);
+	at[11] = (uint8_t)~sum;
+}
+
+/* What a RoCE v2 device puts in front: the IPv6 header, or in its last 20 bytes that of IPv4
+ * (Annex A17.4.5). */
+static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t length)
+{
+	const uint32_t first = 6u << 28 | datagram->traffic_flow;
+	const uint32_t wire = wire_length(datagram, length);
+
+	memset(at, 0, SOFT_GRH);
+	if (IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->source) &&
+	    IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)&datagram->destination)) {
+		put_ipv4(at + 20, datagram, length);
+		return;
+	}
+	for (int i = 0; i < 4; i++)
+		at[i] = (uint8_t)(first >> (24 - 8 * i));
+	at[4] = (uint8_t)(wire >> 8);
+	at[5] = (uint8_t)wire;
+	at[6] = IPPROTO_UDP;
+	at[7] = datagram->hop_limit;
+	memcpy(at + 8, datagram->source.raw, 16);
+	memcpy(at + 24, datagram->destination.raw, 16);
+}
+
+/* Into the receive at the head of the queue; false when its memory may not be written. */
+static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32_t length)
+{
+	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
+	struct iovec iov[SOFT_MAX_SGE];
+	int count = soft_sge_walk(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
+				  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, iov,
+				  SOFT_MAX_SGE);
+
+	for (int i = 0; i < count; i++) {
+		memcpy(iov[i].iov_base, data, iov[i].iov_len);
+		data += iov[i].iov_len;
+	}
+	return count >= 0;
+}
+
+void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
+		  uint32_t length)
+{
+	uint8_t grh[SOFT_GRH];
+
+	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE ||
+	    soft_port_is_down())
+		return;
+	if (datagram->qkey != qp->attr.qkey) {
+		soft_port_bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
+		return;
+	}
+	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message is
+	 * dropped in silence; the receive stays for the next one, as on rdma_rxe. */
+	if (!soft_receive_ready(qp) ||
+	    length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length)
+		return;
+	put_grh(grh, datagram, length);
+	if (!put(qp, 0, grh, SOFT_GRH) || !put(qp, SOFT_GRH, payload, length)) {
+		soft_complete_receive(qp, IBV_WC_LOC_PROT_ERR, 0);
+		soft_qp_error(qp);
+		return;
+	}
+	soft_complete_datagram(qp, datagram, length + SOFT_GRH);
+}
+
+void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
+		     const uint8_t *payload, uint32_t length)
+{
+	if (!soft_fault_keeps_datagram(qp, datagram, payload, length))
+		soft_ud_take(qp, datagram, payload, length);
+}
+
+void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
+{
+	struct soft_qp *qp = soft_qp_find(datagram->to);
+
+	if (qp)
+		soft_ud_receive(qp, datagram, payload, length);
+}
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_ADDRESSES)
+		soft_multicast_addresses();
+}
+
+const struct soft_transport soft_ud_transport = {
+	.created = soft_datagram_hold,
+	.destroyed = soft_datagram_release,
+	.output = output,
+};
+
+const struct soft_subsystem soft_ud_subsystem = {
+	.forked = soft_multicast_reset_after_fork,
+	.port_changed = port_changed,
+};

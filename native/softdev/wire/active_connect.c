@@ -1,0 +1,264 @@
+/* Reaching a peer without a connection manager: the side that connects.
+ *
+ * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
+ * TCP.  It may not be there yet, nor its queue pair be ready: we try again, seldom in the end, until
+ * our queue pair leaves RTR and RTS.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link.h"
+
+enum {
+	SECOND_ROUND = 7
+}; /* attempts: the delay has reached its most */
+
+#define CONNECTING_NS 20000000000u
+#define RETRY_LEAST_NS 1000000u
+#define RETRY_MOST_NS 100000000u
+#define RETRY_SELDOM_NS 1000000000u
+
+static void attempt(struct soft_link *link);
+
+static void try_again(struct soft_timer *timer)
+{
+	attempt(soft_container(timer, struct soft_link, timer));
+}
+
+void soft_connect_later(struct soft_link *link)
+{
+	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
+
+	if (delay > RETRY_MOST_NS)
+		delay = RETRY_MOST_NS;
+	if (link->attempts++ > 100)
+		delay = RETRY_SELDOM_NS;
+	soft_link_close_wires(link);
+	link->base.state = SOFT_LINK_CONNECTING;
+	link->header_have = 0;
+	link->timer.expired = try_again;
+	soft_timer_start(&link->timer, soft_now() + delay);
+}
+
+static const union ibv_gid *peer_gid(const struct soft_qp *qp)
+{
+	/* An address without a GID is one of the same host: nothing else has a LID alone. */
+	return qp->attr.ah_attr.is_global ? &qp->attr.ah_attr.grh.dgid : &soft_gid_loopback;
+}
+
+/* ---- through shared memory ----------------------------------------------------------------- */
+
+/* False: there is no channel there. */
+static bool attempt_shm(struct soft_link *link)
+{
+	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
+	    !soft_link_open_chan(link, link->qp, link->qp->attr.ah_attr.dlid))
+		return false;
+	link->base.state = SOFT_LINK_HANDSHAKE;
+	return true;
+}
+
+static struct soft_gid own_gid(const struct soft_qp *qp)
+{
+	struct soft_gid own = {.gid = soft_gid_loopback};
+
+	if (qp->attr.ah_attr.is_global)
+		soft_gid_at(qp->attr.ah_attr.grh.sgid_index, &own);
+	return own;
+}
+
+/* ---- by TCP -------------------------------------------------------------------------------- */
+
+/* From the address that the queue pair has chosen, if it says one that others can see: of several
+ * networks, that is the one to go by. */
+static int bind_source(int fd, const struct ibv_ah_attr *ah)
+{
+	struct sockaddr_storage address;
+	struct soft_gid own;
+	const int on = 1;
+
+	if (!ah->is_global || ah->grh.sgid_index == SOFT_GID_LOOPBACK)
+		return 0;
+	if (soft_gid_at(ah->grh.sgid_index, &own))
+		return EADDRNOTAVAIL;
+	/* The port with connect(), so that one port serves connections to several places: ip(7). */
+	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+	return bind(fd, (struct sockaddr *)&address,
+		    soft_gid_address(&own.gid, &own.gid, 0, &address))
+		       ? errno
+		       : 0;
+}
+
+static void call(struct soft_link *link)
+{
+	const struct soft_qp *qp = link->qp;
+	struct sockaddr_storage address;
+	struct soft_gid own = own_gid(qp);
+	socklen_t length =
+		soft_gid_address(peer_gid(qp), &own.gid, qp->attr.ah_attr.dlid, &address);
+	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	soft_link_over_socket(link, fd);
+	link->refused = false;
+	if (fd < 0 || bind_source(fd, &qp->attr.ah_attr) ||
+	    (connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS) ||
+	    soft_watch(&link->watch, EPOLLOUT)) {
+		soft_connect_later(link);
+		return;
+	}
+	soft_timer_start(&link->timer, soft_now() + CONNECTING_NS);
+}
+
+static void attempt(struct soft_link *link)
+{
+	soft_link_close_wires(link); /* of an attempt that has taken too long */
+	if (!attempt_shm(link))
+		call(link);
+}
+
+void soft_connect_established(struct soft_link *link)
+{
+	int error = 0;
+	socklen_t length = sizeof(error);
+
+	if (getsockopt(link->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ||
+	    !soft_handshake_send(link, link->qp, SOFT_HELLO) || soft_watch(&link->watch, EPOLLIN)) {
+		soft_connect_later(link);
+		return;
+	}
+	/* On this machine the other side's end is told; should it be slow and take us for its peer one
+	 * day, another HELLO would be a pending link's. */
+	soft_liveness_watch(link);
+	if (!link->liveness_limit)
+		soft_timer_stop(&link->timer);
+	link->base.state = SOFT_LINK_HANDSHAKE;
+}
+
+/* ---- the answer ---------------------------------------------------------------------------- */
+
+void soft_connect_answered(struct soft_link *link)
+{
+	struct soft_qp *qp = link->qp;
+
+	if (link->handshake.kind != SOFT_HELLO_ACK ||
+	    !soft_handshake_matches(&link->handshake, qp)) {
+		/* It takes us for its peer, but we know better. */
+		soft_connect_abandon(link);
+		soft_connect_later(link);
+		return;
+	}
+	if (soft_link_up(link, qp))
+		soft_link_finish(link, ECONNABORTED);
+}
+
+void soft_connect_abandon(struct soft_link *link)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER];
+
+	/* Of a channel, the end says that by itself. */
+	if (link->watch.fd < 0)
+		return;
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
+	(void)!send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void no_cm(struct soft_qp *qp)
+{
+	(void)qp;
+}
+
+static void (*cm_offer)(struct soft_qp *qp) = no_cm;
+
+void soft_wire_use_cm(void (*offer)(struct soft_qp *qp))
+{
+	cm_offer = offer;
+}
+
+/* ---- the queue pair's side ----------------------------------------------------------------- */
+
+static bool is_self(const struct soft_qp *qp)
+{
+	return qp->attr.dest_qp_num == qp->ibv.qp_num &&
+	       qp->attr.ah_attr.dlid == soft_listener_port() && soft_gid_is_of_host(peer_gid(qp));
+}
+
+static bool we_connect(const struct soft_qp *qp)
+{
+	struct soft_gid own = own_gid(qp);
+	uint16_t lid = soft_listener_port();
+
+	if (qp->ibv.qp_num != qp->attr.dest_qp_num)
+		return qp->ibv.qp_num < qp->attr.dest_qp_num;
+	if (lid != qp->attr.ah_attr.dlid)
+		return lid < qp->attr.ah_attr.dlid;
+	return memcmp(&own.gid, peer_gid(qp), sizeof(own.gid)) < 0;
+}
+
+static struct soft_link *connecting(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+
+	if (!link)
+		return NULL;
+	link->qp = qp;
+	qp->link = &link->base;
+	return link;
+}
+
+static void to_self(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_CONNECTING);
+
+	if (link && (soft_link_over_itself(link) || soft_link_up(link, qp)))
+		soft_link_finish(link, ECONNABORTED);
+}
+
+/* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
+void soft_connect_begin(struct soft_qp *qp)
+{
+	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+	struct soft_gid own;
+	struct soft_link *link;
+
+	qp->stream_from_cm = ah->dlid == 0;
+	if (qp->stream_from_cm) {
+		cm_offer(qp);
+		return;
+	}
+	if (is_self(qp)) {
+		to_self(qp);
+		return;
+	}
+	if (ah->is_global && !soft_gid_at(ah->grh.sgid_index, &own))
+		soft_listener_open(&own.gid);
+	if (!we_connect(qp)) {
+		soft_handshake_find_pending(qp);
+		return;
+	}
+	link = connecting(qp);
+	if (link)
+		attempt(link);
+}
+
+/* Not at once, lest the two keep each other busy.  The other side may have been quicker. */
+void soft_connect_again(struct soft_qp *qp)
+{
+	struct soft_link *link;
+
+	if (is_self(qp)) {
+		to_self(qp);
+		return;
+	}
+	if (!we_connect(qp)) {
+		soft_handshake_find_pending(qp);
+		return;
+	}
+	link = connecting(qp);
+	if (!link)
+		return;
+	link->attempts = SECOND_ROUND;
+	soft_connect_later(link);
+}

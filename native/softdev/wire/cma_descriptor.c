@@ -1,0 +1,246 @@
+/* See cma_descriptor.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "cma_descriptor.h"
+
+/* Within a process, where one copy takes the place of two by the same core. */
+enum {
+	LEAST_WITHIN = 8 * 1024
+};
+
+uint32_t soft_cma_desc_least = 128 * 1024; /* bench_cma.c */
+uint64_t soft_cma_descs_sent;
+
+static struct soft_cma *cma_of(const struct soft_link *link)
+{
+	return link->chan.peer ? soft_shm_peer_cma(link->chan.peer) : NULL;
+}
+
+/* ---- giving -------------------------------------------------------------------------------- */
+
+uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
+{
+	const struct soft_cma *cma = cma_of(link);
+
+	*least = cma && soft_shm_peer_is_self(link->chan.peer) ? LEAST_WITHIN : soft_cma_desc_least;
+	/* A UC queue pair is done with its memory when a frame has been sent; and where frames are
+	 * sent again, they shall be the same ones. */
+	return cma && link->qp->ibv.qp_type == IBV_QPT_RC && !link->base.lossy &&
+			       soft_cma_is_open(cma)
+		       ? SOFT_CMA_FRAME_MAX
+		       : 0;
+}
+
+static const struct soft_response *response_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->responder.responses[index & qp->responder.response_mask];
+}
+
+/* It is not needed, but the other side has not said so: the link has gone, or a frame was lost and the
+ * request has been answered all the same. */
+static bool is_over(const struct soft_cma_export *export, const void *unused)
+{
+	(void)unused;
+	return !export->link ||
+	       (!export->answer && (int32_t)(export->index - export->link->qp->sq.oldest) < 0);
+}
+
+bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
+			const struct iovec *pieces, int count, uint8_t *at)
+{
+	struct soft_cma *cma = cma_of(link);
+	struct soft_cma_desc desc = {.count = (uint32_t)count};
+	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+
+	for (int i = 0; i < count; i++) {
+		desc.pieces[i].address = (uintptr_t)pieces[i].iov_base;
+		desc.pieces[i].length = pieces[i].iov_len;
+		desc.length += (uint32_t)pieces[i].iov_len;
+	}
+	if (desc.length != out->frame.length || soft_cma_backs_off(cma))
+		return false; /* in too many pieces; or it does not pay */
+	struct soft_cma_export *export = soft_cma_export_new(cma);
+
+	if (!export && soft_cma_revoke(cma, is_over, NULL, lost))
+		export = soft_cma_export_new(cma);
+	if (!export)
+		return false;
+	export->link = link;
+	export->index = out->index;
+	export->psn = out->frame.psn;
+	export->answer = out->frame.opcode == SOFT_READ_DATA;
+	if (export->answer)
+		export->rkey = response_at(link->qp, out->index)->rkey;
+	desc.slot = export->slot;
+	desc.generation = export->generation;
+	soft_cma_desc_encode(at, &desc);
+	out->frame.pieces = (uint8_t)count;
+	soft_cma_descs_sent++;
+	return true;
+}
+
+/* ---- taking -------------------------------------------------------------------------------- */
+
+static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
+			   enum soft_cma_result reached)
+{
+	if (reached == SOFT_CMA_UNWRITABLE)
+		soft_request_unwritable(qp, frame);
+	else
+		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, frame->psn);
+}
+
+static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
+{
+	soft_send_fail(qp, reached == SOFT_CMA_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
+							  : IBV_WC_REM_ACCESS_ERR);
+}
+
+/* The kernel has allowed it before, and now does not: as if the frame had been lost.  It will be sent
+ * again, and through the ring, because the other side knows that too. */
+static void lost(struct soft_link *link)
+{
+	soft_link_loses(link);
+	if (link->frame.opcode < SOFT_ACK)
+		soft_responder_missed(link->qp);
+	else
+		soft_requester_missed(link->qp);
+}
+
+static void failed(struct soft_link *link, enum soft_cma_result reached)
+{
+	link->sink = SOFT_SINK_DISCARD;
+	if (reached == SOFT_CMA_GONE)
+		soft_link_finish(link, ECONNRESET);
+	else if (reached == SOFT_CMA_FORBIDDEN)
+		lost(link);
+	else if (link->frame.opcode < SOFT_ACK)
+		request_failed(link->qp, &link->frame, reached);
+	else
+		answer_failed(link->qp, reached);
+}
+
+static bool may_refer(const struct soft_link *link)
+{
+	switch (link->frame.opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+	case SOFT_READ_DATA:
+		return cma_of(link) && link->qp->ibv.qp_type == IBV_QPT_RC;
+	default:
+		return false;
+	}
+}
+
+bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
+{
+	const struct soft_frame *frame = &link->frame;
+	struct soft_cma *cma = cma_of(link);
+	struct soft_cma_desc desc;
+	uint8_t copy[SOFT_CMA_DESC_MAX];
+
+	link->cma_bytes += frame->length;
+	if (!may_refer(link) || link->cma_bytes >= 2 * SOFT_CMA_FRAME_MAX)
+		return false;
+	memcpy(copy, bytes, soft_frame_rest(frame));
+	if (!soft_cma_desc_decode(copy, frame->pieces, frame->length, &desc))
+		return false;
+	while (link->left && link->base.state == SOFT_LINK_UP) {
+		struct iovec iov[SOFT_MAX_SGE];
+		uint32_t length = link->left < SOFT_FRAME_MAX ? link->left : SOFT_FRAME_MAX;
+		int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
+
+		if (count == 0) {
+			soft_cma_done(cma, &desc);
+			break;
+		}
+		enum soft_cma_result reached = soft_cma_copy(cma, &desc, link->taken, iov, count);
+
+		if (reached != SOFT_CMA_COPIED) {
+			failed(link, reached);
+			break;
+		}
+		for (length = 0; count; count--)
+			length += (uint32_t)iov[count - 1].iov_len;
+		soft_link_placed(link, length);
+	}
+	link->left = 0;
+	return true;
+}
+
+/* ---- taking back --------------------------------------------------------------------------- */
+
+/* IBTA 9.7.4.1.5: as if the READ had been refused; it is the first one that was not answered. */
+static void answer_lost(const struct soft_cma_export *export)
+{
+	struct soft_link *link = export->link;
+	struct soft_qp *qp = link ? link->qp : NULL;
+
+	if (!qp || link->base.state != SOFT_LINK_UP || qp->responder.failed)
+		return;
+	qp->responder.response_tail = qp->responder.response_head;
+	qp->responder.response_offset = 0;
+	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, export->psn);
+}
+
+static bool opened_by(const struct soft_cma_export *export, const void *what)
+{
+	uint32_t key = *(const uint32_t *)what;
+
+	if (export->answer || is_over(export, NULL))
+		return export->answer && export->rkey == key;
+	const struct soft_qp *qp = export->link->qp;
+	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
+
+	for (uint32_t i = 0; i < soft_send_at(qp, export->index)->num_sge; i++)
+		if (sges[i].lkey == key)
+			return true;
+	return false;
+}
+
+void soft_cma_withdraw_key(uint32_t key)
+{
+	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+
+	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
+		unsigned count = soft_cma_revoke(cma, opened_by, &key, lost);
+
+		/* Of a request the other side says that it cannot have the memory. */
+		for (unsigned i = 0; i < count; i++)
+			if (lost[i].answer)
+				answer_lost(&lost[i]);
+	}
+}
+
+static bool request_on_link(const struct soft_cma_export *export, const void *what)
+{
+	return export->link == what && !export->answer;
+}
+
+static void take_requests_back(const struct soft_link *link)
+{
+	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+
+	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma))
+		soft_cma_revoke(cma, request_on_link, link, lost);
+}
+
+void soft_cma_flush(const struct soft_qp *qp)
+{
+	if (soft_link_of(qp))
+		take_requests_back(soft_link_of(qp));
+}
+
+/* Answers that have been given may still be on their way: they stand until their key is withdrawn. */
+void soft_cma_forget_link(const struct soft_link *link)
+{
+	take_requests_back(link);
+	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
+		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used; slot++)
+			if (cma->exports[slot].link == link)
+				cma->exports[slot].link = NULL;
+	}
+}

@@ -1,0 +1,526 @@
+/* The channel that frames and datagrams take before they are taken in, when there is a fault spec.
+ *
+ * It begins where whole frames are known, so it is the same for every wire.  What belongs together
+ * keeps its order: a frame that is late makes those behind it late.  What a stream says of itself
+ * (DISCONNECT, LOSSY) comes late with the rest, but is neither lost nor doubled.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "inject/inject.h"
+#include "link.h"
+#include "ud/ud.h"
+#include "trace/trace.h"
+
+struct packet {
+	struct packet *next;
+	uint64_t due; /* of soft_now(); 0: at once */
+	uint32_t length;
+	uint32_t weight; /* the same, but with what it refers to */
+	uint8_t bytes[];
+};
+
+/* Bytes that wait in one queue: beyond this the oldest are taken in early, datagrams dropped. */
+#define QUEUE_MOST (64u << 20)
+
+/* Occurrences are counted apart: how many acknowledgements come depends on who is quicker. */
+enum stream {
+	REQUESTS,
+	ANSWERS,
+	ACKNOWLEDGEMENTS,
+	STREAMS
+};
+
+struct soft_delay_queue {
+	struct soft_link *link; /* NULL: gone; of datagrams there is one queue, without a link */
+	bool busy;
+	bool judged; /* by the spec; else it only brings to its end what is under way */
+	bool doomed;
+	bool ended; /* no more is coming... */
+	int error;  /* ...for this reason */
+	uint64_t number; /* of the connection */
+	uint64_t input;  /* bytes so far */
+	uint64_t seen[STREAMS];
+	uint64_t frames; /* that the spec means */
+	uint64_t messages; /* that needed a receive */
+	uint64_t due;    /* of the last one */
+	uint64_t waiting; /* bytes */
+	struct packet *first, **last;
+	/* of the frame that is coming in */
+	uint8_t header[SOFT_FRAME_HEADER];
+	uint32_t have;
+	struct packet *packet;
+	struct soft_timer timer;
+};
+
+/* In front of a datagram's payload. */
+struct envelope {
+	uint32_t qp_num;
+	struct soft_datagram datagram;
+};
+
+static uint64_t connections;    /* since there is a spec */
+static uint64_t device_free_at; /* with a rate: when it has taken in all that came before */
+
+static void datagrams_due(struct soft_timer *timer);
+
+static struct soft_delay_queue datagrams = {.last = &datagrams.first,
+					    .timer.expired = datagrams_due};
+
+/* ---- lines --------------------------------------------------------------------------------- */
+
+static struct packet *new_packet(uint32_t length)
+{
+	struct packet *packet = malloc(sizeof(*packet) + length);
+
+	if (packet)
+		*packet = (struct packet){.length = length, .weight = length};
+	return packet;
+}
+
+static struct packet *take_first(struct soft_delay_queue *queue)
+{
+	struct packet *packet = queue->first;
+
+	queue->first = packet->next;
+	if (!queue->first)
+		queue->last = &queue->first;
+	queue->waiting -= packet->weight;
+	return packet;
+}
+
+static void append(struct soft_delay_queue *queue, struct packet *packet)
+{
+	packet->next = NULL;
+	*queue->last = packet;
+	queue->last = &packet->next;
+	queue->waiting += packet->weight;
+}
+
+static void empty(struct soft_delay_queue *queue)
+{
+	soft_timer_stop(&queue->timer);
+	while (queue->first)
+		free(take_first(queue));
+	free(queue->packet);
+	queue->packet = NULL;
+}
+
+/* The first one, if it is time to take it in. */
+static struct packet *take_due_one(struct soft_delay_queue *queue)
+{
+	struct packet *packet = queue->first;
+
+	return packet && (!packet->due || queue->waiting > QUEUE_MOST || packet->due <= soft_now())
+		       ? take_first(queue)
+		       : NULL;
+}
+
+/* ---- judging ------------------------------------------------------------------------------- */
+
+static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum stream stream)
+{
+	uint64_t due = 0;
+
+	if (soft_faults.rate || soft_faults.delay_ns || soft_faults.jitter_ns)
+		due = soft_now();
+	if (soft_faults.rate) {
+		if (device_free_at < due)
+			device_free_at = due;
+		device_free_at += (uint64_t)((double)length * 1e9 / (double)soft_faults.rate);
+		due = device_free_at;
+	}
+	due += soft_faults.delay_ns;
+	if (soft_faults.jitter_ns)
+		due += (uint64_t)((double)soft_faults.jitter_ns *
+				  soft_fault_number(SOFT_FAULT_JITTER, queue->number, stream,
+						    queue->seen[stream]));
+	if (due < queue->due && queue->first)
+		due = queue->due; /* the order is kept */
+	queue->due = due;
+	return due;
+}
+
+/* Whose it is that comes in here. */
+static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct packet *packet)
+{
+	struct envelope envelope;
+
+	if (queue->link)
+		return queue->link->qp ? queue->link->qp->ibv.qp_num : 0;
+	memcpy(&envelope, packet->bytes, sizeof(envelope));
+	return envelope.qp_num;
+}
+
+/* Takes the packet; false: there is no memory for its double. */
+static bool judge(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
+{
+	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
+	struct packet *copy = NULL;
+	uint64_t draw = ++queue->seen[stream];
+
+	/* An acknowledgement counts for the draws of its own stream alone. */
+	if (soft_faults.frames & meant) {
+		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
+
+		if (soft_fault_strikes(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
+			soft_fault_counts.lost++;
+			SOFT_TRACE(fault, "LOSS", qp_num_of(queue, packet), 0);
+			free(packet);
+			return true;
+		}
+		if (soft_fault_strikes(SOFT_FAULT_DUPLICATE, queue->number, stream, draw, frame)) {
+			copy = new_packet(packet->length);
+			if (!copy) {
+				free(packet);
+				return false;
+			}
+			copy->weight = packet->weight;
+			memcpy(copy->bytes, packet->bytes, packet->length);
+			soft_fault_counts.duplicated++;
+			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(queue, packet), 0);
+		}
+	}
+	packet->due = due_at(queue, packet->weight, stream);
+	soft_fault_counts.delayed += packet->due != 0;
+	append(queue, packet);
+	if (copy) {
+		copy->due = packet->due;
+		append(queue, copy);
+	}
+	return true;
+}
+
+/* ---- of a link ----------------------------------------------------------------------------- */
+
+static void deliver(struct soft_delay_queue *queue, struct packet *packet)
+{
+	struct soft_link *link = queue->link;
+	bool busy = link->busy;
+
+	link->busy = true;
+	soft_link_frames(link, packet->bytes, packet->length);
+	if (!busy)
+		soft_link_release(link);
+}
+
+/* What is due is taken in, by a busy queue. */
+static void take_due(struct soft_delay_queue *queue)
+{
+	struct packet *packet;
+
+	while (queue->link && (packet = take_due_one(queue)) != NULL) {
+		deliver(queue, packet);
+		free(packet);
+	}
+}
+
+/* The queue may be gone after this. */
+static void run(struct soft_delay_queue *queue)
+{
+	queue->busy = true;
+	take_due(queue);
+	queue->busy = false;
+	if (!queue->link) {
+		empty(queue);
+		free(queue);
+	} else if (queue->first) {
+		soft_timer_start(&queue->timer, queue->first->due);
+	} else if (queue->ended) {
+		soft_link_finish(queue->link, queue->error);
+	} else if (!queue->judged && !queue->have && !queue->packet) {
+		queue->link->delay_queue = NULL;
+		empty(queue);
+		free(queue);
+	}
+}
+
+/* By a busy queue: what has come before is not undone. */
+static void cut(struct soft_delay_queue *queue)
+{
+	take_due(queue);
+	if (!queue->link)
+		return;
+	soft_fault_counts.cut++;
+	SOFT_TRACE(fault, "CUT", queue->link->qp ? queue->link->qp->ibv.qp_num : 0, 0);
+	soft_link_finish(queue->link, ECONNRESET);
+}
+
+static void link_due(struct soft_timer *timer)
+{
+	struct soft_delay_queue *queue = soft_container(timer, struct soft_delay_queue, timer);
+
+	queue->busy = true;
+	if (queue->doomed && queue->input >= soft_faults.cut_after)
+		cut(queue);
+	run(queue);
+}
+
+/* A whole frame. */
+static void arrived(struct soft_delay_queue *queue, struct packet *packet)
+{
+	uint8_t opcode = packet->bytes[0];
+
+	queue->input += packet->weight;
+	if (queue->judged && queue->doomed && queue->input >= soft_faults.cut_after) {
+		free(packet);
+		cut(queue);
+	} else if (queue->judged && opcode < SOFT_DISCONNECT) {
+		if (!judge(queue, packet,
+			   opcode < SOFT_ACK    ? REQUESTS
+			   : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
+						: ANSWERS))
+			soft_link_finish(queue->link, ENOMEM);
+	} else {
+		packet->due = queue->first ? queue->due : 0;
+		append(queue, packet);
+	}
+}
+
+static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_t length)
+{
+	struct soft_frame frame;
+	size_t part = length;
+
+	if (!queue->packet) {
+		if (part > SOFT_FRAME_HEADER - queue->have)
+			part = SOFT_FRAME_HEADER - queue->have;
+		memcpy(queue->header + queue->have, data, part);
+		queue->have += (uint32_t)part;
+		if (queue->have < SOFT_FRAME_HEADER)
+			return part;
+		/* What is no frame has no payload either, and ends the link when it is taken in. */
+		bool whole = soft_frame_decode(queue->header, &frame);
+
+		queue->packet =
+			new_packet(SOFT_FRAME_HEADER + (whole ? soft_frame_rest(&frame) : 0));
+		if (!queue->packet) {
+			soft_link_finish(queue->link, ENOMEM);
+			return part;
+		}
+		if (whole)
+			queue->packet->weight = SOFT_FRAME_HEADER + frame.length;
+		memcpy(queue->packet->bytes, queue->header, SOFT_FRAME_HEADER);
+	} else {
+		if (part > queue->packet->length - queue->have)
+			part = queue->packet->length - queue->have;
+		memcpy(queue->packet->bytes + queue->have, data, part);
+		queue->have += (uint32_t)part;
+	}
+	if (queue->have == queue->packet->length) {
+		struct packet *packet = queue->packet;
+
+		queue->packet = NULL;
+		queue->have = 0;
+		arrived(queue, packet);
+	}
+	return part;
+}
+
+void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length)
+{
+	struct soft_delay_queue *queue = link->delay_queue;
+
+	queue->busy = true;
+	/* The spec came in the middle of a frame. */
+	while (length && queue->link && (link->left || link->header_have)) {
+		size_t part = link->left ? link->left : SOFT_FRAME_HEADER - link->header_have;
+
+		if (part > length)
+			part = length;
+		soft_link_frames(link, data, part);
+		data += part;
+		length -= part;
+	}
+	while (length && queue->link) {
+		size_t part = collect(queue, data, length);
+
+		data += part;
+		length -= part;
+	}
+	run(queue);
+}
+
+bool soft_delay_outlives(struct soft_link *link, int error)
+{
+	struct soft_delay_queue *queue = link->delay_queue;
+
+	if (!queue || !queue->first)
+		return false;
+	queue->ended = true;
+	queue->error = error;
+	link->base.blocked = true; /* nobody would hear it */
+	soft_link_close_wires(link);
+	return true;
+}
+
+static bool wants_queues(const struct soft_fault_spec *spec)
+{
+	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
+	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0 ||
+	       spec->when[SOFT_FAULT_RNR].probability > 0 ||
+	       spec->when[SOFT_FAULT_DISCONNECT].probability > 0 || spec->delay_ns ||
+	       spec->jitter_ns || spec->rate;
+}
+
+static bool makes_lossy(const struct soft_fault_spec *spec)
+{
+	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
+	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0;
+}
+
+static struct soft_delay_queue *new_queue(struct soft_link *link)
+{
+	struct soft_delay_queue *queue = calloc(1, sizeof(*queue));
+
+	if (!queue)
+		return NULL;
+	queue->link = link;
+	queue->last = &queue->first;
+	queue->timer.expired = link_due;
+	link->delay_queue = queue;
+	return queue;
+}
+
+void soft_delay_attach(struct soft_link *link)
+{
+	const struct soft_fault_spec *spec = &soft_faults;
+	struct soft_delay_queue *queue = link->delay_queue;
+	bool wanted = soft_faults_set && wants_queues(spec) &&
+		      (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num);
+
+	if (!wanted) {
+		if (queue) {
+			queue->judged = queue->doomed = false;
+			if (!queue->first) /* where nothing else is under way that it could end */
+				soft_timer_start(&queue->timer, soft_now());
+		}
+		return;
+	}
+	if (!queue)
+		queue = new_queue(link);
+	if (!queue)
+		return;
+	queue->judged = true;
+	queue->number = ++connections;
+	queue->input = queue->frames = queue->messages = 0;
+	memset(queue->seen, 0, sizeof(queue->seen));
+	queue->doomed =
+		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
+	if (queue->doomed && !spec->cut_after)
+		soft_timer_start(&queue->timer, soft_now());
+	if (makes_lossy(spec))
+		soft_link_loses(link);
+}
+
+bool soft_delay_detach(struct soft_link *link)
+{
+	struct soft_delay_queue *queue = link->delay_queue;
+
+	if (!queue)
+		return false;
+	bool ended = queue->ended;
+
+	link->delay_queue = NULL;
+	queue->link = NULL;
+	if (!queue->busy) {
+		empty(queue);
+		free(queue);
+	}
+	return ended;
+}
+
+static bool refuses(struct soft_qp *qp)
+{
+	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
+
+	if (!queue || !queue->judged || soft_qp_is_uc(qp))
+		return false;
+	queue->messages++;
+	if (!soft_fault_strikes(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
+		return false;
+	soft_fault_counts.not_ready++;
+	SOFT_TRACE(fault, "RNR", qp->ibv.qp_num, 0);
+	return true;
+}
+
+/* ---- of datagrams -------------------------------------------------------------------------- */
+
+static void run_datagrams(void)
+{
+	struct packet *packet;
+
+	/* What is received may be answered, and comes in here again. */
+	if (datagrams.busy)
+		return;
+	datagrams.busy = true;
+	while ((packet = take_due_one(&datagrams)) != NULL) {
+		struct envelope envelope;
+
+		memcpy(&envelope, packet->bytes, sizeof(envelope));
+		struct soft_qp *qp = soft_qp_find(envelope.qp_num);
+
+		if (qp)
+			soft_ud_take(qp, &envelope.datagram, packet->bytes + sizeof(envelope),
+				     packet->length - (uint32_t)sizeof(envelope));
+		free(packet);
+	}
+	datagrams.busy = false;
+	if (datagrams.first)
+		soft_timer_start(&datagrams.timer, datagrams.first->due);
+}
+
+static void datagrams_due(struct soft_timer *timer)
+{
+	(void)timer;
+	run_datagrams();
+}
+
+static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
+			   const uint8_t *payload, uint32_t length)
+{
+	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
+
+	if (!wants_queues(&soft_faults) ||
+	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
+		return false;
+	struct packet *packet = datagrams.waiting > QUEUE_MOST
+					? NULL
+					: new_packet((uint32_t)sizeof(envelope) + length);
+
+	if (!packet)
+		return true; /* one may always get lost */
+	memcpy(packet->bytes, &envelope, sizeof(envelope));
+	memcpy(packet->bytes + sizeof(envelope), payload, length);
+	judge(&datagrams, packet, REQUESTS);
+	run_datagrams();
+	return true;
+}
+
+/* ---- the process --------------------------------------------------------------------------- */
+
+static void begin(void)
+{
+	connections = 0;
+	device_free_at = 0;
+	datagrams.frames = 0;
+	memset(datagrams.seen, 0, sizeof(datagrams.seen));
+}
+
+void soft_delay_stop(void)
+{
+	empty(&datagrams);
+}
+
+static void spec_changed(void)
+{
+	begin();
+	soft_links_fault_spec_changed();
+}
+
+const struct soft_fault_hooks soft_delay_hooks = {
+	.spec_changed = spec_changed,
+	.refuses = refuses,
+	.keeps_datagram = keeps_datagram,
+};

@@ -1,0 +1,312 @@
+/* Links without a connection manager: the handshake, and the side that is reached.
+ *
+ * Two queue pairs that were told each other's address (QP number, LID, GID) by their applications
+ * need one link between them.  The one with the smaller QP number (LID, GID if need be) connects to
+ * the other's process when it becomes ready to receive (active_connect.c), and says HELLO; the other answers
+ * HELLO_ACK when it is ready to receive from exactly this peer.  Both tell the PSNs they know, which
+ * were random numbers of the applications' own: who does not know them is not the peer.
+ *
+ * The queue pair may not be ready yet: its HELLO is held for a while.  Strangers are bounded in
+ * number and time, wherever they come from.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link.h"
+
+enum {
+	STRANGERS = 256
+}; /* links asked for whose queue pair is not known or not ready */
+
+#define PATIENCE_NS 10000000000u
+
+static const char magic[8] = "aiordma";
+
+static struct soft_link *pending[STRANGERS]; /* unordered */
+static int pending_count;
+
+/* ---- the handshake -------------------------------------------------------------------------- */
+
+void soft_handshake_encode(uint8_t *at, const struct soft_handshake *handshake)
+{
+	memset(at, 0, SOFT_HANDSHAKE_SIZE);
+	memcpy(at, magic, sizeof(magic));
+	soft_put32(at + 8, SOFT_WIRE_VERSION | (uint32_t)handshake->kind << 16);
+	soft_put32(at + 12, handshake->from);
+	soft_put32(at + 16, handshake->to);
+	soft_put32(at + 20, handshake->receive_psn);
+	soft_put32(at + 24, handshake->send_psn);
+	soft_put32(at + 28, handshake->flags);
+}
+
+bool soft_handshake_decode(const uint8_t *at, struct soft_handshake *handshake)
+{
+	uint32_t word = soft_take32(at + 8);
+
+	handshake->kind = (uint16_t)(word >> 16);
+	handshake->from = soft_take32(at + 12);
+	handshake->to = soft_take32(at + 16);
+	handshake->receive_psn = soft_take32(at + 20);
+	handshake->send_psn = soft_take32(at + 24);
+	handshake->flags = soft_take32(at + 28);
+	return !memcmp(at, magic, sizeof(magic)) && (word & 0xffff) == SOFT_WIRE_VERSION;
+}
+
+bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp)
+{
+	bool sends = qp->ibv.state != IBV_QPS_RTR;
+
+	return !(handshake->flags & SOFT_HANDSHAKE_UNRELIABLE) == !soft_qp_is_uc(qp) &&
+	       handshake->from == qp->attr.dest_qp_num && handshake->to == qp->ibv.qp_num &&
+	       (!(handshake->flags & SOFT_HANDSHAKE_SENDS) ||
+		handshake->send_psn == qp->attr.rq_psn) &&
+	       (!sends || handshake->receive_psn == qp->attr.sq_psn);
+}
+
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind)
+{
+	bool sends = qp->ibv.state != IBV_QPS_RTR;
+
+	soft_handshake_encode(at,
+			      &(struct soft_handshake){
+				      .kind = (uint16_t)kind,
+				      .from = qp->ibv.qp_num,
+				      .to = qp->attr.dest_qp_num,
+				      .receive_psn = qp->attr.rq_psn,
+				      .send_psn = sends ? qp->attr.sq_psn : 0,
+				      .flags = (sends ? SOFT_HANDSHAKE_SENDS : 0u) |
+					       (soft_qp_is_uc(qp) ? SOFT_HANDSHAKE_UNRELIABLE : 0u),
+			      });
+}
+
+bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
+			 enum soft_handshake_kind kind)
+{
+	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
+
+	soft_handshake_write(bytes, qp, kind);
+	/* The first bytes of a stream: there is room for them. */
+	return send(link->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+	       (ssize_t)sizeof(bytes);
+}
+
+void soft_handshake_check(struct soft_qp *qp)
+{
+	struct soft_link *link = soft_link_of(qp);
+
+	if (!link || link->base.state != SOFT_LINK_UP || !link->handshake_done ||
+	    link->handshake.receive_psn == qp->attr.sq_psn)
+		return;
+	/* Whoever that is would take none of our requests: so they fail as unanswered ones. */
+	soft_link_leave(link);
+	qp->stream_lost = true;
+}
+
+/* ---- pending links ----------------------------------------------------------------------------- */
+
+static void forget_stranger(const struct soft_link *link)
+{
+	for (int i = 0; i < pending_count; i++)
+		if (pending[i] == link) {
+			pending[i] = pending[--pending_count];
+			return;
+		}
+}
+
+static void drop_pending(struct soft_link *link)
+{
+	forget_stranger(link);
+	if (link->from_peer)
+		soft_shm_peer_refuse(link->from_peer, link->from_chan);
+	soft_link_finish(link, 0);
+}
+
+static void stranger_expired(struct soft_timer *timer)
+{
+	drop_pending(soft_container(timer, struct soft_link, timer));
+}
+
+static void add_pending(struct soft_link *link)
+{
+	if (pending_count == STRANGERS) {
+		/* Who has waited longest has had its chance: its timer ends first. */
+		struct soft_link *oldest = pending[0];
+
+		for (int i = 1; i < pending_count; i++)
+			if (pending[i]->timer.deadline_ns < oldest->timer.deadline_ns)
+				oldest = pending[i];
+		drop_pending(oldest);
+	}
+	pending[pending_count++] = link;
+	link->timer.expired = stranger_expired;
+	soft_timer_start(&link->timer, soft_now() + PATIENCE_NS);
+}
+
+static bool is_ready(const struct soft_qp *qp)
+{
+	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
+	       qp->ibv.state == IBV_QPS_SQD || qp->ibv.state == IBV_QPS_SQE;
+}
+
+/* Can the queue pair take the pending link as its peer, now or soon? */
+static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
+{
+	if (!is_ready(qp))
+		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
+	if (qp->stream_lost || !soft_handshake_matches(&link->handshake, qp))
+		return false;
+	return qp->stream_from_cm
+		       ? link->from_peer &&
+				 (!qp->link || soft_wire_selection_is_open(soft_link_of(qp)))
+		       : !qp->link;
+}
+
+/* With the CM, not before the queue pair has got its stream. */
+static bool may_answer(const struct soft_qp *qp)
+{
+	return is_ready(qp) && !qp->stream_from_cm == !qp->link;
+}
+
+/* The pending link is one no more. */
+static void introduce(struct soft_link *link, struct soft_qp *qp)
+{
+	forget_stranger(link);
+	if (soft_link_of(qp)) {
+		soft_wire_selection_use_shm(soft_link_of(qp), link);
+		soft_link_finish(link, 0);
+	} else if (!(link->from_peer ? soft_link_accept_chan(link, link, qp)
+				     : soft_handshake_send(link, qp, SOFT_HELLO_ACK)) ||
+		   soft_link_up(link, qp)) {
+		soft_link_finish(link, ECONNABORTED);
+	}
+}
+
+/* The pending link has said whom it wants. */
+static void hello(struct soft_link *link)
+{
+	struct soft_qp *qp = soft_qp_find(link->handshake.to);
+
+	if (link->handshake.kind != SOFT_HELLO || !qp || !is_expected(link, qp)) {
+		drop_pending(link);
+	} else if (may_answer(qp)) {
+		introduce(link, qp);
+	} else {
+		link->base.state = SOFT_LINK_HELD;
+		if (link->from_peer)
+			add_pending(link);
+	}
+}
+
+void soft_handshake_find_pending(struct soft_qp *qp)
+{
+	for (int i = 0; i < pending_count; i++) {
+		struct soft_link *link = pending[i];
+
+		if (link->base.state != SOFT_LINK_HELD || link->handshake.to != qp->ibv.qp_num)
+			continue;
+		if (!is_expected(link, qp)) {
+			drop_pending(link);
+			i--;
+		} else if (may_answer(qp)) {
+			introduce(link, qp);
+			return;
+		}
+	}
+}
+
+void soft_handshake_drop_pending(void)
+{
+	pending_count = 0;
+}
+
+/* ---- where they come from ------------------------------------------------------------------ */
+
+void soft_handshake_accepted(int fd)
+{
+	struct soft_link *link = soft_link_create(fd, SOFT_LINK_HANDSHAKE);
+
+	if (!link) {
+		close(fd);
+		return;
+	}
+	add_pending(link);
+	if (soft_watch(&link->watch, EPOLLIN))
+		drop_pending(link);
+}
+
+void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	struct soft_link *link = soft_link_create(-1, SOFT_LINK_HANDSHAKE);
+
+	if (!link) {
+		soft_shm_peer_refuse(peer, remote_id);
+		return;
+	}
+	link->from_peer = peer;
+	link->from_chan = remote_id;
+	memcpy(link->header, handshake,
+	       SOFT_HANDSHAKE_SIZE); /* which it could change while we look */
+	link->handshake_done = soft_handshake_decode(link->header, &link->handshake);
+	if (link->handshake_done)
+		hello(link);
+	else
+		drop_pending(link);
+}
+
+void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
+{
+	for (int i = pending_count - 1; i >= 0; i--)
+		if (pending[i]->from_peer == peer &&
+		    (remote_id == 0 || pending[i]->from_chan == remote_id)) {
+			pending[i]->from_peer = NULL;
+			drop_pending(pending[i]);
+		}
+}
+
+/* ---- a socket has something to say --------------------------------------------------------- */
+
+static void give_up(struct soft_link *link)
+{
+	if (link->qp)
+		soft_connect_later(link);
+	else
+		drop_pending(link);
+}
+
+void soft_handshake_received(struct soft_link *link)
+{
+	ssize_t n;
+
+	if (link->base.state == SOFT_LINK_CONNECTING) {
+		soft_connect_established(link);
+		return;
+	}
+	if (link->base.state == SOFT_LINK_HELD) { /* its sender has nothing to say meanwhile */
+		drop_pending(link);
+		return;
+	}
+	/* Exactly the handshake: what comes after it is the queue pair's. */
+	n = recv(link->watch.fd, link->header + link->header_have,
+		 SOFT_HANDSHAKE_SIZE - link->header_have, 0);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) {
+		give_up(link);
+		return;
+	}
+	link->header_have += (uint32_t)n;
+	if (link->header_have < SOFT_HANDSHAKE_SIZE)
+		return;
+	link->header_have = 0;
+	link->handshake_done = soft_handshake_decode(link->header, &link->handshake);
+	if (!link->handshake_done)
+		give_up(link);
+	else if (link->qp)
+		soft_connect_answered(link);
+	else
+		hello(link);
+}

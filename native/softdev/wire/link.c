@@ -1,0 +1,373 @@
+/* The stream of a queue pair: its life, from a connected socket to the last byte.
+ *
+ * A stream ends in one of two channels.  Orderly: the side that stops (its queue pair went to ERR, was
+ * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
+ * the end of its direction, then waits for the other side's end, so that unread data does not turn
+ * its last words into a reset.  Broken: everything else, a process that was killed above all.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "inject/inject.h"
+#include "cma_descriptor.h"
+
+#define LINGER_NS 2000000000u
+
+static struct soft_node links = {&links, &links};
+static bool meet; /* in shared memory, where that can be */
+
+static void lingered(struct soft_timer *timer)
+{
+	soft_link_finish(soft_container(timer, struct soft_link, timer), 0);
+}
+
+void soft_link_flush(struct soft_link *link)
+{
+	if (link->base.state == SOFT_LINK_CLOSING)
+		soft_link_write_end(link);
+	else if (!soft_port_is_down())
+		soft_link_write(link);
+}
+
+static void output(struct soft_deferred *deferred)
+{
+	soft_link_flush(soft_container(deferred, struct soft_link, base.output));
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+struct soft_link *soft_link_create(int fd, enum soft_link_state state)
+{
+	struct soft_link *link = calloc(1, sizeof(*link));
+
+	if (!link)
+		return NULL;
+	soft_link_over_socket(link, fd);
+	link->base.state = state;
+	soft_list_init(&link->owed);
+	soft_list_init(&link->base.output.node);
+	link->base.output.run = output;
+	soft_list_append(&links, &link->node);
+	return link;
+}
+
+int soft_link_up(struct soft_link *link, struct soft_qp *qp)
+{
+	int rc = link->wire->up(link);
+
+	if (rc)
+		return rc;
+	soft_timer_stop(&link->timer);
+	link->timer.expired = lingered;
+	link->base.state = SOFT_LINK_UP;
+	link->qp = qp;
+	qp->link = &link->base;
+	qp->no_peer = false;
+	soft_liveness_watch(link);
+	if (link->chan.peer)
+		soft_cma_probe_peer(link->chan.peer);
+	soft_timer_stop(&qp->reach_timer);
+	if (soft_faults_set)
+		soft_delay_attach(link);
+	soft_qp_kick(qp);
+	return 0;
+}
+
+void soft_link_close_wires(struct soft_link *link)
+{
+	soft_link_close_socket(link);
+	soft_shm_chan_end(&link->chan);
+}
+
+void soft_links_fault_spec_changed(void)
+{
+	for (struct soft_node *node = links.next; node != &links; node = node->next) {
+		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
+
+		if (link->base.state == SOFT_LINK_UP)
+			soft_delay_attach(link);
+	}
+}
+
+void soft_link_lost(struct soft_link *link, int error)
+{
+	if (!soft_delay_outlives(link, error))
+		soft_link_finish(link, error);
+}
+
+void soft_link_finish(struct soft_link *link, int error)
+{
+	struct soft_qp *qp = link->qp;
+	bool was_up = link->base.state == SOFT_LINK_UP || link->base.state == SOFT_LINK_CLOSING ||
+		      link->base.state == SOFT_LINK_SELECTING;
+
+	if (link->base.state == SOFT_LINK_DEAD)
+		return;
+	link->base.state = SOFT_LINK_DEAD;
+	soft_timer_stop(&link->timer);
+	soft_deferred_cancel(&link->base.output);
+	soft_ack_settled(link);
+	soft_list_remove(&link->node);
+	soft_delay_detach(link);
+	soft_cma_forget_link(link);
+	soft_link_close_wires(link);
+	if (qp) {
+		link->qp = NULL;
+		qp->link = NULL;
+		if (was_up)
+			soft_qp_link_gone(qp, error);
+	}
+	if (!link->busy)
+		free(link);
+}
+
+void soft_link_close(struct soft_link *link)
+{
+	if (link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
+		return;
+	if (link->base.state == SOFT_LINK_SELECTING) {
+		struct soft_qp *qp = link->qp;
+
+		soft_wire_selection_use_tcp(link, false);
+		link = soft_link_of(qp);
+		if (!link)
+			return;
+	}
+	/* The other side may have taken us for its peer already. */
+	if (link->base.state == SOFT_LINK_HANDSHAKE)
+		soft_connect_abandon(link);
+	/* A frame that has been sent in part cannot be finished once its memory is the
+	 * application's again, and nothing can be said in the middle of it. */
+	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
+
+	if (link->base.state != SOFT_LINK_UP || link->base.partial || over || link->to_self) {
+		soft_link_finish(link, 0);
+		return;
+	}
+	link->base.state = SOFT_LINK_CLOSING;
+	soft_ack_settled(link); /* DISCONNECT tells it too */
+	link->sent = 0;
+	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
+	soft_defer(&link->base.output);
+}
+
+void soft_link_leave(struct soft_link *link)
+{
+	struct soft_qp *qp = link->qp;
+
+	/* What is owed to the other side is said now, while the queue pair knows it. */
+	soft_link_close(link);
+	link = soft_link_of(qp);
+	if (!link)
+		return;
+	soft_deferred_cancel(&link->base.output);
+	soft_link_write_end(link);
+	link = soft_link_of(qp);
+	if (!link)
+		return;
+	link->qp = NULL;
+	qp->link = NULL;
+}
+
+bool soft_link_is_due(const struct soft_link *link)
+{
+	return link->base.state == SOFT_LINK_UP && !soft_list_empty(&link->base.output.node);
+}
+
+void soft_link_output_now(struct soft_link *link)
+{
+	soft_deferred_cancel(&link->base.output);
+	soft_link_flush(link);
+}
+
+void soft_link_writable(struct soft_link *link)
+{
+	link->base.blocked = false;
+	soft_defer(&link->base.output);
+}
+
+void soft_link_loses(struct soft_link *link)
+{
+	if (link->base.lossy)
+		return;
+	link->base.lossy = true;
+	link->base.lossy_pending = !soft_qp_is_uc(link->qp);
+	soft_link_output(link);
+	soft_requester_await(link->qp);
+}
+
+static void resume(void)
+{
+	for (struct soft_node *node = links.next; node != &links; node = node->next) {
+		struct soft_link *link = soft_list_entry(node, struct soft_link, node);
+
+		if (link->base.state == SOFT_LINK_UP && link->qp) {
+			soft_timer_stop(&link->qp->reach_timer);
+			soft_link_output(link);
+		}
+	}
+}
+
+/* The engine stops: what still lingers has had its last words given to the kernel. */
+static void stop_links(void)
+{
+	soft_handshake_drop_pending();
+	while (!soft_list_empty(&links))
+		soft_link_finish(soft_list_entry(links.next, struct soft_link, node), 0);
+}
+
+/* The inherited ones belong to inherited queue pairs, which may still be destroyed. */
+void soft_links_reset_after_fork(void)
+{
+	soft_handshake_drop_pending();
+	while (!soft_list_empty(&links))
+		soft_list_remove(links.next);
+}
+
+/* 0 and *link, or an errno value. */
+static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
+{
+	int rc = 0;
+
+	if (qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS)
+		rc = EINVAL;
+	else if (qp->link || qp->stream_lost)
+		rc = EISCONN;
+	if (!rc) {
+		*link = soft_link_create(fd, SOFT_LINK_CONNECTING);
+		rc = *link ? 0 : ENOMEM;
+	}
+	if (rc)
+		close(fd);
+	return rc;
+}
+
+int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length)
+{
+	struct soft_link *link;
+	int rc = adopt(&link, qp, fd);
+
+	if (rc)
+		return rc;
+	rc = soft_link_up(link, qp);
+	if (rc)
+		soft_link_finish(link, rc);
+	else if (length)
+		soft_link_take(link, already_read, length);
+	return rc;
+}
+
+int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens)
+{
+	struct soft_link *link;
+	int rc = adopt(&link, qp, fd);
+
+	if (rc)
+		return rc;
+	rc = soft_wire_selection_begin(link, qp, lid, opens);
+	if (rc)
+		soft_link_finish(link, rc);
+	return rc;
+}
+
+/* ---- where links may meet ------------------------------------------------------------------ */
+
+bool soft_links_may_use_shm(void)
+{
+	return meet;
+}
+
+static int configure(void)
+{
+	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
+
+	meet = !wish || !*wish || !strcmp(wish, "shared");
+	if (meet || !strcmp(wish, "tcp"))
+		return 0;
+	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
+		wish);
+	return EINVAL;
+}
+
+/* ---- as the folders below know them --------------------------------------------------------- */
+
+static struct soft_link *whole(struct soft_qp_link *link)
+{
+	return soft_container(link, struct soft_link, base);
+}
+
+static void ready(struct soft_qp *qp, bool first)
+{
+	if (first)
+		soft_handshake_check(qp);
+	if (qp->link && qp->link->state == SOFT_LINK_UP)
+		soft_liveness_watch(soft_link_of(qp)); /* now it has a timeout */
+}
+
+static void close_link(struct soft_qp_link *link)
+{
+	soft_link_close(whole(link));
+}
+
+static void finish_link(struct soft_qp_link *link, int error)
+{
+	soft_link_finish(whole(link), error);
+}
+
+static void leave_link(struct soft_qp_link *link)
+{
+	soft_link_leave(whole(link));
+}
+
+const struct soft_link_calls soft_wire_links = {
+	.begin = soft_connect_begin,
+	.again = soft_connect_again,
+	.ready = ready,
+	.close = close_link,
+	.finish = finish_link,
+	.leave = leave_link,
+	.acknowledge = soft_ack_later,
+	.silence_limit = soft_liveness_limit,
+	.revoke_requests = soft_cma_flush,
+	.revoke_key = soft_cma_withdraw_key,
+	.lid = soft_listener_port,
+	.change_lid = soft_listener_move,
+};
+
+static int start(void)
+{
+	int rc = configure();
+
+	return rc ? rc : soft_liveness_configure();
+}
+
+static void stop(void)
+{
+	soft_listener_stop();
+	stop_links();
+	soft_delay_stop();
+}
+
+static void forked(void)
+{
+	soft_links_reset_after_fork();
+	soft_listener_stop();
+	soft_delay_stop();
+}
+
+static void port_changed(enum soft_port_change change)
+{
+	if (change == SOFT_PORT_UP)
+		resume();
+}
+
+const struct soft_subsystem soft_wire_subsystem = {
+	.start = start,
+	.stop = stop,
+	.forked = forked,
+	.port_changed = port_changed,
+	.send_delayed = soft_acks_send,
+};

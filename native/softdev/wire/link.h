@@ -1,0 +1,223 @@
+/* The streams of queue pairs, and what carries them.
+ *
+ * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c).  Below the frames
+ * is a wire: a socket (tcp_wire.c) or a channel through shared memory (shm_wire.c).  Who connects to
+ * whom, and by which wire, is in active_connect.c and handshake.c, with the CM in wire_selection.c.
+ */
+#ifndef AIORDMA_SOFT_LINK_H
+#define AIORDMA_SOFT_LINK_H
+
+#include <sys/types.h>
+
+#include "shm/shm.h"
+#include "rc/rc.h"
+#include "wire.h"
+
+struct soft_link;
+
+enum {
+	SOFT_LINK_FRAMES = 128
+};
+
+/* Each is called for a link that has the wire; those without a remark cannot fail. */
+struct soft_wire {
+	/* Take in from now on; 0 or an errno value. */
+	int (*up)(struct soft_link *link);
+	/* Bytes that the next `send` can take; 0: less than `least`, then `wait`. */
+	size_t (*room)(struct soft_link *link, size_t least);
+	/* Bytes taken, or a negative errno value. */
+	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
+	/* Call soft_link_writable when there is room; 0 or an errno value. */
+	int (*wait)(struct soft_link *link);
+	/* Everything has been sent: finishes the link now, or when the other side says the same. */
+	void (*end)(struct soft_link *link);
+	uint32_t frame_most; /* bytes of payload in one frame */
+	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
+};
+
+struct soft_link {
+	struct soft_qp_link base; /* first: soft_link_of */
+	const struct soft_wire *wire;
+	struct soft_fd_watch watch; /* a socket */
+	/* of liveness.c */
+	struct soft_timer liveness_timer;
+	uint64_t liveness_limit; /* ns; 0: there is no path to be watched */
+	uint64_t liveness_since;    /* something has been under way */
+	/* a channel */
+	struct soft_shm_chan chan;
+	bool heard;   /* data has come through it */
+	bool refused; /* the other process would not meet us: TCP next time */
+	bool to_self; /* a queue pair's that talks to itself */
+	struct soft_shm_peer *from_peer; /* a pending link: who asks for a channel, */
+	uint32_t from_chan;           /* and under which number */
+
+	bool busy;          /* its input is being served: it must not be freed */
+	struct soft_delay_queue
+		*delay_queue; /* delay_queue.c: NULL unless there is a plan of faults */
+	struct soft_qp *qp; /* NULL: not known yet, or left behind */
+	struct soft_node node;
+	struct soft_timer timer; /* retry, patience, lingering */
+	unsigned attempts;
+	bool handshake_done;
+	struct soft_handshake handshake; /* of the other side */
+
+	/* input */
+	uint8_t header[SOFT_HANDSHAKE_SIZE]; /* the beginning of a header or handshake */
+	uint32_t header_have;
+	struct soft_frame frame; /* the frame whose payload is being taken in */
+	uint32_t taken;          /* of the payload */
+	uint32_t left;           /* of the payload */
+	uint32_t cma_bytes;       /* to, by the frames of one record (cma_descriptor.c) */
+	enum soft_sink sink;
+	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
+	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
+
+	/* acknowledgements that wait for company (acks.c) */
+	struct soft_node owed;
+	uint64_t owed_since;
+	int replies;
+	bool reply_hoped;
+
+	/* output */
+	bool ended;   /* DISCONNECT has been said */
+	uint32_t sent; /* bytes of `outgoing`, with its header */
+};
+
+/* The queue pair's, or NULL. */
+static inline struct soft_link *soft_link_of(const struct soft_qp *qp)
+{
+	return qp->link ? soft_container(qp->link, struct soft_link, base) : NULL;
+}
+
+/* There may be something to send. */
+static inline void soft_link_output(struct soft_link *link)
+{
+	soft_qp_link_output(&link->base);
+}
+
+/* link.c */
+/* With a connected socket, or -1. */
+struct soft_link *soft_link_create(int fd, enum soft_link_state state);
+int soft_link_up(struct soft_link *link, struct soft_qp *qp);
+/* There is another fault spec. */
+void soft_links_fault_spec_changed(void);
+/* The wire has come to its end without a word.  The link is finished when all is taken in. */
+void soft_link_lost(struct soft_link *link, int error);
+/* Close the wires now, tell the queue pair, free (or leave that to who is busy with it). */
+void soft_link_finish(struct soft_link *link, int error);
+void soft_link_close_wires(struct soft_link *link);
+/* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
+void soft_link_close(struct soft_link *link);
+/* The queue pair goes without its link; that closes orderly. */
+void soft_link_leave(struct soft_link *link);
+/* The port is up again: what has waited may go. */
+void soft_links_resume(void);
+/* What comes in on it gets lost from now on; the other side is told (req_retransmit.c). */
+void soft_link_loses(struct soft_link *link);
+/* Send now. */
+void soft_link_flush(struct soft_link *link);
+/* There is, as far as that has been said; then it is not put off any longer. */
+bool soft_link_is_due(const struct soft_link *link);
+void soft_link_output_now(struct soft_link *link);
+/* The wire has room again. */
+void soft_link_writable(struct soft_link *link);
+
+/* acks.c */
+void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
+void soft_ack_settled(struct soft_link *link);  /* nothing is owed any more */
+void soft_ack_replied(struct soft_link *link);  /* a request goes out */
+void soft_acks_send(uint64_t age_ns);           /* soft_subsystem.send_delayed */
+
+/* delay_queue.c: what frames and datagrams go through before they are taken in */
+void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
+/* It is up no more.  True: the other side's end had come already. */
+bool soft_delay_detach(struct soft_link *link);
+void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
+/* The stream has ended; true if frames are still under way, after which the link is finished. */
+bool soft_delay_outlives(struct soft_link *link, int error);
+void soft_delay_stop(void); /* datagrams that are under way */
+
+/* link_input.c */
+/* Bytes of the stream, however they are cut.  The link may be finished, and is then freed. */
+void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
+/* For a wire that brings payload to its place itself.  Who does that sets `busy` before and
+ * releases the link after.  place: where the next of the payload under way belongs, at most
+ * `length` bytes, as iovecs; their number, or 0.  placed: so many bytes are there now. */
+int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
+void soft_link_placed(struct soft_link *link, uint32_t length);
+void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
+/* The same behind all faults. */
+void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
+void soft_link_release(struct soft_link *link);
+
+/* link_output.c */
+void soft_link_write(struct soft_link *link);
+void soft_link_write_end(struct soft_link *link);
+
+/* tcp_wire.c */
+extern const struct soft_wire soft_tcp_wire;
+void soft_link_over_socket(struct soft_link *link, int fd); /* the wire is that, or will be: -1 */
+void soft_link_close_socket(struct soft_link *link);
+
+/* liveness.c: a socket to another machine */
+/* How long a path may be silent, in ns. */
+uint64_t soft_liveness_limit(void);
+/* The link is up, or its queue pair has got another timeout. */
+void soft_liveness_watch(struct soft_link *link);
+/* The link has sent something. */
+void soft_liveness_sent(struct soft_link *link);
+
+/* shm_wire.c */
+/* Ask whoever has that LID for a channel; false: there is none to be had. */
+bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
+/* Give the link the channel that the pending link asks for; false: it has been refused. */
+bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
+			   const struct soft_qp *qp);
+int soft_link_over_itself(struct soft_link *link);
+
+/* wire_selection.c: with the CM */
+/* 0 or an errno value; the link is the queue pair's. */
+int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
+bool soft_wire_selection_is_open(const struct soft_link *link);  /* a channel may be asked for */
+void soft_wire_selection_received(struct soft_link *link);
+void soft_wire_selection_answered(struct soft_link *link);        /* `handshake` is the answer */
+void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
+void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
+
+/* handshake.c: without the CM */
+void soft_handshake_accepted(int fd);
+void soft_handshake_drop_pending(void); /* all pending links are gone */
+void soft_handshake_received(struct soft_link *link);
+/* RTS: now both PSNs are known. */
+void soft_handshake_check(struct soft_qp *qp);
+/* A queue pair has become ready: is its peer waiting already? */
+void soft_handshake_find_pending(struct soft_qp *qp);
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind);
+bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
+			 enum soft_handshake_kind kind);
+/* Is it our peer who says this?  What neither side knows yet is compared in soft_handshake_check. */
+bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp);
+
+/* active_connect.c */
+void soft_connect_begin(struct soft_qp *qp);
+void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
+void soft_connect_established(struct soft_link *link);
+void soft_connect_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_connect_later(struct soft_link *link);
+/* It may take us for its peer, but we are leaving: an orderly end. */
+void soft_connect_abandon(struct soft_link *link);
+
+/* listener.c */
+/* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
+ * none to be had. */
+uint16_t soft_listener_port(void);
+/* Another number, where nobody knows us yet; 0 or an errno value. */
+int soft_listener_move(void);
+/* Accept at that address of this host as well. */
+void soft_listener_open(const union ibv_gid *gid);
+void soft_listener_stop(void);
+
+int soft_liveness_configure(void);
+void soft_links_reset_after_fork(void);
+
+#endif

@@ -1,0 +1,211 @@
+/* Taking in a stream: bytes to frames, payload to where it belongs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "inject/inject.h"
+#include "cma_descriptor.h"
+
+enum {
+	BULK_PAYLOAD = 16 * 1024
+}; /* frames like this one are expected to be followed by more */
+
+int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
+{
+	if (link->sink == SOFT_SINK_DISCARD)
+		return 0;
+	int count = link->sink == SOFT_SINK_READ
+			    ? soft_answer_scatter(link->qp, link->taken, length, iov, room)
+			    : soft_request_scatter(link->qp, &link->frame, link->taken, length, iov,
+						   room);
+
+	if (count >= 0)
+		return count;
+	link->sink = SOFT_SINK_DISCARD;
+	return 0;
+}
+
+static bool is_request(const struct soft_frame *frame)
+{
+	return frame->opcode < SOFT_ACK;
+}
+
+/* The frame is there, payload and all. */
+static void end(struct soft_link *link)
+{
+	const struct soft_frame *frame = &link->frame;
+
+	if (frame->length && frame->length < frame->total - frame->offset)
+		soft_engine_count_part();
+	if (link->sink == SOFT_SINK_DISCARD)
+		return;
+	if (is_request(&link->frame))
+		soft_request_end(link->qp, &link->frame, link->small);
+	else
+		soft_answer_end(link->qp, &link->frame, link->small);
+}
+
+void soft_link_placed(struct soft_link *link, uint32_t length)
+{
+	link->taken += length;
+	link->left -= length;
+	if (link->left == 0)
+		end(link);
+}
+
+/* The header is there.  Returns what may not be: false ends the stream. */
+static bool begin(struct soft_link *link, const uint8_t *header)
+{
+	struct soft_frame *frame = &link->frame;
+
+	link->header_have = 0;
+	if (!soft_frame_decode(header, frame))
+		return false;
+	if (frame->flags & SOFT_FRAME_ACK && !soft_acknowledged(link->qp, frame->ack))
+		return false;
+	if (link->base.state != SOFT_LINK_UP)
+		return true; /* a completion has ended the queue pair */
+	if (frame->opcode == SOFT_DISCONNECT) {
+		soft_link_finish(link, 0);
+		return true;
+	}
+	if (frame->opcode == SOFT_LOSSY) {
+		link->base.lossy = true;
+		soft_requester_await(link->qp);
+		return frame->length == 0;
+	}
+	switch (frame->opcode) {
+	case SOFT_SEND:
+	case SOFT_WRITE:
+	case SOFT_READ:
+	case SOFT_COMPARE_SWAP:
+	case SOFT_FETCH_ADD:
+	case SOFT_ATOMIC_WRITE:
+		link->sink = soft_request_begin(link->qp, frame);
+		break;
+	case SOFT_ACK:
+	case SOFT_NAK:
+	case SOFT_RNR_NAK:
+	case SOFT_READ_DATA:
+	case SOFT_ATOMIC_DATA:
+		link->sink = soft_answer_begin(link->qp, frame);
+		break;
+	default:
+		return false;
+	}
+	if (link->sink == SOFT_SINK_BROKEN)
+		return false;
+	link->bulk = frame->length >= BULK_PAYLOAD;
+	link->taken = 0;
+	link->left = frame->length;
+	if (link->left == 0 && link->base.state == SOFT_LINK_UP)
+		end(link);
+	return true;
+}
+
+/* Payload that is in scratch memory. */
+static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
+{
+	while (length && link->base.state == SOFT_LINK_UP) {
+		struct iovec iov[SOFT_MAX_SGE];
+		uint32_t moved = 0;
+
+		switch (link->sink) {
+		case SOFT_SINK_RECEIVE:
+		case SOFT_SINK_WRITE:
+		case SOFT_SINK_READ: {
+			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory is in
+			 * no cache could take up to a third longer with them. */
+			void (*copy)(uint8_t *, const uint8_t *, size_t) =
+				link->sink == SOFT_SINK_READ ? soft_copy_plainly : soft_copy;
+			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
+
+			for (int i = 0; i < count; i++) {
+				copy(iov[i].iov_base, data + moved, iov[i].iov_len);
+				moved += (uint32_t)iov[i].iov_len;
+			}
+			break;
+		}
+		case SOFT_SINK_SMALL: /* its length was checked when the frame began */
+			memcpy(link->small + link->taken, data, length);
+			moved = length;
+			break;
+		default:
+			moved = length;
+		}
+		if (!moved)
+			continue; /* the target is gone: now it is discarded */
+		data += moved;
+		length -= moved;
+		soft_link_placed(link, moved);
+	}
+}
+
+void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
+{
+	if (link->delay_queue)
+		soft_delay_input(link, data, length);
+	else
+		soft_link_frames(link, data, length);
+}
+
+void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
+{
+	link->cma_bytes = 0;
+	while (length && link->base.state == SOFT_LINK_UP) {
+		const uint8_t *header = data;
+		size_t part;
+
+		if (link->left && link->frame.pieces) {
+			part = soft_frame_rest(&link->frame);
+			if (length < part || !soft_cma_desc_receive(link, data)) {
+				soft_link_finish(link, EPROTO);
+				return;
+			}
+			data += part;
+			length -= part;
+			continue;
+		}
+		if (link->left) {
+			part = link->left < length ? link->left : length;
+			deliver(link, data, (uint32_t)part);
+			data += part;
+			length -= part;
+			continue;
+		}
+		if (link->header_have || length < SOFT_FRAME_HEADER) {
+			part = SOFT_FRAME_HEADER - link->header_have;
+			if (part > length)
+				part = length;
+			memcpy(link->header + link->header_have, data, part);
+			link->header_have += (uint32_t)part;
+			if (link->header_have < SOFT_FRAME_HEADER)
+				return;
+			header = link->header;
+		} else {
+			part = SOFT_FRAME_HEADER;
+		}
+		data += part;
+		length -= part;
+		if (!begin(link, header)) {
+			soft_link_finish(link, EPROTO);
+			return;
+		}
+	}
+}
+
+/* Who is called back may finish the link; it is freed when we are done with it. */
+void soft_link_release(struct soft_link *link)
+{
+	link->busy = false;
+	if (link->base.state == SOFT_LINK_DEAD)
+		free(link);
+}
+
+void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length)
+{
+	link->busy = true;
+	soft_link_parse(link, data, length);
+	soft_link_release(link);
+}

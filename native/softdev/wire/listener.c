@@ -1,0 +1,193 @@
+/* The data listener: where peers without a connection manager reach this process's queue pairs.
+ *
+ * Its TCP port is the port's LID, because that is what verbs applications tell each other beside
+ * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
+ * every address, so it is reserved on the unspecified address (bound there, but not listening), and
+ * the process listens only where one of its queue pairs has an address: on loopback from the start,
+ * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too, for
+ * datagrams (datagram.c).
+ */
+#define _GNU_SOURCE /* accept4 */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "link.h"
+#include "ud/ud.h"
+
+enum {
+	ADDRESSES = 32,
+	BACKLOG = 1024,
+	ACCEPTS_PER_STEP = 16,
+	ATTEMPTS = 8, /* to find a port that is free on loopback too */
+};
+
+#define PAUSE_NS 100000000u
+
+static int reserved = -1;
+static uint16_t port;
+static struct listening {
+	struct soft_fd_watch watch;
+	union ibv_gid gid;
+	struct soft_timer pause;
+} listening[ADDRESSES];
+static int listening_count;
+
+/* Out of file descriptors or memory: the listener would be ready for ever and nothing could be
+ * done about it, so it is left alone for a while. */
+static void pause_over(struct soft_timer *timer)
+{
+	soft_watch(&soft_container(timer, struct listening, pause)->watch, EPOLLIN);
+}
+
+static void ready(struct soft_fd_watch *watch, uint32_t events)
+{
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
+		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			soft_handshake_accepted(fd);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+			soft_unwatch(watch);
+			soft_timer_start(&soft_container(watch, struct listening, watch)->pause,
+					 soft_now() + PAUSE_NS);
+		}
+		return;
+	}
+}
+
+static int bound(const struct sockaddr *address, socklen_t length)
+{
+	const int on = 1, off = 0;
+	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	if (address->sa_family == AF_INET6)
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY,
+			   IN6_IS_ADDR_UNSPECIFIED(
+				   &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr)
+				   ? &off
+				   : &on,
+			   sizeof(on));
+	/* With the port reserved by ourselves on the unspecified address; nobody can listen twice. */
+	if (((const struct sockaddr_in *)(const void *)address)->sin_port)
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (bind(fd, address, length)) {
+		close(fd);
+		return -1;
+	}
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	return fd;
+}
+
+static bool reserve(void)
+{
+	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6};
+	struct sockaddr_in any4 = {.sin_family = AF_INET};
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+
+	reserved = bound((struct sockaddr *)&any6, sizeof(any6));
+	if (reserved < 0)
+		reserved = bound((struct sockaddr *)&any4, sizeof(any4));
+	if (reserved < 0 || getsockname(reserved, (struct sockaddr *)&address, &length))
+		return false;
+	/* The port is at the same place in both. */
+	port = ntohs(((struct sockaddr_in *)&address)->sin_port);
+	return true;
+}
+
+static bool listen_at(const union ibv_gid *gid)
+{
+	struct listening *slot = &listening[listening_count];
+	struct sockaddr_storage address;
+	socklen_t length = soft_gid_address(gid, gid, port, &address);
+	int fd;
+
+	if (listening_count == ADDRESSES)
+		return false;
+	fd = bound((struct sockaddr *)&address, length);
+	if (fd < 0)
+		return false;
+	slot->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .of_port = true};
+	slot->gid = *gid;
+	slot->pause = (struct soft_timer){.expired = pause_over};
+	if (listen(fd, BACKLOG) || soft_watch(&slot->watch, EPOLLIN)) {
+		close(fd);
+		return false;
+	}
+	listening_count++;
+	return true;
+}
+
+static void release(void)
+{
+	if (reserved >= 0)
+		close(reserved);
+	reserved = -1;
+	port = 0;
+}
+
+uint16_t soft_listener_port(void)
+{
+	for (int i = 0; i < ATTEMPTS && !port; i++)
+		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
+			release();
+		else if (soft_links_may_use_shm())
+			soft_attach_listen(port);
+	return port;
+}
+
+void soft_listener_open(const union ibv_gid *gid)
+{
+	if (!soft_listener_port())
+		return;
+	for (int i = 0; i < listening_count; i++)
+		if (!memcmp(&listening[i].gid, gid, sizeof(*gid)))
+			return;
+	listen_at(gid);
+}
+
+static void close_all(void)
+{
+	while (listening_count) {
+		struct soft_fd_watch *watch = &listening[--listening_count].watch;
+
+		soft_timer_stop(&listening[listening_count].pause);
+		soft_unwatch(watch);
+		if (watch->fd >= 0)
+			close(watch->fd);
+	}
+}
+
+void soft_listener_stop(void)
+{
+	close_all();
+	soft_attach_unlisten();
+	soft_datagram_shutdown();
+	release();
+}
+
+int soft_listener_move(void)
+{
+	union ibv_gid gids[ADDRESSES];
+	int count = listening_count, old = reserved;
+
+	for (int i = 0; i < count; i++)
+		gids[i] = listening[i].gid;
+	close_all();
+	/* Kept until there is a new one, lest that is the same. */
+	reserved = -1;
+	port = 0;
+	soft_listener_port();
+	if (old >= 0)
+		close(old);
+	for (int i = 0; i < count; i++)
+		soft_listener_open(&gids[i]);
+	return port ? 0 : EADDRNOTAVAIL;
+}

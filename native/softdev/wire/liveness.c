@@ -1,0 +1,151 @@
+/* The path to another machine, which can be lost without a word: when does silence mean that?
+ *
+ * Two things are watched.  While nothing is under way the kernel asks the other one (keep-alive).
+ * While something is, we look from time to time whether anything at all comes back.  That is not
+ * TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every probe and whose process
+ * has merely been stopped: to a card that is no failure, and to us neither.
+ *
+ * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its time
+ * (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel does.  The
+ * least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
+ *
+ * On this machine nothing gets lost: a peer that says nothing is a process that has been stopped,
+ * and its end would be told.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <linux/sockios.h>
+
+#include "link.h"
+
+#define SECOND_NS 1000000000u
+
+enum {
+	USUAL = 20, /* seconds: TCP tries about seven times in that time */
+	MOST = 3600,
+	LOOKS = 4,  /* in the time after which silence counts */
+	PROBES = 5, /* of the kernel's, in half that time */
+	UNANSWERED = 2,
+	KEEP_MOST = 32767, /* seconds: tcp(7) */
+};
+
+static uint64_t seconds = USUAL;
+
+int soft_liveness_configure(void)
+{
+	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
+	char *end;
+
+	seconds = USUAL;
+	if (!text || !*text)
+		return 0;
+	unsigned long value = strtoul(text, &end, 10);
+
+	if (!*end && value >= 1 && value <= MOST) {
+		seconds = value;
+		return 0;
+	}
+	fprintf(stderr,
+		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to "
+		"%d\n",
+		text, MOST);
+	return EINVAL;
+}
+
+uint64_t soft_liveness_limit(void)
+{
+	return seconds * SECOND_NS;
+}
+
+/* Both ends have the same address: nothing between them can get lost. */
+static bool is_same_host(int fd)
+{
+	struct sockaddr_storage own = {0}, peer = {0};
+	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
+
+	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
+	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
+		return false;
+	if (own.ss_family == AF_INET6)
+		return !memcmp(&((struct sockaddr_in6 *)&own)->sin6_addr,
+			       &((struct sockaddr_in6 *)&peer)->sin6_addr, 16);
+	return ((struct sockaddr_in *)&own)->sin_addr.s_addr ==
+	       ((struct sockaddr_in *)&peer)->sin_addr.s_addr;
+}
+
+static void keep_alive(int fd, uint64_t patience)
+{
+	const int seconds =
+		(int)(patience / SECOND_NS < KEEP_MOST ? patience / SECOND_NS : KEEP_MOST);
+	const int on = 1, idle = (seconds + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
+	const int probes = seconds > idle + interval ? (seconds - idle) / interval : 1;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+}
+
+/* Something has been under way since then: has anything come back?  An answer to a probe counts,
+ * and so does what the peer sends of its own. */
+static void look(struct soft_timer *timer)
+{
+	struct soft_link *link = soft_container(timer, struct soft_link, liveness_timer);
+	struct tcp_info info = {0};
+	socklen_t length = sizeof(info);
+	uint64_t now = soft_now(), quiet = now - link->liveness_since, answered;
+	int outstanding = 0;
+
+	if (ioctl(link->watch.fd, SIOCOUTQ, &outstanding) || outstanding == 0 ||
+	    getsockopt(link->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+		return;
+	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
+	if (answered < quiet)
+		quiet = answered;
+	/* A peer that takes nothing more is asked by the kernel whether that is still so, less and
+	 * less often (tcp(7)): then only questions without an answer tell anything. */
+	bool asking = info.tcpi_unacked == 0;
+
+	if (quiet >= link->liveness_limit && (!asking || info.tcpi_probes >= UNANSWERED))
+		soft_link_finish(link, ETIMEDOUT);
+	else
+		soft_timer_start(timer, now + link->liveness_limit / LOOKS);
+}
+
+void soft_liveness_watch(struct soft_link *link)
+{
+	const int on = 1;
+	const struct soft_qp *qp = link->qp;
+	uint64_t patience = soft_liveness_limit();
+
+	/* Not a TCP socket: nothing to be set. */
+	if (link->watch.fd < 0 ||
+	    setsockopt(link->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
+	    is_same_host(link->watch.fd))
+		return;
+	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
+		if (qp->attr.timeout == 0)
+			patience = 0;
+		else if (patience < soft_qp_retry_time(qp))
+			patience = soft_qp_retry_time(qp);
+	}
+	link->liveness_limit = patience;
+	link->liveness_timer.expired = look;
+	if (patience)
+		keep_alive(link->watch.fd, patience);
+	else
+		soft_timer_stop(&link->liveness_timer);
+}
+
+void soft_liveness_sent(struct soft_link *link)
+{
+	if (!link->liveness_limit || link->liveness_timer.running)
+		return;
+	link->liveness_since = soft_now();
+	soft_timer_start(&link->liveness_timer,
+			 link->liveness_since + link->liveness_limit / LOOKS);
+}

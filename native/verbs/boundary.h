@@ -1,0 +1,13 @@
+/* What the C part offers to Python, to native/fast and to the C tests: verbs of either library in
+ * batches. */
+#ifndef AIORDMA_BOUNDARY_H
+#define AIORDMA_BOUNDARY_H
+
+#include "abi/abi.h"
+
+#include "interface.h"
+
+/* Of CLOCK_MONOTONIC. */
+uint64_t aiordma_microseconds(void);
+
+#endif

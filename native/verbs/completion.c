@@ -1,0 +1,232 @@
+/* Completions of classic and of extended CQs, as one kind of record.
+ *
+ * A CQ does not say which of the two it is, so an extended one that we made has our mark for its
+ * cq_context.  Beyond the basics it tells what its members say that are not NULL
+ * (ibv_create_cq_ex(3): only what was asked for may be read).
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <time.h>
+
+#include "boundary.h"
+
+enum {
+	/* Records of the device on the stack at once. */
+	BLOCK = 64,
+	/* Polls between two looks at the clock. */
+	POLLS = 16,
+};
+
+static const char extended_mark;
+
+void *aiordma_extended_cq_context(void)
+{
+	return (void *)&extended_mark;
+}
+
+/* The extended CQ, or NULL for a classic one. */
+static struct ibv_cq_ex *extended_cq(struct ibv_cq *cq)
+{
+	return cq->cq_context == &extended_mark ? (struct ibv_cq_ex *)cq : NULL;
+}
+
+static void read_classic(const struct ibv_wc *wc, struct aiordma_completion *out,
+			 struct aiordma_completion_more *more)
+{
+	*out = (struct aiordma_completion){
+		.wr_id = wc->wr_id,
+		.status = wc->status,
+		.opcode = wc->opcode,
+		.vendor_err = wc->vendor_err,
+		.byte_len = wc->byte_len,
+		.imm_data = ntohl(wc->imm_data),
+		.qp_num = wc->qp_num,
+		.src_qp = wc->src_qp,
+		.wc_flags = wc->wc_flags,
+	};
+	if (more)
+		*more = (struct aiordma_completion_more){
+			.slid = wc->slid,
+			.pkey_index = wc->pkey_index,
+			.sl = wc->sl,
+			.dlid_path_bits = wc->dlid_path_bits,
+		};
+}
+
+static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
+			struct aiordma_completion_more *more, int capacity)
+{
+	int total = 0;
+
+	while (total < capacity) {
+		struct ibv_wc wc[BLOCK];
+		int room = capacity - total < BLOCK ? capacity - total : BLOCK;
+		int n = cq->context->ops.poll_cq(cq, room, wc);
+
+		if (n < 0) /* ibv_poll_cq says only "negative"; errno is not defined by it */
+			return total ? total : -EIO;
+		for (int i = 0; i < n; i++)
+			read_classic(&wc[i], &out[total + i], more ? &more[total + i] : NULL);
+		total += n;
+		if (n < room)
+			break;
+	}
+	return total;
+}
+
+/* What a member of the CQ tells, 0 where it was not asked for. */
+#define READ(cq, field) ((cq)->read_##field ? (cq)->read_##field(cq) : 0)
+
+static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
+			  struct aiordma_completion_more *more)
+{
+	bool ok = cq->status == IBV_WC_SUCCESS;
+
+	/* Of a failed one nothing else is defined (ibv_poll_cq(3)), its opcode least of all. */
+	*out = (struct aiordma_completion){
+		.wr_id = cq->wr_id,
+		.status = cq->status,
+		.vendor_err = READ(cq, vendor_err),
+		.qp_num = READ(cq, qp_num),
+	};
+	if (ok) {
+		out->opcode = READ(cq, opcode);
+		out->wc_flags = READ(cq, wc_flags);
+		out->byte_len = READ(cq, byte_len);
+		out->src_qp = READ(cq, src_qp);
+		out->imm_data = ntohl(READ(cq, imm_data));
+	}
+	if (!more)
+		return;
+	*more = (struct aiordma_completion_more){
+		.timestamp = READ(cq, completion_ts),
+		.wallclock_ns = READ(cq, completion_wallclock_ns),
+	};
+	if (ok) {
+		struct ibv_wc_tm_info tm = {.tag = 0};
+
+		if (cq->read_tm_info)
+			cq->read_tm_info(cq, &tm);
+		more->tm_tag = tm.tag;
+		more->tm_priv = tm.priv;
+		more->slid = READ(cq, slid);
+		more->sl = READ(cq, sl);
+		more->dlid_path_bits = READ(cq, dlid_path_bits);
+		more->cvlan = READ(cq, cvlan);
+		more->flow_tag = READ(cq, flow_tag);
+	}
+}
+
+/* One start and end for each: rdma_rxe's library (rdma-core 44) goes one too far when end_poll follows
+ * a next_poll that has found nothing, as ibv_create_cq_ex(3) has it, and what comes next is lost. */
+static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
+			 struct aiordma_completion_more *more, int capacity)
+{
+	struct ibv_poll_cq_attr attr = {.comp_mask = 0};
+	int total = 0;
+
+	while (total < capacity) {
+		int rc = cq->start_poll(cq, &attr);
+
+		if (rc) /* nothing has been started then: no end_poll (ibv_create_cq_ex(3)) */
+			return total || rc == ENOENT ? total : rc > 0 ? -rc : -EIO;
+		read_extended(cq, &out[total], more ? &more[total] : NULL);
+		total++;
+		cq->end_poll(cq);
+	}
+	return total;
+}
+
+int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
+		      struct aiordma_completion_more *more, int capacity)
+{
+	struct ibv_cq_ex *extended = extended_cq(cq);
+
+	return extended ? poll_extended(extended, out, more, capacity)
+			: poll_classic(cq, out, more, capacity);
+}
+
+int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity)
+{
+	return aiordma_poll_more(cq, out, NULL, capacity);
+}
+
+uint64_t aiordma_microseconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
+			struct aiordma_completion_more *more, int capacity, uint32_t spin_us)
+{
+	uint64_t end = aiordma_microseconds() + spin_us;
+	int n;
+
+	do {
+		for (int i = 0; i < POLLS; i++) {
+			n = aiordma_poll_more(cq, out, more, capacity);
+			if (n)
+				return n;
+		}
+	} while (aiordma_microseconds() < end);
+	return 0;
+}
+
+/* ---- one at a time, each field when it is asked for ------------------------------------------ */
+
+int aiordma_start_poll(struct ibv_cq_ex *cq)
+{
+	struct ibv_poll_cq_attr attr = {.comp_mask = 0};
+
+	return cq->start_poll(cq, &attr);
+}
+
+void aiordma_end_poll(struct ibv_cq_ex *cq)
+{
+	cq->end_poll(cq);
+}
+
+int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value)
+{
+	struct ibv_wc_tm_info tm = {.tag = 0};
+
+	switch (field) {
+#define FIELD(name, call)                                                                          \
+	case name:                                                                                 \
+		if (!cq->call)                                                                     \
+			return EOPNOTSUPP;                                                         \
+		*value = (uint64_t)cq->call(cq);                                                   \
+		return 0;
+		FIELD(AIORDMA_WC_OPCODE, read_opcode)
+		FIELD(AIORDMA_WC_VENDOR_ERR, read_vendor_err)
+		FIELD(AIORDMA_WC_BYTE_LEN, read_byte_len)
+		FIELD(AIORDMA_WC_QP_NUM, read_qp_num)
+		FIELD(AIORDMA_WC_SRC_QP, read_src_qp)
+		FIELD(AIORDMA_WC_FLAGS, read_wc_flags)
+		FIELD(AIORDMA_WC_SLID, read_slid)
+		FIELD(AIORDMA_WC_SL, read_sl)
+		FIELD(AIORDMA_WC_DLID_PATH_BITS, read_dlid_path_bits)
+		FIELD(AIORDMA_WC_TIMESTAMP, read_completion_ts)
+		FIELD(AIORDMA_WC_WALLCLOCK_NS, read_completion_wallclock_ns)
+		FIELD(AIORDMA_WC_CVLAN, read_cvlan)
+		FIELD(AIORDMA_WC_FLOW_TAG, read_flow_tag)
+#undef FIELD
+	case AIORDMA_WC_IMM_DATA:
+		if (!cq->read_imm_data)
+			return EOPNOTSUPP;
+		*value = ntohl(cq->read_imm_data(cq));
+		return 0;
+	case AIORDMA_WC_TM_TAG:
+	case AIORDMA_WC_TM_PRIV:
+		if (!cq->read_tm_info)
+			return EOPNOTSUPP;
+		cq->read_tm_info(cq, &tm);
+		*value = field == AIORDMA_WC_TM_TAG ? tm.tag : tm.priv;
+		return 0;
+	}
+	return EINVAL;
+}

@@ -1,0 +1,170 @@
+/* Completions of all queues of a channel, in one crossing from Python into C.
+ *
+ * A crossing costs more than a completion (measured: 190 ns per completion when each field is read
+ * from Python, 50 ns when packed here), so Python gets them as an array.
+ */
+#include <errno.h>
+
+#include "boundary.h"
+
+/* How long a spin may take at most, and how long if the device makes progress all the time: other
+ * tasks of the event loop wait meanwhile. */
+enum {
+	SPIN_AT_MOST_US = 1000,
+	BUSY_AT_MOST_US = 200
+};
+
+enum {
+	CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *)
+};
+
+int aiordma_req_notify(struct ibv_cq *cq, int solicited_only)
+{
+	return cq->context->ops.req_notify_cq(cq, solicited_only);
+}
+
+/* Takes events until there are none, notes each CQ once, acknowledges.  A CQ beyond CAPACITY leaves its
+ * event in the channel, whose fd then stays readable. */
+static int take_events(struct aiordma_drain *drain)
+{
+	while (drain->ready_count < CAPACITY) {
+		struct ibv_cq *cq;
+		void *context;
+		uint32_t i;
+
+		if (drain->calls->ibv_get_cq_event(drain->channel, &cq, &context)) {
+			if (errno == EINTR)
+				continue;
+			return errno == EAGAIN ? 0 : -errno;
+		}
+		drain->events++;
+		drain->calls->ibv_ack_cq_events(cq, 1);
+		for (i = 0; i < drain->ready_count && drain->ready[i] != cq; i++)
+			;
+		if (i == drain->ready_count)
+			drain->ready[drain->ready_count++] = cq;
+		/* Arm before polling: a completion between the two then makes a new event. */
+		int rc = aiordma_req_notify(cq, 0);
+		if (rc)
+			return -rc;
+		/* A CQ makes one event for each arming, so the channel of a single CQ has no other,
+		 * except one that has just come, which the fd tells.  Asking would cost as much again. */
+		if (drain->channel->refcnt == 1)
+			return 0;
+	}
+	return 0;
+}
+
+static unsigned progress(const struct aiordma_device_calls *device)
+{
+	return device->progress ? device->progress() : 0;
+}
+
+static void hold_polling(struct aiordma_drain *drain, int holds)
+{
+	const struct aiordma_device_calls *device = drain->calls->device;
+
+	if (device->hold_polling && (holds || drain->holds))
+		device->hold_polling(holds - drain->holds);
+	drain->holds = holds;
+}
+
+/* Polls for `spin_us` more, and for as long as the device is moving bytes, since a long transfer would
+ * otherwise go round the caller's event loop with every buffer that fills.  A spin that ends in a
+ * timeout counts as a miss: otherwise two processes on one core starve each other. */
+static int spin(struct aiordma_drain *drain)
+{
+	const struct aiordma_device_calls *device = drain->calls->device;
+	uint64_t now = aiordma_microseconds();
+	uint64_t spin_us = drain->spin_us < SPIN_AT_MOST_US ? drain->spin_us : SPIN_AT_MOST_US;
+	uint64_t end = now + spin_us;
+	uint64_t latest = now + (spin_us > BUSY_AT_MOST_US ? spin_us : BUSY_AT_MOST_US);
+	unsigned before = progress(device);
+	int rc;
+
+	if (device->busy_poll)
+		device->busy_poll(1);
+	do {
+		unsigned after;
+
+		rc = take_events(drain);
+		now = aiordma_microseconds();
+		after = progress(device);
+		if (after != before) {
+			before = after;
+			end = now + spin_us;
+		}
+	} while (!rc && !drain->ready_count && now < end && now < latest);
+	drain->busy = !rc && !drain->ready_count && now < end;
+	hold_polling(drain, drain->polls_again && (drain->ready_count || drain->busy));
+	if (device->busy_poll)
+		device->busy_poll(0);
+	return rc;
+}
+
+int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
+		  int *more)
+{
+	const struct aiordma_device_calls *device = drain->calls->device;
+	int total = 0;
+	unsigned before = progress(device);
+	int rc = take_events(drain);
+
+	*more = 0;
+	drain->busy = !rc && !drain->ready_count && progress(device) != before;
+	if (!rc && !drain->ready_count && drain->spin_us)
+		rc = spin(drain);
+	if (rc)
+		return rc;
+	while (drain->ready_count && total < capacity) {
+		struct ibv_cq *cq = drain->ready[drain->ready_count - 1];
+		int n = aiordma_poll(cq, out + total, capacity - total);
+
+		if (n < 0)
+			return total ? total : n;
+		total += n;
+		if (total < capacity)
+			drain->ready_count--;
+	}
+	*more = drain->ready_count > 0;
+	if (device->notify_version)
+		drain->notify_fds_changed = device->notify_version() != drain->notify_version;
+	if ((total || drain->busy) && drain->polls_again && !drain->holds)
+		hold_polling(drain, 1);
+	return total;
+}
+
+int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS])
+{
+	const struct aiordma_device_calls *device = drain->calls->device;
+
+	return device->notify_fds
+		       ? device->notify_fds(drain->channel->fd, fds, &drain->notify_version)
+		       : 0;
+}
+
+int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2])
+{
+	return calls->device->watch_fds ? calls->device->watch_fds(fd, fds) : 0;
+}
+
+uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls)
+{
+	return calls->device->peer_wakeups ? calls->device->peer_wakeups() : 0;
+}
+
+void aiordma_drain_end(struct aiordma_drain *drain)
+{
+	hold_polling(drain, 0);
+}
+
+void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq)
+{
+	uint32_t kept = 0;
+
+	take_events(drain);
+	for (uint32_t i = 0; i < drain->ready_count; i++)
+		if (drain->ready[i] != cq)
+			drain->ready[kept++] = drain->ready[i];
+	drain->ready_count = kept;
+}

@@ -1,0 +1,271 @@
+/* The functions of native/verbs, for cffi and for the compiler (through boundary.h): no preprocessor
+ * here. */
+
+/* ---- system.c -------------------------------------------------------------------------------- */
+
+/* The system's libibverbs.so.1 and librdmacm.so.1, opened at the first call (thread-safe).
+ * Returns 0 and the table, or an errno value with a text in `error` that names the library or
+ * symbol that is missing.  A failure is not remembered: the next call tries again. */
+int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t error_size);
+
+/* ---- post_send.c ----------------------------------------------------------------------------- */
+
+/* One send-queue work request of any kind: members that no kind has in common share their place.
+ * imm_data is in host byte order here.  The SGEs are sges[first_sge .. first_sge + num_sge) of the
+ * array given beside; an atomic and an atomic write have one, BIND_MW and LOCAL_INV none. */
+struct aiordma_send {
+	uint64_t wr_id;
+	union {
+		uint64_t remote_addr; /* writes, reads, atomics */
+		uint64_t ah; /* UD: struct ibv_ah * */
+		uint64_t mw; /* BIND_MW: struct ibv_mw * */
+	};
+	union {
+		uint64_t compare_add; /* atomics */
+		uint64_t mr; /* BIND_MW: struct ibv_mr * */
+		uint64_t tso_header; /* TSO: address of the packet headers */
+	};
+	union {
+		uint64_t swap; /* compare and swap */
+		uint64_t bind_addr; /* BIND_MW */
+	};
+	uint64_t bind_length;
+	union {
+		uint32_t rkey; /* writes, reads, atomics; BIND_MW: the new key */
+		uint32_t remote_qpn; /* UD */
+	};
+	union {
+		uint32_t remote_srqn; /* XRC */
+		uint32_t remote_qkey; /* UD */
+		uint32_t bind_access; /* BIND_MW: enum ibv_access_flags */
+	};
+	union {
+		uint32_t imm_data;
+		uint32_t invalidate_rkey; /* SEND_WITH_INV, LOCAL_INV: as it is, not swapped */
+	};
+	uint32_t opcode; /* enum ibv_wr_opcode */
+	uint32_t send_flags; /* enum ibv_send_flags */
+	uint32_t first_sge;
+	uint32_t num_sge;
+	uint16_t tso_header_size;
+	uint16_t tso_mss;
+};
+
+/* Posts `count` work requests with as few doorbells as the chain allows (blocks of 64).
+ * Returns 0, or the errno value of ibv_post_send; *posted says how many were accepted.
+ * With `extended` (what ibv_qp_to_qp_ex gave for qp) they go through the ibv_wr_* builders, with one
+ * doorbell, and *posted is all or nothing. */
+int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
+		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
+		      uint32_t *posted);
+
+/* One work request with one SGE, all in the arguments: the common case without an array.  For a UD queue
+ * pair the last three are ah, remote_qpn and remote_qkey. */
+int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
+			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
+			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
+			  uint32_t remote_srqn);
+
+/* ---- post_recv.c ----------------------------------------------------------------------------- */
+
+/* One receive; its SGEs as above. */
+struct aiordma_recv {
+	uint64_t wr_id;
+	uint32_t first_sge;
+	uint32_t num_sge;
+};
+
+int aiordma_post_recv(struct ibv_qp *qp, const struct aiordma_recv *recvs, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted);
+int aiordma_post_srq_recv(struct ibv_srq *srq, const struct aiordma_recv *recvs, uint32_t count,
+			  const struct ibv_sge *sges, uint32_t *posted);
+int aiordma_post_recv_one(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+			  uint32_t lkey);
+
+/* ---- completion.c ---------------------------------------------------------------------------- */
+
+/* A work completion, packed without holes for struct.iter_unpack("=Q8I"): imm_data in host order. */
+struct aiordma_completion {
+	uint64_t wr_id;
+	uint32_t status;
+	uint32_t opcode;
+	uint32_t vendor_err;
+	uint32_t byte_len;
+	uint32_t imm_data;
+	uint32_t qp_num;
+	uint32_t src_qp;
+	uint32_t wc_flags;
+};
+
+/* The rest of it, for "=3Q7I4x".  Fields that the CQ was not made to tell are 0: pkey_index is told by
+ * classic CQs alone, those before slid and after dlid_path_bits by extended ones alone. */
+struct aiordma_completion_more {
+	uint64_t timestamp;
+	uint64_t wallclock_ns;
+	uint64_t tm_tag;
+	uint32_t slid;
+	uint32_t pkey_index;
+	uint32_t sl;
+	uint32_t dlid_path_bits;
+	uint32_t cvlan;
+	uint32_t flow_tag;
+	uint32_t tm_priv;
+};
+
+/* The cq_context by which all of the following know an extended CQ. */
+void *aiordma_extended_cq_context(void);
+
+/* Up to `capacity` completions of one CQ; the number, or a negative errno value.  `more` may be
+ * NULL. */
+int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out, int capacity);
+int aiordma_poll_more(struct ibv_cq *cq, struct aiordma_completion *out,
+		      struct aiordma_completion_more *more, int capacity);
+/* The same, polling for up to `spin_us` while there is nothing. */
+int aiordma_poll_busily(struct ibv_cq *cq, struct aiordma_completion *out,
+			struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
+
+enum aiordma_wc_field {
+	AIORDMA_WC_OPCODE,
+	AIORDMA_WC_VENDOR_ERR,
+	AIORDMA_WC_BYTE_LEN,
+	AIORDMA_WC_IMM_DATA, /* in host order */
+	AIORDMA_WC_QP_NUM,
+	AIORDMA_WC_SRC_QP,
+	AIORDMA_WC_FLAGS,
+	AIORDMA_WC_SLID,
+	AIORDMA_WC_SL,
+	AIORDMA_WC_DLID_PATH_BITS,
+	AIORDMA_WC_TIMESTAMP,
+	AIORDMA_WC_WALLCLOCK_NS,
+	AIORDMA_WC_CVLAN,
+	AIORDMA_WC_FLOW_TAG,
+	AIORDMA_WC_TM_TAG,
+	AIORDMA_WC_TM_PRIV,
+};
+
+/* Completions of an extended CQ one by one: ibv_create_cq_ex(3). */
+int aiordma_start_poll(struct ibv_cq_ex *cq);
+void aiordma_end_poll(struct ibv_cq_ex *cq);
+/* A field of the current completion; EOPNOTSUPP for one that the CQ was not made to tell. */
+int aiordma_read_wc(struct ibv_cq_ex *cq, enum aiordma_wc_field field, uint64_t *value);
+
+/* ---- drain.c --------------------------------------------------------------------------------- */
+
+int aiordma_req_notify(struct ibv_cq *cq, int solicited_only);
+
+/* A completion channel being drained.  `ready` holds the CQs whose event has been taken and acknowledged,
+ * which are armed again, and which have not yet been seen empty. */
+struct aiordma_drain {
+	const struct aiordma_calls *calls;
+	struct ibv_comp_channel *channel; /* its fd is non-blocking */
+	uint32_t ready_count;
+	struct ibv_cq *ready[64];
+	uint64_t events; /* completion events taken so far */
+	uint32_t spin_us; /* poll for so long before answering that there is nothing */
+	int polls_again; /* if something is found, the caller will poll again soon */
+	int holds; /* the device has been told so: `hold_polling` */
+	int busy; /* there was nothing, but the device made progress */
+	unsigned notify_version; /* of what aiordma_notify_fds gave last */
+	int notify_fds_changed; /* since then: call it again */
+};
+
+/* Takes every event, acknowledges, arms, polls: one crossing for one iteration of the event loop.
+ * Returns the number of completions, or a negative errno value.  `more` is set when `out` was full
+ * before every ready CQ was seen empty: call again. */
+int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, int capacity,
+		  int *more);
+
+/* Before the channel is destroyed. */
+void aiordma_drain_end(struct aiordma_drain *drain);
+
+/* Before a CQ is destroyed: take its pending events so that ibv_destroy_cq does not wait for them. */
+void aiordma_drain_forget(struct aiordma_drain *drain, struct ibv_cq *cq);
+
+/* `watch_fds`, `notify_fds` and `peer_wakeups` of abi/device_calls.h; 0 where the device lacks them. */
+int aiordma_watch_fds(const struct aiordma_calls *calls, int fd, int fds[2]);
+int aiordma_notify_fds(struct aiordma_drain *drain, int fds[AIORDMA_NOTIFY_FDS]);
+uint64_t aiordma_peer_wakeups(const struct aiordma_calls *calls);
+
+/* ---- fd.c ------------------------------------------------------------------------------------ */
+
+/* Sets O_NONBLOCK; 0 or an errno value.  For the fd of an event channel: from now on "nothing there"
+ * (EAGAIN) is normal for the caller, so the device may wake it early. */
+int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd);
+
+/* A new descriptor that becomes readable, 8 bytes, at the time that it is set for; it never blocks.
+ * Or -errno.  The caller closes it. */
+int aiordma_timer_open(void);
+/* Sets the time, in nanoseconds of CLOCK_MONOTONIC, not 0, in place of an earlier one.  0 or an errno
+ * value. */
+int aiordma_timer_set(int fd, uint64_t at_ns);
+
+/* ---- bring_up.c ------------------------------------------------------------------------------ */
+
+/* Brings a queue pair from RESET to INIT, RTR and RTS by three calls of ibv_modify_qp(3).  Each takes the
+ * attributes of its mask from `attr`; the states are set here.  Returns 0, or what the first call
+ * returned that failed, with its errno, and its state in `attr`. */
+int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
+		     int to_init, int to_rtr, int to_rts);
+
+/* ---- extended.c: calls that no library exports ----------------------------------------------
+ *
+ * Each is the inline call of the same name in <infiniband/verbs.h>: it goes through the context.
+ * EOPNOTSUPP (or NULL with that errno) where the context, the library or the provider lacks it. */
+
+/* All that the library knows; what it does not know is left as it was, so zero it. */
+int aiordma_query_device_ex(struct ibv_context *context, struct ibv_device_attr_ex *attr);
+int aiordma_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr);
+int aiordma_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values);
+
+struct ibv_cq_ex *aiordma_create_cq_ex(struct ibv_context *context,
+				       struct ibv_cq_init_attr_ex *init_attr);
+int aiordma_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
+
+int aiordma_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+		      struct ibv_sge *sg_list, uint32_t num_sge);
+struct ibv_mr *aiordma_alloc_null_mr(struct ibv_pd *pd);
+struct ibv_dm *aiordma_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int aiordma_free_dm(struct ibv_dm *dm);
+struct ibv_mr *aiordma_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset,
+				 size_t length, unsigned int access);
+int aiordma_memcpy_to_dm(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr,
+			 size_t length);
+int aiordma_memcpy_from_dm(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset, size_t length);
+
+struct ibv_td *aiordma_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *init_attr);
+int aiordma_dealloc_td(struct ibv_td *td);
+struct ibv_pd *aiordma_alloc_parent_domain(struct ibv_context *context,
+					   struct ibv_parent_domain_init_attr *attr);
+struct ibv_xrcd *aiordma_open_xrcd(struct ibv_context *context, struct ibv_xrcd_init_attr *attr);
+int aiordma_close_xrcd(struct ibv_xrcd *xrcd);
+
+/* For other than basic ones; those are ibv_create_srq's. */
+struct ibv_srq *aiordma_create_srq_ex(struct ibv_context *context,
+				      struct ibv_srq_init_attr_ex *init_attr);
+int aiordma_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+/* For those that need more than a PD; the others are ibv_create_qp's. */
+struct ibv_qp *aiordma_create_qp_ex(struct ibv_context *context,
+				    struct ibv_qp_init_attr_ex *init_attr);
+struct ibv_qp *aiordma_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr);
+int aiordma_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr);
+
+struct ibv_mw *aiordma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int aiordma_dealloc_mw(struct ibv_mw *mw);
+int aiordma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+
+/* ---- providers.c ----------------------------------------------------------------------------- */
+
+/* The calls of single providers' libraries (abi/provider_calls.h) for contexts of that table: NULL each
+ * that is not installed, or that the device lacks.  Thread-safe. */
+const struct aiordma_provider_calls *aiordma_provider_calls(const struct aiordma_calls *calls);
+/* Those that are installed, whatever the table: system.c's entry of device_calls.h. */
+const struct aiordma_provider_calls *aiordma_installed_providers(void);
+
+/* Posts one work request to the peer that it names: by wr_set_dc_addr with `dc`, else by
+ * wr_set_ud_addr.  Sends, RDMA writes (both with immediate data, in host order here, and without) and
+ * reads; 0 or an errno value. */
+int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc, uint64_t wr_id,
+			   uint32_t opcode, uint32_t send_flags, uint32_t imm_data,
+			   uint64_t remote_addr, uint32_t rkey, const struct ibv_sge *sges,
+			   uint32_t num_sge, struct ibv_ah *ah, uint32_t remote_number,
+			   uint64_t remote_key);

@@ -1,0 +1,270 @@
+/* Work for the send queue, many requests per crossing: by ibv_post_send, or by the ibv_wr_* builders
+ * where the queue pair was created for them (ibv_wr_post(3)).  Both take the same array.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+
+#include "boundary.h"
+
+/* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
+enum {
+	BLOCK = 64
+};
+
+/* Bytes of an inline message in several pieces, which are joined on the stack: more than any known
+ * device takes (max_inline_data). */
+enum {
+	INLINE_MOST = 4096
+};
+
+static void *pointer(uint64_t number)
+{
+	return (void *)(uintptr_t)number;
+}
+
+static struct ibv_mw_bind_info bind_info(const struct aiordma_send *send)
+{
+	return (struct ibv_mw_bind_info){
+		.mr = pointer(send->mr),
+		.addr = send->bind_addr,
+		.length = send->bind_length,
+		.mw_access_flags = send->bind_access,
+	};
+}
+
+static int invalidates(uint32_t opcode)
+{
+	return opcode == IBV_WR_SEND_WITH_INV || opcode == IBV_WR_LOCAL_INV;
+}
+
+/* ---- the classic way ----------------------------------------------------------------------- */
+
+static void fill_address(struct ibv_send_wr *wr, enum ibv_qp_type type,
+			 const struct aiordma_send *send)
+{
+	if (type == IBV_QPT_UD) {
+		wr->wr.ud.ah = pointer(send->ah);
+		wr->wr.ud.remote_qpn = send->remote_qpn;
+		wr->wr.ud.remote_qkey = send->remote_qkey;
+		return;
+	}
+	if (type == IBV_QPT_XRC_SEND)
+		wr->qp_type.xrc.remote_srqn = send->remote_srqn;
+	if (wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wr->wr.atomic.remote_addr = send->remote_addr;
+		wr->wr.atomic.rkey = send->rkey;
+		wr->wr.atomic.compare_add = send->compare_add;
+		wr->wr.atomic.swap = send->swap;
+	} else {
+		wr->wr.rdma.remote_addr = send->remote_addr;
+		wr->wr.rdma.rkey = send->rkey;
+	}
+}
+
+static void fill_send(struct ibv_send_wr *wr, enum ibv_qp_type type,
+		      const struct aiordma_send *send, const struct ibv_sge *sges)
+{
+	memset(wr, 0, sizeof(*wr));
+	wr->wr_id = send->wr_id;
+	wr->sg_list = (struct ibv_sge *)&sges[send->first_sge];
+	wr->num_sge = (int)send->num_sge;
+	wr->opcode = (enum ibv_wr_opcode)send->opcode;
+	wr->send_flags = send->send_flags;
+	if (invalidates(send->opcode))
+		wr->invalidate_rkey = send->invalidate_rkey;
+	else
+		wr->imm_data = htonl(send->imm_data);
+	if (wr->opcode == IBV_WR_BIND_MW) {
+		wr->bind_mw.mw = pointer(send->mw);
+		wr->bind_mw.rkey = send->rkey;
+		wr->bind_mw.bind_info = bind_info(send);
+		return;
+	}
+	fill_address(wr, type, send);
+	if (wr->opcode == IBV_WR_TSO) {
+		wr->tso.hdr = pointer(send->tso_header);
+		wr->tso.hdr_sz = (uint16_t)send->tso_header_size;
+		wr->tso.mss = (uint16_t)send->tso_mss;
+	}
+}
+
+static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint32_t count,
+		       const struct ibv_sge *sges, uint32_t *posted)
+{
+	while (*posted < count) {
+		struct ibv_send_wr chain[BLOCK];
+		struct ibv_send_wr *bad = NULL;
+		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+
+		for (uint32_t i = 0; i < length; i++) {
+			fill_send(&chain[i], qp->qp_type, &sends[*posted + i], sges);
+			chain[i].next = i + 1 < length ? &chain[i + 1] : NULL;
+		}
+		int rc = qp->context->ops.post_send(qp, chain, &bad);
+		if (rc) {
+			*posted += bad ? (uint32_t)(bad - chain) : 0;
+			return rc;
+		}
+		*posted += length;
+	}
+	return 0;
+}
+
+/* ---- the builders -------------------------------------------------------------------------- */
+
+/* A builder that the queue pair was not created for may be absent: not called then. */
+#define BUILD(builder, ...)                                                                        \
+	do {                                                                                       \
+		if (!qp->builder)                                                                  \
+			return EOPNOTSUPP;                                                         \
+		qp->builder(qp, ##__VA_ARGS__);                                                    \
+	} while (0)
+
+/* The pieces joined: wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty message. */
+static int set_inline(struct ibv_qp_ex *qp, const struct ibv_sge *sge, uint32_t num_sge)
+{
+	uint8_t joined[INLINE_MOST];
+	size_t length = 0;
+
+	if (num_sge == 1) {
+		BUILD(wr_set_inline_data, pointer(sge->addr), sge->length);
+		return 0;
+	}
+	for (uint32_t i = 0; i < num_sge; i++) {
+		if (sge[i].length > sizeof(joined) - length)
+			return EINVAL;
+		memcpy(joined + length, pointer(sge[i].addr), sge[i].length);
+		length += sge[i].length;
+	}
+	BUILD(wr_set_inline_data, joined, length);
+	return 0;
+}
+
+static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
+		    const struct ibv_sge *sges)
+{
+	const struct ibv_sge *sge = &sges[send->first_sge];
+
+	/* Nothing at all is no inline data either: not every provider takes an empty one. */
+	if (send->send_flags & IBV_SEND_INLINE && send->num_sge)
+		return set_inline(qp, sge, send->num_sge);
+	if (send->num_sge == 1)
+		BUILD(wr_set_sge, sge->lkey, sge->addr, sge->length);
+	else
+		BUILD(wr_set_sge_list, send->num_sge, sge);
+	return 0;
+}
+
+static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct ibv_sge *sges)
+{
+	struct ibv_mw_bind_info info;
+
+	qp->wr_id = send->wr_id;
+	/* Inline is not a flag here but another setter; rdma_rxe's needs the flag all the same. */
+	qp->wr_flags = send->send_flags;
+	if (!send->num_sge)
+		qp->wr_flags &= ~(unsigned int)IBV_SEND_INLINE;
+	switch (send->opcode) {
+	case IBV_WR_RDMA_WRITE:
+		BUILD(wr_rdma_write, send->rkey, send->remote_addr);
+		break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		BUILD(wr_rdma_write_imm, send->rkey, send->remote_addr, htonl(send->imm_data));
+		break;
+	case IBV_WR_SEND:
+		BUILD(wr_send);
+		break;
+	case IBV_WR_SEND_WITH_IMM:
+		BUILD(wr_send_imm, htonl(send->imm_data));
+		break;
+	case IBV_WR_SEND_WITH_INV:
+		BUILD(wr_send_inv, send->invalidate_rkey);
+		break;
+	case IBV_WR_RDMA_READ:
+		BUILD(wr_rdma_read, send->rkey, send->remote_addr);
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		BUILD(wr_atomic_cmp_swp, send->rkey, send->remote_addr, send->compare_add,
+		      send->swap);
+		break;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		BUILD(wr_atomic_fetch_add, send->rkey, send->remote_addr, send->compare_add);
+		break;
+	case IBV_WR_TSO:
+		BUILD(wr_send_tso, pointer(send->tso_header), (uint16_t)send->tso_header_size,
+		      (uint16_t)send->tso_mss);
+		break;
+	/* The rest has neither an address of the queue pair's type nor data beyond these. */
+	case IBV_WR_LOCAL_INV:
+		BUILD(wr_local_inv, send->invalidate_rkey);
+		return 0;
+	case IBV_WR_BIND_MW:
+		info = bind_info(send);
+		BUILD(wr_bind_mw, pointer(send->mw), send->rkey, &info);
+		return 0;
+	case IBV_WR_ATOMIC_WRITE:
+		if (send->num_sge != 1)
+			return EINVAL;
+		BUILD(wr_atomic_write, send->rkey, send->remote_addr,
+		      pointer(sges[send->first_sge].addr));
+		return 0;
+	default:
+		return EOPNOTSUPP;
+	}
+	if (qp->qp_base.qp_type == IBV_QPT_UD)
+		BUILD(wr_set_ud_addr, pointer(send->ah), send->remote_qpn, send->remote_qkey);
+	else if (qp->qp_base.qp_type == IBV_QPT_XRC_SEND)
+		BUILD(wr_set_xrc_srqn, send->remote_srqn);
+	return set_data(qp, send, sges);
+}
+
+/* All or nothing: wr_complete either takes everything since wr_start or drops it. */
+static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, uint32_t count,
+		      const struct ibv_sge *sges, uint32_t *posted)
+{
+	qp->wr_start(qp);
+	for (uint32_t i = 0; i < count; i++) {
+		int rc = build(qp, &sends[i], sges);
+		if (rc) {
+			qp->wr_abort(qp);
+			return rc;
+		}
+	}
+	int rc = qp->wr_complete(qp);
+	if (!rc)
+		*posted = count;
+	return rc;
+}
+
+/* ---- both ---------------------------------------------------------------------------------- */
+
+int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
+		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
+		      uint32_t *posted)
+{
+	*posted = 0;
+	return extended ? post_built(extended, sends, count, sges, posted)
+			: post_chains(qp, sends, count, sges, posted);
+}
+
+int aiordma_post_send_one(struct ibv_qp *qp, struct ibv_qp_ex *extended, uint64_t wr_id,
+			  uint32_t opcode, uint32_t send_flags, uint32_t imm_data, uint64_t addr,
+			  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
+			  uint32_t remote_srqn)
+{
+	struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+	struct aiordma_send send = {
+		.wr_id = wr_id,
+		.remote_addr = remote_addr,
+		.rkey = rkey,
+		.remote_srqn = remote_srqn,
+		.opcode = opcode,
+		.send_flags = send_flags,
+		.imm_data = imm_data,
+		.num_sge = length ? 1 : 0,
+	};
+	uint32_t posted;
+
+	return aiordma_post_send(qp, extended, &send, 1, &sge, &posted);
+}

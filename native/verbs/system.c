@@ -1,0 +1,89 @@
+/* The system's libraries, opened when first needed: nothing of them is needed to build or import. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "boundary.h"
+
+struct library {
+	const char *soname;
+	const char *packages; /* what to install, as the common distributions name it */
+};
+
+static const struct library verbs_library = {
+	"libibverbs.so.1",
+	"libibverbs1 and ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, RHEL), "
+	"rdma-core (Arch)",
+};
+static const struct library cm_library = {
+	"librdmacm.so.1",
+	"librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL), rdma-core (Arch)",
+};
+
+/* The error text begins with "library" or "symbol", so that the caller sees which is missing. */
+static void *open_library(const struct library *library, char *error, size_t error_size)
+{
+	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);
+
+	if (!handle)
+		snprintf(error, error_size, "library %s cannot be loaded (%s); install %s",
+			 library->soname, dlerror(), library->packages);
+	return handle;
+}
+
+static int find(void *handle, const struct library *library, const char *name, int optional,
+		void **symbol, char *error, size_t error_size)
+{
+	*symbol = dlsym(handle, name);
+	if (*symbol || optional)
+		return 0;
+	snprintf(error, error_size, "symbol %s is missing in %s, which is too old; update %s", name,
+		 library->soname, library->packages);
+	return ENOSYS;
+}
+
+static const struct aiordma_device_calls device = {.provider_calls = aiordma_installed_providers};
+
+static int load(struct aiordma_calls *table, char *error, size_t error_size)
+{
+	/* The handles are never closed: the providers behind libibverbs keep threads and fork
+	 * handlers that must not lose their code. */
+	void *verbs = open_library(&verbs_library, error, error_size);
+	void *cm = verbs ? open_library(&cm_library, error, error_size) : NULL;
+
+	if (!verbs || !cm)
+		return ENOENT;
+	table->device = &device;
+#define FIND(library, name, optional)                                                              \
+	{                                                                                          \
+		void *symbol;                                                                      \
+		int rc = find(library, &library##_library, #name, optional, &symbol, error,        \
+			      error_size);                                                         \
+		if (rc)                                                                            \
+			return rc;                                                                 \
+		*(void **)&table->name = symbol;                                                   \
+	}
+#define CALL(library, result, name, arguments) FIND(library, name, 0)
+#define OPTIONAL(library, result, name, arguments) FIND(library, name, 1)
+#include "abi/calls.h"
+#undef CALL
+#undef FIND
+	return 0;
+}
+
+int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t error_size)
+{
+	static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+	static struct aiordma_calls table;
+	static int loaded;
+	int rc = 0;
+
+	pthread_mutex_lock(&mutex);
+	if (!loaded) {
+		rc = load(&table, error, error_size);
+		loaded = rc == 0;
+	}
+	pthread_mutex_unlock(&mutex);
+	*calls = rc ? NULL : &table;
+	return rc;
+}

@@ -1,0 +1,78 @@
+"""The table of connection states: complete, with one end, and the diagram says the same."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from aiordma._core.connection_states import (
+    CLOSING,
+    IGNORED,
+    LIMITED,
+    TRANSITIONS,
+    Cause,
+    ConnectionState,
+    LifecycleEvent,
+    mermaid,
+    transition,
+)
+from aiordma.errors import InternalError
+
+PAIRS = list(itertools.product(ConnectionState, LifecycleEvent))
+OVER = {ConnectionState.ENDED, ConnectionState.CLOSED}
+
+
+def test_each_pair_is_in_one_table_at_most() -> None:
+    assert not TRANSITIONS.keys() & IGNORED
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda one: one.name)
+def test_what_follows(state: ConnectionState, event: LifecycleEvent) -> None:
+    if (state, event) in TRANSITIONS:
+        assert transition(state, event) is TRANSITIONS[state, event]
+    elif (state, event) in IGNORED:
+        assert transition(state, event) is None
+    else:
+        with pytest.raises(InternalError, match=f"{state.name} got the event {event.name}"):
+            transition(state, event)
+
+
+def test_a_connection_ends_once_and_with_a_cause() -> None:
+    for (state, event), row in TRANSITIONS.items():
+        assert (row.next is ConnectionState.ENDED) == (row.cause is not None)
+        if state in OVER:
+            assert (state, event) == (ConnectionState.ENDED, LifecycleEvent.RELEASED)
+
+
+@pytest.mark.parametrize("state", [state for state in ConnectionState if state not in OVER])
+@pytest.mark.parametrize("event", [LifecycleEvent.BROKEN, LifecycleEvent.ABORTED])
+def test_every_live_state_can_break(state: ConnectionState, event: LifecycleEvent) -> None:
+    assert TRANSITIONS[state, event].next is ConnectionState.ENDED
+
+
+def test_the_peers_goodbye_is_the_cause_once_it_has_come() -> None:
+    left = {ConnectionState.PEER_CLOSED, ConnectionState.BOTH_CLOSING}
+    for (state, _), row in TRANSITIONS.items():
+        if row.cause is not None:
+            assert (row.cause is Cause.PEER) == (state in left)
+
+
+def test_only_limited_states_can_finish() -> None:
+    finishing = {state for state, event in TRANSITIONS if event is LifecycleEvent.FINISHED}
+    assert finishing == LIMITED
+    assert CLOSING < LIMITED
+    for (state, _), row in TRANSITIONS.items():
+        if state in LIMITED:  # the timer that was started runs until the end
+            assert row.next in LIMITED | {ConnectionState.ENDED}
+
+
+def test_the_diagram_can_be_read_back() -> None:
+    rows = re.findall(r"^    (\w+) --> (\w+): (.*)$", mermaid(), re.MULTILINE)
+    read = {
+        (ConnectionState[before], LifecycleEvent[event]): ConnectionState[after]
+        for before, after, events in rows
+        for event in events.split(", ")
+    }
+    assert read == {pair: row.next for pair, row in TRANSITIONS.items()}

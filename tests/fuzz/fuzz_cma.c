@@ -1,0 +1,155 @@
+/* References to another process's memory, and the page that it shares with us: what a local peer can say
+ * there.
+ *
+ * Whatever it says: bytes go only to where they were to go, a descriptor that does not add up is refused,
+ * a slot in use is not exported again before the other side has said that it is done with it, and memory
+ * is taken back in bounded time.  (The other process is this one, by its number.)
+ */
+#define _GNU_SOURCE /* memmem */
+#include <sys/uio.h>
+
+#include "arena.h"
+
+#include "objects/objects.h"
+#include "shm/cma.h"
+
+static struct world {
+	struct soft_cma cma;
+	uint8_t *own, *peer; /* pages */
+	bool given[SOFT_CMA_SLOTS];
+	uint32_t generations[SOFT_CMA_SLOTS];
+} world;
+
+static struct soft_cma_page *peer_page(void)
+{
+	return (struct soft_cma_page *)(void *)world.peer;
+}
+
+/*  1 slot  2 generation, from the one that is right  3 pieces  4 length, likewise  5 where from
+ *  6-7 length of a piece  8-9 offset  10 where to */
+static void refer(const uint8_t *r)
+{
+	uint8_t bytes[SOFT_CMA_DESC_HEAD + 32 * SOFT_CMA_DESC_PIECE] = {0};
+	uint32_t slot = r[1] & 0x80 ? (uint32_t)r[1] << 20 : r[1] % (SOFT_CMA_SLOTS + 1u);
+	uint32_t count = r[3] % 20u, each = fuzz16(r + 6) & 0x3ff, sum = count * each;
+	uint32_t length = sum + (uint32_t)(int8_t)r[4], offset;
+	struct soft_cma_desc desc;
+	enum soft_cma_result reached;
+
+	soft_put32(bytes, slot);
+	soft_put32(bytes + 4,
+		   peer_page()->generation[slot % SOFT_CMA_SLOTS] + (uint32_t)(int8_t)r[2]);
+	for (uint32_t i = 0; i < count; i++) {
+		uint8_t *piece = bytes + SOFT_CMA_DESC_HEAD + i * SOFT_CMA_DESC_PIECE;
+
+		/* Of its own memory, or where there is none. */
+		soft_put64(piece, r[5] & 1 && i == count / 2u
+					  ? (uint64_t)r[5] << 12
+					  : (uintptr_t)area_at(AREA_READ) + (r[5] >> 1));
+		soft_put64(piece + 8, each + (r[5] & 0x80 && i == 1 ? UINT64_C(1) << 32 : 0));
+	}
+	if (!soft_cma_desc_decode(bytes, count, length, &desc))
+		return;
+	CHECK_EQUAL(length, sum);
+	CHECK(slot < SOFT_CMA_SLOTS && count <= SOFT_CMA_PIECES && each);
+	offset = fuzz16(r + 8) % (length + 1);
+	uint32_t first = (length - offset) / 3u;
+	struct iovec to[2] = {
+		{area_at(AREA_OPEN) + r[10], first},
+		{area_at(AREA_OPEN) + OPEN_SIZE - (length - offset - first),
+		 length - offset - first},
+	};
+
+	reached = soft_cma_copy(&world.cma, &desc, offset, to, 2);
+	CHECK(reached <= SOFT_CMA_GONE);
+	CHECK(r[2] == 0 || reached == SOFT_CMA_REVOKED);
+	CHECK_EQUAL(world.cma.own->busy, 0);
+}
+
+static void export(void)
+{
+	struct soft_cma_export *given = soft_cma_export_new(&world.cma);
+
+	if (!given)
+		return;
+	CHECK(given->slot < SOFT_CMA_SLOTS);
+	CHECK(!world.given[given->slot] ||
+	      peer_page()->done[given->slot] == world.generations[given->slot]);
+	CHECK_EQUAL(world.cma.own->generation[given->slot], given->generation);
+	world.given[given->slot] = true;
+	world.generations[given->slot] = given->generation;
+}
+
+static bool concerned(const struct soft_cma_export *given, const void *what)
+{
+	return given->slot % 4u == *(const uint8_t *)what % 4u;
+}
+
+static void take_back(const uint8_t *r)
+{
+	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+	unsigned count = soft_cma_revoke(&world.cma, concerned, r + 1, lost);
+
+	for (unsigned i = 0; i < count; i++) {
+		CHECK(i == 0 || lost[i - 1].order < lost[i].order);
+		CHECK(concerned(&lost[i], r + 1) && world.given[lost[i].slot]);
+	}
+	for (uint32_t slot = r[1] % 4u; slot < SOFT_CMA_SLOTS; slot += 4) {
+		CHECK(!world.cma.exports[slot].used);
+		/* Not good any more, unless the other side has said that it needs it no longer. */
+		CHECK(!world.given[slot] ||
+		      world.cma.own->generation[slot] != world.generations[slot] ||
+		      peer_page()->done[slot] == world.generations[slot]);
+		world.given[slot] = false;
+	}
+}
+
+static void one_thing(const uint8_t *r)
+{
+	switch (r[0] & 7) {
+	case 0:
+	case 1:
+	case 2:
+		refer(r);
+		break;
+	case 3:
+		export();
+		break;
+	case 4:
+		take_back(r);
+		break;
+	case 5: /* anything in the page that it writes */
+		memcpy(world.peer + fuzz16(r + 1) % (sizeof(struct soft_cma_page) - 8), r + 4, 8);
+		break;
+	case 6: /* it is done with a slot */
+		peer_page()->done[r[1] % SOFT_CMA_SLOTS] =
+			world.cma.own->generation[r[1] % SOFT_CMA_SLOTS];
+		break;
+	case 7:
+		soft_cma_is_open(&world.cma);
+		peer_page()->busy = r[1];
+		break;
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	arena_prepare(fuzz_seed(data, size));
+	fuzz_clock_step_ns = 1000000; /* waiting takes time here too */
+	world = (struct world){
+		.own = calloc(1, SOFT_CMA_PAGE),
+		.peer = calloc(1, SOFT_CMA_PAGE),
+	};
+	CHECK(world.own && world.peer);
+	CHECK_EQUAL(soft_cma_init(&world.cma, (void *)world.own, (void *)world.peer), 0);
+	/* It shows what we show, and so may be copied from: it is this process. */
+	memcpy(world.peer, world.own, sizeof(struct soft_cma_page));
+	CHECK(soft_cma_probe(&world.cma, getpid()));
+	for (size_t at = 0; at + RECORD <= size; at += RECORD)
+		one_thing(data + at);
+	soft_cma_end(&world.cma);
+	free(world.own);
+	free(world.peer);
+	arena_unharmed();
+	return 0;
+}

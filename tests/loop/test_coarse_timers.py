@@ -1,0 +1,128 @@
+"""Coarse timers: each comes once, in time, in its order; the loop itself has no timer for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiordma._loop.coarse_timers import MOST_CANCELLED, CoarseTimer, CoarseTimers
+from aiordma.errors import VerbsError
+
+
+@pytest.fixture
+async def timers() -> AsyncIterator[CoarseTimers]:
+    loop = asyncio.get_running_loop()
+    timers = CoarseTimers(loop)
+    loop.add_reader(timers.fd, timers.fire)
+    yield timers
+    loop.remove_reader(timers.fd)
+    timers.close()
+
+
+async def test_in_the_order_in_which_they_are_due(timers: CoarseTimers) -> None:
+    came: list[tuple[CoarseTimer, float]] = []
+    last = asyncio.Event()
+    for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
+        made: list[CoarseTimer] = []
+        ring = partial(lambda made: came.append((made[0], time.monotonic())), made)
+        made.append(timers.call_later(seconds, ring))
+    timers.call_later(0.04, last.set)
+    # When they are due is what the timers has noted: between two calls any time may go by.
+    due = {timer: when for when, _, timer in timers._timers}
+    await last.wait()
+    assert len(came) == 5
+    assert [due[timer] for timer, _ in came] == sorted(due[timer] for timer, _ in came)
+    assert all(at >= due[timer] for timer, at in came)
+
+
+async def test_later_ones_come_after_an_earlier_one_was_cancelled(
+    timers: CoarseTimers,
+) -> None:
+    came = asyncio.Event()
+    early = timers.call_later(0.01, lambda: pytest.fail("it was cancelled"))
+    timers.call_later(0.02, came.set)
+    early.cancel()
+    early.cancel()
+    await came.wait()
+    early.cancel()
+
+
+async def test_cancelled_by_one_that_comes_at_the_same_time(timers: CoarseTimers) -> None:
+    came = asyncio.Event()
+    timers.call_later(-3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
+    second = timers.call_later(-2, lambda: pytest.fail("it was cancelled"))
+    timers.call_later(-1, came.set)
+    await came.wait()
+
+
+async def test_one_that_fails_costs_the_others_nothing(timers: CoarseTimers) -> None:
+    told: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    came = asyncio.Event()
+
+    def fail() -> None:
+        raise ValueError("of a timer")
+
+    timers.call_later(0.0, fail)
+    timers.call_later(0.001, came.set)
+    await came.wait()
+    assert str(told[0]["exception"]) == "of a timer"
+    assert len(told) == 1
+
+
+async def test_one_is_set_while_others_ring(timers: CoarseTimers) -> None:
+    left = 20
+    over = asyncio.Event()
+
+    def again() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            timers.call_later(0.0005 * (left % 3), again)
+        else:
+            over.set()
+
+    far = timers.call_later(1e300, lambda: pytest.fail("a century has gone by"))
+    again()
+    await over.wait()
+    far.cancel()
+
+
+async def test_those_that_were_cancelled_are_forgotten(timers: CoarseTimers) -> None:
+    came = asyncio.Event()
+    timers.call_later(0.01, came.set)
+    for _ in range(10 * MOST_CANCELLED):
+        timers.call_later(60, lambda: None).cancel()
+    assert len(timers._timers) <= MOST_CANCELLED + 2
+    await came.wait()
+
+
+@pytest.mark.one_loop
+async def test_nothing_is_scheduled_in_the_loop(timers: CoarseTimers) -> None:
+    scheduled: list[object] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    before = scheduled.copy()
+    timers.call_later(60, lambda: None)
+    assert scheduled == before
+
+
+def test_no_descriptor_left() -> None:
+    """What the system says when there is none."""
+    loop = asyncio.new_event_loop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(VerbsError, match="timerfd_create"):
+            CoarseTimers(loop)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        loop.close()

@@ -1,0 +1,802 @@
+"""The event-loop glue: every completion reaches its sink, whatever happens around it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma import Config, cm, connect, listen, verbs
+from aiordma._core.operations import OperationKind
+from aiordma._loop import driver, per_loop_resource
+from aiordma._loop.adaptive_polling import FIRST_US
+from aiordma._loop.driver import Driver
+from aiordma._native import Block, Queue, Table, Work
+from aiordma.errors import InternalError
+from tests.combinations import LOOPS
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 64 << 20
+SEND = int(verbs.WROpcode.SEND)
+
+
+class Sink(Queue):
+    """Notes what it gets; fails at those completions that it is told to fail at."""
+
+    def __init__(self, driver: Driver, qp: verbs.QueuePair) -> None:
+        self.driver = driver
+        self.table = driver.operations
+        self.traffic = self
+        self.address, self.extended_address = qp.addresses
+        self.capacity = self.free = qp.capabilities.max_send_wr
+        self.fail_at: set[int] = set()
+        self.completed: list[tuple[OperationKind, int]] = []
+        self.events: list[verbs.AsyncEvent] = []
+        self.failures: list[BaseException] = []
+        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def complete(self, kind: OperationKind, byte_len: int) -> None:
+        self.completed.append((kind, byte_len))
+        for count, future in self.waiters:
+            if len(self.completed) >= count and not future.done():
+                future.set_result(None)
+        if len(self.completed) in self.fail_at:
+            raise ZeroDivisionError
+
+    def _went_wrong(self, work: object, facts: object) -> None:
+        raise AssertionError(f"{work} failed: {facts}")
+
+    def _use_room(self) -> None:
+        """There is always enough of it."""
+
+    def _broken(self, error: Exception) -> None:
+        self.driver.report(self, error)
+
+    def received(self, block: Block, byte_len: int) -> None:
+        self.complete(OperationKind.RECV, byte_len)
+
+    def device_event(self, event: verbs.AsyncEvent) -> None:
+        self.events.append(event)
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    async def wait(self, count: int) -> None:
+        """Until so many completions have been seen."""
+        if len(self.completed) < count:
+            future = asyncio.get_running_loop().create_future()
+            self.waiters.append((count, future))
+            async with asyncio.timeout(60):
+                await future
+
+
+class Sent(Work):
+    def __init__(self, sink: Sink, address: int, length: int, lkey: int) -> None:
+        super().__init__(OperationKind.SEND, SEND, address, length, lkey)
+        self.sink = sink
+
+    def done(self, byte_len: int) -> None:
+        self.sink.complete(OperationKind.SEND, 0)
+
+
+class End:
+    """A queue pair with its own sink."""
+
+    def __init__(self, driver: Driver, cq: verbs.CompletionQueue) -> None:
+        self.driver = driver
+        self.qp = driver.pd.create_qp(cq, cq, verbs.QPCapabilities(32, 32), reserved=True)
+        self.sink = Sink(driver, self.qp)
+        self.block = driver.pool.block(4096)
+        driver.attach(self.qp, self.sink)
+
+    def receive(self) -> None:
+        assert self.sink.post_block(self.block, 64) == 0
+
+    def send(self, length: int = 8) -> None:
+        address = self.block.address + 2048
+        assert self.sink.post_work(Sent(self.sink, address, length, self.block.lkey)) == (0, 0)
+
+    def close(self) -> None:
+        self.driver.detach(self.qp)
+        self.qp.close()
+        self.sink.clear_slots()
+        self.block.release()
+
+
+@asynccontextmanager
+async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
+    """Two connected queue pairs, each with 32 receives posted, on a completion queue of theirs."""
+    cq = driver.reserve_cq(128)
+    ends = End(driver, cq), End(driver, cq)
+    first, second = (end.qp.endpoint() for end in ends)
+    ends[0].qp.connect(first, second)
+    ends[1].qp.connect(second, first)
+    for end in ends:
+        for _ in range(32):
+            end.receive()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+        driver.release_cq(cq, 128)
+
+
+@asynccontextmanager
+async def the_driver(
+    device: verbs.Device, polling: float = driver.POLLING
+) -> AsyncIterator[Driver]:
+    made = Driver.for_device(device, LIMIT, polling)
+    try:
+        yield made
+    finally:
+        made.release()
+
+
+both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["polling", "sleeping"])
+
+SENT = (OperationKind.SEND, 0)
+
+
+def sent(sink: Sink) -> int:
+    return sum(entry == SENT for entry in sink.completed)
+
+
+def received(sink: Sink) -> list[int]:
+    return [length for kind, length in sink.completed if kind is OperationKind.RECV]
+
+
+# ---- completions ---------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_completions_reach_their_sinks(device: verbs.Device, polling: float) -> None:
+    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+        for length in (1, 2, 3):
+            first.send(length)
+        second.send(10)
+        await asyncio.gather(first.sink.wait(4), second.sink.wait(4))
+        assert received(second.sink) == [1, 2, 3]
+        assert received(first.sink) == [10]
+        assert (sent(first.sink), sent(second.sink)) == (3, 1)
+        assert len(driver.operations) == 64 - 4
+
+
+@pytest.mark.parametrize("whose", ["reader", "look"])
+async def test_completion_between_draining_and_the_loop(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """It comes after the last poll, before the loop waits again; nothing else happens after it."""
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        drain, keep = driver._drain, driver.operations.keep
+        assert keep is not None
+        left = 20
+
+        def complete() -> None:
+            nonlocal left
+            if left:
+                left -= 1
+                first.send()
+                # The device announces it before we are back in the loop.
+                readable, _, _ = select.select([driver.channel.fd], [], [], 60)
+                assert readable
+
+        def drain_and_complete(
+            table: Table, capacity: int, spin_us: int, returns: bool
+        ) -> tuple[bool, bool, bool]:
+            some, more, bells = drain(table, capacity, spin_us, returns)
+            if not more:
+                complete()
+            return some, more, bells
+
+        def look_and_complete() -> None:
+            keep()
+            complete()
+
+        monkeypatch.setattr(driver, "_drain", drain_and_complete)
+        if whose == "reader":
+            driver._polling._skip = 1 << 20  # no looks
+        else:
+            driver.operations.keep = look_and_complete
+        first.send()
+        await asyncio.gather(first.sink.wait(21), second.sink.wait(21))
+
+
+async def test_who_is_called_back_gets_what_is_over(device_name: str, host: str) -> None:
+    """Whatever it is: a task's own way to go on, or something else that is built in."""
+    async with (
+        await listen(host, device=device_name) as listener,
+        await connect(host, listener.port, device=device_name) as there,
+        await listener.accept() as here,
+    ):
+        for _ in range(3):
+            seen: list[object] = []
+            sending = there.send_nowait(b"a message")
+            sending.add_done_callback(seen.append)
+            await asyncio.gather(sending, here.recv())
+            await sending
+            assert seen == [sending]
+
+
+@both_ways
+@pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
+async def test_more_completions_than_one_turn_takes(
+    device: verbs.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    rounds: int,
+    polling: float,
+) -> None:
+    """All of them are seen, and others have their turn in between."""
+    monkeypatch.setattr("aiordma._loop.driver.BATCH", batch)
+    monkeypatch.setattr("aiordma._loop.driver.ROUNDS", rounds)
+
+    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+        driver._polling._skip = 1 << 20  # no looks, which would find all of it too
+        seen_by_others: set[int] = set()
+        over = False
+
+        async def other() -> None:
+            while not over:
+                seen_by_others.add(len(first.sink.completed) + len(second.sink.completed))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(other())
+        for _ in range(30):
+            first.send()
+            second.send()
+        # All of it is in the completion queue before the driver looks at it.
+        await asyncio.gather(first.sink.wait(60), second.sink.wait(60))
+        over = True
+        await watching
+        # At most the reader and the return to what was left.
+        steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
+        assert max(steps, default=0) <= 2 * batch * rounds
+
+
+async def test_failing_sink(device: verbs.Device) -> None:
+    """It is reported and failed; completions of the others, of the same batch too, go on."""
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    async with (
+        the_driver(device) as driver,
+        two_ends(driver) as (bad, its_peer),
+        two_ends(driver) as (good, its_friend),
+    ):
+        bad.sink.fail_at = {1, 3}
+        for _ in range(5):
+            bad.send()
+            good.send()
+        await asyncio.gather(*(end.sink.wait(5) for end in (bad, its_peer, good, its_friend)))
+        assert len(reported) == 2
+        assert all(isinstance(context["exception"], ZeroDivisionError) for context in reported)
+        assert len(bad.sink.failures) == 2
+        for error in bad.sink.failures:
+            assert isinstance(error, InternalError)
+            assert isinstance(error.__cause__, ZeroDivisionError)
+        assert not good.sink.failures
+        assert not its_friend.sink.failures
+    loop.set_exception_handler(before)
+
+
+async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) -> None:
+    """Their slots have new tenants, or none: nobody is told, and they are counted."""
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        for _ in range(5):
+            first.send()
+        works = first.sink.clear_slots()
+        assert [type(work) for work in works] == [Sent] * 5
+        second.send()  # its completion comes after what acknowledges the five
+        await second.sink.wait(6)
+        assert sent(first.sink) == 0
+        assert driver.operations.stray == 5 + 1
+
+
+async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+
+        def broken(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool]:
+            raise OSError("the channel is gone")
+
+        monkeypatch.setattr(driver, "_drain", broken)
+        driver.poll()
+        for end in (first, second):
+            (error,) = end.sink.failures
+            assert "the channel is gone" in str(error)
+        monkeypatch.undo()
+
+
+@both_ways
+async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
+    """Or who looks before it waits."""
+    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+        look = driver.operations.look
+        assert isinstance(look, partial) == bool(polling)
+        *_, otherwise = look.args if isinstance(look, partial) else driver._woken[:-1]
+        otherwise(-errno.EIO)
+        for end in (first, second):
+            (error,) = end.sink.failures
+            assert os.strerror(errno.EIO) in str(error)
+
+
+@both_ways
+async def test_room_is_free_when_its_queue_has_been_seen_empty(
+    device: verbs.Device, polling: float
+) -> None:
+    async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
+        cq = driver.reserve_cq(10)
+        driver.release_cq(cq, 10)
+        assert driver.channel.leaving == [cq.entries]
+        first.send()
+        await second.sink.wait(1)
+        assert driver.channel.leaving == []
+        assert cq.entries.leaving == 0
+
+
+@pytest.mark.parametrize("polling", [0, 30e-6, 1e-3])
+async def test_looks_before_sleeping(
+    device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For no longer than the configuration says, or not at all."""
+    looks = []
+    most = round(polling * 1e6)
+    first = min(most, FIRST_US)
+    look_soon = Driver._spin_soon
+
+    def noted(driver: Driver) -> None:
+        look_soon(driver)
+        looks.append(driver.operations.keep_us)
+
+    monkeypatch.setattr(Driver, "_spin_soon", noted)
+
+    config = Config(polling=polling)
+    async with (
+        await listen(host, device=device_name, config=config) as listener,
+        await connect(host, listener.port, device=device_name, config=config) as there,
+        await listener.accept() as here,
+    ):
+        sent = 0
+        async with asyncio.timeout(100):
+            while sent < 3 or max(looks, default=0) < first:
+                delivered = there.send_nowait(b"a message")
+                await asyncio.wait([delivered])  # nobody looks but the loop
+                (await here.recv()).release()
+                sent += 1
+    assert first <= max(looks, default=0) <= most
+
+
+@pytest.mark.parametrize(
+    ("awake", "woken", "looks"), [(1, 0, True), (3, 0, True), (0, 0, False), (1, 1, False)]
+)
+async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
+    device: verbs.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    awake: int,
+    woken: int,
+    looks: bool,
+) -> None:
+    """However long ago a look found something; a peer that was asleep needs longer than a look."""
+    async with the_driver(device) as driver:
+        wakeups = 5 << 32 | 7
+        looked: list[bool] = []
+
+        def drain(*_: object) -> tuple[bool, bool, bool]:
+            nonlocal wakeups
+            wakeups += woken << 32 | awake  # by the tasks that the drain wakes
+            return True, False, False
+
+        monkeypatch.setattr(driver, "_drain", drain)
+        monkeypatch.setattr(driver.channel, "peer_wakeups", lambda: wakeups)
+        monkeypatch.setattr(driver, "_spin_soon", lambda: looked.append(True))
+        driver._polling._skip = 1 << 20
+        driver._on_completions()
+        assert looked == [True] * looks
+        assert driver._polling._skip == (1 << 20) - (not looks)
+
+
+async def test_waiting_after_a_wake_up_for_nothing(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seldom while nothing comes of it, every time while something does."""
+    waits = []
+    brings = False
+
+    def drain(table: Table, capacity: int, spin_us: int, returns: bool) -> tuple[bool, bool, bool]:
+        if spin_us:
+            waits.append(spin_us)
+        return bool(spin_us) and brings, False, False
+
+    async with the_driver(device) as driver:
+        monkeypatch.setattr(driver, "_drain", drain)
+        for _ in range(250):
+            driver._on_completions()
+        assert 0 < len(waits) < 10
+        brings = True
+        driver._polling._skip = 1 << 20  # no looks before sleeping, which are something else
+        while driver._missed_waits:
+            driver._on_completions()
+        waits.clear()
+        for _ in range(250):
+            driver._on_completions()
+        assert len(waits) == 250
+        monkeypatch.undo()
+
+
+def test_polling_that_cannot_be() -> None:
+    for polling in (-1e-6, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"Config\.polling must be within 0 and 1"):
+            Config(polling=polling)
+
+
+# ---- completion queues ---------------------------------------------------------------------------
+
+
+async def test_room_in_completion_queues(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 256)
+    async with the_driver(device) as driver:
+        first = driver.reserve_cq(200)
+        assert driver.reserve_cq(first.available) is first
+        second = driver.reserve_cq(1)
+        assert second is not first
+        large = driver.reserve_cq(1000)
+        assert large.cqe >= 1000
+        driver.release_cq(large, 1000)
+        assert large.closed
+        driver.release_cq(second, 1)
+        assert second.closed
+        driver.release_cq(first, first.reserved)
+        assert not first.closed  # kept for the next
+
+
+async def test_closing_one_completion_queue_keeps_the_events_of_another(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 128)
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        for _ in range(10):
+            other = driver.reserve_cq(128)
+            seen = len(second.sink.completed)
+            first.send()
+            readable, _, _ = select.select([driver.channel.fd], [], [], 60)
+            assert readable
+            driver.release_cq(other, 128)
+            assert other.closed
+            await second.sink.wait(seen + 1)
+            await first.sink.wait(seen + 1)
+
+
+# ---- asynchronous events -------------------------------------------------------------------------
+
+
+async def test_events_reach_the_sink_of_their_queue_pair(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        event = verbs.AsyncEvent(verbs.EventType.QP_ACCESS_ERR, first.qp)
+        of_a_port = verbs.AsyncEvent(verbs.EventType.PORT_ACTIVE, None, 1)
+        of_the_gone = verbs.AsyncEvent(verbs.EventType.QP_FATAL, None)
+        events = [of_a_port, of_the_gone, event]
+        monkeypatch.setattr(driver.context, "async_events", lambda: events)
+        driver.take_device_events()
+        assert first.sink.events == [event]
+        assert not second.sink.events
+        monkeypatch.undo()
+
+
+async def test_an_event_of_a_queue_concerns_every_queue_pair_on_it(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        event = verbs.AsyncEvent(verbs.EventType.CQ_ERR, first.qp.send_cq)
+        with driver.context.create_cq(16) as other:
+            of_another = verbs.AsyncEvent(verbs.EventType.CQ_ERR, other)
+            monkeypatch.setattr(driver.context, "async_events", lambda: [event, of_another])
+            driver.take_device_events()
+        assert first.sink.events == second.sink.events == [event]
+        monkeypatch.undo()
+
+
+async def test_fatal_event_of_the_device(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody hears of it, and who comes afterwards gets the device opened anew."""
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
+        monkeypatch.setattr(driver.context, "async_events", lambda: [event])
+        driver.take_device_events()
+        monkeypatch.undo()
+        assert first.sink.events == second.sink.events == [event]
+        again = Driver.for_device(device, LIMIT)
+        assert again is not driver
+        assert again.context is not driver.context
+        again.release()
+
+
+async def test_event_taken_by_another_loop(
+    device: verbs.Device, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context that two loops share tells only one of them; the right one hears of it."""
+    events = cm.EventChannel(device.library)
+    id = events.create_id()
+    id.bind_addr((host, 0))
+    context = id.context
+    assert context is not None
+
+    async def theirs(event: verbs.AsyncEvent) -> None:
+        driver = Driver.for_context(context, LIMIT)
+        monkeypatch.setattr(context, "async_events", lambda: [event])
+        driver.take_device_events()
+        monkeypatch.undo()
+        driver.release()
+
+    driver = Driver.for_context(context, LIMIT)
+    async with two_ends(driver) as (first, second):
+        event = verbs.AsyncEvent(verbs.EventType.QP_FATAL, first.qp)
+        await asyncio.to_thread(asyncio.run, theirs(event))
+        fatal = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
+        await asyncio.to_thread(asyncio.run, theirs(fatal))
+        await asyncio.sleep(0)
+        assert first.sink.events == [event, fatal]
+        assert second.sink.events == [fatal]  # which is everybody's
+    driver.release()
+    events.close()
+
+
+# ---- one per loop --------------------------------------------------------------------------------
+
+
+def test_one_driver_per_loop_and_device(device: verbs.Device) -> None:
+    drivers: list[Driver] = []
+
+    async def main() -> None:
+        first = Driver.for_device(device, LIMIT)
+        second = Driver.for_device(device, 2 * LIMIT)
+        assert first is second
+        assert first.pool.limit == LIMIT
+        first.release()
+        assert not first.pd.closed
+        second.release()
+        third = Driver.for_device(device, LIMIT)
+        assert third is first  # who comes soon finds it still there
+        assert not third.pd.closed
+        third.release()
+        fourth = Driver.for_device(device, 2 * LIMIT)
+        assert fourth is not first  # it would not be as it is wanted
+        assert first.pd.closed
+        assert first.context.closed
+        drivers.append(fourth)
+        fourth.release()
+        assert not fourth.context.closed
+
+    for loop_factory in LOOPS.values():
+        with asyncio.Runner(debug=True, loop_factory=loop_factory) as runner:
+            runner.run(main())
+    assert drivers[0] is not drivers[1]
+    assert all(driver.context.closed for driver in drivers)  # with their loops
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def ends_soon(driver: Driver) -> None:
+    async with asyncio.timeout(60):
+        while not driver.context.closed:
+            await turns(1)
+
+
+async def test_a_driver_ends_a_moment_after_its_last_use(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 1e-9)
+
+    first = Driver.for_device(device, LIMIT)
+    first.release()
+    assert Driver.for_device(device, LIMIT) is first
+    await turns(5)
+    assert not first.context.closed  # somebody has it when the moment is over
+    first.release()
+    Driver.for_device(device, LIMIT).release()
+    await ends_soon(first)
+    async with the_driver(device) as other:
+        assert other is not first
+
+
+async def test_a_driver_that_nobody_uses_still_looks_after_its_device(device: verbs.Device) -> None:
+    """It hears of what happens there, or the loop would be called for it again and again."""
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        first.send()
+        await asyncio.gather(first.sink.wait(1), second.sink.wait(1))
+    driver.poll()
+    readable, _, _ = select.select(driver.channel.watched_fds, [], [], 0)
+    assert not readable
+    driver._on_async_event(verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL))
+    async with the_driver(device) as other:
+        assert other is not driver
+
+
+async def test_memory_is_its_owners_when_nobody_uses_the_driver(device: verbs.Device) -> None:
+    view = memoryview(bytearray(1 << 20))
+    async with the_driver(device) as driver:
+        driver.registrations.set_up(4, 4 << 20)
+        before = verbs.live().get("MemoryRegion", 0)
+        use = driver.registrations.find(view)
+        assert use is not None
+        use.close()
+        assert verbs.live()["MemoryRegion"] == before + 1
+    assert not driver.context.closed
+    assert verbs.live().get("MemoryRegion", 0) == before
+
+
+async def talk(device: verbs.Device, host: str, seed: int, count: int) -> int:
+    """Connections of one loop with each other."""
+    config = Config(eager_size=1024, data_receives=4, control_receives=4, send_queue=16)
+    via: Any = "cm" if seed % 2 else "tcp"
+    done = 0
+    async with await listen(host, 0, device=device.name, via=via, config=config) as listener:
+        for n in range(count):
+            client = await connect(host, listener.port, device=device.name, via=via, config=config)
+            server = await listener.accept()
+            async with client, server:
+                for size in (10, 5000):
+                    data = bytes([seed, n % 256]) * size
+                    sending = asyncio.create_task(client.send(data))
+                    assert bytes(await server.recv()) == data
+                    await sending
+                    done += 1
+    return done
+
+
+def test_loops_in_several_threads(device: verbs.Device, host: str) -> None:
+    """Each with connections of its own, at the same time, by the same way and by another."""
+    results: dict[int, int] = {}
+    count = 10
+
+    def work(seed: int, loop: str) -> None:
+        with asyncio.Runner(debug=True, loop_factory=LOOPS[loop]) as runner:
+            results[seed] = runner.run(talk(device, host, seed, count))
+
+    loops = [loop for loop in LOOPS for _ in ("cm", "tcp")]
+    threads = [threading.Thread(target=work, args=each) for each in enumerate(loops)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert results == dict.fromkeys(range(4), 2 * count)
+
+
+# ---- what importing does -------------------------------------------------------------------------
+
+LOOK = """
+import json, logging, os, sys, threading
+from pathlib import Path
+files = set(os.listdir("/proc/self/fd"))
+import aiordma, aiordma.cm, aiordma._loop.driver, aiordma.transport, aiordma.verbs
+maps = Path("/proc/self/maps").read_text().split()
+print(json.dumps({
+    "threads": len(os.listdir("/proc/self/task")),
+    "python threads": threading.active_count(),
+    "files": sorted(set(os.listdir("/proc/self/fd")) - files),
+    "logging": bool(logging.root.handlers),
+    "loggers": [
+        name for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and (logger.handlers or logger.level)
+    ],
+    "libraries": [word for word in maps if "verbs.so" in word],
+    "live": aiordma.verbs.live(),
+}))
+"""
+
+
+def test_importing_does_nothing() -> None:
+    """No device, no library, no thread, no file, no logging configured."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOOK],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {
+        "threads": 1,
+        "python threads": 1,
+        "files": [],
+        "logging": False,
+        "loggers": [],
+        "libraries": [],
+        "live": {},
+    }
+    assert done.stderr == ""
+
+
+ONCE = """
+import asyncio, os, sys, time, aiordma
+from aiordma import verbs
+
+async def main(device, via, host):
+    async with await aiordma.listen(host, 0, device=device, via=via) as listener:
+        client = await aiordma.connect(host, listener.port, device=device, via=via)
+        server = await listener.accept()
+        async with client, server:
+            await client.send(b"x")
+            assert bytes(await server.recv()) == b"x"
+
+asyncio.run(main(*sys.argv[1:]), debug=False)
+end = time.monotonic() + 60
+while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
+    pass  # a thread that has been joined stays in the list for a moment more
+print(len(os.listdir("/proc/self/task")), verbs.live())
+"""
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+def test_nothing_stays_after_the_last_connection(device: verbs.Device, host: str, via: str) -> None:
+    """The embedded device's thread is gone, and the interpreter ends without a word."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", ONCE, device.name, via, host],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 {}\n", "")
+
+
+LEFT_OPEN = """
+import asyncio, sys, uvloop, aiordma
+
+kept = []
+
+async def main(device, via, host):
+    listener = await aiordma.listen(host, 0, device=device, via=via)
+    client = await aiordma.connect(host, listener.port, device=device, via=via)
+    kept.extend((listener, client, await listener.accept()))
+    waiting = asyncio.create_task(client.recv())
+    await client.send(b"x")
+
+loop, *arguments = sys.argv[1:]
+factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+with asyncio.Runner(loop_factory=factory) as runner:
+    runner.run(main(*arguments))
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_loop_that_ends_with_connections_open(
+    device: verbs.Device, host: str, via: str, loop: str
+) -> None:
+    """It is the user's mistake, with a warning; it neither hangs nor crashes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", LEFT_OPEN, loop, device.name, via, host],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n")
+    assert "was not closed before its event loop" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,49 @@
+"""A line of waiting tasks: order, turns passed on, nobody left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiordma._loop.wait_queue import WaitQueue
+
+
+async def line_up(waiters: WaitQueue, count: int) -> tuple[list[asyncio.Task[None]], list[int]]:
+    woken: list[int] = []
+
+    async def one(number: int) -> None:
+        await waiters.wait()
+        woken.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(count)]
+    await asyncio.sleep(0)
+    return tasks, woken
+
+
+async def test_first_come_first_served() -> None:
+    waiters = WaitQueue()
+    tasks, woken = await line_up(waiters, 3)
+    waiters.wake()
+    await tasks[0]
+    assert woken == [0]
+    waiters.wake_all()
+    await asyncio.gather(*tasks)
+    assert woken == [0, 1, 2]
+
+
+async def test_who_is_cancelled_leaves_nothing_behind() -> None:
+    waiters = WaitQueue()
+    tasks, _ = await line_up(waiters, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not waiters._waiters
+
+
+async def test_a_turn_that_is_not_taken_goes_to_the_next() -> None:
+    waiters = WaitQueue()
+    tasks, woken = await line_up(waiters, 2)
+    waiters.wake()
+    tasks[0].cancel()
+    await tasks[1]
+    assert woken == [1]
+    assert tasks[0].cancelled()

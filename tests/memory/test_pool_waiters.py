@@ -1,0 +1,381 @@
+"""Who waits for memory of a pool: whose turn it is, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiordma import Buffer, BufferStateError, MemoryPool, verbs
+from aiordma._memory.block_source import OrderedBlockSource
+from aiordma.errors import QuotaError
+from aiordma.mr_pool import INTERNAL_SHARE, SLAB_SIZE, Block
+
+pytestmark = pytest.mark.any_device
+
+LIMIT = 2 * SLAB_SIZE
+
+
+@pytest.fixture
+def pool(pd: verbs.ProtectionDomain) -> Iterator[MemoryPool]:
+    pool = MemoryPool(pd, limit=LIMIT)
+    yield pool
+    assert pool.statistics().waiting == 0
+    pool.close()
+    pd.close()
+
+
+async def yield_loop() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Waiting:
+    """Leases under way; `order` has the sizes that have come, in the order in which they came."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self.pool = pool
+        self.order: list[int] = []
+        self.tasks: list[asyncio.Task[Buffer]] = []
+
+    async def start(self, *sizes: int) -> None:
+        before = self.pool.statistics().waiting
+        for size in sizes:
+            self.tasks.append(asyncio.create_task(self._one(size)))
+        await yield_loop()
+        assert self.pool.statistics().waiting == before + len(sizes)
+
+    async def _one(self, size: int) -> Buffer:
+        buffer = await self.pool.lease(size)
+        self.order.append(size)
+        return buffer
+
+    async def release_all(self) -> None:
+        for task in self.tasks:
+            (await task).release()
+
+
+async def test_what_is_there_is_not_waited_for(pool: MemoryPool) -> None:
+    with await pool.lease(300) as buffer:
+        assert len(buffer) == 300
+        assert pool.statistics().leases == 1
+
+
+async def test_what_never_fits_is_refused_at_once(pool: MemoryPool) -> None:
+    with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
+        await pool.lease(LIMIT + 1)
+    assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
+
+
+async def test_first_come_first_served_whatever_the_size(pool: MemoryPool) -> None:
+    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, 300, 200)
+    held.pop().release()
+    await yield_loop()
+    assert not waiting.order  # there is room for the second, but the first came first
+    with pytest.raises(QuotaError, match="3 wait"):
+        pool.alloc(1)
+    held.pop().release()
+    (await waiting.tasks[0]).release()
+    await asyncio.gather(*waiting.tasks[1:])
+    assert waiting.order == [LIMIT, 300, 200]
+    for task in waiting.tasks:
+        task.result().release()
+
+
+async def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool) -> None:
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    assert pool.block_if_first(300) is None
+    brief = pool.waiters.join(300, internal=True)
+    held.release()
+    block = await brief
+    await yield_loop()
+    assert not waiting.order
+    # And it does not stand behind a user's need, which may wait for what its own task holds.
+    another = await pool.waiters.join(300, internal=True)
+    assert isinstance(another, Block)
+    block.release()
+    another.release()
+    await waiting.release_all()
+
+
+BRIEF = 64 << 10
+
+
+@asynccontextmanager
+async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
+    """So many at a time, each for two turns of the loop, one after another; how many there were."""
+    served = [0] * count
+    over = asyncio.Event()
+
+    async def go_on(number: int) -> None:
+        while not over.is_set():
+            block = pool.block_if_first(BRIEF) or await pool.waiters.join(BRIEF, internal=True)
+            served[number] += 1
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            block.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            tasks.create_task(go_on(number))
+        yield served
+        over.set()
+
+
+async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: MemoryPool) -> None:
+    """And these go on meanwhile, all of them."""
+    async with internal_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
+        await yield_loop()
+        assert min(served)
+        wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
+        before = list(served)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            if wanted.done():
+                break
+        else:
+            pytest.fail("it waits for ever")
+        (await wanted).release()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert all(now > then for now, then in zip(served, before, strict=True))
+    assert pool.statistics().leases == 0
+
+
+async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
+    """One after another, more in all than their share, while who must release needs them."""
+    held = pool.alloc(SLAB_SIZE)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    kept = [
+        await pool.waiters.join(BRIEF, internal=True, exempt=True)
+        for _ in range(2 * LIMIT // INTERNAL_SHARE // BRIEF)
+    ]
+    for _ in range(3 * LIMIT // INTERNAL_SHARE // BRIEF):
+        (await pool.waiters.join(BRIEF, internal=True)).release()
+    assert not waiting.order
+    for block in kept:
+        block.release()
+    held.release()
+    await waiting.release_all()
+
+
+async def test_cancelled_in_line(pool: MemoryPool) -> None:
+    """Who was waiting behind it is served as if it had never been there."""
+    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, 300)
+    held.pop().release()
+    await yield_loop()
+    waiting.tasks.pop(0).cancel()
+    await waiting.release_all()
+    assert waiting.order == [300]
+    held.pop().release()
+
+
+@pytest.mark.parametrize("count", range(6))
+async def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, count: int) -> None:
+    """Also between being told that the memory is there and taking it."""
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT, SLAB_SIZE)
+    first = waiting.tasks.pop(0)
+    held.release()
+    for _ in range(count):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    if not first.cancelled():
+        first.result().release()
+    await waiting.release_all()
+    assert pool.statistics().leases == 0
+
+
+async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None:
+    held = pool.alloc(LIMIT)
+    view = held.view
+    held.release()
+    waiting = Waiting(pool)
+    await waiting.start(300)
+    del view  # the last one who saw it
+    await waiting.release_all()
+
+
+async def test_slabs_that_nobody_uses_make_room(pool: MemoryPool) -> None:
+    """Kept for the next small need, they must not keep a large one waiting for ever."""
+    small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
+    waiting = Waiting(pool)
+    await waiting.start(LIMIT)
+    for buffer in small:
+        buffer.release()
+    await waiting.release_all()
+
+
+async def test_the_end_of_the_pool(context: verbs.Context) -> None:
+    pd = context.alloc_pd()
+    pool = MemoryPool(pd, limit=LIMIT)
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(1, 2)
+    pool.close()
+    for task in waiting.tasks:
+        with pytest.raises(BufferStateError, match="closed"):
+            await task
+    held.release()
+    pd.close()
+
+
+async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to the one whose turn it is; the next has its own try."""
+    held = pool.alloc(LIMIT)
+    waiting = Waiting(pool)
+    await waiting.start(1, 300)
+    take = pool.block
+
+    def refuse_once(size: int) -> Block:
+        pool.waiters._take = take
+        raise OSError("no memory")
+
+    pool.waiters._take = refuse_once
+    held.release()
+    with pytest.raises(OSError, match="no memory"):
+        await waiting.tasks.pop(0)
+    await waiting.release_all()
+
+
+# ---- one behind another -----------------------------------------------------------------------
+
+
+async def test_a_supply(pool: MemoryPool) -> None:
+    """One block at a time; what is too small by now, or for nobody, goes back."""
+    held = pool.alloc(LIMIT)
+    wanted = [300, 5000]
+    taken: list[Block] = []
+
+    def take() -> None:
+        while wanted:
+            block = source.block(wanted[0])
+            if block is None:
+                return
+            taken.append(block)
+            wanted.pop(0)
+
+    source = OrderedBlockSource(pool, take, internal=True)
+    take()
+    assert source.waiting
+    assert source.block(1) is None
+    assert pool.statistics().waiting == 1
+    wanted[0] = 4000  # more than what it waits for
+    held.release()
+    await yield_loop()
+    assert [block.size for block in taken] == [4096, 8192]
+    for block in taken:
+        block.release()
+    assert pool.statistics().leases == 0
+
+    held = pool.alloc(LIMIT)
+    wanted.append(300)
+    take()
+    wanted.clear()
+    held.release()
+    await yield_loop()
+    assert not source.waiting
+    assert pool.statistics().leases == 0
+
+    held = pool.alloc(LIMIT)
+    wanted.append(300)
+    take()
+    source.close()
+    assert pool.statistics().waiting == 0
+    held.release()
+    await yield_loop()
+    assert wanted
+    assert pool.statistics().leases == 0
+    with pytest.raises(QuotaError, match="pool_limit"):
+        source.block(LIMIT + 1)
+
+    held = pool.alloc(LIMIT)
+    assert source.block(300) is None  # asked for after the end: it is for nobody
+    held.release()
+    await yield_loop()
+    assert pool.statistics().leases == 0
+
+
+# ---- in any order ------------------------------------------------------------------------------
+
+SIZE = st.sampled_from([200, 5000, SLAB_SIZE // 2, SLAB_SIZE, LIMIT])
+STEP = st.one_of(
+    st.tuples(st.just("lease"), SIZE),
+    st.tuples(st.just("internal"), SIZE),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("release"), st.integers(0, 9)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEP, max_size=40))
+async def test_nobody_waits_for_what_is_there(
+    context: verbs.Context, steps: list[tuple[str, int]]
+) -> None:
+    """Whatever happens in whatever order: no memory is lost, no turn, nobody overtakes."""
+    pd = context.alloc_pd()
+    pool = MemoryPool(pd, limit=LIMIT)
+    waiting: list[asyncio.Task[Block]] = []
+    held: list[Block] = []
+
+    async def wait(size: int, *, internal: bool) -> Block:
+        block = pool.block_if_first(size)
+        if block is not None:
+            return block
+        turn = pool.waiters.join(size, internal=internal)
+        try:
+            return await turn
+        except BaseException:
+            pool.waiters.leave(turn)
+            raise
+
+    def collect() -> None:
+        for task in [task for task in waiting if task.done()]:
+            waiting.remove(task)
+            if not task.cancelled():
+                held.append(task.result())
+
+    for step, number in steps:
+        if step in ("lease", "internal"):
+            waiting.append(asyncio.create_task(wait(number, internal=step == "internal")))
+        elif step == "cancel" and waiting:
+            waiting[number % len(waiting)].cancel()
+        elif step == "release" and held:
+            held.pop(number % len(held)).release()
+        elif step == "turn":
+            await asyncio.sleep(0)
+        collect()
+    await yield_loop()
+    collect()
+    assert pool.statistics().waiting == len(waiting)
+    assert pool.statistics().leases == len(held)
+    pool_waiters = pool.waiters
+    share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), 0)
+    beyond = pool_waiters._user and pool_waiters._overtaking and share > LIMIT // INTERNAL_SHARE
+    for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:
+        if needs:
+            with pytest.raises(QuotaError):
+                pool.block(next(iter(needs.values())))
+            break
+    while held or waiting:
+        while held:
+            held.pop().release()
+        await yield_loop()
+        collect()
+    assert pool.statistics().leases == pool.statistics().waiting == 0
+    pool.close()
+    pd.close()

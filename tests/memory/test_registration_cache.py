@@ -1,0 +1,250 @@
+"""Which registrations of the user's memory are kept, and that none outlives what it was made of."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import gc
+import mmap
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aiordma import BufferStateError, verbs
+from aiordma._memory.registration_cache import CacheStatistics, KeptMemory, RegistrationCache
+from tests.combinations import LOOPS
+
+SIZE = 100_000
+
+
+def small(
+    pd: verbs.ProtectionDomain, most: int = 4, most_bytes: int = 1 << 20
+) -> RegistrationCache:
+    cache = RegistrationCache(pd)
+    cache.set_up(most, most_bytes)
+    cache.set_up(0, 0)  # too late: the first one counts
+    return cache
+
+
+def find(cache: RegistrationCache, memory: object) -> KeptMemory:
+    found = cache.find(memory)
+    assert found is not None
+    return found
+
+
+def registered(pd: verbs.ProtectionDomain) -> int:
+    """Regions in the protection domain that have not been closed."""
+    return len(pd.node.children)
+
+
+async def test_a_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
+    cache = small(pd)
+    memory = memoryview(bytearray(SIZE))
+    with find(cache, memory) as first:
+        assert (first.address, len(first)) == (verbs.address_of(memory), SIZE)
+        assert first.writable
+        assert first[10:20].address == first.address + 10
+        lkey = first.lkey
+    for _ in range(3):
+        with find(cache, memory) as again:
+            assert again.lkey == lkey
+    assert cache.statistics() == CacheStatistics(1, SIZE, found=3, made=1)
+    assert registered(pd) == 1
+    cache.close()
+    assert registered(pd) == 0
+    assert cache.find(memory) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: memoryview(bytearray(SIZE)),
+        lambda: memoryview(bytes(SIZE)),
+        lambda: memoryview(array.array("d", bytes(SIZE))),
+        lambda: memoryview(memoryview(bytearray(SIZE))[100:]),
+        lambda: memoryview(bytearray(SIZE)).cast("d"),
+    ],
+    ids=["bytearray", "bytes", "array", "part", "cast"],
+)
+async def test_what_is_kept(pd: verbs.ProtectionDomain, make: Callable[[], memoryview]) -> None:
+    cache, memory = small(pd), make()
+    for _ in range(2):
+        with find(cache, memory) as found:
+            assert found.writable is not memory.readonly
+            assert found.view == memory.cast("B")
+    assert cache.statistics().made == 1
+    cache.close()
+
+
+class Elsewhere(bytearray):
+    """It could give out other memory than a bytearray's, from Python 3.12 on."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bytearray(SIZE),  # none of these is held in its place between operations
+        lambda: bytes(SIZE),
+        lambda: array.array("b", bytes(SIZE)),
+        lambda: np.zeros(SIZE),
+        lambda: np.zeros(SIZE).data,  # resize(refcheck=False) takes no notice of views
+        lambda: memoryview((ctypes.c_char * SIZE)()),  # nor does ctypes.resize
+        lambda: memoryview(mmap.mmap(-1, SIZE)),  # madvise changes the pages under a view
+        lambda: memoryview(Elsewhere(SIZE)),
+        lambda: memoryview(bytearray(SIZE))[::2],
+        lambda: memoryview(bytearray(0)),
+        lambda: memoryview(bytearray((1 << 20) + 1)),  # more than the cache may hold
+    ],
+)
+async def test_what_is_not_kept(pd: verbs.ProtectionDomain, make: Callable[[], object]) -> None:
+    cache = small(pd)
+    assert cache.find(make()) is None
+    assert cache.statistics() == CacheStatistics(0, 0, found=0, made=0)
+
+
+async def test_nothing_is_kept_where_nothing_may_be(pd: verbs.ProtectionDomain) -> None:
+    assert small(pd, most=0).find(memoryview(bytearray(SIZE))) is None
+
+
+def test_numpy_tells_that_a_weak_reference_is_no_way() -> None:
+    """Why arrays are not kept: the user's own `resize` would fail from then on."""
+    array: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(SIZE)
+    reference = weakref.ref(array)
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize(2 * SIZE, refcheck=False)
+    assert reference() is array
+    del reference
+    view = array.data
+    array.resize(2 * SIZE, refcheck=False)  # and this is why a view of one is not enough
+    view.release()
+
+
+async def test_the_user_may_do_with_it_what_they_like(pd: verbs.ProtectionDomain) -> None:
+    cache, memory = small(pd), bytearray(SIZE)
+    view = memoryview(memory)
+    found = find(cache, view)
+    view.release()
+    with pytest.raises(BufferError):
+        memory.append(1)  # the operation needs it
+    found.close()
+    memory.append(1)
+    with pytest.raises(ValueError, match="released"):
+        cache.find(view)
+    del view
+    await asyncio.sleep(0)
+    assert registered(pd) == 0
+
+
+async def test_it_goes_with_the_view(pd: verbs.ProtectionDomain) -> None:
+    """And the bytearray with it: nothing here keeps either."""
+    cache = small(pd)
+    view = memoryview(bytearray(SIZE))
+    find(cache, view).close()
+    del view
+    await asyncio.sleep(0)
+    assert registered(pd) == 0
+    assert cache.statistics() == CacheStatistics(0, 0, found=0, made=1)
+
+
+async def test_another_view_at_the_same_place(pd: verbs.ProtectionDomain) -> None:
+    """The same address, and by chance the same object: never the same registration."""
+    cache, count = small(pd), 0
+    numbers: set[int] = set()
+    places: set[tuple[int, int]] = set()
+    # Until it has happened a few times: a sanitizer's allocator waits before it gives the same
+    # memory out again.
+    while len(places) > count - 10 and count < 20_000:
+        memory = bytearray(SIZE)
+        view = memoryview(memory)
+        with find(cache, view) as found:
+            assert found.address == verbs.address_of(memory)
+            places.add((id(view), found.address))
+            numbers.add(found.lkey)
+        count += 1
+        assert cache.statistics().made == count
+        del view, memory  # and the end has not been dealt with when the next one comes
+    assert len(places) <= count - 10
+    assert len(numbers) == count
+    cache.close()
+
+
+async def test_the_end_of_a_view_during_an_operation(pd: verbs.ProtectionDomain) -> None:
+    cache, memory = small(pd), bytearray(SIZE)
+    view = memoryview(memory)
+    found = find(cache, view)
+    found.pin()
+    found.close()
+    del view
+    await asyncio.sleep(0)
+    assert registered(pd) == 1
+    with pytest.raises(BufferError):
+        memory.append(1)
+    with pytest.raises(BufferStateError):
+        found.pin()
+    found.unpin()
+    assert registered(pd) == 0
+    memory.append(1)
+
+
+async def test_the_end_in_another_thread(pd: verbs.ProtectionDomain) -> None:
+    cache = small(pd)
+    views = [memoryview(bytearray(SIZE))]
+    find(cache, views[0]).close()
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    await asyncio.sleep(0)
+    assert registered(pd) == 0
+
+
+async def test_a_view_in_a_cycle(pd: verbs.ProtectionDomain) -> None:
+    cache = small(pd)
+    cycle: list[object] = [memoryview(bytearray(SIZE))]
+    cycle.append(cycle)
+    find(cache, cycle[0]).close()
+    del cycle
+    gc.collect()
+    await asyncio.sleep(0)
+    assert registered(pd) == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_end_of_a_view_after_that_of_the_loop(pd: verbs.ProtectionDomain, loop: str) -> None:
+    async def main() -> memoryview:
+        view = memoryview(bytearray(SIZE))
+        cache = small(pd)
+        find(cache, view).close()
+        cache.close()
+        return view
+
+    with asyncio.Runner(debug=True, loop_factory=LOOPS[loop]) as runner:
+        view = runner.run(main())
+    del view
+    assert registered(pd) == 0
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(2, 1 << 20), (100, 2 * SIZE + 1)])
+async def test_the_longest_unused_goes_first(
+    pd: verbs.ProtectionDomain, most: int, most_bytes: int
+) -> None:
+    cache = small(pd, most, most_bytes)
+    first, second, third = (memoryview(bytearray(SIZE)) for _ in range(3))
+    kept = find(cache, first)
+    for view in (second, first, third):
+        find(cache, view).close()
+    assert cache.statistics() == CacheStatistics(2, 2 * SIZE, found=1, made=3)
+    find(cache, first).close()
+    assert cache.statistics().found == 2
+    find(cache, second).close()
+    assert cache.statistics().made == 4
+    find(cache, third).close()  # the first has been evicted now, and is still in use
+    assert cache.statistics().registrations == 2
+    assert registered(pd) == 3
+    kept.close()
+    assert registered(pd) == 2
+    cache.close()
+    assert registered(pd) == 0

@@ -1,0 +1,195 @@
+/* From which length on is it quicker to refer to a message than to carry it through the rings?  Two
+ * processes, each on a core of its own, polling: microseconds for one WRITE, READ or SEND until its
+ * completion, one at a time, carried and referred to, in turns; beside them a memcpy of the same
+ * length between two shared mappings, and TCP until the other side has answered with one byte.
+ *
+ *   meson test -C build/plain --benchmark --verbose bench_cma
+ */
+#define _GNU_SOURCE /* CPU_SET */
+#include "bench_side.h"
+#include "wire/cma_descriptor.h"
+
+enum {
+	MOST = 4 << 20,
+	ROUNDS = 15,
+	BYTES = 32 << 20,
+	SENT = 1,
+	RECEIVED = 2
+};
+
+enum way {
+	COPY,
+	TCP,
+	WRITE,
+	WRITE_REFERRED,
+	READ,
+	READ_REFERRED,
+	SEND,
+	SEND_REFERRED,
+	WAYS
+};
+
+static const char *const names[WAYS] = {"memcpy", "TCP",   "write", "refer",
+					"read",   "refer", "send",  "refer"};
+
+struct bench {
+	struct process process;
+	struct side side;
+	struct address peer;
+	int fd;
+	uint8_t *shared[2];
+};
+
+static int repeats(uint32_t length)
+{
+	int count = BYTES / (int)length;
+
+	return count > 200 ? 200 : count;
+}
+
+static void copy(struct bench *bench, uint32_t length)
+{
+	for (int i = repeats(length); i; i--) {
+		memcpy(bench->shared[i & 1], bench->shared[~i & 1], length);
+		__asm__ volatile("" : : : "memory");
+	}
+}
+
+static void tcp(struct bench *bench, uint32_t length)
+{
+	uint8_t byte = 0;
+
+	for (int i = repeats(length); i; i--) {
+		if (bench->process.child) {
+			tcp_send(bench->fd, bench->side.memory, length);
+			tcp_recv(bench->fd, &byte, 1, true);
+		} else {
+			tcp_recv(bench->fd, bench->side.memory, length, true);
+			tcp_send(bench->fd, &byte, 1);
+		}
+	}
+}
+
+static void one_sided(struct bench *bench, enum ibv_wr_opcode opcode, uint32_t length)
+{
+	struct side *side = &bench->side;
+
+	for (int i = repeats(length); i; i--) {
+		CHECK_EQUAL(
+			post(side, (struct request){.opcode = i == 1 && opcode == IBV_WR_RDMA_WRITE
+								      ? IBV_WR_RDMA_WRITE_WITH_IMM
+								      : opcode,
+						    .wr_id = SENT,
+						    .length = length,
+						    .remote = bench->peer.memory,
+						    .rkey = bench->peer.rkey}),
+			0);
+		expect_wc(side, SENT, IBV_WC_SUCCESS);
+	}
+	if (opcode == IBV_WR_RDMA_READ) { /* the other side may stop polling */
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = SENT}), 0);
+		expect_wc(side, SENT, IBV_WC_SUCCESS);
+	}
+}
+
+static void two_sided(struct bench *bench, uint32_t length)
+{
+	struct side *side = &bench->side;
+
+	for (int i = repeats(length); i; i--) {
+		if (bench->process.child)
+			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+								.wr_id = SENT,
+								.length = length}),
+				    0);
+		if (bench->process.child) {
+			expect_wc(side, SENT, IBV_WC_SUCCESS);
+		} else {
+			expect_wc(side, RECEIVED, IBV_WC_SUCCESS);
+			CHECK_EQUAL(post_recv_at(side, RECEIVED, 0, MOST), 0);
+		}
+	}
+}
+
+static void serve(struct bench *bench)
+{
+	expect_wc(&bench->side, RECEIVED, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post_recv_at(&bench->side, RECEIVED, 0, MOST), 0);
+}
+
+static void run(struct bench *bench, enum way way, uint32_t length)
+{
+	bool asks = bench->process.child;
+
+	soft_cma_desc_least = way >= WRITE && (way - WRITE) % 2 ? 1 : UINT32_MAX;
+	switch (way) {
+	case COPY:
+		if (asks)
+			copy(bench, length);
+		break;
+	case TCP:
+		tcp(bench, length);
+		break;
+	case SEND:
+	case SEND_REFERRED:
+		two_sided(bench, length);
+		break;
+	default:
+		if (asks)
+			one_sided(bench, way < READ ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, length);
+		else
+			serve(bench);
+	}
+}
+
+int main(void)
+{
+	struct bench bench = {.process = split()};
+
+	limit_seconds(300);
+	soft_cma_slow = UINT64_MAX;
+	settle(&bench.process);
+	bench.fd = tcp_pair(&bench.process);
+	for (int i = 0; i < 2; i++) {
+		bench.shared[i] = mmap(NULL, MOST, PROT_READ | PROT_WRITE,
+				       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		CHECK(bench.shared[i] != MAP_FAILED);
+	}
+	open_side(&bench.side, (struct options){.memory = MOST, .receives = 128});
+	CHECK_EQUAL(to_init(&bench.side), 0);
+	for (int i = 0; i < 64; i++)
+		CHECK_EQUAL(post_recv_at(&bench.side, RECEIVED, 0, MOST), 0);
+	bench.peer = exchange(&bench.process, &bench.side);
+	CHECK_EQUAL(to_rtr(&bench.side, &bench.peer), 0);
+	CHECK_EQUAL(to_rts(&bench.side), 0);
+	meet(&bench.process);
+	if (bench.process.child) {
+		printf("%9s", "bytes");
+		for (int way = 0; way < WAYS; way++)
+			printf("%9s", names[way]);
+		printf("   us each\n");
+	}
+	for (uint32_t length = 4096; length <= MOST; length *= 2) {
+		double times[WAYS][ROUNDS];
+
+		for (int round = 0; round < ROUNDS; round++)
+			for (int way = 0; way < WAYS; way++) {
+				meet(&bench.process);
+				uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+				run(&bench, (enum way)way, length);
+				times[way][round] = (double)(now_ns(CLOCK_MONOTONIC) - start);
+			}
+		if (!bench.process.child)
+			continue;
+		printf("%9u", length);
+		for (int way = 0; way < WAYS; way++)
+			printf("%9.1f", median(times[way], ROUNDS) / repeats(length) / 1e3);
+		printf("\n");
+	}
+	meet(&bench.process);
+	close(bench.fd);
+	close_side(&bench.side);
+	join(&bench.process);
+	return 0;
+}

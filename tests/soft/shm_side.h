@@ -1,0 +1,240 @@
+/* Channels between local peers, without links above them: this stands in for handshake.c (the linker is told
+ * so: see meson.build), which accepts or refuses what is asked for. */
+#ifndef AIORDMA_TESTS_NEIGHBOUR_SIDE_H
+#define AIORDMA_TESTS_NEIGHBOUR_SIDE_H
+
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+
+#include "shm/shm.h"
+#include "objects/objects.h"
+#include "verbs_side.h"
+
+enum {
+	REFUSE_ME = 99,
+	HOLD_ME
+};
+
+/* One end of a channel, and what it has been told. */
+struct end {
+	struct soft_shm_chan chan;
+	bool accepted;
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+	bool gone;
+	int error;
+	uint64_t records;
+	uint64_t bytes; /* taken in; each byte is checked: see pattern */
+	uint64_t sent;
+	uint64_t to_send; /* whenever there is room */
+	uint32_t most; /* in one record */
+	bool echo; /* answer each record with one byte */
+	int told; /* an eventfd: anything has happened */
+};
+
+static struct end *callee; /* who is called next */
+static uint32_t held_id, withdrawn_id;
+static unsigned refused, withdrawn_all;
+
+static inline uint8_t pattern(uint64_t at)
+{
+	return (uint8_t)(at * 31 + (at >> 9));
+}
+
+static inline void tell_end(struct end *end)
+{
+	const uint64_t one = 1;
+
+	CHECK_EQUAL(write(end->told, &one, sizeof(one)), sizeof(one));
+}
+
+static inline void send_more(struct end *end)
+{
+	static uint8_t bytes[SOFT_SHM_CHAN_LEAST];
+
+	while (end->sent < end->to_send) {
+		uint32_t length = end->most;
+		size_t room = soft_shm_chan_room(&end->chan, length);
+
+		if (!room)
+			return;
+		if (length > end->to_send - end->sent)
+			length = (uint32_t)(end->to_send - end->sent);
+		for (uint32_t i = 0; i < length; i++)
+			bytes[i] = pattern(end->sent + i);
+		/* In two pieces. */
+		struct iovec iov[2] = {{bytes, length / 2},
+				       {bytes + length / 2, length - length / 2}};
+
+		soft_shm_chan_write(&end->chan, iov, 2, length);
+		end->sent += length;
+	}
+}
+
+static inline void end_accepted(struct soft_shm_chan *chan, const uint8_t *handshake)
+{
+	struct end *end = soft_container(chan, struct end, chan);
+
+	CHECK(!end->accepted);
+	end->accepted = true;
+	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	send_more(end);
+	tell_end(end);
+}
+
+static inline void end_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
+{
+	struct end *end = soft_container(chan, struct end, chan);
+
+	for (size_t i = 0; i < length; i++)
+		CHECK_EQUAL(bytes[i], pattern(end->bytes + i));
+	end->bytes += length;
+	end->records++;
+	if (end->echo) {
+		end->to_send++;
+		send_more(end);
+	}
+	tell_end(end);
+}
+
+static inline void end_writable(struct soft_shm_chan *chan)
+{
+	struct end *end = soft_container(chan, struct end, chan);
+
+	send_more(end);
+	tell_end(end);
+}
+
+static inline void end_gone(struct soft_shm_chan *chan, int error)
+{
+	struct end *end = soft_container(chan, struct end, chan);
+
+	CHECK(!end->gone);
+	CHECK(!chan->peer);
+	end->gone = true;
+	end->error = error;
+	tell_end(end);
+}
+
+static const struct soft_shm_chan_ops end_calls = {
+	.accepted = end_accepted,
+	.data = end_data,
+	.writable = end_writable,
+	.gone = end_gone,
+};
+
+void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id);
+
+void __wrap_soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
+				     const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	struct end *end = callee;
+	uint8_t answer[SOFT_HANDSHAKE_SIZE];
+
+	if (handshake[0] == HOLD_ME) {
+		held_id = remote_id;
+		return;
+	}
+	if (!end || handshake[0] == REFUSE_ME) {
+		refused++;
+		soft_shm_peer_refuse(peer, remote_id);
+		return;
+	}
+	callee = NULL;
+	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
+	memset(answer, handshake[0] + 1, sizeof(answer));
+	CHECK_EQUAL(soft_shm_chan_accept(&end->chan, peer, remote_id, answer), 0);
+	end->accepted = true;
+	send_more(end);
+	tell_end(end);
+}
+
+void __wrap_soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
+{
+	(void)peer;
+	withdrawn_id = remote_id;
+	withdrawn_all += remote_id == 0;
+}
+
+/* ---- the tests' side ----------------------------------------------------------------------- */
+
+static inline void end_init(struct end *end)
+{
+	*end = (struct end){
+		.chan.calls = &end_calls,
+		.most = 1000,
+		.told = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+	};
+	CHECK(end->told >= 0);
+}
+
+static inline void end_done(struct end *end)
+{
+	soft_lock();
+	soft_shm_chan_end(&end->chan);
+	soft_unlock();
+	close(end->told);
+}
+
+static inline void call_next(struct end *end)
+{
+	soft_lock();
+	callee = end;
+	soft_unlock();
+}
+
+static inline uint16_t own_lid(void)
+{
+	soft_lock();
+	uint16_t lid = soft_port_lid();
+
+	soft_unlock();
+	CHECK(lid);
+	return lid;
+}
+
+static inline int open_to(struct end *end, uint16_t lid, uint8_t byte)
+{
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+	int rc = EHOSTUNREACH;
+
+	memset(handshake, byte, sizeof(handshake));
+	soft_lock();
+	struct soft_shm_peer *peer = soft_shm_peer_at(lid);
+
+	if (peer)
+		rc = soft_shm_chan_open(&end->chan, peer, handshake);
+	soft_unlock();
+	return rc;
+}
+
+/* Until it is so, which is looked at under the lock: by doing the device's work, or asleep until
+ * something was told while the device's thread does it. */
+#define UNTIL(end, polling, condition)                                                             \
+	for (;;) {                                                                                 \
+		uint64_t count_;                                                                   \
+		soft_lock();                                                                       \
+		bool is_so_ = (condition);                                                         \
+		soft_unlock();                                                                     \
+		if (is_so_)                                                                        \
+			break;                                                                     \
+		if (polling) {                                                                     \
+			soft_progress_try();                                                       \
+			sched_yield();                                                             \
+		} else {                                                                           \
+			struct pollfd told_ = {.fd = (end)->told, .events = POLLIN};               \
+			CHECK_EQUAL(poll(&told_, 1, -1), 1);                                       \
+			(void)!read((end)->told, &count_, sizeof(count_));                         \
+		}                                                                                  \
+	}
+
+static inline void send_now(struct end *end, uint64_t more)
+{
+	soft_lock();
+	end->to_send += more;
+	send_more(end);
+	soft_unlock();
+}
+
+#endif

@@ -1,0 +1,623 @@
+/* How processes come to share memory and how they part: death, other users, and visitors who do not
+ * keep to the rules. */
+#define _GNU_SOURCE /* memfd_create, setresuid */
+#include "wire/link.h"
+#include "shm_side.h"
+
+#include <sys/un.h>
+
+#include "leaks.h"
+#include "shm/shm_internal.h"
+
+static struct process process;
+
+/* Two processes, in neither of which the device has been started. */
+static void begin(void)
+{
+	process = split();
+	limit_seconds(30);
+	CHECK_EQUAL(soft_engine_get(), 0);
+}
+
+static void finish(void)
+{
+	soft_engine_put();
+	join(&process);
+}
+
+static uint16_t lid_of_parent(void)
+{
+	uint16_t lid = 0;
+
+	if (process.child) {
+		lid = own_lid();
+		tell(&process, &lid, sizeof(lid));
+	} else {
+		hear(&process, &lid, sizeof(lid));
+	}
+	return lid;
+}
+
+/* The child has a channel to the parent. */
+static void connect_them(struct end *end)
+{
+	uint16_t lid;
+
+	end_init(end);
+	if (process.child)
+		call_next(end);
+	lid = lid_of_parent();
+	if (!process.child)
+		CHECK_EQUAL(open_to(end, lid, 1), 0);
+	UNTIL(end, false, end->accepted);
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+enum {
+	LAST_WORDS = 400000
+};
+
+/* Killed, with much in the ring that we have not looked at: all of it arrives, then the end. */
+static void killed(void)
+{
+	struct end end;
+
+	begin();
+	connect_them(&end);
+	if (!process.child) {
+		hear(&process, &(char){0}, 1);
+		send_now(&end, LAST_WORDS);
+		tell(&process, "", 1);
+		for (;;)
+			pause();
+	}
+	soft_lock(); /* nobody takes anything in meanwhile */
+	tell(&process, "", 1);
+	hear(&process, &(char){0}, 1);
+	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
+	CHECK_EQUAL(waitid(P_PID, (id_t)process.child, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
+	CHECK_EQUAL(end.bytes, 0);
+	soft_unlock();
+	UNTIL(&end, false, end.gone);
+	CHECK_EQUAL(end.error, ECONNRESET);
+	CHECK_EQUAL(end.bytes, LAST_WORDS);
+	CHECK_EQUAL(withdrawn_all, 1);
+	withdrawn_all = 0;
+	end_done(&end);
+	soft_engine_put();
+	close(process.fd);
+	CHECK_EQUAL(waitpid(process.child, NULL, 0), process.child);
+}
+
+/* The other process goes on, without its device. */
+static void stopped(void)
+{
+	struct end end;
+
+	begin();
+	connect_them(&end);
+	if (!process.child) {
+		send_now(&end, LAST_WORDS);
+		soft_engine_put();
+		CHECK(end.gone && end.error == ECONNRESET);
+		meet(&process);
+		join(&process);
+	}
+	UNTIL(&end, false, end.gone);
+	CHECK_EQUAL(end.error, ECONNRESET);
+	CHECK_EQUAL(end.bytes, LAST_WORDS);
+	meet(&process);
+	end_done(&end);
+	finish();
+}
+
+/* ---- other numbers, other times ------------------------------------------------------------ */
+
+static void moved(void)
+{
+	struct end end, other;
+	uint16_t before, after;
+
+	begin();
+	connect_them(&end);
+	if (process.child) {
+		before = own_lid();
+		soft_lock();
+		CHECK_EQUAL(soft_listener_move(), 0);
+		soft_unlock();
+		after = own_lid();
+		CHECK(after != before);
+		tell(&process, &before, sizeof(before));
+		tell(&process, &after, sizeof(after));
+		meet(&process);
+		end_init(&other);
+		call_next(&other);
+		meet(&process);
+	} else {
+		hear(&process, &before, sizeof(before));
+		hear(&process, &after, sizeof(after));
+		meet(&process);
+		/* The news is on its way. */
+		UNTIL(&end, true, end.chan.peer == soft_shm_peer_at(after));
+		soft_lock();
+		CHECK(!soft_shm_peer_at(before));
+		soft_unlock();
+		meet(&process);
+		end_init(&other);
+		CHECK_EQUAL(open_to(&other, after, 3), 0);
+	}
+	UNTIL(&other, false, other.accepted);
+	soft_lock();
+	CHECK(other.chan.peer == end.chan.peer);
+	soft_unlock();
+	meet(&process);
+	end_done(&other);
+	end_done(&end);
+	finish();
+}
+
+static void port_down(void)
+{
+	struct end end;
+
+	begin();
+	connect_them(&end);
+	if (process.child) {
+		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+		meet(&process);
+		meet(&process);
+		for (int i = 0; i < 100; i++)
+			soft_progress();
+		CHECK_EQUAL(end.bytes, 0);
+		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+		UNTIL(&end, false, end.bytes == 5000);
+	} else {
+		meet(&process);
+		send_now(&end, 5000);
+		meet(&process);
+	}
+	meet(&process);
+	end_done(&end);
+	finish();
+}
+
+#ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
+/* A child has nothing of its parent's local peers, and does them no harm. */
+static void forked(void)
+{
+	struct end end;
+
+	begin();
+	connect_them(&end);
+	meet(&process);
+	if (!process.child) {
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (child == 0) {
+			struct end own, peer;
+
+			CHECK(!end.chan.peer);
+			soft_lock();
+			soft_shm_chan_end(&end.chan);
+			soft_unlock();
+			/* It is somebody of its own. */
+			CHECK_EQUAL(soft_engine_get(), 0);
+			end_init(&own);
+			end_init(&peer);
+			call_next(&peer);
+			CHECK_EQUAL(open_to(&own, own_lid(), 5), 0);
+			CHECK(own.accepted && peer.accepted);
+			end_done(&own);
+			end_done(&peer);
+			soft_engine_put();
+			_exit(0);
+		}
+		int status;
+
+		CHECK_EQUAL(waitpid(child, &status, 0), child);
+		CHECK_EQUAL(status, 0);
+		send_now(&end, 3000);
+	} else {
+		UNTIL(&end, false, end.bytes == 3000);
+	}
+	meet(&process);
+	end_done(&end);
+	finish();
+}
+#endif
+
+/* ---- visitors ------------------------------------------------------------------------------ */
+
+enum {
+	HELLO = 1,
+	READY,
+	LID
+};
+
+struct word {
+	uint32_t word;
+	uint32_t lid;
+};
+
+static int attempt_shm(uint16_t lid)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int length =
+		snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u", lid);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address,
+			    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) +
+				    (socklen_t)length),
+		    0);
+	return fd;
+}
+
+static void say(int fd, const void *bytes, size_t length, const int *fds, int count)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(4 * sizeof(int))];
+	} control = {0};
+	struct iovec iov = {(void *)bytes, length};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (count) {
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_LEN((size_t)count * sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = message.msg_controllen;
+		memcpy(CMSG_DATA(&control.header), fds, (size_t)count * sizeof(int));
+	}
+	/* Perhaps we are out already. */
+	ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
+
+	CHECK(n == (ssize_t)length || errno == EPIPE || errno == ECONNRESET);
+}
+
+/* We are shown out. */
+static void refused_at(int fd)
+{
+	struct word word;
+	ssize_t n;
+
+	while ((n = recv(fd, &word, sizeof(word), 0)) > 0)
+		CHECK(word.word == READY);
+	CHECK(n == 0 || errno == ECONNRESET);
+	close(fd);
+}
+
+static int memory_of(size_t size, int seals, const char *beginning)
+{
+	int fd = memfd_create("visitor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(ftruncate(fd, (off_t)size), 0);
+	CHECK_EQUAL(pwrite(fd, beginning, 16, 0), 16);
+	if (seals)
+		CHECK_EQUAL(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+/* HELLO with these, as far as there are any. */
+static void with_both(uint16_t lid, int memory, int pipe)
+{
+	struct word hello = {HELLO, 1};
+	int door = attempt_shm(lid), fds[2], count = 0;
+
+	if (memory >= 0)
+		fds[count++] = memory;
+	if (pipe >= 0)
+		fds[count++] = pipe;
+	say(door, &hello, sizeof(hello), fds, count);
+	for (int i = 0; i < count; i++)
+		close(fds[i]);
+	refused_at(door);
+}
+
+static void with(uint16_t lid, int fd)
+{
+	int ends[2];
+
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	with_both(lid, fd, ends[0]);
+	close(ends[1]);
+}
+
+/* Everything that is not the bell that it should be. */
+static void wrong_bell(uint16_t lid)
+{
+	int ends[2];
+
+	with_both(lid, soft_segment_make(), -1);
+	with_both(lid, soft_segment_make(), open("/dev/zero", O_RDWR));
+	with_both(lid, soft_segment_make(), eventfd(0, 0));
+	/* Nobody will ring it any more. */
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	close(ends[1]);
+	with_both(lid, soft_segment_make(), ends[0]);
+	/* The end that one writes to. */
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	with_both(lid, soft_segment_make(), ends[1]);
+	close(ends[0]);
+}
+
+/* Its maker has the same description and may change its flags: who hears it never waits for all that. */
+static void bell_made_to_block(void)
+{
+	struct soft_notify_pipe made, hung;
+
+	soft_notify_pipe_init(&made, NULL);
+	soft_notify_pipe_init(&hung, NULL);
+	CHECK_EQUAL(soft_notify_pipe_make(&made), 0);
+	soft_lock();
+	CHECK(soft_notify_pipe_receive(&hung, dup(made.read_fd)));
+	CHECK(!soft_notify_pipe_receive(&hung, dup(made.read_fd))); /* one is enough */
+	CHECK_EQUAL(fcntl(made.read_fd, F_SETFL, 0), 0);
+	CHECK(soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_notify(&made);
+	CHECK(soft_notify_pipe_drain(&hung));
+	CHECK(soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_close(&made);
+	CHECK(!soft_notify_pipe_drain(&hung));
+	soft_notify_pipe_close(&hung);
+	soft_unlock();
+}
+
+/* Everything that is not the memory that it should be. */
+static void wrong_memory(uint16_t lid)
+{
+	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	int fd = soft_segment_make();
+	off_t size = lseek(fd, 0, SEEK_END);
+	char beginning[16], later[16];
+
+	CHECK_EQUAL(pread(fd, beginning, 16, 0), 16);
+	close(fd);
+	memcpy(later, beginning, 16);
+	later[8]++; /* another version */
+	with(lid, -1);
+	with(lid, open("/dev/zero", O_RDWR));
+	with(lid, eventfd(0, 0));
+	with(lid, memory_of((size_t)size, 0, beginning));
+	with(lid, memory_of((size_t)size, all & ~F_SEAL_SHRINK, beginning));
+	with(lid, memory_of((size_t)size, all & ~F_SEAL_GROW, beginning));
+	with(lid, memory_of((size_t)size, all & ~F_SEAL_SEAL, beginning));
+	with(lid, memory_of((size_t)size - 4096, all, beginning));
+	with(lid, memory_of((size_t)size, all | F_SEAL_WRITE, beginning));
+	with(lid, memory_of((size_t)size, all, later));
+}
+
+static void wrong_words(uint16_t lid)
+{
+	static const struct word words[] = {{0, 0}, {READY, 1}, {LID, 1}, {77, 1}, {HELLO, 70000}};
+	static const size_t lengths[] = {1, 4, 7, 9, 100};
+	const char bytes[100] = {HELLO};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+		int door = attempt_shm(lid);
+
+		say(door, &words[i], sizeof(words[i]), NULL, 0);
+		refused_at(door);
+	}
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		int door = attempt_shm(lid), fds[4] = {door, door, door, door};
+
+		/* With more than was asked for. */
+		say(door, bytes, lengths[i], fds, 4);
+		refused_at(door);
+	}
+	int door = attempt_shm(lid), memory = soft_segment_make(), ends[2];
+
+	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	int fds[4] = {memory, ends[0], memory, ends[0]};
+
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 4);
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2); /* again */
+	close(memory);
+	refused_at(door);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* More than are let in at a time: the first must go. */
+static void crowd(uint16_t lid)
+{
+	enum {
+		MANY = 80
+	};
+	int doors[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		doors[i] = attempt_shm(lid);
+	for (int i = 0; i < MANY - 64; i++)
+		refused_at(doors[i]);
+	for (int i = MANY - 64; i < MANY; i++)
+		close(doors[i]);
+}
+
+/* Comes in well, and then writes into the shared memory what it likes. */
+static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
+{
+	struct soft_shm_peer host = {0};
+	struct word word;
+	int door = attempt_shm(lid), memory = soft_segment_make();
+
+	soft_attach_init(&host);
+	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
+	int fds[2] = {memory, host.pipe.read_fd};
+
+	say(door, &(struct word){HELLO, 1}, sizeof(struct word), fds, 2);
+	CHECK_EQUAL(recv(door, &word, sizeof(word), 0), sizeof(word));
+	CHECK_EQUAL(word.word, READY);
+	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);
+	close(memory);
+	host.socket.fd = door;
+	what(&host);
+	soft_attach_notify(&host);
+	refused_at(door);
+	soft_notify_pipe_close(&host.pipe);
+	soft_segment_unmap(&host);
+}
+
+static void record(struct soft_shm_peer *host, uint32_t kind, uint32_t to, uint32_t from,
+		   uint32_t length)
+{
+	static uint8_t zeros[SOFT_RECORD_MOST];
+	struct iovec iov = {zeros, length};
+
+	soft_ring_put(&host->out, &(struct soft_record){kind, to, from, length, NULL}, &iov, 1);
+}
+
+static void strange_kind(struct soft_shm_peer *host)
+{
+	record(host, 5, 0, 0, 0);
+}
+
+static void short_greeting(struct soft_shm_peer *host)
+{
+	record(host, 1, 0, 8, SOFT_HANDSHAKE_SIZE - 1);
+}
+
+static void long_greeting(struct soft_shm_peer *host)
+{
+	record(host, 2, 0, 8, SOFT_HANDSHAKE_SIZE + 1);
+}
+
+static void call_from_nobody(struct soft_shm_peer *host)
+{
+	record(host, 1, 0, 0, SOFT_HANDSHAKE_SIZE);
+}
+
+static void empty_data(struct soft_shm_peer *host)
+{
+	record(host, 3, 0, 0, 0);
+}
+
+static void too_long(struct soft_shm_peer *host)
+{
+	const uint32_t length = 0xffffffff;
+
+	record(host, 3, 7, 0, 100);
+	memcpy(host->out.bytes + 12, &length, sizeof(length));
+}
+
+static void far_ahead(struct soft_shm_peer *host)
+{
+	host->out.shared->tail = 1ull << 40;
+}
+
+/* Asks and asks, and reads none of the answers. */
+static void reads_nothing(struct soft_shm_peer *host)
+{
+	for (uint32_t i = 1; i < 200000; i++) {
+		uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {REFUSE_ME};
+		struct iovec iov = {handshake, sizeof(handshake)};
+		struct pollfd over = {.fd = host->socket.fd, .events = POLLRDHUP};
+
+		while (soft_ring_room(&host->out, SOFT_HANDSHAKE_SIZE) < SOFT_HANDSHAKE_SIZE) {
+			if (poll(&over, 1, 0) && over.revents & (POLLRDHUP | POLLHUP))
+				return;
+			soft_attach_notify(host);
+			sched_yield();
+		}
+		soft_ring_put(&host->out, &(struct soft_record){1, 0, i, sizeof(handshake), NULL},
+			      &iov, 1);
+	}
+}
+
+/* The same, but has read what was never written. */
+static void reads_ahead(struct soft_shm_peer *host)
+{
+	host->in.shared->head = 1ull << 40;
+	reads_nothing(host);
+}
+
+static void visitors(void)
+{
+	static void (*const vandals[])(struct soft_shm_peer *host) = {
+		strange_kind, short_greeting, long_greeting, call_from_nobody, empty_data,
+		too_long,     far_ahead,      reads_nothing, reads_ahead,
+	};
+	struct end end;
+
+	begin();
+	connect_them(&end);
+	uint16_t lid = lid_of_parent();
+	int before = entries_of("/proc/self/fd");
+
+	meet(&process);
+	if (!process.child) {
+		STEP(wrong_memory(lid));
+		STEP(wrong_bell(lid));
+		STEP(bell_made_to_block());
+		STEP(wrong_words(lid));
+		STEP(crowd(lid));
+		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
+			STEP(vandal(lid, vandals[i]));
+	} else {
+		call_next(NULL);
+	}
+	meet(&process);
+	/* Nobody else has noticed anything, and nothing is left of them. */
+	send_now(&end, 5000);
+	UNTIL(&end, false, end.bytes == 5000);
+	if (process.child)
+		UNTIL(&end, true, (soft_progress_try(), entries_of("/proc/self/fd") == before));
+	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
+	meet(&process);
+	end_done(&end);
+	finish();
+}
+
+/* Another user has no business here; it may attempt_shm, and is not heard. */
+static void other_user(void)
+{
+	if (geteuid()) {
+		fprintf(stderr,
+			"test_attach: needs root to be another user: other_user left out\n");
+		return;
+	}
+	process = split();
+	limit_seconds(30);
+	if (!process.child)
+		CHECK_EQUAL(setresuid(65534, 65534, 65534), 0);
+	CHECK_EQUAL(soft_engine_get(), 0);
+	uint16_t lid = lid_of_parent();
+
+	if (!process.child) {
+		struct end end;
+
+		end_init(&end);
+		CHECK_EQUAL(open_to(&end, lid, 1), EHOSTUNREACH);
+		refused_at(attempt_shm(lid));
+		with(lid, soft_segment_make());
+		end_done(&end);
+	}
+	meet(&process);
+	finish();
+}
+
+int main(void)
+{
+	int before;
+
+	limit_seconds(60);
+	STEP(killed());
+	before = entries_of("/proc/self/fd");
+	STEP(killed());
+	STEP(stopped());
+	STEP(moved());
+	STEP(port_down());
+#ifndef __SANITIZE_THREAD__
+	STEP(forked());
+#endif
+	STEP(visitors());
+	STEP(other_user());
+	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
+	return 0;
+}

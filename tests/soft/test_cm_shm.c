@@ -1,0 +1,259 @@
+/* Which wire a connection of the CM gets: a channel through shared memory where both sides are willing, the
+ * handshake's own stream where one is not, or says that it found no channel. */
+#include "cm_side.h"
+
+#include <sys/prctl.h>
+
+#include "cm/cm.h"
+#include "wire/link.h"
+
+/* ---- what it is ---------------------------------------------------------------------------- */
+
+static bool is_over_shm(const struct side *side)
+{
+	soft_lock();
+	const struct soft_link *link = soft_link_of(soft_qp_of(side->id->qp));
+	bool chan = link->chan.peer, stream = link->watch.fd >= 0;
+
+	CHECK_EQUAL(link->base.state, SOFT_LINK_UP);
+	soft_unlock();
+	CHECK(chan != stream); /* one of them, and nothing is left of the other */
+	return chan;
+}
+
+static void one_process(void)
+{
+	struct side listener = listen_at(host, 0);
+	struct side client, server;
+
+	connect_sides(&listener, host, &client, &server);
+	send_message(&client, &server, 0x5a);
+	send_message(&server, &client, 0x5b);
+	CHECK(is_over_shm(&client));
+	CHECK(is_over_shm(&server));
+	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
+	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
+	side_drop(&server);
+	side_close(&client);
+	side_close(&listener);
+}
+
+static struct ibv_wc completion_of(struct side *side, uint64_t wr_id)
+{
+	struct ibv_wc wc = side_completion(side);
+
+	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(wc.wr_id, wr_id);
+	return wc;
+}
+
+static void send_one(struct side *side)
+{
+	struct ibv_sge sge = {(uintptr_t)side->buffer, MESSAGE, side->mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 1,
+				   .sg_list = &sge,
+				   .num_sge = 1,
+				   .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_send_wr *bad;
+
+	CHECK_EQUAL(side->id->verbs->ops.post_send(side->id->qp, &send, &bad), 0);
+}
+
+/* The client asks, the server speaks first. */
+static void two_processes(const char *of_server, const char *of_client)
+{
+	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
+	int ports[2], status;
+
+	CHECK_EQUAL(pipe(ports), 0);
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", child ? of_client : of_server, 1), 0);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		limit_seconds(30);
+		struct side listener = listen_at(host, 0);
+		uint16_t port = port_of(listener.id);
+
+		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port));
+		struct side server = take_request(&listener);
+
+		accept_side(&server);
+		expect_status(server.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
+		send_one(&server);
+		completion_of(&server, 1);
+		CHECK_EQUAL(is_over_shm(&server), chan);
+		CHECK_EQUAL(write(ports[1], &port, sizeof(port)), sizeof(port)); /* looked */
+		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
+		side_drop(&server);
+		side_close(&listener);
+		_exit(0);
+	}
+	uint16_t port;
+
+	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
+	struct side client = ask(host, port);
+
+	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
+	completion_of(&client, 2);
+	CHECK_EQUAL(is_over_shm(&client), chan);
+	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
+	CHECK_EQUAL(rdma->rdma_disconnect(client.id), 0);
+	expect_end(&client);
+	side_close(&client);
+	CHECK_EQUAL(waitpid(child, &status, 0), child);
+	CHECK_EQUAL(status, 0);
+	close(ports[0]);
+	close(ports[1]);
+	CHECK_EQUAL(unsetenv("AIORDMA_EMBEDDED_LINKS"), 0);
+}
+
+/* ---- a peer in our hands ------------------------------------------------------------------- */
+
+static void say(int fd, const struct soft_cm_message *message)
+{
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	size_t length = soft_cm_encode(message, bytes);
+
+	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
+}
+
+static struct soft_cm_message hear(int fd, enum soft_cm_type type)
+{
+	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	struct soft_cm_message message;
+	size_t have = 0, used;
+
+	for (;;) {
+		int error = soft_cm_decode(bytes, have, &message, &used);
+
+		if (error == EAGAIN) {
+			CHECK_EQUAL(recv(fd, bytes + have, 1, 0), 1);
+			have++;
+			continue;
+		}
+		CHECK_EQUAL(error, 0);
+		if (message.type == type)
+			return message;
+		have = 0; /* MRA */
+	}
+}
+
+static struct soft_frame hear_frame(int fd)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), sizeof(bytes));
+	CHECK(soft_frame_decode(bytes, &frame));
+	return frame;
+}
+
+static void say_frame(int fd, uint8_t opcode)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER];
+
+	soft_frame_encode(bytes, &(struct soft_frame){.opcode = opcode});
+	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+}
+
+/* Who answers names a LID where nobody is: the side that asked goes on with the stream, and says so. */
+static void nobody_there(void)
+{
+	union address here = address_of(host, 0);
+	socklen_t length = sizeof(here);
+	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(door >= 0);
+	CHECK_EQUAL(bind(door, &here.any, sizeof(here.v4)), 0);
+	CHECK_EQUAL(listen(door, 1), 0);
+	CHECK_EQUAL(getsockname(door, &here.any, &length), 0);
+	struct side client = ask(host, ntohs(here.v4.sin_port));
+	int fd = accept(door, NULL, NULL);
+	struct soft_cm_message request = hear(fd, SOFT_CM_REQ);
+
+	CHECK(request.lid);
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .lid = 1});
+	hear(fd, SOFT_CM_RTU);
+	CHECK_EQUAL(hear_frame(fd).opcode, SOFT_ACK);
+	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
+	CHECK(!is_over_shm(&client));
+	say_frame(fd, SOFT_DISCONNECT);
+	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
+	close(fd);
+	close(door);
+	side_close(&client);
+}
+
+/* A client that is willing, up to RTU: it has not chosen yet. */
+static int undecided(struct side *listener, struct side *server)
+{
+	union address to = address_of(host, port_of(listener->id));
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	CHECK_EQUAL(connect(fd, &to.any, sizeof(to.v4)), 0);
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_REQ,
+					  .port_space = RDMA_PS_TCP,
+					  .qp_type = IBV_QPT_RC,
+					  .qpn = 77,
+					  .psn = 5,
+					  .lid = 1});
+	*server = take_request(listener);
+	accept_side(server);
+	CHECK(hear(fd, SOFT_CM_REP).lid);
+	say(fd, &(struct soft_cm_message){.type = SOFT_CM_RTU});
+	expect_status(listener->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
+	return fd;
+}
+
+enum what {
+	CHOOSES_STREAM,
+	DIES,
+	IS_LEFT,
+	WHATS
+};
+
+static void while_undecided(enum what what)
+{
+	struct side listener = listen_at(host, 0), server;
+	int fd = undecided(&listener, &server);
+	uint8_t byte;
+
+	send_one(&server);
+	/* It is not said by which wire. */
+	CHECK_EQUAL(recv(fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(errno, EAGAIN);
+	switch (what) {
+	case CHOOSES_STREAM:
+		say_frame(fd, SOFT_ACK);
+		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_SEND);
+		CHECK(!is_over_shm(&server));
+		break;
+	case DIES:
+		shutdown(fd, SHUT_WR);
+		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, -ECONNRESET);
+		break;
+	default:
+		CHECK_EQUAL(rdma->rdma_disconnect(server.id), 0);
+		CHECK_EQUAL(hear_frame(fd).opcode, SOFT_DISCONNECT);
+	}
+	close(fd);
+	side_drop(&server);
+	side_close(&listener);
+}
+
+int main(void)
+{
+	cm_begin(100);
+	STEP(two_processes("shared", "shared"));
+	STEP(two_processes("shared", "tcp"));
+	STEP(two_processes("tcp", "shared"));
+	STEP(one_process());
+	STEP(nobody_there());
+	for (enum what what = 0; what < WHATS; what++)
+		STEP(while_undecided(what));
+	return 0;
+}

@@ -1,0 +1,560 @@
+/* Messages that are long enough to be referred to, between two processes: what arrives, what happens
+ * when the memory is taken away in the middle, and that nothing else changes where the kernel does not
+ * let one process copy from another. */
+#define _GNU_SOURCE
+#include "cma_side.h"
+
+#include "wire/cma_descriptor.h"
+
+enum {
+	MIB = 1 << 20,
+	PAGE = 4096,
+	PIECES = 20
+};
+
+static bool forbidden; /* for the whole program */
+
+/* The parent asks, the child answers. */
+struct scene {
+	struct process process;
+	struct side side;
+	struct address peer;
+};
+
+static bool is_parent(const struct scene *scene)
+{
+	return scene->process.child;
+}
+
+/* With a message there and back, so that it is certain that they are connected. */
+static void bring_scene_up(struct scene *scene)
+{
+	struct side *side = &scene->side;
+
+	scene->peer = exchange(&scene->process, side);
+	CHECK_EQUAL(to_init(side), 0);
+	CHECK_EQUAL(post_recv_at(side, 99, 0, 8), 0);
+	CHECK_EQUAL(to_rtr(side, &scene->peer), 0);
+	CHECK_EQUAL(to_rts(side), 0);
+	if (!is_parent(scene))
+		expect_wc(side, 99, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 98}), 0);
+	expect_wc(side, 98, IBV_WC_SUCCESS);
+	if (is_parent(scene))
+		expect_wc(side, 99, IBV_WC_SUCCESS);
+	meet(&scene->process);
+}
+
+static void open_scene(struct scene *scene, struct options options)
+{
+	memset(scene, 0, sizeof(*scene));
+	scene->process = split();
+	options.sges = PIECES;
+	options.timeout = 255; /* never: one of them will be kept waiting */
+	open_side(&scene->side, options);
+	bring_scene_up(scene);
+}
+
+static void close_scene(struct scene *scene)
+{
+	meet(&scene->process);
+	close_side(&scene->side);
+	join(&scene->process);
+}
+
+/* The bytes of a message that take no way through the rings: all but a last frame that is short. */
+static uint64_t cma_bytes(uint32_t length)
+{
+	return forbidden ? 0 : length - (length % MIB < soft_cma_desc_least ? length % MIB : 0);
+}
+
+/* Pieces of about the same length, each a little away from the next. */
+static void cut(const struct side *side, size_t at, uint32_t length, int count,
+		struct ibv_sge *sges)
+{
+	for (int i = 0; i < count; i++) {
+		uint32_t part = i < count - 1 ? length / (uint32_t)count : length;
+
+		sges[i] = (struct ibv_sge){
+			.addr = (uintptr_t)side->memory + at,
+			.length = part,
+			.lkey = side->mr->lkey,
+		};
+		length -= part;
+		at += part + 7;
+	}
+}
+
+static void fill_pieces(const struct ibv_sge *sges, int count, unsigned seed)
+{
+	for (size_t done = 0; count; done += sges->length, sges++, count--)
+		for (uint32_t i = 0; i < sges->length; i++)
+			((uint8_t *)(uintptr_t)sges->addr)[i] =
+				(uint8_t)(seed + (done + i) * 7 + ((done + i) >> 8));
+}
+
+static bool pieces_filled(const struct ibv_sge *sges, int count, unsigned seed)
+{
+	for (size_t done = 0; count; done += sges->length, sges++, count--)
+		for (uint32_t i = 0; i < sges->length; i++)
+			if (((uint8_t *)(uintptr_t)sges->addr)[i] !=
+			    (uint8_t)(seed + (done + i) * 7 + ((done + i) >> 8)))
+				return false;
+	return true;
+}
+
+static void post_receive(struct side *side, struct ibv_sge *sges, int count)
+{
+	struct ibv_recv_wr wr = {.wr_id = 2, .sg_list = sges, .num_sge = count}, *bad;
+
+	CHECK_EQUAL(side->context->ops.post_recv(side->qp, &wr, &bad), 0);
+}
+
+static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct ibv_sge *sges,
+			int count, uint64_t remote)
+{
+	struct ibv_send_wr *bad,
+		wr = {
+			.wr_id = 1,
+			.sg_list = sges,
+			.num_sge = count,
+			.opcode = opcode,
+			.wr.rdma = {.remote_addr = remote, .rkey = scene->peer.rkey},
+		};
+
+	CHECK_EQUAL(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad), 0);
+}
+
+/* Memory changes hands: what the other process asks for is read by the device's thread, under its lock,
+ * which is how the thread sanitizer knows who comes after whom. */
+static void hand_over(struct side *side)
+{
+	CHECK(state_of(side) != IBV_QPS_RESET);
+}
+
+static uint64_t under_lock(const uint64_t *count)
+{
+	soft_lock();
+	uint64_t value = *count;
+
+	soft_unlock();
+	return value;
+}
+
+static uint64_t copied_so_far(void)
+{
+	return under_lock(&soft_cma_copied);
+}
+
+static uint64_t given_so_far(void)
+{
+	return under_lock(&soft_cma_descs_sent);
+}
+
+/* ---- every byte ---------------------------------------------------------------------------- */
+
+/* One message, from the pieces of one side to those of the other; the one whose it is to copy has
+ * copied what is long, and nothing else. */
+static void one_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length, int pieces,
+			size_t at, unsigned seed)
+{
+	bool read = opcode == IBV_WR_RDMA_READ, send = opcode == IBV_WR_SEND;
+	bool copies = read == is_parent(scene);
+	uint64_t expected = copies ? cma_bytes(length) : 0;
+	uint64_t copied = copied_so_far();
+	struct side *side = &scene->side;
+	struct ibv_sge sges[PIECES], whole;
+
+	cut(side, at, length, pieces, sges);
+	cut(side, at + 3, length, 1, &whole);
+	hand_over(side);
+	memset(side->memory, 0xee, side->options.memory);
+	if (!is_parent(scene)) {
+		if (read)
+			fill_pieces(&whole, 1, seed);
+		else
+			post_receive(side, sges, send ? pieces : 1);
+	} else if (!read) {
+		fill_pieces(sges, pieces, seed);
+	}
+	hand_over(side);
+	meet(&scene->process);
+	if (is_parent(scene)) {
+		post_pieces(scene, opcode, sges, pieces, scene->peer.memory + at + 3);
+		struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+
+		if (read)
+			CHECK_EQUAL(wc.byte_len, length);
+		CHECK(pieces_filled(sges, pieces, seed));
+	} else if (!read) {
+		expect_wc(side, 2, IBV_WC_SUCCESS);
+		CHECK(send ? pieces_filled(sges, pieces, seed) : pieces_filled(&whole, 1, seed));
+	}
+	meet(&scene->process);
+	if (read || pieces <= SOFT_CMA_PIECES)
+		CHECK_EQUAL(copied_so_far() - copied, expected);
+	else /* some of it carried, because a descriptor cannot have so many */
+		CHECK(copied_so_far() - copied <= expected);
+	/* Before, between and behind there is what was there. */
+	CHECK(side->memory[at - 1] == 0xee);
+	if (!is_parent(scene) && !send)
+		CHECK(side->memory[at + 2] == 0xee && side->memory[at + 3 + length] == 0xee);
+	else
+		for (int i = 0; i < pieces; i++)
+			CHECK(((uint8_t *)(uintptr_t)sges[i].addr)[sges[i].length] == 0xee);
+}
+
+static void every_byte(void)
+{
+	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+						     IBV_WR_RDMA_READ};
+	static const int pieces[] = {1, 2, 7, SOFT_CMA_PIECES, PIECES};
+	const uint32_t least = soft_cma_desc_least;
+	const uint32_t lengths[] = {1,   least - 1, least,       least + 1,   MIB - 1,
+				    MIB, MIB + 1,   MIB + least, 3 * MIB + 17};
+	struct scene scene;
+	unsigned seed = 0;
+
+	open_scene(&scene, (struct options){.memory = 4 * MIB});
+	for (unsigned i = 0; i < sizeof(opcodes) / sizeof(*opcodes); i++)
+		for (unsigned j = 0; j < sizeof(lengths) / sizeof(*lengths); j++)
+			for (unsigned k = 0; k < sizeof(pieces) / sizeof(*pieces); k++)
+				if ((uint32_t)pieces[k] <= lengths[j])
+					one_message(&scene, opcodes[i], lengths[j], pieces[k],
+						    1 + next_random() % 5000, ++seed);
+	close_scene(&scene);
+}
+
+/* Many at once, in both directions, of all lengths: in order, and more than there are exports. */
+static void both_ways(void)
+{
+	enum {
+		EACH = 256 * 1024,
+		WINDOW = 8,
+		COUNT = 600
+	};
+	struct scene scene;
+	struct side *side = &scene.side;
+	unsigned posted = 0, sent = 0, received = 0;
+	uint32_t own = getpid() & 0xff;
+
+	open_scene(&scene, (struct options){.memory = 2 * WINDOW * EACH});
+	uint32_t theirs = own;
+
+	tell(&scene.process, &own, sizeof(own));
+	hear(&scene.process, &theirs, sizeof(theirs));
+	for (unsigned i = 0; i < WINDOW; i++)
+		CHECK_EQUAL(post_recv_at(side, 1000 + i, (WINDOW + i) * EACH, EACH), 0);
+	meet(&scene.process);
+	while (sent < COUNT || received < COUNT) {
+		struct ibv_wc wc;
+
+		/* Not more than the other side has receives for. */
+		while (posted < COUNT && posted - sent < WINDOW / 2 &&
+		       posted - received < WINDOW / 2) {
+			uint32_t length = 1 + (posted * 7919u) % EACH;
+
+			fill(side->memory + posted % WINDOW * EACH, length, own + posted);
+			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+								.wr_id = posted,
+								.offset = posted % WINDOW * EACH,
+								.length = length}),
+				    0);
+			posted++;
+		}
+		wc = next_wc(side);
+		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
+		if (wc.wr_id < 1000) {
+			CHECK_EQUAL(wc.wr_id, sent++);
+			continue;
+		}
+		size_t at = (WINDOW + received % WINDOW) * EACH;
+
+		CHECK_EQUAL(wc.wr_id, 1000 + received % WINDOW);
+		CHECK_EQUAL(wc.byte_len, 1 + (received * 7919u) % EACH);
+		CHECK(filled(side->memory + at, wc.byte_len, theirs + received));
+		CHECK_EQUAL(post_recv_at(side, wc.wr_id, at, EACH), 0);
+		received++;
+	}
+	close_scene(&scene);
+}
+
+/* The child may copy at first, and then not any more: what was under way is sent again. */
+static void forbidden_later(void)
+{
+	enum {
+		EACH = 4 * MIB
+	};
+
+	for (int read = 0; read < 2; read++) {
+		struct scene scene;
+		struct side *side = &scene.side;
+
+		open_scene(&scene, (struct options){.memory = 2 * EACH + PAGE});
+		bool asks = read ? !is_parent(&scene) : is_parent(&scene);
+
+		for (unsigned late = 0; late < 2; late++) {
+			uint64_t copied = copied_so_far();
+
+			hand_over(side);
+			if (is_parent(&scene))
+				fill(side->memory, 2 * EACH, 10 + late);
+			else if (late)
+				forbid_copying();
+			if (!asks)
+				CHECK_EQUAL(post_recv_at(side, 2, 2 * EACH, 8), 0);
+			hand_over(side);
+			meet(&scene.process);
+			for (unsigned i = 0; asks && i < 2; i++)
+				CHECK_EQUAL(post(side,
+						 (struct request){
+							 .opcode = read ? IBV_WR_RDMA_READ
+									: IBV_WR_RDMA_WRITE,
+							 .wr_id = i,
+							 .offset = i * EACH,
+							 .length = EACH,
+							 .remote = scene.peer.memory + i * EACH,
+							 .rkey = scene.peer.rkey}),
+					    0);
+			if (asks) {
+				CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+									.wr_id = 5}),
+					    0);
+				expect_wc(side, 0, IBV_WC_SUCCESS);
+				expect_wc(side, 1, IBV_WC_SUCCESS);
+				expect_wc(side, 5, IBV_WC_SUCCESS);
+			} else {
+				expect_wc(side, 2, IBV_WC_SUCCESS);
+			}
+			meet(&scene.process);
+			if (is_parent(&scene))
+				continue;
+			CHECK(filled(side->memory, 2 * EACH, 10 + late));
+			CHECK_EQUAL(copied_so_far() - copied, late || forbidden ? 0 : 2 * EACH);
+		}
+		close_scene(&scene);
+	}
+}
+
+/* ---- taken away in the middle -------------------------------------------------------------- */
+
+/* The other side cannot see what has been said to it before its port is up again. */
+static void port(bool up)
+{
+	CHECK_EQUAL(aiordma_embedded_raise(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR), 0);
+}
+
+static void deregister(struct side *side)
+{
+	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	side->mr = NULL;
+	CHECK_EQUAL(mprotect(side->memory, side->options.memory, PROT_NONE), 0);
+}
+
+/* The requester's memory: its request fails with a local protection error (IBTA 10.7.2.2), and what
+ * was posted after it is flushed; the other side has done what came before, and has no error. */
+static void requester_deregisters(void)
+{
+	for (int send = 0; send < 2; send++) {
+		struct scene scene;
+		struct side *side = &scene.side;
+
+		open_scene(&scene, (struct options){.memory = 2 * MIB});
+		if (!is_parent(&scene)) {
+			CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
+			CHECK_EQUAL(post_recv_at(side, 8, 0, MIB), 0);
+			port(false);
+			meet(&scene.process);
+			meet(&scene.process);
+			port(true);
+			expect_wc(side, 7, IBV_WC_SUCCESS);
+			meet(&scene.process);
+			CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
+			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+			expect_wc(side, 8, IBV_WC_WR_FLUSH_ERR);
+			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+			close_scene(&scene);
+			continue;
+		}
+		uint64_t given = given_so_far();
+
+		meet(&scene.process);
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_SEND,
+							.wr_id = 1,
+							.length = 8,
+							.flags = IBV_SEND_INLINE}),
+			    0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = send ? IBV_WR_SEND
+								       : IBV_WR_RDMA_WRITE_WITH_IMM,
+							.wr_id = 2,
+							.length = MIB,
+							.remote = scene.peer.memory + MIB,
+							.rkey = scene.peer.rkey}),
+			    0);
+		CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
+							.wr_id = 3,
+							.length = MIB,
+							.remote = scene.peer.memory,
+							.rkey = scene.peer.rkey}),
+			    0);
+		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
+		deregister(side);
+		meet(&scene.process);
+		expect_wc(side, 1, IBV_WC_SUCCESS);
+		expect_wc(side, 2, IBV_WC_LOC_PROT_ERR);
+		expect_wc(side, 3, IBV_WC_WR_FLUSH_ERR);
+		CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
+		meet(&scene.process);
+		close_scene(&scene);
+	}
+}
+
+/* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its own
+ * application hears of as well. */
+static void responder_deregisters(void)
+{
+	struct scene scene;
+	struct side *side = &scene.side;
+
+	open_scene(&scene, (struct options){.memory = 2 * MIB});
+	if (is_parent(&scene)) {
+		meet(&scene.process); /* the other side's port is down */
+		for (unsigned i = 1; i <= 2; i++)
+			CHECK_EQUAL(post(side, (struct request){.opcode = IBV_WR_RDMA_READ,
+								.wr_id = i,
+								.length = 2 * MIB,
+								.remote = scene.peer.memory,
+								.rkey = scene.peer.rkey}),
+				    0);
+		port(false);
+		meet(&scene.process);
+		meet(&scene.process);
+		port(true);
+		expect_wc(side, 1, IBV_WC_REM_ACCESS_ERR);
+		expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
+	} else {
+		uint64_t given = given_so_far();
+		struct ibv_wc wc;
+
+		CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
+		port(false);
+		meet(&scene.process);
+		meet(&scene.process);
+		port(true);
+		while (!forbidden && given_so_far() - given < 2)
+			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+		deregister(side);
+		meet(&scene.process);
+		expect_wc(side, 7, IBV_WC_WR_FLUSH_ERR);
+		/* After events of the port, and of the connection. */
+		for (;;) {
+			struct ibv_async_event event;
+
+			CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+			verbs->ibv_ack_async_event(&event);
+			if (event.event_type == IBV_EVENT_QP_ACCESS_ERR)
+				break;
+		}
+		CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
+	}
+	close_scene(&scene);
+}
+
+/* The memory of one side goes, is unmapped and used again, at any moment: whatever completes well has
+ * the bytes that were there. */
+static void unmapped_under_fire(enum ibv_wr_opcode opcode)
+{
+	enum {
+		ROUNDS = 40,
+		WINDOW = 4
+	};
+	bool read = opcode == IBV_WR_RDMA_READ;
+	struct scene scene;
+	struct side *side = &scene.side;
+
+	open_scene(&scene, (struct options){.memory = WINDOW * MIB});
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		bool owner = read != is_parent(&scene); /* of what will be copied */
+		size_t length = side->options.memory;
+		struct ibv_wc wc = {0};
+
+		if (owner) {
+			fill(side->memory, MIB, round);
+			for (int i = 1; i < WINDOW; i++)
+				memcpy(side->memory + i * MIB, side->memory, MIB);
+		}
+		hand_over(side);
+		if (!is_parent(&scene))
+			for (unsigned i = 0; i < WINDOW; i++)
+				CHECK_EQUAL(post_recv_at(side, i, i * MIB, MIB), 0);
+		meet(&scene.process);
+		if (is_parent(&scene))
+			for (unsigned i = 0; i < WINDOW; i++)
+				CHECK_EQUAL(post(side, (struct request){.opcode = opcode,
+									.wr_id = i,
+									.offset = i * MIB,
+									.length = MIB,
+									.remote = scene.peer.memory,
+									.rkey = scene.peer.rkey}),
+					    0);
+		if (owner) {
+			for (volatile unsigned wait = next_random() % 400000; wait; wait--)
+				;
+			CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+			munmap(side->memory, length);
+			CHECK(mmap(side->memory, length, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == side->memory);
+			memset(side->memory, 0xff, length / 2);
+			CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, length,
+							   ALL_RIGHTS));
+		}
+		/* The requests of the parent, one after the other. */
+		for (unsigned i = 0; is_parent(&scene) && i < WINDOW; i++) {
+			wc = next_wc(side);
+			CHECK_EQUAL(wc.wr_id, i);
+			if (wc.status != IBV_WC_SUCCESS)
+				break;
+			if (read)
+				CHECK(filled(side->memory + i * MIB, MIB, round));
+		}
+		if (is_parent(&scene) && wc.status != IBV_WC_SUCCESS)
+			CHECK_EQUAL(wc.status, read ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR);
+		meet(&scene.process);
+		/* And what the child has received; the rest is flushed. */
+		if (!is_parent(&scene))
+			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+		for (unsigned i = 0; !is_parent(&scene) && i < WINDOW; i++) {
+			wc = next_wc(side);
+			CHECK_EQUAL(wc.wr_id, i);
+			if (wc.status == IBV_WC_SUCCESS)
+				CHECK(filled(side->memory + i * MIB, MIB, round));
+			else
+				CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
+		}
+		meet(&scene.process);
+		CHECK_EQUAL(to_state(side, IBV_QPS_RESET), 0);
+		while (poll_cq(side, 1, &wc))
+			;
+		bring_scene_up(&scene);
+	}
+	close_scene(&scene);
+}
+
+int main(void)
+{
+	limit_seconds(110);
+	soft_cma_slow = UINT64_MAX; /* whatever the machine does meanwhile */
+	for (int way = 0; way < 2; way++) {
+		forbidden = way;
+		if (forbidden)
+			forbid_copying();
+		STEP(every_byte());
+		STEP(both_ways());
+		STEP(forbidden_later());
+		STEP(requester_deregisters());
+		STEP(responder_deregisters());
+		STEP(unmapped_under_fire(IBV_WR_SEND));
+		STEP(unmapped_under_fire(IBV_WR_RDMA_READ));
+	}
+	return 0;
+}

@@ -1,0 +1,206 @@
+/* Another machine, as far as the device can see: a stream between two addresses (liveness.c).  In a
+ * network of our own, so that it can be cut. */
+#define _GNU_SOURCE /* unshare */
+#include "wire/link.h"
+
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+
+#include "verbs_side.h"
+
+enum {
+	BIG = 8 << 20
+};
+
+/* Only loopback, and only ours; false where this user may not have that. */
+static bool set_loopback(bool up)
+{
+	struct ifreq request = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP : 0};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	bool done = !ioctl(fd, SIOCSIFFLAGS, &request);
+
+	close(fd);
+	return done;
+}
+
+static bool own_network(void)
+{
+	return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) &&
+	       set_loopback(true);
+}
+
+/* A stream from 127.0.0.1 to 127.0.0.2; the other end is ours to speak for. */
+static int connect_streams(int *other)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	inet_pton(AF_INET, "127.0.0.2", &address.sin_addr);
+	CHECK_EQUAL(bind(listener, (struct sockaddr *)&address, length), 0);
+	CHECK_EQUAL(listen(listener, 1), 0);
+	CHECK_EQUAL(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, length), 0);
+	*other = accept(listener, NULL, NULL);
+	CHECK(*other >= 0);
+	close(listener);
+	CHECK_EQUAL(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	return fd;
+}
+
+/* Returns our end of the stream, which is the device's. */
+static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
+{
+	open_side(a, (struct options){.memory = BIG, .timeout = timeout, .retry_cnt = 8});
+	bring_up(a, &(struct address){.qpn = 1});
+	int fd = connect_streams(other);
+
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(a->qp), fd, NULL, 0), 0);
+	soft_unlock();
+	return fd;
+}
+
+static void write_bytes(struct side *a, uint32_t length)
+{
+	CHECK_EQUAL(
+		post(a,
+		     (struct request){.opcode = IBV_WR_RDMA_WRITE, .wr_id = 1, .length = length}),
+		0);
+}
+
+static struct soft_link link_of(const struct side *a)
+{
+	soft_lock();
+	struct soft_link link = *soft_link_of(soft_qp_of(a->qp));
+
+	soft_unlock();
+	return link;
+}
+
+static int option(int fd, int level, int name)
+{
+	int value = -1;
+	socklen_t length = sizeof(value);
+
+	CHECK_EQUAL(getsockopt(fd, level, name, &value, &length), 0);
+	return value;
+}
+
+/* A peer that takes nothing but whose machine answers is no lost path, however long that lasts: its
+ * process may have been stopped.  The kernel asks it less and less often, soon more seldom than our
+ * patience is long. */
+static void stopped(void)
+{
+	uint64_t last = 0;
+	struct side a;
+	int other;
+
+	open_to_elsewhere(&a, &other, 1);
+	write_bytes(&a, BIG); /* more than fits */
+	for (int looks = 0; looks < 14;) {
+		struct pollfd failure = {.fd = a.context->async_fd, .events = POLLIN};
+		struct soft_link link = link_of(&a);
+
+		CHECK_EQUAL(poll(&failure, 1, 10), 0);
+		looks += link.liveness_timer.deadline_ns != last;
+		last = link.liveness_timer.deadline_ns;
+	}
+	close(other); /* as its end would */
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	close_side(&a);
+}
+
+/* What has been sent and is not answered by the other machine itself ends the connection. */
+static void lost(void)
+{
+	struct side a;
+	int other;
+
+	open_to_elsewhere(&a, &other, 1);
+	CHECK(set_loopback(false));
+	uint64_t start = soft_now();
+
+	write_bytes(&a, 8);
+	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK(soft_now() - start >= 1000000000u);
+	struct ibv_async_event event = {.event_type = IBV_EVENT_GID_CHANGE};
+
+	while (event.event_type == IBV_EVENT_GID_CHANGE) { /* addresses have gone, too */
+		CHECK_EQUAL(verbs->ibv_get_async_event(a.context, &event), 0);
+		verbs->ibv_ack_async_event(&event);
+	}
+	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_FATAL);
+	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	CHECK(set_loopback(true));
+	close(other);
+	close_side(&a);
+}
+
+/* How long: the time that is set, or what the queue pair's own timeouts come to if that is more
+ * (IBTA 9.7.6.1.3); with a timeout of 0 for ever.  While nothing is under way the kernel asks. */
+static void patience(void)
+{
+	static const struct {
+		uint8_t timeout; /* 255 for 0 */
+		uint64_t ns;
+		int idle, interval, probes; /* seconds, seconds, a number */
+	} cases[] = {
+		{255, 0, 0, 0, 0},
+		{1, UINT64_C(1000000000), 1, 1, 1},
+		{22, UINT64_C(4096) << 22, 9, 2, 4}, /* 17 s */
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct side a;
+		int other;
+
+		int fd = open_to_elsewhere(&a, &other, cases[i].timeout);
+
+		CHECK(link_of(&a).liveness_limit == cases[i].ns);
+		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
+		if (cases[i].ns) {
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), cases[i].idle);
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPINTVL), cases[i].interval);
+			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPCNT), cases[i].probes);
+		}
+		close(other);
+		close_side(&a);
+	}
+}
+
+/* What is no time is refused, and it is said what is wrong. */
+static void no_time(void)
+{
+	static const char *const wrong[] = {"soon", "0", "3601", "5s", "-1"};
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		char expected[60];
+
+		snprintf(expected, sizeof(expected), "PATH_TIMEOUT is '%s'", wrong[i]);
+		expect_setting_refused("AIORDMA_EMBEDDED_PATH_TIMEOUT", wrong[i], expected);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(no_time());
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1), 0);
+	bool cut = own_network();
+
+	STEP(patience());
+	STEP(stopped());
+	if (cut)
+		STEP(lost());
+	else
+		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
+				"of its own (root may)\n");
+	return 0;
+}

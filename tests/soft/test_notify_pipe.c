@@ -1,0 +1,284 @@
+/* Which bells an event loop watches itself, and that the others wake it all the same.
+ *
+ * Under the engine's lock, so that nobody hears what is rung before it has been looked for. */
+#include <sys/resource.h>
+
+#include "shm/notify_pipe.h"
+#include "engine/engine_internal.h"
+#include "objects/objects.h"
+#include "verbs_side.h"
+
+enum {
+	MANY = AIORDMA_BELLS + 2
+};
+
+/* What a loop watches. */
+struct loop {
+	struct ibv_comp_channel *channel;
+	int flat[2];
+	int bells[AIORDMA_BELLS];
+	int count;
+	unsigned change; /* that it knows of */
+};
+
+/* A bell, and the other process that rings it. */
+struct pair {
+	struct soft_notify_pipe rings, rung;
+};
+
+static void heard(struct soft_fd_watch *watch, uint32_t events)
+{
+	(void)events;
+	soft_notify_pipe_drain(soft_container(watch, struct soft_notify_pipe, in.watch));
+}
+
+static void hang(struct pair *pair)
+{
+	soft_notify_pipe_init(&pair->rings, NULL);
+	soft_notify_pipe_init(&pair->rung, heard);
+	CHECK_EQUAL(soft_notify_pipe_make(&pair->rings), 0);
+	soft_lock();
+	CHECK(soft_notify_pipe_receive(&pair->rung, dup(pair->rings.read_fd)));
+	soft_unlock();
+}
+
+static void take_down(struct pair *pair)
+{
+	soft_lock();
+	soft_notify_pipe_close(&pair->rung);
+	soft_unlock();
+	soft_notify_pipe_close(&pair->rings);
+}
+
+static bool readable(int fd)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+
+	return poll(&ready, 1, 0) == 1;
+}
+
+static struct loop loop_of(struct ibv_context *context)
+{
+	struct loop loop = {.channel = verbs->ibv_create_comp_channel(context)};
+
+	CHECK(loop.channel);
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, loop.channel->fd), 0);
+	CHECK_EQUAL(aiordma_flat_fds(loop.channel->fd, loop.flat), 2);
+	return loop;
+}
+
+static void forget(struct loop *loop)
+{
+	while (loop->count)
+		close(loop->bells[--loop->count]);
+}
+
+static void ask(struct loop *loop)
+{
+	forget(loop);
+	loop->count = aiordma_embedded_bells(loop->channel->fd, loop->bells, &loop->change);
+	CHECK_EQUAL(loop->change, aiordma_embedded_bells_changed());
+}
+
+static void end(struct loop *loop)
+{
+	forget(loop);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(loop->channel), 0);
+}
+
+/* It wakes the loop by the bell of its own with that number, or (-1) by the set. */
+static void wakes(struct pair *pair, const struct loop *loop, int number)
+{
+	soft_lock();
+	soft_notify_pipe_notify(&pair->rings);
+	CHECK(readable(soft_engine_epoll_fd())); /* the engine's thread, always */
+	CHECK_EQUAL(readable(loop->flat[0]), number < 0);
+	for (int i = 0; i < loop->count; i++)
+		CHECK_EQUAL(readable(loop->bells[i]), i == number);
+	CHECK(soft_notify_pipe_drain(&pair->rung));
+	CHECK(!readable(loop->flat[0]));
+	soft_unlock();
+}
+
+static void comes_and_goes(struct ibv_context *context)
+{
+	struct loop loop = loop_of(context);
+	struct pair first, second;
+
+	ask(&loop);
+	CHECK_EQUAL(loop.count, 0);
+	hang(&first);
+	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	wakes(&first, &loop, -1); /* it does not know yet */
+	ask(&loop);
+	CHECK_EQUAL(loop.count, 1);
+	wakes(&first, &loop, 0);
+	hang(&second);
+	wakes(&second, &loop, -1);
+	ask(&loop);
+	CHECK_EQUAL(loop.count, 2);
+	wakes(&first, &loop, 0);
+	wakes(&second, &loop, 1);
+	/* The loop's own descriptor stays open, and tells of the end. */
+	take_down(&first);
+	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	CHECK(readable(loop.bells[0]));
+	ask(&loop);
+	CHECK_EQUAL(loop.count, 1);
+	wakes(&second, &loop, 0);
+	take_down(&second);
+	end(&loop);
+}
+
+/* All of them must know, before the set that they have in common goes without it. */
+static void several_loops(struct ibv_context *context)
+{
+	struct loop one = loop_of(context), other;
+	struct pair pair;
+
+	hang(&pair);
+	ask(&one);
+	wakes(&pair, &one, 0);
+	other = loop_of(context);
+	soft_lock();
+	soft_notify_pipe_notify(&pair.rings);
+	CHECK(readable(other.flat[0]));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
+	soft_unlock();
+	CHECK(aiordma_embedded_bells_changed() != one.change);
+	ask(&one);
+	soft_lock();
+	soft_notify_pipe_notify(&pair.rings);
+	CHECK(readable(other.flat[0]));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
+	soft_unlock();
+	ask(&other);
+	wakes(&pair, &one, 0);
+	wakes(&pair, &other, 0);
+	/* One that never asks, and goes. */
+	struct loop third = loop_of(context);
+
+	ask(&one);
+	ask(&other);
+	end(&third);
+	wakes(&pair, &one, 0);
+	take_down(&pair);
+	end(&one);
+	end(&other);
+}
+
+/* Who does not watch them at all has the channel's own fd, which shows whatever the device has. */
+static void by_the_channel_alone(struct ibv_context *context)
+{
+	struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(context);
+	struct loop loop = loop_of(context);
+	int fds[AIORDMA_BELLS];
+	struct pair pair;
+	unsigned change;
+
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, channel->fd), 0);
+	hang(&pair);
+	ask(&loop);
+	CHECK_EQUAL(aiordma_embedded_bells(channel->fd, fds, &change), 0);
+	CHECK_EQUAL(change, aiordma_embedded_bells_changed());
+	soft_lock();
+	soft_notify_pipe_notify(&pair.rings);
+	CHECK(readable(channel->fd));
+	CHECK(!readable(loop.channel->fd));
+	CHECK(readable(loop.bells[0]));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
+	soft_unlock();
+	take_down(&pair);
+	end(&loop);
+	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(channel), 0);
+}
+
+static void many(struct ibv_context *context)
+{
+	struct loop loop = loop_of(context);
+	struct pair pairs[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		hang(&pairs[i]);
+	ask(&loop);
+	CHECK_EQUAL(loop.count, AIORDMA_BELLS);
+	for (int i = 0; i < MANY; i++)
+		wakes(&pairs[i], &loop, i < AIORDMA_BELLS ? i : -1);
+	take_down(&pairs[0]);
+	ask(&loop);
+	for (int i = 1; i < MANY; i++)
+		wakes(&pairs[i], &loop, i <= AIORDMA_BELLS ? i - 1 : -1);
+	for (int i = 1; i < MANY; i++)
+		take_down(&pairs[i]);
+	end(&loop);
+}
+
+/* Nobody is woken by what is not looked at. */
+static void port_down(struct ibv_context *context)
+{
+	struct loop loop = loop_of(context);
+	struct pair pair;
+
+	hang(&pair);
+	ask(&loop);
+	soft_lock();
+	soft_watches_silence(true);
+	soft_unlock();
+	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	ask(&loop);
+	CHECK_EQUAL(loop.count, 0);
+	soft_notify_pipe_notify(&pair.rings);
+	CHECK(!readable(loop.flat[0]));
+	soft_lock();
+	soft_watches_silence(false);
+	CHECK(readable(loop.flat[0]));
+	CHECK(soft_notify_pipe_drain(&pair.rung));
+	soft_unlock();
+	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	ask(&loop);
+	wakes(&pair, &loop, 0);
+	take_down(&pair);
+	end(&loop);
+}
+
+static void no_descriptors(struct ibv_context *context)
+{
+	struct loop loop = loop_of(context);
+	struct rlimit before, none;
+	struct pair pairs[2];
+
+	hang(&pairs[0]);
+	hang(&pairs[1]);
+	int next = dup(0);
+
+	close(next);
+	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = (struct rlimit){.rlim_cur = (rlim_t)next + 1, .rlim_max = before.rlim_max};
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &none), 0);
+	ask(&loop);
+	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
+	CHECK_EQUAL(loop.count, 0);
+	int fd = dup(0);
+
+	CHECK_EQUAL(fd, next); /* the one that there was room for has been closed */
+	close(fd);
+	wakes(&pairs[0], &loop, -1);
+	wakes(&pairs[1], &loop, -1);
+	take_down(&pairs[0]);
+	take_down(&pairs[1]);
+	end(&loop);
+}
+
+int main(void)
+{
+	struct ibv_context *context = open_device();
+
+	comes_and_goes(context);
+	several_loops(context);
+	by_the_channel_alone(context);
+	many(context);
+	port_down(context);
+	no_descriptors(context);
+	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	return 0;
+}

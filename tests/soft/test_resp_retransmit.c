@@ -1,0 +1,669 @@
+/* A lossy link, frame by frame: what the responder does with requests that come twice, too early or
+ * with something missing before them, and the requester with such answers (IBTA vol 1, 9.7.4.1.2,
+ * 9.7.5.1, 9.7.6.1).  The other side is the test. */
+#include <sys/socket.h>
+
+#include "fault_side.h"
+#include "wire/link.h"
+
+enum {
+	FIRST = 100 /* PSN */,
+	PIECE = 64
+};
+
+struct stage {
+	struct side side;
+	int fd; /* the other end of the stream */
+};
+
+static void put(const struct stage *stage, struct soft_frame frame, const void *payload)
+{
+	uint8_t bytes[SOFT_FRAME_HEADER + 4 * PIECE];
+
+	soft_frame_encode(bytes, &frame);
+	if (frame.length)
+		memcpy(bytes + SOFT_FRAME_HEADER, payload, frame.length);
+	CHECK_EQUAL(send(stage->fd, bytes, SOFT_FRAME_HEADER + frame.length, MSG_NOSIGNAL),
+		    SOFT_FRAME_HEADER + frame.length);
+}
+
+static struct soft_frame get(const struct stage *stage, uint8_t *payload)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
+	CHECK(soft_frame_decode(header, &frame));
+	CHECK(frame.length <= 4 * PIECE);
+	if (frame.length)
+		CHECK_EQUAL(recv(stage->fd, payload, frame.length, MSG_WAITALL), frame.length);
+	return frame;
+}
+
+/* An acknowledgement, on its own. */
+static void get_ack(const struct stage *stage, uint32_t psn)
+{
+	struct soft_frame frame = get(stage, NULL);
+
+	CHECK_EQUAL(frame.opcode, SOFT_ACK);
+	CHECK(frame.flags & SOFT_FRAME_ACK);
+	CHECK_EQUAL(frame.ack, psn);
+}
+
+static void get_gap(const struct stage *stage, uint32_t psn, uint32_t offset)
+{
+	struct soft_frame frame = get(stage, NULL);
+
+	CHECK_EQUAL(frame.opcode, SOFT_NAK);
+	CHECK_EQUAL(frame.syndrome, SOFT_NAK_SEQUENCE);
+	CHECK_EQUAL(frame.psn, psn);
+	CHECK_EQUAL(frame.offset, offset);
+}
+
+/* Everything that was put has been taken in, and nothing has come of it. */
+static void get_nothing(const struct stage *stage)
+{
+	uint8_t byte;
+
+	soft_progress();
+	soft_progress();
+	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(errno, EAGAIN);
+}
+
+static void open_stage(struct stage *stage, struct options options)
+{
+	const struct address nobody = {.psn = FIRST, .qpn = 77};
+	const int small = 4096; /* of what the other side does not read at once most has to wait */
+	int fds[2];
+
+	open_side(&stage->side, options);
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
+	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
+	bring_up(&stage->side, &nobody); /* LID 0: the stream comes from elsewhere */
+	soft_lock();
+	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
+	soft_unlock();
+	stage->fd = fds[0];
+	put(stage, (struct soft_frame){.opcode = SOFT_LOSSY}, NULL);
+}
+
+static void close_stage(struct stage *stage)
+{
+	close(stage->fd);
+	close_side(&stage->side);
+}
+
+static struct soft_frame send_of(uint32_t psn, uint32_t offset, uint32_t length, uint32_t total)
+{
+	return (struct soft_frame){.opcode = SOFT_SEND,
+				   .psn = psn,
+				   .offset = offset,
+				   .length = length,
+				   .total = total};
+}
+
+static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint32_t psn,
+				uint32_t length, uint32_t total)
+{
+	return (struct soft_frame){.opcode = opcode,
+				   .psn = psn,
+				   .length = length,
+				   .total = total,
+				   .address = (uintptr_t)stage->side.memory,
+				   .rkey = stage->side.mr->rkey};
+}
+
+static uint64_t word(const struct stage *stage)
+{
+	return __atomic_load_n((uint64_t *)(void *)stage->side.memory, __ATOMIC_ACQUIRE);
+}
+
+/* ---- the responder ------------------------------------------------------------------------- */
+
+/* Acknowledged again, and neither received nor written again. */
+static void sends_and_writes(void)
+{
+	uint8_t data[PIECE];
+	struct stage stage;
+	struct ibv_wc wc;
+
+	open_stage(&stage, (struct options){0});
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQUAL(post_recv_at(&stage.side, i, 1024 + i * PIECE, PIECE), 0);
+	fill(data, PIECE, 1);
+	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	get_ack(&stage, FIRST);
+	for (int again = 0; again < 3; again++) {
+		put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
+		get_ack(&stage, FIRST);
+	}
+	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
+	get_ack(&stage, FIRST + 1);
+	/* An older one tells how far we are. */
+	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	get_ack(&stage, FIRST + 1);
+	memset(stage.side.memory, 0, PIECE);
+	put(&stage, remote(&stage, SOFT_WRITE, FIRST + 1, PIECE, PIECE), data);
+	get_ack(&stage, FIRST + 1);
+	CHECK_EQUAL(word(&stage), 0);
+	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
+	CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	CHECK(filled(stage.side.memory + 1024, PIECE, 1));
+	close_stage(&stage);
+}
+
+/* The result that it had, and the word as it was left. */
+static void atomics(void)
+{
+	enum {
+		DEPTH = 4
+	};
+	uint8_t arguments[SOFT_ATOMIC_ARGUMENTS] = {5}, result[SOFT_ATOMIC_RESULT];
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.depth = DEPTH});
+	for (uint32_t i = 0; i < DEPTH; i++) {
+		put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST + i, sizeof(arguments), 8),
+		    arguments);
+		frame = get(&stage, result);
+		CHECK_EQUAL(frame.opcode, SOFT_ATOMIC_DATA);
+		CHECK_EQUAL(soft_take64(result), i * 5);
+	}
+	for (int again = 0; again < 3; again++)
+		for (uint32_t i = 0; i < DEPTH; i++) {
+			put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST + i, sizeof(arguments), 8),
+			    arguments);
+			frame = get(&stage, result);
+			CHECK_EQUAL(frame.opcode, SOFT_ATOMIC_DATA);
+			CHECK_EQUAL(frame.psn, FIRST + i);
+			CHECK_EQUAL(soft_take64(result), i * 5);
+		}
+	CHECK_EQUAL(word(&stage), DEPTH * 5);
+	/* One that cannot be unanswered any more has been forgotten, which is told by silence. */
+	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST + DEPTH, sizeof(arguments), 8), arguments);
+	CHECK_EQUAL(get(&stage, result).psn, FIRST + DEPTH);
+	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
+	get_nothing(&stage);
+	CHECK_EQUAL(word(&stage), DEPTH * 5 + 5);
+	close_stage(&stage);
+}
+
+/* Carried out again, also in part, with what is there now; not if that is not allowed any more. */
+static void reads(void)
+{
+	uint8_t data[4 * PIECE];
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	fill(stage.side.memory, 2 * PIECE, 1);
+	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
+	frame = get(&stage, data);
+	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
+	CHECK_EQUAL(frame.total, 2 * PIECE);
+	CHECK(filled(data, 2 * PIECE, 1));
+	fill(stage.side.memory, 2 * PIECE, 2);
+	frame = remote(&stage, SOFT_READ, FIRST, 0, PIECE);
+	frame.address += PIECE;
+	put(&stage, frame, NULL);
+	frame = get(&stage, data);
+	CHECK_EQUAL(frame.psn, FIRST);
+	CHECK_EQUAL(frame.total, PIECE);
+	CHECK(!memcmp(data, stage.side.memory + PIECE, PIECE));
+	/* Several at once: those behind the first one will be asked for again. */
+	for (int again = 0; again < 4; again++)
+		put(&stage, remote(&stage, SOFT_READ, FIRST, 0, PIECE), NULL);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	do {
+		frame = get(&stage, data);
+	} while (frame.psn != FIRST + 1 || frame.opcode != SOFT_READ_DATA);
+	frame = remote(&stage, SOFT_READ, FIRST, 0, PIECE);
+	frame.rkey ^= 1;
+	put(&stage, frame, NULL);
+	get_nothing(&stage);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* A gap is told once; what is behind it is discarded until the missing one is there. */
+static void gaps(void)
+{
+	uint8_t data[PIECE];
+	struct stage stage;
+	struct ibv_wc wc;
+
+	open_stage(&stage, (struct options){0});
+	for (unsigned i = 0; i < 8; i++)
+		CHECK_EQUAL(post_recv_at(&stage.side, i, 1024 + i * PIECE, PIECE), 0);
+	fill(data, PIECE, 3);
+	put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
+	get_gap(&stage, FIRST, 0);
+	put(&stage, send_of(FIRST + 2, 0, PIECE, PIECE), data);
+	put(&stage, send_of(FIRST + 3, 0, PIECE, PIECE), data);
+	get_nothing(&stage);
+	for (uint32_t i = 0; i < 2; i++) {
+		put(&stage, send_of(FIRST + i, 0, PIECE, PIECE), data);
+		get_ack(&stage, FIRST + i);
+	}
+	/* Half of the circle ahead is a gap, the other half are duplicates. */
+	put(&stage, send_of(FIRST + 2 + (1 << 23) - 1, 0, PIECE, PIECE), data);
+	get_gap(&stage, FIRST + 2, 0);
+	put(&stage, send_of(FIRST + 2 + (1 << 23), 0, PIECE, PIECE), data);
+	get_ack(&stage, FIRST + 1);
+	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	close_stage(&stage);
+}
+
+/* In the middle of a message: what is there is kept, however the rest is cut. */
+static void gaps_in_a_message(void)
+{
+	uint8_t data[4 * PIECE];
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, 4 * PIECE), 0);
+	fill(data, 4 * PIECE, 4);
+	put(&stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
+	put(&stage, send_of(FIRST, 2 * PIECE, PIECE, 4 * PIECE), data + 2 * PIECE);
+	get_gap(&stage, FIRST, PIECE);
+	put(&stage, send_of(FIRST, 3 * PIECE, PIECE, 4 * PIECE), data + 3 * PIECE);
+	/* From the beginning, as after a timeout. */
+	put(&stage, send_of(FIRST, 0, PIECE, 4 * PIECE), data);
+	get_nothing(&stage);
+	put(&stage, send_of(FIRST, PIECE, PIECE, 4 * PIECE), data + PIECE);
+	/* Cut elsewhere: half of it is there. */
+	put(&stage, send_of(FIRST, PIECE, 2 * PIECE, 4 * PIECE), data + PIECE);
+	get_gap(&stage, FIRST, 2 * PIECE);
+	put(&stage, send_of(FIRST, 2 * PIECE, 2 * PIECE, 4 * PIECE), data + 2 * PIECE);
+	get_ack(&stage, FIRST);
+	CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 4 * PIECE);
+	CHECK(filled(stage.side.memory + 1024, 4 * PIECE, 4));
+	/* The message that is known by its PSN cannot become another one. */
+	CHECK_EQUAL(post_recv_at(&stage.side, 2, 1024, 4 * PIECE), 0);
+	put(&stage, send_of(FIRST + 1, 0, PIECE, 4 * PIECE), data);
+	put(&stage, send_of(FIRST + 1, PIECE, PIECE, 2 * PIECE), data);
+	expect_event(&stage.side, IBV_EVENT_QP_FATAL);
+	close_stage(&stage);
+}
+
+/* A message for which there was no receive is missing until it comes again. */
+static void not_ready(void)
+{
+	uint8_t data[PIECE];
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){0});
+	fill(data, PIECE, 5);
+	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	frame = get(&stage, NULL);
+	CHECK_EQUAL(frame.opcode, SOFT_RNR_NAK);
+	CHECK_EQUAL(frame.psn, FIRST);
+	CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, PIECE), 0);
+	put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), data);
+	get_nothing(&stage);
+	put(&stage, send_of(FIRST, 0, PIECE, PIECE), data);
+	get_ack(&stage, FIRST);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* ---- the requester ------------------------------------------------------------------------- */
+
+static struct soft_frame answer(uint8_t opcode, uint32_t psn)
+{
+	return (struct soft_frame){.opcode = opcode, .psn = psn};
+}
+
+/* Nobody answers: retry_cnt times again, then no more. */
+static void silence(void)
+{
+	enum {
+		RETRIES = 3
+	};
+	uint8_t data[4 * PIECE];
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 8, .retry_cnt = RETRIES});
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
+	CHECK_EQUAL(
+		post(&stage.side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+		0);
+	for (int i = 0; i <= RETRIES; i++) {
+		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
+		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, 1));
+	}
+	expect_wc(&stage.side, 1, IBV_WC_RETRY_EXC_ERR);
+	expect_wc(&stage.side, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(get(&stage, data).opcode, SOFT_DISCONNECT);
+	close_stage(&stage);
+}
+
+/* An answer in between begins the count anew; and a timeout of 0 is none. */
+static void patience(void)
+{
+	uint8_t data[4 * PIECE];
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 8, .retry_cnt = 1});
+	for (uint32_t i = 0; i < 4; i++) {
+		struct soft_frame ack = answer(SOFT_ACK, 0);
+
+		CHECK_EQUAL(
+			post(&stage.side,
+			     (struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = PIECE}),
+			0);
+		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
+		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(stage.side.psn, i));
+		ack.flags = SOFT_FRAME_ACK;
+		ack.ack = soft_psn_add(stage.side.psn, i);
+		put(&stage, ack, NULL);
+		put(&stage, ack, NULL); /* said twice */
+		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
+	}
+	close_stage(&stage);
+
+	open_stage(&stage, (struct options){.timeout = 255, .retry_cnt = 8});
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
+	get(&stage, data);
+	soft_lock();
+	CHECK(!soft_qp_of(stage.side.qp)->retry_timer.running);
+	soft_unlock();
+	close_stage(&stage);
+}
+
+/* The responder tells where the gap is. */
+static void told_of_a_gap(void)
+{
+	uint8_t data[4 * PIECE];
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 20});
+	const uint32_t psn = stage.side.psn;
+
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_SEND,
+							       .wr_id = i,
+							       .length = 2 * PIECE}),
+			    0);
+	for (uint32_t i = 0; i < 3; i++)
+		CHECK_EQUAL(get(&stage, data).psn, soft_psn_add(psn, i));
+	frame = answer(SOFT_NAK, soft_psn_add(psn, 1));
+	frame.syndrome = SOFT_NAK_SEQUENCE;
+	frame.offset = frame.total = PIECE;
+	put(&stage, frame, NULL);
+	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
+	frame = get(&stage, data);
+	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 1));
+	CHECK_EQUAL(frame.offset, PIECE);
+	CHECK_EQUAL(frame.length, PIECE);
+	frame = get(&stage, data);
+	CHECK_EQUAL(frame.psn, soft_psn_add(psn, 2));
+	CHECK_EQUAL(frame.offset, 0);
+	/* Of what was sent the first time: it is done all the same. */
+	frame = answer(SOFT_ACK, 0);
+	frame.flags = SOFT_FRAME_ACK;
+	frame.ack = soft_psn_add(psn, 2);
+	put(&stage, frame, NULL);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	expect_wc(&stage.side, 2, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* Answers to later requests tell that one is missing; what has come of a READ is kept. */
+static void missing_answers(void)
+{
+	uint8_t data[4 * PIECE];
+	struct soft_frame frame;
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 20});
+	const uint32_t psn = stage.side.psn;
+
+	fill(data, 4 * PIECE, 6);
+	for (unsigned i = 0; i < 3; i++)
+		CHECK_EQUAL(post(&stage.side, (struct request){.opcode = IBV_WR_RDMA_READ,
+							       .wr_id = i,
+							       .offset = i * 4 * PIECE,
+							       .length = 4 * PIECE,
+							       .remote = 0x1000}),
+			    0);
+	for (uint32_t i = 0; i < 3; i++) {
+		uint8_t nothing[1];
+
+		CHECK_EQUAL(get(&stage, nothing).psn, soft_psn_add(psn, i));
+	}
+	frame = answer(SOFT_READ_DATA, psn);
+	frame.length = PIECE;
+	frame.total = 4 * PIECE;
+	put(&stage, frame, data);
+	frame.offset = 2 * PIECE; /* the second piece is missing */
+	put(&stage, frame, data + 2 * PIECE);
+	frame = get(&stage, NULL);
+	CHECK_EQUAL(frame.opcode, SOFT_READ);
+	CHECK_EQUAL(frame.psn, psn);
+	CHECK_EQUAL(frame.address, 0x1000 + PIECE);
+	CHECK_EQUAL(frame.total, 3 * PIECE);
+	for (uint32_t i = 1; i < 3; i++)
+		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
+	/* That of the second one, all of it, before the first one is there: not asked for twice. */
+	frame = answer(SOFT_READ_DATA, soft_psn_add(psn, 1));
+	frame.length = frame.total = 4 * PIECE;
+	put(&stage, frame, data);
+	get_nothing(&stage);
+	frame = answer(SOFT_READ_DATA, psn);
+	frame.length = frame.total = 3 * PIECE;
+	put(&stage, frame, data + PIECE);
+	put(&stage, frame, data + PIECE); /* said twice */
+	expect_wc(&stage.side, 0, IBV_WC_SUCCESS);
+	CHECK(filled(stage.side.memory, 4 * PIECE, 6));
+	/* An acknowledgement is no answer to a READ either. */
+	frame = answer(SOFT_ACK, 0);
+	frame.flags = SOFT_FRAME_ACK;
+	frame.ack = soft_psn_add(psn, 1);
+	put(&stage, frame, NULL);
+	for (uint32_t i = 1; i < 3; i++)
+		CHECK_EQUAL(get(&stage, NULL).psn, soft_psn_add(psn, i));
+	for (uint32_t i = 1; i < 3; i++) {
+		frame = answer(SOFT_READ_DATA, soft_psn_add(psn, i));
+		frame.length = frame.total = 4 * PIECE;
+		put(&stage, frame, data);
+		expect_wc(&stage.side, i, IBV_WC_SUCCESS);
+	}
+	close_stage(&stage);
+}
+
+/* SQD is not reached before what had begun is done, however often it must be sent. */
+static void draining(void)
+{
+	uint8_t data[4 * PIECE];
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+	struct soft_frame frame = answer(SOFT_ACK, 0);
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.timeout = 8});
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = PIECE}),
+		    0);
+	get(&stage, data);
+	CHECK_EQUAL(verbs->ibv_modify_qp(stage.side.qp, &attr,
+					 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+		    0);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
+		    0);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQUAL(get(&stage, data).psn, stage.side.psn);
+	frame.flags = SOFT_FRAME_ACK;
+	frame.ack = stage.side.psn;
+	put(&stage, frame, NULL);
+	expect_event(&stage.side, IBV_EVENT_SQ_DRAINED);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	close_stage(&stage);
+}
+
+/* ---- frames that the wire has in part ------------------------------------------------------ */
+
+enum {
+	LONG = SOFT_FRAME_MAX + 1000
+};
+
+static uint8_t long_payload[SOFT_FRAME_MAX];
+
+static struct soft_frame get_long(const struct stage *stage)
+{
+	uint8_t header[SOFT_FRAME_HEADER];
+	struct soft_frame frame;
+
+	CHECK_EQUAL(recv(stage->fd, header, sizeof(header), MSG_WAITALL), sizeof(header));
+	CHECK(soft_frame_decode(header, &frame));
+	CHECK(frame.length <= sizeof(long_payload));
+	CHECK_EQUAL(recv(stage->fd, long_payload, frame.length, MSG_WAITALL), frame.length);
+	return frame;
+}
+
+static bool is_partial(struct stage *stage)
+{
+	soft_lock();
+	bool partial = soft_qp_of(stage->side.qp)->link->partial;
+
+	soft_unlock();
+	return partial;
+}
+
+/* Nothing is lost that has not left: no retry is used up, however long that takes. */
+static void nobody_reads(void)
+{
+	struct stage stage;
+	struct ibv_wc wc;
+
+	open_stage(&stage, (struct options){.memory = LONG, .timeout = 8, .retry_cnt = 1});
+	CHECK_EQUAL(
+		post(&stage.side,
+		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
+		0);
+	CHECK(is_partial(&stage));
+	for (uint64_t end = now_ns(CLOCK_MONOTONIC) + 20000000; now_ns(CLOCK_MONOTONIC) < end;)
+		CHECK_EQUAL(poll_cq(&stage.side, 1, &wc), 0);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* The request is answered while it is being sent again.  The frame must have its length all the
+ * same, but the memory is the application's again. */
+static void answered_in_the_middle(void)
+{
+	struct soft_frame frame = answer(SOFT_ACK, 0);
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.memory = LONG, .timeout = 20});
+	memset(stage.side.memory, 0xaa, LONG);
+	CHECK_EQUAL(
+		post(&stage.side,
+		     (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = SOFT_FRAME_MAX}),
+		0);
+	CHECK(is_partial(&stage));
+	frame.flags = SOFT_FRAME_ACK;
+	frame.ack = stage.side.psn;
+	put(&stage, frame, NULL);
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(post(&stage.side,
+			 (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = PIECE}),
+		    0);
+	frame = get_long(&stage);
+	CHECK_EQUAL(frame.psn, stage.side.psn);
+	CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
+	CHECK_EQUAL(long_payload[0], 0xaa);
+	CHECK_EQUAL(long_payload[SOFT_FRAME_MAX - 1], 0);
+	frame = get_long(&stage);
+	CHECK_EQUAL(frame.psn, soft_psn_add(stage.side.psn, 1));
+	CHECK_EQUAL(frame.length, PIECE);
+	CHECK_EQUAL(long_payload[PIECE - 1], 0xaa);
+	close_stage(&stage);
+}
+
+/* An answer is asked for again while it is being given: the frame under way is its last one, then it
+ * begins anew.  It holds its place for so long; the next READ is as good as lost. */
+static void asked_in_the_middle(void)
+{
+	struct stage stage;
+
+	open_stage(&stage, (struct options){.memory = LONG, .depth = 2});
+	memset(stage.side.memory, 0xaa, LONG);
+	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	while (!is_partial(&stage))
+		soft_progress();
+	put(&stage, remote(&stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	soft_progress();
+	soft_progress();
+	CHECK_EQUAL(get_long(&stage).offset, 0);
+	CHECK_EQUAL(get_long(&stage).offset, 0);
+	CHECK_EQUAL(get_long(&stage).offset, SOFT_FRAME_MAX);
+	get_nothing(&stage);
+	put(&stage, remote(&stage, SOFT_READ, FIRST + 1, 0, PIECE), NULL);
+	CHECK_EQUAL(get_long(&stage).psn, FIRST + 1);
+	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
+	close_stage(&stage);
+}
+
+/* ---- a spec that comes in the middle of a frame -------------------------------------------- */
+
+static void planned_in_the_middle(void)
+{
+	for (size_t cut = 1; cut < SOFT_FRAME_HEADER + PIECE; cut += 9) {
+		uint8_t bytes[SOFT_FRAME_HEADER + PIECE];
+		struct soft_frame frame = send_of(FIRST, 0, PIECE, PIECE);
+		struct stage stage;
+
+		open_stage(&stage, (struct options){0});
+		CHECK_EQUAL(post_recv_at(&stage.side, 1, 1024, PIECE), 0);
+		CHECK_EQUAL(post_recv_at(&stage.side, 2, 1024, PIECE), 0);
+		soft_frame_encode(bytes, &frame);
+		fill(bytes + SOFT_FRAME_HEADER, PIECE, 7);
+		CHECK_EQUAL(send(stage.fd, bytes, cut, 0), cut);
+		soft_progress();
+		soft_progress();
+		spec("delay=10us");
+		CHECK_EQUAL(send(stage.fd, bytes + cut, sizeof(bytes) - cut, 0),
+			    sizeof(bytes) - cut);
+		get_ack(&stage, FIRST);
+		expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+		CHECK(filled(stage.side.memory + 1024, PIECE, 7));
+		put(&stage, send_of(FIRST + 1, 0, PIECE, PIECE), bytes);
+		get_ack(&stage, FIRST + 1);
+		no_plan();
+		close_stage(&stage);
+	}
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	STEP(sends_and_writes());
+	STEP(atomics());
+	STEP(reads());
+	STEP(gaps());
+	STEP(gaps_in_a_message());
+	STEP(not_ready());
+	STEP(silence());
+	STEP(patience());
+	STEP(told_of_a_gap());
+	STEP(missing_answers());
+	STEP(draining());
+	STEP(nobody_reads());
+	STEP(answered_in_the_middle());
+	STEP(asked_in_the_middle());
+	STEP(planned_in_the_middle());
+	return 0;
+}

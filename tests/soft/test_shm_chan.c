@@ -1,0 +1,599 @@
+/* Links without sockets: within a process, and between processes of one host. */
+#include "verbs_side.h"
+
+#include <dirent.h>
+
+#include "wire/link.h"
+
+static int open_sockets(void)
+{
+	char name[300], target[64];
+	struct dirent *entry;
+	DIR *dir = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(dir);
+	while ((entry = readdir(dir))) {
+		snprintf(name, sizeof(name), "/proc/self/fd/%s", entry->d_name);
+		ssize_t n = readlink(name, target, sizeof(target));
+
+		count += n > 6 && !memcmp(target, "socket", 6);
+	}
+	closedir(dir);
+	return count;
+}
+
+/* A message each channel, and what the other side's memory holds. */
+static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
+{
+	struct address address = address_of_side(b);
+
+	fill(a->memory, length, seed);
+	CHECK_EQUAL(post_recv_at(b, 1, 0, length), 0);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = length}),
+		    0);
+	expect_wc(b, 1, IBV_WC_SUCCESS);
+	expect_wc(a, 2, IBV_WC_SUCCESS);
+	CHECK(filled(b->memory, length, seed));
+	memset(a->memory, 0, length);
+	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					     .wr_id = 3,
+					     .length = length,
+					     .remote = address.memory,
+					     .rkey = address.rkey}),
+		    0);
+	expect_wc(a, 3, IBV_WC_SUCCESS);
+	CHECK(filled(a->memory, length, seed));
+}
+
+/* ---- within a process ---------------------------------------------------------------------- */
+
+static void one_process(void)
+{
+	struct side a, b;
+
+	open_side(&a, (struct options){.memory = 4 << 20});
+	open_side(&b, (struct options){.memory = 4 << 20});
+	(void)address_of_side(&a); /* the LID is a port that is listened to */
+	int before = open_sockets();
+
+	connect_pair(&a, &b);
+	talk(&a, &b, 100, 1);
+	talk(&b, &a, 4 << 20, 2); /* four times what a ring holds */
+	CHECK_EQUAL(open_sockets(), before);
+	close_pair(&a, &b);
+}
+
+static void itself(void)
+{
+	struct side side;
+
+	open_side(&side, (struct options){0});
+	struct address own = address_of_side(&side);
+	int before = open_sockets();
+
+	bring_up(&side, &own);
+	fill(side.memory, 100, 7);
+	CHECK_EQUAL(post_recv_at(&side, 1, 1000, 100), 0);
+	CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 100}),
+		    0);
+	expect_wc(&side, 1, IBV_WC_SUCCESS);
+	expect_wc(&side, 2, IBV_WC_SUCCESS);
+	CHECK(filled(side.memory + 1000, 100, 7));
+	CHECK_EQUAL(open_sockets(), before);
+	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
+	close_side(&side);
+}
+
+/* ---- between processes --------------------------------------------------------------------- */
+
+/* However many queue pairs, there are no more sockets than for the first. */
+static void many(void)
+{
+	enum {
+		MANY = 20
+	};
+	static struct side sides[MANY];
+	struct process process = split();
+	int sockets = 0;
+
+	limit_seconds(20);
+	for (int i = 0; i < MANY; i++) {
+		open_side(&sides[i], (struct options){0});
+		struct address peer = exchange(&process, &sides[i]);
+
+		CHECK_EQUAL(to_init(&sides[i]), 0);
+		CHECK_EQUAL(post_recv_at(&sides[i], 1, 0, 64), 0);
+		CHECK_EQUAL(to_rtr(&sides[i], &peer), 0);
+		CHECK_EQUAL(to_rts(&sides[i]), 0);
+		fill(sides[i].memory + 64, 64, (unsigned)i);
+		CHECK_EQUAL(post(&sides[i], (struct request){.opcode = IBV_WR_SEND,
+							     .wr_id = 2,
+							     .offset = 64,
+							     .length = 64}),
+			    0);
+		/* Sent and received, in either order. */
+		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(next_wc(&sides[i]).status, IBV_WC_SUCCESS);
+		CHECK(filled(sides[i].memory, 64, (unsigned)i));
+		meet(&process);
+		if (i == 0)
+			sockets = open_sockets();
+		CHECK(open_sockets() <= sockets); /* two meetings at once are one in the end */
+	}
+	for (int i = 0; i < MANY; i++)
+		close_side(&sides[i]);
+	join(&process);
+}
+
+/* Writes and reads of more than a ring holds, of several links, both channels at once. */
+static void crowded(void)
+{
+	enum {
+		LINKS = 6,
+		SIZE = 3 << 20
+	};
+	static struct side sides[LINKS];
+	static struct address peers[LINKS];
+	struct process process = split();
+
+	limit_seconds(60);
+	for (int i = 0; i < LINKS; i++) {
+		open_side(&sides[i], (struct options){.memory = 3 * SIZE});
+		peers[i] = exchange(&process, &sides[i]);
+		bring_up(&sides[i], &peers[i]);
+		fill(sides[i].memory, SIZE, (unsigned)i);
+	}
+	meet(&process);
+	for (int i = 0; i < LINKS; i++) {
+		const struct request requests[] = {
+			{.opcode = IBV_WR_RDMA_WRITE,
+			 .wr_id = 1,
+			 .length = SIZE,
+			 .remote = peers[i].memory + SIZE,
+			 .rkey = peers[i].rkey},
+			{.opcode = IBV_WR_RDMA_READ,
+			 .wr_id = 2,
+			 .offset = 2 * SIZE,
+			 .length = SIZE,
+			 .remote = peers[i].memory,
+			 .rkey = peers[i].rkey},
+		};
+
+		CHECK_EQUAL(post_chain(&sides[i], requests, 2), 0);
+	}
+	for (int i = 0; i < LINKS; i++) {
+		expect_wc(&sides[i], 1, IBV_WC_SUCCESS);
+		expect_wc(&sides[i], 2, IBV_WC_SUCCESS);
+		CHECK(filled(sides[i].memory + 2 * SIZE, SIZE, (unsigned)i));
+	}
+	meet(&process);
+	for (int i = 0; i < LINKS; i++) {
+		CHECK(filled(sides[i].memory + SIZE, SIZE, (unsigned)i));
+		close_side(&sides[i]);
+	}
+	join(&process);
+}
+
+/* One side of the two will have nothing but TCP: so they meet there, whoever connects. */
+static void unwilling(void)
+{
+	struct process process = split();
+
+	limit_seconds(20);
+	if (!process.child)
+		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
+	for (int i = 0; i < 8; i++) { /* with random numbers, which of the two it is changes */
+		struct side side;
+
+		open_side(&side, (struct options){0});
+		struct address peer = exchange(&process, &side);
+
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		CHECK_EQUAL(post(&side, (struct request){.opcode = IBV_WR_SEND,
+							 .wr_id = 2,
+							 .offset = 64,
+							 .length = 64}),
+			    0);
+		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+		CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+		soft_lock();
+		CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd >= 0);
+		soft_unlock();
+		meet(&process);
+		close_side(&side);
+	}
+	join(&process);
+}
+
+/* As a Debian finds itself by its own name, at an address that no interface has. */
+static void another_name(void)
+{
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){.gid = 1});
+	struct address peer = exchange(&process, &side);
+
+	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rts(&side), 0);
+	CHECK_EQUAL(post(&side,
+			 (struct request){
+				 .opcode = IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64}),
+		    0);
+	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(next_wc(&side).status, IBV_WC_SUCCESS);
+	soft_lock();
+	CHECK(soft_link_of(soft_qp_of(side.qp))->watch.fd < 0);
+	soft_unlock();
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* A word that means nothing is refused, and it is said which. */
+static void wrong_word(void)
+{
+	expect_setting_refused("AIORDMA_EMBEDDED_LINKS", "smoke",
+			       "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared' or 'tcp'");
+}
+
+/* ---- hostile local peers -------------------------------------------------------------------- */
+
+/* A channel in our own hands. */
+struct raw {
+	struct soft_shm_chan chan;
+	bool accepted, gone;
+	unsigned records, frames; /* that have come */
+	unsigned acks;    /* among the frames */
+};
+
+static void raw_accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+{
+	(void)handshake;
+	soft_container(chan, struct raw, chan)->accepted = true;
+}
+
+static void raw_data(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length)
+{
+	struct raw *raw = soft_container(chan, struct raw, chan);
+
+	CHECK_EQUAL(length % SOFT_FRAME_HEADER, 0); /* nothing else is said to it */
+	raw->records++;
+	for (; length; length -= SOFT_FRAME_HEADER, bytes += SOFT_FRAME_HEADER) {
+		raw->frames++;
+		raw->acks += bytes[0] == SOFT_ACK;
+	}
+}
+
+/* What has come by now: it may be the device's thread that brings it. */
+static struct raw raw_now(const struct raw *raw)
+{
+	soft_lock();
+	struct raw now = *raw;
+
+	soft_unlock();
+	return now;
+}
+
+static void raw_writable(struct soft_shm_chan *chan)
+{
+	(void)chan;
+}
+
+static void raw_gone(struct soft_shm_chan *chan, int error)
+{
+	CHECK_EQUAL(error, 0);
+	soft_container(chan, struct raw, chan)->gone = true;
+}
+
+static const struct soft_shm_chan_ops raw_calls = {
+	.accepted = raw_accepted,
+	.data = raw_data,
+	.writable = raw_writable,
+	.gone = raw_gone,
+};
+
+/* Under the lock. */
+static void raw_open(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
+{
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
+	struct soft_shm_peer *peer = soft_shm_peer_at(to->lid);
+
+	*raw = (struct raw){.chan.calls = &raw_calls};
+	CHECK(peer);
+	soft_handshake_encode(handshake, &(struct soft_handshake){
+						 .kind = SOFT_HELLO,
+						 .from = from,
+						 .to = to->qpn,
+						 .receive_psn = to->psn,
+						 .send_psn = from_psn,
+						 .flags = SOFT_HANDSHAKE_SENDS,
+					 });
+	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
+}
+
+/* Who asks for queue pairs that are not ready is held; more than so many are not, and nobody else
+ * suffers from that. */
+static void strangers(void)
+{
+	enum {
+		MANY = 300,
+		HELD = 256
+	};
+	static struct raw raws[MANY];
+	struct process process = split();
+	struct side side, other;
+	int gone = 0;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	open_side(&other, (struct options){0});
+	struct address peer = exchange(&process, &side);
+	struct address others = exchange(&process, &other);
+
+	if (process.child) {
+		CHECK_EQUAL(to_init(&side), 0);
+		meet(&process);
+	} else {
+		meet(&process);
+		soft_lock();
+		for (int i = 0; i < MANY; i++)
+			raw_open(&raws[i], &peer, 77, 5);
+		soft_unlock();
+		while (gone < MANY - HELD) {
+			soft_progress();
+			gone = 0;
+			soft_lock();
+			for (int i = 0; i < MANY; i++)
+				gone += raws[i].gone;
+			soft_unlock();
+		}
+		CHECK_EQUAL(gone, MANY - HELD);
+		CHECK(raws[0].gone && !raws[MANY - 1].gone); /* the oldest had to go */
+	}
+	CHECK_EQUAL(to_init(&other), 0);
+	CHECK_EQUAL(post_recv_at(&other, 1, 0, 8), 0);
+	CHECK_EQUAL(to_rtr(&other, &others), 0);
+	CHECK_EQUAL(to_rts(&other), 0);
+	meet(&process);
+	CHECK_EQUAL(post(&other, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}),
+		    0);
+	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
+	CHECK_EQUAL(next_wc(&other).status, IBV_WC_SUCCESS);
+	meet(&process);
+	soft_lock();
+	for (int i = 0; i < MANY; i++)
+		soft_shm_chan_end(&raws[i].chan);
+	soft_unlock();
+	meet(&process);
+	close_side(&side);
+	close_side(&other);
+	join(&process);
+}
+
+/* The peer takes back what it asked for before it hears the answer: nothing has failed.  It speaks
+ * nonsense, or half a frame: that has. */
+static void leaving_or_broken(int what)
+{
+	const struct address nobody = {.psn = 100, .qpn = 1}; /* the smaller one connects */
+	struct process process = split();
+	struct side side;
+	struct ibv_async_event event;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	if (process.child) {
+		struct address expected = nobody;
+
+		expected.lid = peer.lid;
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+		CHECK_EQUAL(to_rtr(&side, &expected), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		meet(&process);
+		meet(&process);
+		bool over = false;
+
+		while (!over) {
+			soft_progress();
+			soft_lock();
+			over = soft_qp_of(side.qp)->stream_lost;
+			soft_unlock();
+		}
+		if (what == 0) {
+			CHECK_EQUAL(fcntl(side.context->async_fd, F_SETFL, O_NONBLOCK), 0);
+			CHECK_EQUAL(verbs->ibv_get_async_event(side.context, &event), -1);
+			CHECK_EQUAL(errno, EAGAIN);
+			CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
+		} else {
+			expect_event(&side, IBV_EVENT_QP_FATAL);
+			expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
+		}
+	} else {
+		struct raw raw;
+		uint8_t bytes[SOFT_FRAME_HEADER] = {what == 1 ? 99 : SOFT_SEND};
+		const struct iovec iov = {bytes, what == 2 ? 20 : sizeof(bytes)};
+
+		meet(&process);
+		soft_lock();
+		raw_open(&raw, &peer, nobody.qpn, nobody.psn);
+		if (what == 0)
+			soft_shm_chan_end(&raw.chan);
+		soft_unlock();
+		for (bool over = what == 0; !over;) {
+			soft_progress();
+			soft_lock();
+			over = raw.gone;
+			if (raw.accepted && !over && soft_shm_chan_room(&raw.chan, 64)) {
+				soft_shm_chan_write(&raw.chan, &iov, 1, iov.iov_len);
+				raw.accepted = false;
+			}
+			soft_unlock();
+		}
+		meet(&process);
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* Until the other side has taken it. */
+static void raw_connect(struct raw *raw, const struct address *to, uint32_t from, uint32_t from_psn)
+{
+	bool accepted = false;
+
+	soft_lock();
+	raw_open(raw, to, from, from_psn);
+	soft_unlock();
+	while (!accepted) {
+		soft_progress();
+		soft_lock();
+		accepted = raw->accepted;
+		soft_unlock();
+	}
+}
+
+/* Under the lock: a message of one frame. */
+static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
+{
+	static const uint8_t payload[32 * 1024];
+	uint8_t header[SOFT_FRAME_HEADER];
+	const struct iovec iov[] = {{header, sizeof(header)}, {(void *)(uintptr_t)payload, length}};
+
+	soft_frame_encode(header, &(struct soft_frame){
+					  .opcode = SOFT_SEND,
+					  .length = length,
+					  .total = length,
+					  .psn = psn,
+				  });
+	CHECK(soft_shm_chan_room(&raw->chan, sizeof(header) + length));
+	soft_shm_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
+}
+
+/* Long records are acknowledged one by one, however many of them a step takes in: their sender need not
+ * wait for the last to go on. */
+static void acknowledged(void)
+{
+	enum {
+		COUNT = 4,
+		LENGTH = 16 * 1024,
+		PSN = 5
+	};
+	static struct raw raw;
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){.memory = COUNT * LENGTH});
+	struct address peer = exchange(&process, &side);
+
+	peer.qpn = process.child ? 77 : peer.qpn;
+	peer.psn = process.child ? PSN : peer.psn;
+	if (process.child) {
+		CHECK_EQUAL(to_init(&side), 0);
+		for (int i = 0; i < COUNT; i++)
+			CHECK_EQUAL(post_recv_at(&side, 1, (uint32_t)i * LENGTH, LENGTH), 0);
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		meet(&process);
+		for (int i = 0; i < COUNT; i++)
+			CHECK_EQUAL(next_wc(&side).byte_len, LENGTH);
+		meet(&process);
+	} else {
+		meet(&process);
+		raw_connect(&raw, &peer, 77, PSN);
+		soft_lock();
+		for (uint32_t i = 0; i < COUNT; i++)
+			raw_send(&raw, PSN + i, LENGTH);
+		soft_unlock();
+		while (raw_now(&raw).acks < COUNT)
+			soft_progress();
+		meet(&process);
+		soft_lock();
+		soft_shm_chan_end(&raw.chan);
+		soft_unlock();
+	}
+	meet(&process);
+	close_side(&side);
+	join(&process);
+}
+
+/* Many small requests that are posted together are several records: the other side can begin with the
+ * first before the last is written. */
+static void in_parts(void)
+{
+	enum {
+		COUNT = 60,
+		PSN = 5
+	};
+	static struct raw raw;
+	struct process process = split();
+	struct side side;
+
+	limit_seconds(20);
+	open_side(&side, (struct options){0});
+	struct address peer = exchange(&process, &side);
+
+	peer.qpn = process.child ? 77 : peer.qpn;
+	peer.psn = process.child ? PSN : peer.psn;
+	if (process.child) {
+		struct ibv_send_wr wrs[COUNT] = {0}, *bad;
+
+		for (int i = 0; i < COUNT; i++)
+			wrs[i] = (struct ibv_send_wr){
+				.opcode = IBV_WR_SEND,
+				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
+			};
+		CHECK_EQUAL(to_init(&side), 0);
+		CHECK_EQUAL(to_rtr(&side, &peer), 0);
+		CHECK_EQUAL(to_rts(&side), 0);
+		meet(&process);
+		meet(&process); /* it is there, with a channel for them */
+		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
+		meet(&process);
+	} else {
+		meet(&process);
+		raw_connect(&raw, &peer, 77, PSN);
+		meet(&process);
+		while (raw_now(&raw).frames < COUNT)
+			soft_progress();
+		const struct raw all = raw_now(&raw);
+
+		CHECK_EQUAL(all.frames, COUNT);
+		CHECK(all.records > 2 && all.records < COUNT / 10);
+		soft_lock();
+		soft_shm_chan_end(&raw.chan);
+		soft_unlock();
+		meet(&process);
+	}
+	close_side(&side);
+	join(&process);
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(wrong_word());
+	STEP(many());
+	STEP(crowded());
+	STEP(unwilling());
+	STEP(another_name());
+	STEP(strangers());
+	STEP(acknowledged());
+	STEP(in_parts());
+	for (int what = 0; what < 3; what++)
+		STEP(leaving_or_broken(what));
+	STEP(one_process());
+	STEP(itself());
+	return 0;
+}

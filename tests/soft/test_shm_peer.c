@@ -1,0 +1,273 @@
+/* Channels: through the ring of this process to itself, and through shared memory to another process. */
+#include "shm_side.h"
+
+static struct process process;
+
+static bool starts_with(const uint8_t *handshake, uint8_t byte)
+{
+	return handshake[0] == byte && handshake[SOFT_HANDSHAKE_SIZE - 1] == byte;
+}
+
+/* ---- this process -------------------------------------------------------------------------- */
+
+static void call_oneself(struct end *a, struct end *b)
+{
+	end_init(a);
+	end_init(b);
+	/* Who waits for the one waits for the other. */
+	CHECK(dup2(a->told, b->told) >= 0);
+	call_next(b);
+	CHECK_EQUAL(open_to(a, own_lid(), 5), 0);
+	/* What goes to ourselves is there when the lock is given back. */
+	CHECK(a->accepted && b->accepted && !callee);
+	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
+}
+
+static void own_ways(void)
+{
+	struct end a, b;
+
+	call_oneself(&a, &b);
+	b.echo = true;
+	send_now(&a, 1);
+	CHECK_EQUAL(b.bytes, 1);
+	CHECK_EQUAL(a.bytes, 1);
+	soft_lock();
+	CHECK(soft_shm_peer_is_self(a.chan.peer) && a.chan.peer == b.chan.peer);
+	CHECK_EQUAL(soft_shm_peer_pid(a.chan.peer), getpid());
+	CHECK(soft_shm_peer_own_area(a.chan.peer) == soft_shm_peer_their_area(a.chan.peer));
+	/* The end comes after what was written before. */
+	a.to_send = 3;
+	send_more(&a);
+	soft_shm_chan_end(&a.chan);
+	soft_shm_chan_end(&a.chan);
+	soft_unlock();
+	CHECK_EQUAL(b.bytes, 3);
+	CHECK(b.gone && b.error == 0 && !a.gone);
+	end_done(&a);
+	end_done(&b);
+}
+
+static void own_refusal(void)
+{
+	struct end a;
+
+	end_init(&a);
+	refused = 0;
+	CHECK_EQUAL(open_to(&a, own_lid(), REFUSE_ME), 0);
+	CHECK(a.gone && a.error == 0 && !a.accepted);
+	CHECK_EQUAL(refused, 1);
+	end_done(&a);
+}
+
+/* Not answered yet, and taken back. */
+static void taken_back(void)
+{
+	struct end a, b;
+
+	end_init(&a);
+	end_init(&b);
+	CHECK_EQUAL(open_to(&a, own_lid(), HOLD_ME), 0);
+	CHECK(!a.accepted && !a.gone);
+	CHECK_EQUAL(held_id, a.chan.id);
+	soft_lock();
+	CHECK_EQUAL(soft_shm_chan_room(&a.chan, 1), 0);
+	soft_shm_chan_end(&a.chan);
+	soft_unlock();
+	CHECK_EQUAL(withdrawn_id, held_id);
+	/* Who accepts all the same is told. */
+	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
+
+	soft_lock();
+	CHECK_EQUAL(soft_shm_chan_accept(&b.chan, soft_shm_peer_at(soft_port_lid()), held_id,
+					 handshake),
+		    0);
+	soft_unlock();
+	CHECK(b.gone && b.error == 0);
+	end_done(&a);
+	end_done(&b);
+}
+
+/* Far more than the ring holds, from both ends, in records of several sizes; while this thread
+ * sleeps, the device's goes on. */
+static void own_flood(void)
+{
+	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_SHM_CHAN_LEAST};
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct end a, b;
+		uint64_t amount = sizes[i] < 100 ? 1000000 : 3000000;
+
+		call_oneself(&a, &b);
+		a.most = b.most = sizes[i];
+		soft_lock();
+		a.to_send = b.to_send = amount;
+		send_more(&a);
+		send_more(&b);
+		CHECK(a.sent < amount); /* it was more than there was room for */
+		soft_unlock();
+		UNTIL(&a, i % 2, a.bytes == amount && b.bytes == amount);
+		CHECK_EQUAL(b.records, (amount + sizes[i] - 1) / sizes[i]);
+		end_done(&a);
+		end_done(&b);
+	}
+}
+
+/* Many channels in one ring: none is kept from it by the others. */
+static void turns(void)
+{
+	enum {
+		WAYS = 8,
+		AMOUNT = 8000000
+	};
+	static struct end a[WAYS], b[WAYS];
+
+	for (int i = 0; i < WAYS; i++)
+		call_oneself(&a[i], &b[i]);
+	soft_lock();
+	for (int i = 0; i < WAYS; i++) {
+		a[i].to_send = AMOUNT;
+		a[i].most = SOFT_SHM_CHAN_LEAST;
+		send_more(&a[i]);
+	}
+	soft_unlock();
+	UNTIL(&b[0], true, b[0].bytes == AMOUNT);
+	soft_lock();
+	for (int i = 0; i < WAYS; i++)
+		CHECK(b[i].bytes > AMOUNT / 2);
+	soft_unlock();
+	for (int i = 0; i < WAYS; i++) {
+		end_done(&a[i]);
+		end_done(&b[i]);
+	}
+}
+
+/* ---- another process ----------------------------------------------------------------------- */
+
+/* The parent calls, the child is called. */
+static void call_child(struct end *end, bool polling)
+{
+	uint16_t lid;
+
+	end_init(end);
+	if (!process.child) {
+		call_next(end);
+		lid = own_lid();
+		tell(&process, &lid, sizeof(lid));
+	} else {
+		hear(&process, &lid, sizeof(lid));
+		CHECK_EQUAL(open_to(end, lid, 7), 0);
+	}
+	UNTIL(end, polling, end->accepted);
+	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
+	soft_lock();
+	CHECK(!soft_shm_peer_is_self(end->chan.peer));
+	CHECK_EQUAL(soft_shm_peer_pid(end->chan.peer), process.child ? process.child : getppid());
+	soft_unlock();
+}
+
+static void part(struct end *end, bool polling)
+{
+	meet(&process);
+	if (process.child)
+		end_done(end);
+	else
+		UNTIL(end, polling, end->gone);
+	CHECK(!end->gone || end->error == 0);
+	if (!process.child)
+		end_done(end);
+}
+
+enum mood {
+	ASLEEP,
+	POLLING,
+	EITHER
+};
+
+/* Whoever misses a wake-up sleeps for ever. */
+static void echo(enum mood mood)
+{
+	enum {
+		ROUNDS = 3000
+	};
+	struct end end;
+
+	call_child(&end, mood != ASLEEP);
+	end.most = 1;
+	for (unsigned i = 1; i <= ROUNDS; i++) {
+		bool polling = mood == EITHER
+				       ? (i * 2654435761u + (unsigned)process.child) >> 16 & 1
+				       : mood == POLLING;
+
+		if (process.child)
+			send_now(&end, 1);
+		UNTIL(&end, polling, end.bytes == i);
+		if (!process.child)
+			send_now(&end, 1);
+	}
+	part(&end, mood != ASLEEP);
+}
+
+/* In both directions at once; nobody overtakes the reader. */
+static void flood(bool polling)
+{
+	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_SHM_CHAN_LEAST};
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct end end;
+		uint64_t amount = 2000000;
+
+		call_child(&end, polling);
+		end.most = sizes[i];
+		send_now(&end, amount);
+		UNTIL(&end, polling, end.bytes == amount && end.sent == amount);
+		part(&end, polling);
+	}
+}
+
+/* Each writes to its area, and reads the other's. */
+static void areas(void)
+{
+	uint64_t mine = process.child ? 11 : 22;
+	struct end end;
+
+	call_child(&end, true);
+	soft_lock();
+	uint64_t *own = soft_shm_peer_own_area(end.chan.peer);
+	uint64_t *their = soft_shm_peer_their_area(end.chan.peer);
+
+	soft_unlock();
+	CHECK(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED) == 0);
+	meet(&process);
+	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], mine, __ATOMIC_RELAXED);
+	meet(&process);
+	CHECK_EQUAL(__atomic_load_n(&their[SOFT_SHM_AREA / 8 - 1], __ATOMIC_RELAXED), 33 - mine);
+	meet(&process);
+	__atomic_store_n(&own[SOFT_SHM_AREA / 8 - 1], 0, __ATOMIC_RELAXED);
+	part(&end, true);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	process = split();
+	limit_seconds(60);
+	CHECK_EQUAL(soft_engine_get(), 0);
+	if (process.child) {
+		STEP(own_ways());
+		STEP(own_refusal());
+		STEP(taken_back());
+		STEP(own_flood());
+		STEP(turns());
+	}
+	STEP(echo(POLLING));
+	STEP(echo(ASLEEP));
+	STEP(echo(EITHER));
+	STEP(flood(true));
+	STEP(flood(false));
+	STEP(areas());
+	meet(&process);
+	soft_engine_put();
+	join(&process);
+	return 0;
+}

@@ -1,0 +1,373 @@
+"""Memory of every other kind: at another address, a pointer, on demand, of files, of the device."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import ffi
+from aiordma.errors import (
+    BufferStateError,
+    LocalRangeError,
+    RDMAError,
+    UnsupportedError,
+    VerbsError,
+)
+from aiordma.verbs import (
+    AccessFlags,
+    Advice,
+    ScatterGatherElement,
+    SendFlags,
+    SendWorkRequest,
+    WROpcode,
+)
+from aiordma.verbs._memory.special_regions import reg_local_dma
+from tests.conftest import kind_of
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair, End
+
+RIGHTS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
+PAGE = mmap.PAGESIZE
+
+
+def transfer(one: End, opcode: WROpcode, local: tuple[int, int], remote: tuple[int, int]) -> None:
+    """8 bytes between an address and lkey here and an address and rkey there."""
+    one.qp.post_send_one(5, opcode, SendFlags.SIGNALED, local[0], 8, local[1], remote[0], remote[1])
+    one.completion().raise_for_status()
+
+
+def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0, first: bytes | None = None) -> None:
+    """The region is good for both sides of an operation: written by a peer, and read by it."""
+    one.mr.buf[:8] = b"12345678"
+    transfer(one, WROpcode.RDMA_WRITE, (one.mr.addr, one.mr.lkey), (mr.addr + at, mr.rkey))
+    transfer(one, WROpcode.RDMA_READ, (one.mr.addr + 8, one.mr.lkey), (mr.addr + at, mr.rkey))
+    assert bytes(one.mr.buf[8:16]) == b"12345678"
+    transfer(one, WROpcode.RDMA_READ, (mr.addr + at + 8, mr.lkey), (one.mr.addr, one.mr.rkey))
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iova", [0, 1 << 40])
+def test_another_address(pd: verbs.ProtectionDomain, pair: tuple[End, End], iova: int) -> None:
+    with pd.reg_mr(2 * PAGE, RIGHTS, iova=iova) as mr:
+        assert mr.addr == iova
+        reaches(pair[0], mr, at=24)
+        assert bytes(mr.buf[24:40]) == b"12345678" * 2
+
+
+def test_zero_based(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    with pd.reg_mr(2 * PAGE, RIGHTS | AccessFlags.ZERO_BASED) as mr:
+        assert mr.addr == 0
+        reaches(pair[0], mr, at=24)
+        assert bytes(mr.buf[24:40]) == b"12345678" * 2
+    with pytest.raises(ValueError, match="zero-based"):
+        pd.reg_mr(64, AccessFlags.ZERO_BASED, iova=64)
+
+
+def test_a_pointer(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    memory = (ctypes.c_char * 256)()
+    with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS) as mr:
+        assert (mr.addr, mr.length) == (ctypes.addressof(memory), 256)
+        reaches(pair[0], mr)
+        assert memory.raw[:16] == b"12345678" * 2
+        with pytest.raises(BufferStateError, match="not memory of a Python object"):
+            mr.buf  # noqa: B018
+    place = ctypes.addressof(memory) % PAGE  # within the page it must be the same
+    with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS, iova=place) as mr:
+        assert mr.addr == place
+        reaches(pair[0], mr, at=16)
+        assert memory.raw[16:32] == b"12345678" * 2
+
+
+def test_a_pointer_to_nothing(pd: verbs.ProtectionDomain) -> None:
+    with mmap.mmap(-1, PAGE) as gone:
+        addr = ctypes.addressof(ctypes.c_char.from_buffer(gone))
+    with pytest.raises(VerbsError, match=r"ibv_reg_mr: .*registering 4096 bytes") as caught:
+        pd.reg_pointer(addr, PAGE)
+    assert caught.value.errno == errno.EFAULT
+    with pytest.raises(ValueError, match="of 0 bytes"):
+        pd.reg_pointer(addr, 0)
+    with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+        pd.reg_pointer(addr, 64, AccessFlags.REMOTE_WRITE)
+
+
+# --- on demand ---------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("on-demand paging")
+def test_on_demand(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    with pd.reg_mr(64 * PAGE, RIGHTS | AccessFlags.ON_DEMAND) as mr:
+        mr.prefetch(0, PAGE, write=True)
+        mr.prefetch(wait=False)
+        reaches(pair[0], mr, at=32 * PAGE)
+        assert bytes(mr.buf[32 * PAGE : 32 * PAGE + 8]) == b"12345678"
+
+
+@pytest.mark.needs("on-demand paging")
+def test_the_whole_address_space(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    memory = (ctypes.c_char * 64)()
+    with pd.reg_implicit(RIGHTS) as mr:
+        assert mr.access & AccessFlags.ON_DEMAND
+        reaches(pair[0], mr, at=ctypes.addressof(memory))
+    assert memory.raw[:16] == b"12345678" * 2
+
+
+def test_all_that_can_be_sent_from(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    """What is mapped later, too; not where pages are pinned."""
+    mr = reg_local_dma(pd)
+    assert (mr is None) == (pd.context.library.reg_local_dma is None)
+    if mr is not None:
+        memory = ctypes.create_string_buffer(b"12345678", 8)
+        one, two = pair
+        local = ctypes.addressof(memory), mr.lkey
+        transfer(one, WROpcode.RDMA_WRITE, local, (two.mr.addr, two.mr.rkey))
+        assert bytes(two.mr.buf[:8]) == b"12345678"
+        mr.close()
+
+
+@pytest.mark.needs("on-demand paging")
+def test_prefetching_a_range_that_is_not_inside(pd: verbs.ProtectionDomain) -> None:
+    with pd.reg_mr(PAGE, RIGHTS | AccessFlags.ON_DEMAND) as mr:
+        for offset, length in ((-1, 5), (0, PAGE + 1), (PAGE, 1), (5, 0)):
+            with pytest.raises(LocalRangeError):
+                mr.prefetch(offset, length)
+
+
+def test_advice_about_a_region_that_is_pinned(pd: verbs.ProtectionDomain) -> None:
+    """Of no use, and refused: by the device, or because it takes no advice at all."""
+    with pd.reg_mr(PAGE) as mr:
+        sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
+        with pytest.raises(VerbsError, match="ibv_advise_mr"):
+            pd.advise_mr(Advice.PREFETCH_NO_FAULT, [sge])
+        with pytest.raises(VerbsError, match="ibv_advise_mr"):
+            mr.prefetch()
+
+
+def test_rights_that_the_device_lacks_are_named(
+    context: verbs.Context, pd: verbs.ProtectionDomain
+) -> None:
+    if context.query_device_ex().odp_caps.general:
+        with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+            pd.reg_mr(64, AccessFlags.REMOTE_WRITE | AccessFlags.ON_DEMAND)
+        return
+    data = bytearray(64)
+    with pytest.raises(UnsupportedError, match=rf"'{context.name}' does not .*on demand \(ODP\)"):
+        pd.reg_mr(data, RIGHTS | AccessFlags.ON_DEMAND)
+    data.extend(b"not pinned")
+
+
+# --- registering again -------------------------------------------------------------------------
+
+
+@pytest.mark.needs("rereg")
+def test_other_memory_other_rights_other_domain(
+    context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
+    old, new = bytearray(256), bytearray(512)
+    with context.alloc_pd() as other:
+        mr = other.reg_mr(old)
+        mr.rereg(new, RIGHTS, pd)
+        old.extend(b"no longer pinned")
+        with pytest.raises(BufferError):
+            new.extend(b"x")
+        assert (mr.length, mr.access, mr.pd) == (512, RIGHTS, pd)
+        assert mr.addr == ctypes.addressof(ctypes.c_char.from_buffer(new))
+        reaches(pair[0], mr)
+        assert new[:8] == b"12345678"
+    assert not mr.closed  # it has moved
+    mr.rereg(access=AccessFlags.LOCAL_WRITE)
+    with pytest.raises(RDMAError):
+        reaches(pair[0], mr)
+    mr.close()
+    new.extend(b"x")
+
+
+def test_a_refused_change_leaves_the_region_as_it_was(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mr = pd.reg_mr(256, RIGHTS)
+    before = (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access)
+    with pytest.raises(ValueError, match="nothing to change"):
+        mr.rereg()
+    with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+        mr.rereg(access=AccessFlags.REMOTE_WRITE)
+    with pytest.raises(ValueError, match="read-only"):
+        mr.rereg(b"only to be read")
+    calls = pd.context.library.calls
+    monkeypatch.setattr(calls, "ibv_rereg_mr", lambda *arguments: -1)
+    data = bytearray(64)
+    with pytest.raises(VerbsError, match="changing <MemoryRegion"):
+        mr.rereg(data)
+    data.extend(b"x")
+    assert (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access) == before
+    reaches(pair[0], mr)
+    monkeypatch.setattr(calls, "ibv_rereg_mr", lambda *arguments: -4)
+    with pytest.raises(VerbsError, match="has been closed"):
+        mr.rereg(bytearray(64))
+    assert mr.closed
+
+
+def test_a_device_that_cannot_change_regions(
+    pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rdma_rxe 6.1, whose library does not even ask the kernel."""
+
+    def cannot(*arguments: object) -> int:
+        ffi.errno = errno.EOPNOTSUPP
+        return -4
+
+    mr = pd.reg_mr(256, RIGHTS)
+    data = bytearray(64)
+    if kind_of(pd.context.name) != "rxe":
+        monkeypatch.setattr(pd.context.library.calls, "ibv_rereg_mr", cannot)
+    with pytest.raises(UnsupportedError, match="changing memory regions") as caught:
+        mr.rereg(data)
+    assert caught.value.device == pd.context.name
+    data.extend(b"x")
+    reaches(pair[0], mr)
+    mr.close()
+
+
+# --- of files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    fd = os.memfd_create("aiordma-test")
+    os.truncate(fd, 4 * PAGE)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.needs("dma-buf")
+def test_a_file(pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int) -> None:
+    """A memfd for the dma-buf that a machine without another device does not have."""
+    with pd.reg_dmabuf_mr(file, 2 * PAGE, RIGHTS, offset=PAGE) as mr:
+        assert (mr.addr, mr.length) == (PAGE, 2 * PAGE)
+        reaches(pair[0], mr, at=24)
+        assert os.pread(file, 16, PAGE + 24) == b"12345678" * 2
+        with pytest.raises(BufferStateError):
+            mr.buf  # noqa: B018
+    with pd.reg_dmabuf_mr(file, PAGE, RIGHTS, offset=PAGE, iova=1 << 30) as mr:
+        assert mr.addr == 1 << 30
+        reaches(pair[0], mr)
+
+
+@pytest.mark.needs("dma-buf")
+def test_ranges_that_a_file_does_not_have(pd: verbs.ProtectionDomain, file: int) -> None:
+    pd.reg_dmabuf_mr(file, PAGE).close()
+    for offset, length, iova in ((0, 5 * PAGE, 0), (PAGE, PAGE, PAGE + 1), (5 * PAGE, 1, 0)):
+        text = f"registering {length} bytes from {offset} of file {file} at {iova:#x}"
+        with pytest.raises(VerbsError, match=text) as caught:
+            pd.reg_dmabuf_mr(file, length, offset=offset, iova=iova)
+        assert caught.value.errno == errno.EINVAL
+
+
+# --- of the device, and of nothing -------------------------------------------------------------
+
+
+@pytest.mark.needs("device memory")
+def test_memory_of_the_device(
+    context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
+) -> None:
+    with context.alloc_dm(256, log_align_req=6) as dm:
+        assert dm.length == 256
+        dm.write(b"abcdefgh", 8)
+        assert dm.read(10, 7) == b"\0abcdefgh\0"
+        assert dm.read() == bytes(8) + b"abcdefgh" + bytes(240)
+        with pd.reg_dm_mr(dm, RIGHTS) as mr:
+            assert (mr.addr, mr.length) == (0, 256)
+            reaches(pair[0], mr, at=64)
+            assert dm.read(16, 64) == b"12345678" * 2
+        part = pd.reg_dm_mr(dm, RIGHTS, offset=128, length=64)
+        assert part.length == 64
+        reaches(pair[0], part)
+        assert dm.read(8, 128) == b"12345678"
+        for use in (
+            lambda: dm.write(b"12345", 252),
+            lambda: dm.read(257),
+            lambda: dm.read(1, 256),
+            lambda: dm.read(1, -1),
+            lambda: pd.reg_dm_mr(dm, offset=200, length=64),
+        ):
+            with pytest.raises(LocalRangeError):
+                use()
+    assert part.closed  # with the memory
+
+
+@pytest.mark.needs("device memory")
+def test_more_than_the_device_has(context: verbs.Context) -> None:
+    most = context.query_device_ex().max_dm_size or 1
+    for length in (0, most + 1):
+        with pytest.raises(ValueError, match=f"{context.name} has 1 to {most}"):
+            context.alloc_dm(length)
+
+
+@pytest.mark.needs("null memory regions")
+def test_nothing(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
+    """Part of what is read goes nowhere."""
+    one, two = pair
+    two.mr.buf[:16] = b"skip-me!keep-me!"
+    with pd.alloc_null_mr() as nothing:
+        assert nothing.rkey == 0
+        pieces = (
+            ScatterGatherElement(0, 8, nothing.lkey),
+            ScatterGatherElement(one.mr.addr, 8, one.mr.lkey),
+        )
+        qp = one.qp
+        assert qp.capabilities.max_send_sge >= 2
+        qp.post_send(
+            [
+                SendWorkRequest(
+                    1,
+                    WROpcode.RDMA_READ,
+                    pieces,
+                    SendFlags.SIGNALED,
+                    remote_addr=two.mr.addr,
+                    rkey=two.mr.rkey,
+                )
+            ]
+        )
+        one.completion().raise_for_status()
+    assert bytes(one.mr.buf[:8]) == b"keep-me!"
+
+
+# --- domains -----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("parent domains")
+def test_a_parent_domain(context: verbs.Context, pd: verbs.ProtectionDomain) -> None:
+    td = context.alloc_td()
+    both = context.alloc_parent_domain(pd, td)
+    with context.create_cq(64) as cq:
+        qp = both.create_qp(cq)
+        mine = qp.endpoint()
+        qp.connect(mine, mine, access=AccessFlags.REMOTE_WRITE)
+        mr = pd.reg_mr(64, RIGHTS)  # good for a queue pair of the parent domain
+        mr.buf[:8] = b"12345678"
+        qp.post_send_one(
+            1, WROpcode.RDMA_WRITE, SendFlags.SIGNALED, mr.addr, 8, mr.lkey, mr.addr + 8, mr.rkey
+        )
+        (wc,) = cq.wait(spin=float("inf"), timeout=30)
+        wc.raise_for_status()
+        assert bytes(mr.buf[8:16]) == b"12345678"
+        qp.close()
+        mr.close()
+    assert "ParentDomain" in repr(both)
+    td.close()
+    assert both.closed  # it stands on both
+    assert not pd.closed
+
+
+@pytest.fixture
+def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
+    return connected_pair(verbs.QPCapabilities(max_send_sge=2))
