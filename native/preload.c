@@ -1,9 +1,9 @@
 /* The embedded device under the system libraries' names, for LD_PRELOAD: `aiordma run`.
  *
- * A shared library of its own is made of native/softdev and this file.  The linker gives every function
- * of calls.h the public name of the call (preload_exports.py), so that the dynamic linker finds it
- * before libibverbs and librdmacm.  Without version information a symbol satisfies
- * every version.  Here is what those libraries offer to programs besides, and to nobody else.
+ * A shared library of its own is made of native/softdev and this file.  The linker gives every
+ * function of calls.h the public name of the call (preload_exports.py), so that the dynamic linker
+ * finds it before libibverbs and librdmacm.  Without version information a symbol satisfies every
+ * version.  Here is what those libraries export besides, for programs only.
  */
 #include <errno.h>
 #include <fcntl.h>

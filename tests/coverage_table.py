@@ -24,6 +24,8 @@ LEAST = {
     "native": 85.0,
     "native/fast": 93.0,
     "native/softdev": 96.0,
+    "native/softdev/trace": 95.0,
+    "native/softdev/ud": 94.0,
 }
 
 Lines = tuple[int, int]

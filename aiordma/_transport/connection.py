@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from .._core import protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
 from .._memory.registration_cache import CacheStatistics
 from .._native import Arrivals, Counts, Promise
-from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import (
     ConnectionClosedError,
@@ -27,11 +26,12 @@ from .inbox import Inbox
 from .lifecycle import Address, ConnectionLifecycle
 from .message import Message
 from .one_sided import Remote
-from .security import Security
 from .sharing import RemoteRegion, Share
-from .side import Side
 from .target import Target
 from .transfers import Progress
+
+if TYPE_CHECKING:
+    from .endpoint import LocalEndpoint
 
 
 class Received(NamedTuple):
@@ -74,8 +74,8 @@ class Connection(ConnectionLifecycle):
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
-    def __init__(self, side: Side, config: Config, security: Security) -> None:
-        super().__init__(side, config, security)
+    def __init__(self, endpoint: LocalEndpoint) -> None:
+        super().__init__(endpoint)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
         self._inbox: Inbox = self._messages.inbox
@@ -92,7 +92,7 @@ class Connection(ConnectionLifecycle):
     @property
     def device(self) -> str:
         """The name of the device that carries it."""
-        return self._side.driver.context.name
+        return self._endpoint.driver.context.name
 
     @property
     def local_address(self) -> Address | None:
@@ -226,8 +226,9 @@ class Connection(ConnectionLifecycle):
         """As `alloc`, but waits until so much has come back, first come first served.
 
         Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
-        Who holds memory while waiting for more can wait for ever, as with any lock: take what is
-        needed together at once, or wait with a timeout.  The end of the connection ends it too.
+        A task that holds memory while it waits for more can wait for ever, as with any lock: take
+        what is needed together at once, or wait with a timeout.  The end of the connection ends it
+        too.
         """
         self._check()
         return await self._memory.lease(size, internal=False)
@@ -250,7 +251,7 @@ class Connection(ConnectionLifecycle):
         from, not read into.
         """
         self._check()
-        return Region(self._side.driver.pd.reg_mr(memory))
+        return Region(self._endpoint.driver.pd.reg_mr(memory))
 
     def register_dmabuf(
         self, fd: int, length: int, *, offset: int = 0, writable: bool = True
@@ -262,7 +263,7 @@ class Connection(ConnectionLifecycle):
         driver cannot; VerbsError (EINVAL) for a range that the dma-buf does not have.
         """
         self._check()
-        return DmabufRegion(self._side.driver.pd, fd, length, offset, writable)
+        return DmabufRegion(self._endpoint.driver.pd, fd, length, offset, writable)
 
     async def send_region(
         self,
@@ -289,10 +290,10 @@ class Connection(ConnectionLifecycle):
         access: Rights = Rights.READ,
         lease: float | None = None,
     ) -> Share:
-        """As `send_region`, but tells nobody: `Share.token.pack()` is for a channel of your own.
+        """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
 
-        Whoever gets to know the token and has a connection with this process can use it, for as
-        long as it is good, in the way that it says and on these bytes alone: it is a password.
+        Any peer with the token and a connection with this process can use it, for as long as it is
+        good, with its rights and on these bytes alone: it is a password.
         """
         self._check()
         check_lease(lease)
@@ -306,7 +307,7 @@ class Connection(ConnectionLifecycle):
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
-        return self._sharing.told(known)
+        return self._sharing.from_token(known)
 
     async def recv_region(self) -> RemoteRegion:
         """The next region that the peer has shown by `send_region`; cancelling loses nothing."""

@@ -1,4 +1,4 @@
-"""Where a message is read to that somebody receives into memory of his own."""
+"""The user's memory that `recv_into` receives a message in."""
 
 from __future__ import annotations
 

@@ -56,6 +56,8 @@ static const struct aiordma_device_calls device = {
 	.notify_version = aiordma_embedded_bells_changed,
 	.reg_own_mr = aiordma_embedded_reg_own_mr,
 	.reg_local_dma = reg_local_dma,
+	.set_faults = aiordma_embedded_faults,
+	.fault_counts = aiordma_embedded_fault_counts,
 };
 
 static const struct aiordma_calls table = {

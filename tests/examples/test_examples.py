@@ -44,6 +44,7 @@ def run_example(environment: dict[str, str], name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.any_device
 def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
     with subprocess.Popen(
         command("echo_server", host, "0"),
@@ -82,18 +83,21 @@ def test_one_sided(environment: dict[str, str], host: str) -> None:
     )
 
 
+@pytest.mark.any_device
 def test_one_sided_without_numpy(environment: dict[str, str], host: str, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('numpy', name='numpy')")
     without = {**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
     assert "04 05 06 07 04 05 06 07" in run_example(without, "one_sided", host)
 
 
+@pytest.mark.any_device
 def test_shared_counter(environment: dict[str, str], host: str) -> None:
     assert run_example(environment, "shared_counter", host) == (
         "the last client found 400\nthe counter is 0\n"
     )
 
 
+@pytest.mark.any_device
 def test_lent_memory(environment: dict[str, str], host: str) -> None:
     assert run_example(environment, "lent_memory", host) == (
         "the client left 00 00 00 00 01 01 01 01\n"

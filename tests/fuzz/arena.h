@@ -1,4 +1,4 @@
-/* The application's memory while a stranger plays with its queue pairs: what was shared, with which
+/* The application's memory while a hostile peer uses its queue pairs: what was shared, with which
  * rights, and between all of it what was not.
  *
  * All that is not to be read holds a secret word, over and over; all that is not to be written must
@@ -32,7 +32,7 @@ enum area_name {
 static const struct area {
 	size_t start, length;
 	unsigned rights;
-	bool changes; /* somebody may write there */
+	bool changes; /* a peer may write there */
 	bool secret;
 } areas[AREAS] = {
 	[AREA_OPEN] = {PAGE + GAP, OPEN_SIZE, ALL_RIGHTS, true, false},
@@ -103,7 +103,7 @@ static inline void arena_prepare(uint64_t secret)
 	memcpy(arena.before, arena.memory, ARENA_SIZE);
 }
 
-/* From now on nobody may write there either, until it is shared again. */
+/* From now on no peer may write there either, until it is shared again. */
 static inline void arena_close_open(void)
 {
 	memcpy(arena.before + areas[AREA_OPEN].start, area_at(AREA_OPEN), OPEN_SIZE);

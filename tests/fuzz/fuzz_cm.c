@@ -1,8 +1,8 @@
-/* The connection manager: strangers at a listener's door, servers that answer whatever they like, and
+/* The connection manager: hostile clients of a listener, servers with arbitrary answers, and
  * datagrams that ask for a service; through real ids and sockets.
  *
  * The application does what an application may do at that moment, in any order.  Whatever happens,
- * it ends with nothing left over, and the listener serves who knows how to ask.
+ * it ends with nothing left over, and the listener serves a peer of this protocol.
  */
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -22,7 +22,7 @@ enum {
 
 static struct world {
 	struct rdma_event_channel *channel; /* of the listeners and what is asked of them */
-	struct rdma_event_channel *asking; /* of those who ask */
+	struct rdma_event_channel *asking; /* of the clients */
 	struct rdma_cm_id *listener, *service;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
@@ -234,7 +234,8 @@ static void ask_elsewhere(const uint8_t *r)
 	(void)rdma->rdma_connect(*id, &parameters);
 }
 
-/* ---- strangers -------------------------------------------------------------------------------- */
+/* ---- hostile peers
+ * -------------------------------------------------------------------------------- */
 
 static void hang_up(int *fd, bool politely)
 {
@@ -335,7 +336,7 @@ static void say_sidr(const uint8_t *r)
 	size_t length = soft_sidr_encode(&message, bytes);
 	uint8_t heard[SOFT_SIDR_MAX];
 
-	/* To who has asked, with the number of the question. */
+	/* To the client, with the number of its request. */
 	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
 	    r[1] & 0x80) {
 		memcpy(&message.number, heard + 8, sizeof(message.number));
@@ -427,7 +428,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		one_thing(data + at);
 	for (int i = 0; i < STRANGERS; i++)
 		hang_up(&world.strangers[i], false);
-	/* Whoever still waits for one of them has waited long enough. */
+	/* The timers of those that still wait expire. */
 	for (int i = 0; i < 3; i++) {
 		fuzz_steps(4);
 		fuzz_pass_time(UINT64_C(100000000000));

@@ -1,4 +1,4 @@
-/* Datagrams into UD queue pairs: anybody who can reach the process's UDP port.
+/* Datagrams into UD queue pairs: from any host that can reach the process's UDP port.
  *
  * Two queue pairs receive, one of them from a shared queue and in a multicast group.  Whatever comes:
  * a receive is filled only by a message with the right queue pair number and Q_Key, from the address

@@ -1,6 +1,6 @@
-/* The frame stream into real queue pairs: the peer of a connection, who may say anything.
+/* The frame stream into real queue pairs: the peer of a connection, which may send anything.
  *
- * Four queue pairs of one domain are at the stranger's mercy: RC, RC with a shared receive queue,
+ * Four queue pairs of one domain are connected to the fuzzer: RC, RC with a shared receive queue,
  * UC, and RC that is ready to receive only.  Whatever comes: what was not shared is neither changed
  * nor told, every work request completes once and in order, a region that was deregistered is left
  * alone, and two other queue pairs of the process go on as if nothing were.
@@ -19,7 +19,7 @@ enum {
 
 struct victim {
 	struct side side;
-	int fd; /* the stranger's end; -1 after it hung up */
+	int fd; /* the fuzzer's end; -1 after it was closed */
 	uint32_t psn; /* of its next request */
 	struct {
 		uint64_t posted, completed;
@@ -243,7 +243,7 @@ static void close_scene(void)
 		CHECK_EQUAL(world.context->ops.dealloc_mw(world.windows[i]), 0);
 	for (int i = 0; i < AREAS; i++)
 		take_back((enum area_name)i);
-	fuzz_pass_time(UINT64_C(3000000000)); /* those who lingered are gone */
+	fuzz_pass_time(UINT64_C(3000000000)); /* lingering links are gone */
 	fuzz_steps(4);
 	friends_are_well();
 }
@@ -429,7 +429,7 @@ static const enum ibv_wr_opcode work[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* Our own request, which the stranger may answer. */
+/* Our own request, which the fuzzer may answer. */
 static void post_request(const uint8_t *r)
 {
 	struct victim *victim = world.current;

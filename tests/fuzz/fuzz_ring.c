@@ -1,9 +1,9 @@
-/* The shared memory between two processes of a user: a local peer who writes whatever it likes into
- * rings and positions, and says whatever it likes on the socket.
+/* The shared memory between two processes of a user: a peer that writes anything into rings and
+ * positions, and sends anything on the socket.
  *
- * The stranger is a visitor at the device's door (native/softdev/shm/attach.c) with memory of its own
- * making.  A queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared
- * is neither changed nor told, every work request completes once, two other queue pairs of the process
+ * The fuzzer attaches to the device (native/softdev/shm/attach.c) with a segment of its own.  A
+ * queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared is
+ * neither changed nor told, every work request completes once, two other queue pairs of the process
  * go on, and nothing is left over.
  */
 #define _GNU_SOURCE /* memmem */
@@ -40,7 +40,7 @@ static struct world {
 	uint64_t posted, completed;
 	uint32_t psn;
 	int sockets;
-	/* the stranger */
+	/* the fuzzer */
 	int fd; /* -1: it is not there */
 	uint8_t *memory, *bytes[2];
 	struct soft_ring out, in;
@@ -96,7 +96,7 @@ static void open_scene(void)
 	world.posted = world.completed = 0;
 }
 
-/* ---- the stranger ----------------------------------------------------------------------------- */
+/* ---- the fuzzer ----------------------------------------------------------------------------- */
 
 static void leave(void)
 {

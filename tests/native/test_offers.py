@@ -28,7 +28,7 @@ from aiordma._native import (
     embedded,
     ffi,
 )
-from aiordma._native.waiter import Waiter
+from aiordma._native.handles import Waiter
 from aiordma._transport.account import Account
 from tests.conftest import ConnectedPair, End
 from tests.decoders import frame_header

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What the test is at, for who finds that it hangs. */
+/* The current step of the test, for a debugger when it hangs. */
 static const char *current_step = "start";
 #define STEP(call)                                                                                 \
 	do {                                                                                       \

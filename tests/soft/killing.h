@@ -33,8 +33,8 @@
 
 /* ---- time ---------------------------------------------------------------------------------- */
 
-/* Time as far as somebody was there to see it pass, from 1 on: a machine that stands still for seconds,
- * as a virtual one may, is no reason to give up waiting.  To be asked again and again. */
+/* Time that this process has seen pass, from 1 on: a machine that stands still for seconds, as a
+ * virtual one may, is no reason to give up waiting.  Called again and again. */
 static inline uint64_t watched_ns(void)
 {
 	static uint64_t last, sum = 1;
@@ -324,7 +324,7 @@ static inline void expect_held(const struct held *before)
 	CHECK(now.memory <= before->memory + SLACK);
 }
 
-/* When the device is closed and everybody else is dead. */
+/* When the device is closed and all other processes are dead. */
 static inline void expect_nothing_left(void)
 {
 	if (!isolated)

@@ -1,5 +1,5 @@
-/* Channels between local peers, without links above them: this stands in for handshake.c (the linker is told
- * so: see meson.build), which accepts or refuses what is asked for. */
+/* Channels between local peers, without links above them: this stands in for handshake.c (the
+ * linker is told so: see meson.build), which accepts or refuses what is asked for. */
 #ifndef AIORDMA_TESTS_NEIGHBOUR_SIDE_H
 #define AIORDMA_TESTS_NEIGHBOUR_SIDE_H
 
@@ -31,7 +31,7 @@ struct end {
 	int told; /* an eventfd: anything has happened */
 };
 
-static struct end *callee; /* who is called next */
+static struct end *callee; /* the end that accepts next */
 static uint32_t held_id, withdrawn_id;
 static unsigned refused, withdrawn_all;
 

@@ -52,7 +52,7 @@ static void fetch_and_add(struct side *side, const struct address *owner, uint64
 	}
 }
 
-/* The same by compare and swap, which must be tried again when somebody else was quicker. */
+/* The same by compare and swap, which must be tried again when another thread was quicker. */
 static void compare_and_swap(struct side *side, const struct address *owner, uint64_t *seen)
 {
 	uint64_t expected = 0;

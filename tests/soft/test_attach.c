@@ -1,5 +1,5 @@
-/* How processes come to share memory and how they part: death, other users, and visitors who do not
- * keep to the rules. */
+/* How processes come to share memory and how they part: death, other users, and peers that break
+ * the protocol. */
 #define _GNU_SOURCE /* memfd_create, setresuid */
 #include "wire/link.h"
 #include "shm_side.h"
@@ -72,7 +72,7 @@ static void killed(void)
 		for (;;)
 			pause();
 	}
-	soft_lock(); /* nobody takes anything in meanwhile */
+	soft_lock(); /* nothing is taken in meanwhile */
 	tell(&process, "", 1);
 	hear(&process, &(char){0}, 1);
 	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
@@ -202,7 +202,7 @@ static void forked(void)
 			soft_lock();
 			soft_shm_chan_end(&end.chan);
 			soft_unlock();
-			/* It is somebody of its own. */
+			/* The child has a device of its own. */
 			CHECK_EQUAL(soft_engine_get(), 0);
 			end_init(&own);
 			end_init(&peer);
@@ -328,7 +328,7 @@ static void with(uint16_t lid, int fd)
 	close(ends[1]);
 }
 
-/* Everything that is not the bell that it should be. */
+/* Descriptors that are not the read end of a pipe. */
 static void wrong_bell(uint16_t lid)
 {
 	int ends[2];
@@ -336,7 +336,7 @@ static void wrong_bell(uint16_t lid)
 	with_both(lid, soft_segment_make(), -1);
 	with_both(lid, soft_segment_make(), open("/dev/zero", O_RDWR));
 	with_both(lid, soft_segment_make(), eventfd(0, 0));
-	/* Nobody will ring it any more. */
+	/* Its write end is closed. */
 	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	close(ends[1]);
 	with_both(lid, soft_segment_make(), ends[0]);
@@ -346,7 +346,8 @@ static void wrong_bell(uint16_t lid)
 	close(ends[0]);
 }
 
-/* Its maker has the same description and may change its flags: who hears it never waits for all that. */
+/* Its maker shares the file description and may change its flags: reading never blocks all the
+ * same. */
 static void bell_made_to_block(void)
 {
 	struct soft_notify_pipe made, hung;
@@ -460,7 +461,9 @@ static void vandal(uint16_t lid, void (*what)(struct soft_shm_peer *host))
 	what(&host);
 	soft_attach_notify(&host);
 	refused_at(door);
+	soft_lock();
 	soft_notify_pipe_close(&host.pipe);
+	soft_unlock();
 	soft_segment_unmap(&host);
 }
 
@@ -488,7 +491,7 @@ static void long_greeting(struct soft_shm_peer *host)
 	record(host, 2, 0, 8, SOFT_HANDSHAKE_SIZE + 1);
 }
 
-static void call_from_nobody(struct soft_shm_peer *host)
+static void call_from_zero(struct soft_shm_peer *host)
 {
 	record(host, 1, 0, 0, SOFT_HANDSHAKE_SIZE);
 }
@@ -540,7 +543,7 @@ static void reads_ahead(struct soft_shm_peer *host)
 static void visitors(void)
 {
 	static void (*const vandals[])(struct soft_shm_peer *host) = {
-		strange_kind, short_greeting, long_greeting, call_from_nobody, empty_data,
+		strange_kind, short_greeting, long_greeting, call_from_zero, empty_data,
 		too_long,     far_ahead,      reads_nothing, reads_ahead,
 	};
 	struct end end;
@@ -563,7 +566,7 @@ static void visitors(void)
 		call_next(NULL);
 	}
 	meet(&process);
-	/* Nobody else has noticed anything, and nothing is left of them. */
+	/* The other peers are undisturbed, and nothing is left. */
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)

@@ -58,11 +58,11 @@ static void wrong_addresses(void)
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &strange.any, 1000), EINVAL);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, &strange.any, &here.any, 1000), EINVAL);
 	side_close(&side);
-	bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* TEST-NET-3: nobody's */
+	bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* TEST-NET-3: no host's */
 	bind_fails("2001:db8::1", 0, EADDRNOTAVAIL);
 }
 
-/* A port is taken while somebody is bound to it, or listens. */
+/* A port is taken while a socket is bound to it, or listens. */
 static void port_taken(void)
 {
 	struct side first = bound_to(host, 0);
@@ -304,7 +304,7 @@ int main(void)
 	STEP(wrong_addresses());
 	STEP(port_taken());
 	STEP(port_after_connections());
-	if (!on_system) { /* there, nobody may listen while two are bound */
+	if (!on_system) { /* there, no socket may listen while two are bound */
 		STEP(reuse());
 		STEP(port_zero("::1"));
 		STEP(both_families());

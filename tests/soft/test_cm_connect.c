@@ -226,7 +226,7 @@ static void no_parameters(void)
 	side_close(&listener);
 }
 
-/* Who accepts may send at once: it goes out when the connection is there. */
+/* The accepting side may send at once: it goes out when the connection is there. */
 static void send_before_established(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -481,7 +481,7 @@ static void to_itself(void)
 	side_close(&client);
 }
 
-/* Between two listeners of a server, nobody listens for a moment: that alone is no refusal. */
+/* Between two listeners of a server there is none for a moment: that alone is no refusal. */
 static void listener_comes_late(void)
 {
 	struct side listener = side_with_id();
@@ -490,7 +490,7 @@ static void listener_comes_late(void)
 	CHECK_EQUAL(rdma->rdma_bind_addr(listener.id, &address.any), 0);
 	struct side client = ask(host, port_of(listener.id));
 
-	expect_nothing(client.channel); /* which has seen that nobody listens */
+	expect_nothing(client.channel); /* which has seen that there is no listener */
 	CHECK_EQUAL(rdma->rdma_listen(listener.id, 1), 0);
 	struct side server = take_request(&listener);
 
@@ -522,9 +522,9 @@ static void queue_pair_in_error(void)
 	side_close(&listener);
 }
 
-static void nobody_listens(void)
+static void no_listener(void)
 {
-	struct side taken = side_with_id(); /* bound, so that nobody else is there, not listening */
+	struct side taken = side_with_id(); /* bound, so that the port is free, and not listening */
 	union address address = address_of(host, 0);
 	struct side client;
 	struct rdma_cm_event *event;
@@ -540,7 +540,7 @@ static void nobody_listens(void)
 	side_close(&taken);
 }
 
-/* rdma_notify(3): only for who waits for RTU. */
+/* rdma_notify(3): only for an id that waits for RTU. */
 static void notify(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -562,7 +562,7 @@ int main(void)
 	cm_begin(100);
 	for (int i = 0; i < (int)sizeof(pattern); i++)
 		pattern[i] = (uint8_t)(i + 1);
-	STEP(nobody_listens()); /* what is made once is made now */
+	STEP(no_listener()); /* what is made once is made now */
 	before = resources();
 	STEP(whole_way(host, 56, 196, true));
 	STEP(whole_way(host, 0, 0, false));
@@ -585,7 +585,7 @@ int main(void)
 	STEP(several_listeners());
 	if (!on_system) /* there, a request without room is dropped, and asked again after 6 s */
 		STEP(small_backlog());
-	STEP(nobody_listens());
+	STEP(no_listener());
 	STEP(to_itself());
 	if (!on_system) /* there, a network is between them */
 		STEP(listener_comes_late());

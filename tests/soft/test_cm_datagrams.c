@@ -104,7 +104,7 @@ static void refused(void)
 	acknowledge(event);
 	CHECK_EQUAL(rdma->rdma_destroy_id(request), 0);
 	side_close(&asker);
-	asker = ask_for(host, port_of(service.id), "?", 1); /* nobody takes this one */
+	asker = ask_for(host, port_of(service.id), "?", 1); /* no service takes this one */
 	come.fd = service.channel->fd;
 	CHECK_EQUAL(poll(&come, 1, -1), 1);
 	side_close(&service);
@@ -112,7 +112,7 @@ static void refused(void)
 	side_close(&asker);
 }
 
-/* Between two services of a server nobody is there for a moment: that alone is no refusal. */
+/* Between two services of a server there is none for a moment: that alone is no refusal. */
 static void service_comes_late(void)
 {
 	struct side service = serve_at(host, 0, 0);
@@ -121,7 +121,7 @@ static void service_comes_late(void)
 	side_close(&service);
 	struct side asker = ask_for(host, port, "?", 1);
 
-	expect_nothing(asker.channel); /* which has seen that nobody is there */
+	expect_nothing(asker.channel); /* which has seen that there is no service */
 	service = serve_at(host, port, 0);
 	struct rdma_cm_id *request = take(&service, "?", 1);
 
@@ -132,7 +132,7 @@ static void service_comes_late(void)
 	side_close(&service);
 }
 
-static void nobody(void)
+static void no_service(void)
 {
 	struct side service = serve_at(host, 0, 0);
 	uint16_t port = port_of(service.id);
@@ -291,7 +291,8 @@ static void strangers(void)
 	side_close(&service);
 }
 
-/* Who asks: says it again when nothing comes, ignores answers to other questions, gives up. */
+/* The client repeats its request when nothing comes, ignores answers to other requests, and gives
+ * up. */
 static void lost_datagrams(void)
 {
 	union address own, from;
@@ -381,7 +382,7 @@ int main(void)
 	int before;
 
 	cm_begin(60);
-	STEP(nobody());
+	STEP(no_service());
 	before = resources(); /* with the sanitizer's own thread, which starts with the first */
 	STEP(found(host, host));
 	STEP(found("::1", "::1"));

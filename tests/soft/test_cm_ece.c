@@ -67,11 +67,11 @@ static void refuse(void)
 static void wrong(void)
 {
 	struct side listener = listen_at(host, 0), client = side_with_id();
-	struct ibv_ece ece = {.vendor_id = 1}, nobody = {0}, more = {1, 0, 1};
+	struct ibv_ece ece = {.vendor_id = 1}, absent = {0}, more = {1, 0, 1};
 
 	CHECK_FAILS(rdma->rdma_set_local_ece(NULL, &ece), EINVAL);
 	CHECK_FAILS(rdma->rdma_set_local_ece(client.id, NULL), EINVAL);
-	CHECK_FAILS(rdma->rdma_set_local_ece(client.id, &nobody), EINVAL);
+	CHECK_FAILS(rdma->rdma_set_local_ece(client.id, &absent), EINVAL);
 	CHECK_FAILS(rdma->rdma_set_local_ece(client.id, &more), EINVAL);
 	CHECK_FAILS(rdma->rdma_get_remote_ece(NULL, &ece), EINVAL);
 	CHECK_FAILS(rdma->rdma_get_remote_ece(client.id, NULL), EINVAL);

@@ -1,5 +1,5 @@
-/* Strangers: plain TCP clients at a listener's door, plain TCP servers at which rdma_connect is
- * aimed.  Each is dealt with in bounded time and space, and the others never notice. */
+/* Hostile peers: plain TCP clients that connect to a listener, plain TCP servers that rdma_connect
+ * is aimed at.  Each is handled in bounded time and space, without effect on the others. */
 #include "cm_side.h"
 
 #include <sys/resource.h>
@@ -69,7 +69,7 @@ static size_t read_message(int fd, uint8_t bytes[SOFT_CM_MESSAGE_MAX],
 	return have;
 }
 
-/* The listener still serves who knows how to ask. */
+/* The listener still serves a peer of this protocol. */
 static void still_works(struct side *listener)
 {
 	struct side client, server;
@@ -359,7 +359,7 @@ static void ends_before_rtu(void)
 	side_close(&listener);
 }
 
-/* A listener goes while strangers stand at its door. */
+/* A listener goes while connections are half open. */
 static void door_closes(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -390,7 +390,8 @@ static void flood(bool few_descriptors)
 
 	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
 	low = files;
-	low.rlim_cur = 8 * LIMIT; /* an eighth of the process's descriptors is for strangers */
+	/* an eighth of the process's descriptors is for half-open connections */
+	low.rlim_cur = 8 * LIMIT;
 	if (few_descriptors)
 		CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &low), 0);
 	else
@@ -489,7 +490,7 @@ static void out_of_descriptors(void)
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 
 	wait.fd = listener.channel->fd;
-	CHECK_EQUAL(poll(&wait, 1, 200), 0); /* nobody can be let in */
+	CHECK_EQUAL(poll(&wait, 1, 200), 0); /* no connection can be accepted */
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
 	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* nor is it tried without a pause */
 	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);

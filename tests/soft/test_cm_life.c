@@ -62,7 +62,7 @@ static void instead_of_answering(void)
 	side_close(&listener);
 }
 
-/* The listener goes with requests that nobody has taken. */
+/* The listener goes with requests that the application has not taken. */
 static void listener_with_requests(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -695,11 +695,11 @@ static struct side *serve(struct rdma_cm_event *event)
 	server->id->context = server;
 	acknowledge(event);
 	side_queue_pair(server);
-	(void)rdma->rdma_accept(server->id, &answer); /* who asked may be gone */
+	(void)rdma->rdma_accept(server->id, &answer); /* the active side may be gone */
 	return server;
 }
 
-/* Clients that go at any moment, and a server that accepts whoever is there. */
+/* Clients that go at any moment, and a server that accepts every request. */
 static void any_moment(void)
 {
 	struct side listener = listen_at(host, 0);

@@ -129,12 +129,12 @@ static void wrong_uses(void)
 {
 	struct side unbound = datagram_side(false), side = datagram_side(true);
 	struct side connection = listen_at(host, 0);
-	union address group = address_of("239.1.2.3", 0), nobody = address_of("10.1.2.3", 0);
+	union address group = address_of("239.1.2.3", 0), absent = address_of("10.1.2.3", 0);
 	struct rdma_cm_join_mc_attr_ex attr = wish(&group, RDMA_MC_JOIN_FLAG_FULLMEMBER);
 
 	CHECK_FAILS(rdma->rdma_join_multicast(unbound.id, &group.any, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_join_multicast(connection.id, &group.any, NULL), EINVAL);
-	CHECK_FAILS(rdma->rdma_join_multicast(side.id, &nobody.any, NULL), EINVAL);
+	CHECK_FAILS(rdma->rdma_join_multicast(side.id, &absent.any, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_join_multicast(side.id, NULL, NULL), EINVAL);
 	attr.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS;
 	CHECK_FAILS(rdma->rdma_join_multicast_ex(side.id, &attr, NULL), EINVAL);

@@ -159,8 +159,9 @@ static void say_frame(int fd, uint8_t opcode)
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
 }
 
-/* Who answers names a LID where nobody is: the side that asked goes on with the stream, and says so. */
-static void nobody_there(void)
+/* The passive side names a LID without a process: the active side goes on with the stream, and
+ * tells it. */
+static void no_process(void)
 {
 	union address here = address_of(host, 0);
 	socklen_t length = sizeof(here);
@@ -252,7 +253,7 @@ int main(void)
 	STEP(two_processes("shared", "tcp"));
 	STEP(two_processes("tcp", "shared"));
 	STEP(one_process());
-	STEP(nobody_there());
+	STEP(no_process());
 	for (enum what what = 0; what < WHATS; what++)
 		STEP(while_undecided(what));
 	return 0;

@@ -262,7 +262,7 @@ static void within_one_process(void)
 	munmap(memory, MIB);
 }
 
-/* Who finds twice in a row that it takes too long says so, and the other side knows. */
+/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
 static void too_slow(void)
 {
 	struct process process = part();
@@ -332,7 +332,7 @@ static void forbidden(void)
 
 /* A process with the right number that is not the one: the secret says so.  One that has become
  * another program is the same. */
-static void somebody_else(void)
+static void another_process(void)
 {
 	struct process process = part();
 	struct soft_cma cma;
@@ -342,7 +342,7 @@ static void somebody_else(void)
 	open_reach(&process, &cma);
 	if (!process.child) {
 		hear(&process, &desc, sizeof(desc));
-		CHECK(!soft_cma_probe(&cma, 0)); /* it is not known who it is */
+		CHECK(!soft_cma_probe(&cma, 0)); /* the peer is not known */
 		/* The memory is there too, but not the secret. */
 		CHECK(!soft_cma_probe(&cma, getpid()));
 		CHECK_EQUAL(copy_all(&cma, &desc, memory, PAGE), SOFT_CMA_GONE);
@@ -507,7 +507,7 @@ static void stopped_while_busy(void)
 	CHECK_EQUAL(cma.timeouts, 1);
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
 	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* asleep, not spinning */
-	/* The slot that it is busy with is not in use, so nobody waits for it. */
+	/* The slot that it is busy with is not in use, so the revocation does not wait. */
 	for (int i = 0; i < 3; i++) {
 		struct soft_cma_desc next = grant_of(&cma, memory, MIB);
 
@@ -640,7 +640,7 @@ int main(void)
 	STEP(holes());
 	STEP(too_slow());
 	STEP(forbidden());
-	STEP(somebody_else());
+	STEP(another_process());
 	STEP(owner_dies());
 	STEP(unmapped_at_once());
 	STEP(stopped_while_busy());

@@ -125,8 +125,8 @@ static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct i
 	CHECK_EQUAL(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad), 0);
 }
 
-/* Memory changes hands: what the other process asks for is read by the device's thread, under its lock,
- * which is how the thread sanitizer knows who comes after whom. */
+/* Memory changes hands: what the other process asks for is read by the device's thread, under its
+ * lock, which is how the thread sanitizer knows the order. */
 static void hand_over(struct side *side)
 {
 	CHECK(state_of(side) != IBV_QPS_RESET);

@@ -344,7 +344,7 @@ static void moderating(void)
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
-	/* By time: a single one waits for the period, and no longer than somebody sleeps. */
+	/* By time: a single one waits for the period, and no longer than a thread sleeps. */
 	CHECK_EQUAL(moderate(&b, 100, 20000), 0);
 	begin = now_ns(CLOCK_MONOTONIC);
 	arrive(&a, &b);

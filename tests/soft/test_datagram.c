@@ -236,7 +236,7 @@ static void hostile(void)
 		size_t size = SOFT_DATAGRAM_HEADER + 100;
 
 		if (wrong == 0)
-			datagram.source.raw[15] = 9; /* not who it is */
+			datagram.source.raw[15] = 9; /* not its own */
 		if (wrong == 1)
 			datagram.destination.raw[15] = 9; /* not us */
 		if (wrong == 2)
@@ -347,7 +347,8 @@ static void send_raw(int fd, struct address address)
 		    sizeof(bytes));
 }
 
-/* While the port is down, what is sent is lost; at another LID the old address is nobody's. */
+/* While the port is down, what is sent is lost; after a change of the LID the old address reaches
+ * no process. */
 static void port_changes(void)
 {
 	struct side a, b;

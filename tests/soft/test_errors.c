@@ -64,7 +64,7 @@ static void bad_keys_and_ranges(void)
 	for (size_t i = 0; i < sizeof(opcodes) / sizeof(opcodes[0]); i++) {
 		struct request request = {.opcode = opcodes[i], .length = 8};
 
-		request.rkey = 0x13570; /* nobody's, but for bad luck of 1 in 4 billion */
+		request.rkey = 0x13570; /* no region's, but for bad luck of 1 in 4 billion */
 		access_refused(request);
 		request.rkey = 0;
 		request.remote = 65536 - 7;
@@ -381,7 +381,8 @@ static void posting(void)
 	close_pair(&a, &b);
 }
 
-/* A full CQ: an event, no more completions, and the end of who completes there (IBTA 11.6.3.2). */
+/* A full CQ: an event, no more completions, and the end of the queue pairs that complete there
+ * (IBTA 11.6.3.2). */
 static void cq_overrun(void)
 {
 	struct side a, b;
@@ -464,7 +465,7 @@ static void reset_and_reuse(void)
 	close_pair(&a, &b);
 }
 
-/* Completions that nobody has taken go with the queue pair, from the middle of what others have
+/* Completions that have not been polled go with the queue pair, from the middle of what others have
  * completed on the same queues; events armed for them have come and stay. */
 static void reset_takes_completions_back(bool destroyed)
 {

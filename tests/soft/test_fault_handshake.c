@@ -1,5 +1,5 @@
-/* Messages of the connection manager that get lost on command: whoever waits for them gives up in
- * time, as on a network (IBTA vol 1, 12.9.8). */
+/* Messages of the connection manager that get lost on command: the waiting side gives up in time,
+ * as on a network (IBTA vol 1, 12.9.8). */
 #include "cm_side.h"
 
 #include "cm/cm.h"

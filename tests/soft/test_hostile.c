@@ -222,7 +222,7 @@ static void ranges_that_wrap(void)
 
 /* READs of much, none of whose answers is fetched: no more than were agreed on, and no memory for
  * the answers.  Another queue pair does not wait for that one. */
-static void answers_that_nobody_fetches(void)
+static void unread_answers(void)
 {
 	enum {
 		BIG = 8 << 20,
@@ -257,7 +257,7 @@ static void answers_that_nobody_fetches(void)
 }
 
 /* Messages for which there is no receive: a NAK each, nothing is kept. */
-static void messages_that_nobody_wants(void)
+static void unreceived_messages(void)
 {
 	struct scene scene;
 
@@ -271,7 +271,7 @@ static void messages_that_nobody_wants(void)
 	close_scene(&scene);
 }
 
-/* ---- at the door, where processes of the same user share memory ------------------------------ */
+/* ---- attaching, where processes of the same user share memory ------------------------------- */
 
 static int visit(uint16_t lid)
 {
@@ -288,7 +288,7 @@ static int visit(uint16_t lid)
 	return fd;
 }
 
-/* A word and a LID, and a file if it is one, with a bell. */
+/* A control message and a LID, with a segment if it is one, and a pipe. */
 static void tell_door(int fd, uint32_t word, int with)
 {
 	uint32_t text[2] = {word, 1};
@@ -370,8 +370,8 @@ static void bad_memory(void)
 	close_side(&side);
 }
 
-/* More than may stand there without a word: the first has to go, and who has something to say comes
- * in. */
+/* More silent connections than are kept: the first is closed, and a peer that sends its message is
+ * accepted. */
 static void silent_visitors(void)
 {
 	enum {
@@ -441,7 +441,7 @@ int main(void)
 	STEP(keys_are_random());
 	STEP(keys_of_others());
 	STEP(ranges_that_wrap());
-	STEP(answers_that_nobody_fetches());
-	STEP(messages_that_nobody_wants());
+	STEP(unread_answers());
+	STEP(unreceived_messages());
 	return 0;
 }

@@ -98,8 +98,8 @@ static void open_end(struct end *end, uint32_t longest, bool gives_up)
 		words_of(end, WORDS)[i] = word(i);
 }
 
-/* The exposed bytes are the peer's or nobody's (a write that breaks off does so anywhere, in the
- * middle of a word too); the rest was open to nobody. */
+/* The exposed bytes are the peer's or unchanged (a write that breaks off does so anywhere, in the
+ * middle of a word too); the rest was open to no peer. */
 static void close_end(struct end *end)
 {
 	CHECK_EQUAL(verbs->ibv_destroy_qp(end->side.qp), 0);
@@ -292,7 +292,7 @@ static void obey(int fd)
 			if (!ends[i].failed)
 				step_end(&ends[i]);
 		if (order.leaves_ns && now_ns(CLOCK_MONOTONIC) - start > order.leaves_ns)
-			exit(0); /* without a word to anybody */
+			exit(0); /* without an orderly end */
 	}
 }
 

@@ -219,7 +219,7 @@ static void requested(struct rdma_cm_id *id, uint32_t peer)
 	struct rdma_conn_param answer = parameters(&self);
 
 	make_queue_pair(it);
-	if (verbs->rdma_accept(id, &answer)) /* who has asked is gone already */
+	if (verbs->rdma_accept(id, &answer)) /* the active side is gone already */
 		drop(it);
 }
 
@@ -315,7 +315,7 @@ static void obey(int fd)
 			dial(order.port, 0);
 		step();
 		if (order.leaves_ns && now_ns(CLOCK_MONOTONIC) - start > order.leaves_ns)
-			exit(0); /* without a word to anybody */
+			exit(0); /* without an orderly end */
 	}
 }
 

@@ -10,7 +10,7 @@
 
 /* ---- making the stream --------------------------------------------------------------------- */
 
-/* Whoever is ready first: requests wait for the stream. */
+/* Either side is ready first: requests wait for the stream. */
 static void late_peer(void)
 {
 	for (int order = 0; order < 2; order++) {
@@ -37,8 +37,9 @@ static void late_peer(void)
 	}
 }
 
-/* Nobody there, nobody ready, somebody else: the request fails when its time is over. */
-static void nobody(void)
+/* No process there, no queue pair ready, another peer expected: the request fails when its time is
+ * over. */
+static void no_peer(void)
 {
 	for (int way = 0; way < 4; way++) {
 		struct side a, b;
@@ -52,7 +53,7 @@ static void nobody(void)
 		if (way == 1)
 			address.qpn ^= 0x5555; /* no such queue pair */
 		if (way == 2)
-			own.psn ^= 1; /* it expects somebody else */
+			own.psn ^= 1; /* it expects another peer */
 		bring_up(&a, &address);
 		if (way == 2)
 			bring_up(&b, &own);
@@ -87,7 +88,8 @@ static void wrong_psn_found_late(void)
 	close_pair(&a, &b);
 }
 
-/* ---- strangers ----------------------------------------------------------------------------- */
+/* ---- hostile peers -----------------------------------------------------------------------------
+ */
 
 static int dial(uint16_t port)
 {
@@ -110,7 +112,7 @@ static void expect_hung_up(int fd)
 	close(fd);
 }
 
-static void strangers(void)
+static void hostile_peers(void)
 {
 	struct side a, b;
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
@@ -153,7 +155,7 @@ static void strangers(void)
 		expect_hung_up(fd);
 	}
 
-	/* Many who say nothing, or half a handshake, do not keep others out. */
+	/* Many connections that send nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
 	soft_handshake_encode(bytes, &(struct soft_handshake){.kind = SOFT_HELLO});
@@ -181,9 +183,9 @@ static void strangers(void)
 	close_pair(&a, &b);
 }
 
-/* Whoever answers a HELLO may take its sender for the peer at once: a queue pair that leaves before it
- * has heard says so, since an end without a word would be a failure (IBTA 10.3.1.2: a peer's error is
- * nothing that an idle queue pair hears of). */
+/* The process that answers a HELLO may take its sender for the peer at once: a queue pair that
+ * leaves before the answer sends DISCONNECT, since an end without it would be a failure (IBTA
+ * 10.3.1.2: a peer's error does not reach an idle queue pair). */
 static void leaves_unanswered(void)
 {
 	struct sockaddr_in here = {.sin_family = AF_INET,
@@ -199,7 +201,7 @@ static void leaves_unanswered(void)
 	CHECK_EQUAL(listen(door, 1), 0);
 	CHECK_EQUAL(getsockname(door, (struct sockaddr *)&here, &length), 0);
 	open_side(&side, (struct options){0});
-	/* Nobody has a greater number: the queue pair connects. */
+	/* No queue pair has a greater number: this one connects. */
 	bring_up(&side, &(struct address){.qpn = 0xffffff, .psn = 5, .lid = ntohs(here.sin_port)});
 	int fd = accept(door, NULL, NULL);
 
@@ -365,11 +367,11 @@ static void stopped(void)
 /* A queue pair whose stream ends in our hands. */
 static int adopted(struct side *side)
 {
-	const struct address nobody = {.psn = 100, .qpn = 77};
+	const struct address no_peer = {.psn = 100, .qpn = 77};
 	int fds[2];
 
 	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
-	bring_up(side, &nobody); /* LID 0: the stream comes from elsewhere */
+	bring_up(side, &no_peer); /* LID 0: the stream comes from elsewhere */
 	soft_lock();
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), dup(fds[0]), NULL, 0), EISCONN);
@@ -554,10 +556,10 @@ int main(void)
 		STEP(killed(way));
 	STEP(stopped());
 	STEP(late_peer());
-	STEP(nobody());
+	STEP(no_peer());
 	STEP(wrong_psn_found_late());
 	STEP(leaves_unanswered());
-	STEP(strangers());
+	STEP(hostile_peers());
 	STEP(orderly_end());
 	STEP(impossible_frames());
 	STEP(impossible_answers());

@@ -74,7 +74,7 @@ static void on_demand(void)
 
 	uint8_t *memory = pages(4);
 
-	/* Nothing is looked at: a hole is no mistake until somebody goes there. */
+	/* Nothing is checked: a hole is no error until it is accessed. */
 	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
 	CHECK_EQUAL(mprotect(memory + 2 * PAGE, PAGE, PROT_READ), 0);
 	struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights);
@@ -147,7 +147,7 @@ static void on_demand(void)
 	close_pair(&a, &b);
 }
 
-/* New pages come when they are used, and are all there where nobody has given that word. */
+/* New pages come when they are used, and are all there for other registrations. */
 static void own(void)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -165,7 +165,7 @@ static void own(void)
 	CHECK(filled(memory + PAGE - 8, 16, 5));
 	CHECK(resident(memory) && resident(memory + PAGE));
 	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
-	/* Nothing else is taken on anybody's word. */
+	/* Nothing else is taken on the caller's word. */
 	CHECK_EQUAL(cma(&a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8), IBV_WC_REM_ACCESS_ERR);
 	again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
@@ -292,7 +292,7 @@ static void advising(void)
 	CHECK_EQUAL(advise(&other, prefetch, 0, mr->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, for_write, 0, readable->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory + PAGE, 4 * PAGE), EFAULT);
-	/* Pages that are not there: told to who waits for them. */
+	/* Pages that are not there: an error for a caller that waits for them. */
 	CHECK_EQUAL(munmap(memory + 3 * PAGE, PAGE), 0);
 	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory, 4 * PAGE), 0);
 	CHECK_EQUAL(advise(&a, prefetch, flush, mr->lkey, memory, 4 * PAGE), EFAULT);

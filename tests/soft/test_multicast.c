@@ -205,7 +205,7 @@ static void limits(void)
 	close_side(&side);
 }
 
-/* Anybody on the network can send to a group. */
+/* Any host on the network can send to a group. */
 static void hostile(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.3");
@@ -238,7 +238,7 @@ static void hostile(void)
 		if (wrong == 2)
 			datagram.destination = own.gid;
 		if (wrong == 3)
-			datagram.source.raw[15] = 77; /* somebody else's address */
+			datagram.source.raw[15] = 77; /* another host's address */
 		if (wrong == 4)
 			datagram.qkey++;
 		soft_datagram_encode(bytes, &datagram);

@@ -758,13 +758,13 @@ static void unsignaled(void)
 static void fence(void)
 {
 	for (int fenced = 0; fenced < 2; fenced++) {
-		const struct address nobody = {.psn = 100, .qpn = 77};
+		const struct address absent = {.psn = 100, .qpn = 77};
 		struct side side;
 		int fds[2];
 
 		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
 		open_side(&side, (struct options){0});
-		bring_up(&side, &nobody);
+		bring_up(&side, &absent);
 		soft_lock();
 		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
 		soft_unlock();

@@ -1,6 +1,6 @@
-/* Which bells an event loop watches itself, and that the others wake it all the same.
+/* Which notify fds an event loop watches itself, and that the others wake it all the same.
  *
- * Under the engine's lock, so that nobody hears what is rung before it has been looked for. */
+ * With the engine's lock, so that no thread empties a pipe before the test has looked. */
 #include <sys/resource.h>
 
 #include "shm/notify_pipe.h"
@@ -21,7 +21,7 @@ struct loop {
 	unsigned change; /* that it knows of */
 };
 
-/* A bell, and the other process that rings it. */
+/* A notify pipe, and the other process that writes to it. */
 struct pair {
 	struct soft_notify_pipe rings, rung;
 };
@@ -46,8 +46,8 @@ static void take_down(struct pair *pair)
 {
 	soft_lock();
 	soft_notify_pipe_close(&pair->rung);
-	soft_unlock();
 	soft_notify_pipe_close(&pair->rings);
+	soft_unlock();
 }
 
 static bool readable(int fd)
@@ -86,7 +86,7 @@ static void end(struct loop *loop)
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(loop->channel), 0);
 }
 
-/* It wakes the loop by the bell of its own with that number, or (-1) by the set. */
+/* It wakes the loop by its own descriptor with that number, or (-1) by the set. */
 static void wakes(struct pair *pair, const struct loop *loop, int number)
 {
 	soft_lock();
@@ -167,7 +167,7 @@ static void several_loops(struct ibv_context *context)
 	end(&other);
 }
 
-/* Who does not watch them at all has the channel's own fd, which shows whatever the device has. */
+/* A loop that does not watch them has the channel's own fd, which shows all that the device has. */
 static void by_the_channel_alone(struct ibv_context *context)
 {
 	struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(context);
@@ -213,7 +213,7 @@ static void many(struct ibv_context *context)
 	end(&loop);
 }
 
-/* Nobody is woken by what is not looked at. */
+/* A pipe that is not watched wakes no loop. */
 static void port_down(struct ibv_context *context)
 {
 	struct loop loop = loop_of(context);

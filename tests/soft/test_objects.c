@@ -385,7 +385,7 @@ static void events(void)
 	one_event(&b);
 	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
 
-	/* An event that nobody took does not hold up destruction. */
+	/* An event that was not taken does not hold up destruction. */
 	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
 	CHECK_EQUAL(post_recv_at(&a, 9, 0, 8), 0);
 	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);

@@ -257,7 +257,7 @@ static void only_told(void)
 	};
 	struct side a;
 
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE), 0); /* to nobody */
+	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE), 0); /* to no context */
 	open_side(&a, (struct options){0});
 	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
 		CHECK_EQUAL(aiordma_embedded_raise(told[i]), 0);
@@ -312,7 +312,7 @@ static int try_gid(struct side *side, int index)
 	return to_rtr(side, &own);
 }
 
-/* With addresses of its own, which nobody else sees. */
+/* With addresses of its own, which no other process sees. */
 static void addresses_change(void)
 {
 	struct process process = split();

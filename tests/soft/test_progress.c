@@ -1,5 +1,5 @@
-/* Who does the work: the engine's thread when the application is busy, the application's threads
- * when they come by, and nobody when there is nothing to do.  And what is left when all is closed. */
+/* Progress: by the engine's thread when the application is busy, by the application's threads when
+ * they poll, by none when there is nothing to do.  And what is left when all is closed. */
 #include "leaks.h"
 #include "objects/objects.h"
 #include "verbs/boundary.h"
@@ -91,7 +91,7 @@ static void idle(void)
 }
 
 /* Two processes that have a minute, and a side each, which are connected: the address of the other one's. */
-static struct address open_neighbours(struct process *process, struct side *side)
+static struct address open_peers(struct process *process, struct side *side)
 {
 	*process = split();
 	limit_seconds(60);
@@ -103,12 +103,12 @@ static struct address open_neighbours(struct process *process, struct side *side
 }
 
 /* The same between processes, both of which have polled and then waited. */
-static void idle_neighbours(void)
+static void idle_peers(void)
 {
 	struct process process;
 	struct side side;
 
-	open_neighbours(&process, &side);
+	open_peers(&process, &side);
 	for (int i = 0; i < 200; i++) {
 		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
 		meet(&process);
@@ -137,7 +137,7 @@ static void busy_application(bool stays)
 	};
 	struct process process;
 	struct side side;
-	struct address peer = open_neighbours(&process, &side);
+	struct address peer = open_peers(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
 
 	if (process.child) {
@@ -286,7 +286,7 @@ static void threads(void)
 }
 
 /* What other threads are in the middle of when one forks: a lock held while polling, and events
- * taken that nobody in the child will acknowledge. */
+ * taken that the child will not acknowledge. */
 static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event *event)
 {
 	struct ibv_cq *cq;
@@ -408,8 +408,8 @@ static void parts(void)
 	close_pair(&a, &b);
 }
 
-/* Who drains and finds nothing hears when that is in the middle of a message, and when it is not.  The
- * device's thread may have done all of the work, so once in a hundred messages is enough. */
+/* A drain that finds nothing reports whether that is in the middle of a message.  The device's
+ * thread may have done all of the work, so once in a hundred messages is enough. */
 static void in_the_middle(void)
 {
 	enum {
@@ -447,7 +447,8 @@ static void in_the_middle(void)
 	close_pair(&a, &b);
 }
 
-/* Who has nothing of its own hears that it has served a peer, however small what the peer wanted. */
+/* A process without work of its own is told that it has served a peer, however small the request.
+ */
 static void serving(void)
 {
 	enum {
@@ -456,7 +457,7 @@ static void serving(void)
 	};
 	struct process process;
 	struct side side;
-	struct address peer = open_neighbours(&process, &side);
+	struct address peer = open_peers(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
 
 	if (process.child) {
@@ -495,7 +496,7 @@ static void serving(void)
 	join(&process);
 }
 
-/* Who writes to another process hears whether that was awake; over TCP nobody knows. */
+/* The process that writes is told whether the other one was awake; not over TCP. */
 static void meeting(void)
 {
 	enum {
@@ -506,7 +507,7 @@ static void meeting(void)
 	bool knows = !links || strcmp(links, "tcp");
 	struct process process;
 	struct side side;
-	struct address peer = open_neighbours(&process, &side);
+	struct address peer = open_peers(&process, &side);
 	uint64_t *words = (uint64_t *)(void *)side.memory;
 	struct request request = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 				  .wr_id = 1,
@@ -559,7 +560,7 @@ int main(void)
 	STEP(busy_application(true));
 	STEP(nothing_left());
 	STEP(idle());
-	STEP(idle_neighbours());
+	STEP(idle_peers());
 	STEP(parts());
 	STEP(in_the_middle());
 	STEP(serving());

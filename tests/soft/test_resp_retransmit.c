@@ -73,7 +73,7 @@ static void get_nothing(const struct stage *stage)
 
 static void open_stage(struct stage *stage, struct options options)
 {
-	const struct address nobody = {.psn = FIRST, .qpn = 77};
+	const struct address absent = {.psn = FIRST, .qpn = 77};
 	const int small = 4096; /* of what the other side does not read at once most has to wait */
 	int fds[2];
 
@@ -81,7 +81,7 @@ static void open_stage(struct stage *stage, struct options options)
 	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
 	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
 	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
-	bring_up(&stage->side, &nobody); /* LID 0: the stream comes from elsewhere */
+	bring_up(&stage->side, &absent); /* LID 0: the stream comes from elsewhere */
 	soft_lock();
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
 	soft_unlock();
@@ -320,7 +320,7 @@ static struct soft_frame answer(uint8_t opcode, uint32_t psn)
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
-/* Nobody answers: retry_cnt times again, then no more. */
+/* No answer: retry_cnt times again, then no more. */
 static void silence(void)
 {
 	enum {
@@ -542,7 +542,7 @@ static bool is_partial(struct stage *stage)
 }
 
 /* Nothing is lost that has not left: no retry is used up, however long that takes. */
-static void nobody_reads(void)
+static void no_reader(void)
 {
 	struct stage stage;
 	struct ibv_wc wc;
@@ -661,7 +661,7 @@ int main(void)
 	STEP(told_of_a_gap());
 	STEP(missing_answers());
 	STEP(draining());
-	STEP(nobody_reads());
+	STEP(no_reader());
 	STEP(answered_in_the_middle());
 	STEP(asked_in_the_middle());
 	STEP(planned_in_the_middle());

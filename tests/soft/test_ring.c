@@ -176,11 +176,11 @@ static void room(void)
 	CHECK(rest > 0 && rest < 5000);
 	put(2, 0, 0, (uint32_t)rest);
 	CHECK_EQUAL(soft_ring_room(&writer, 1), 0);
-	CHECK_EQUAL(soft_ring_starve(&writer), 0);
-	CHECK(!soft_ring_wakes(&writer));
+	CHECK_EQUAL(soft_ring_request_room(&writer), 0);
+	CHECK(!soft_ring_must_notify(&writer));
 	take(1, 0, 0, 5000);
-	CHECK(soft_ring_is_starved(&reader));
-	CHECK(!soft_ring_is_starved(&reader)); /* said once */
+	CHECK(soft_ring_room_requested(&reader));
+	CHECK(!soft_ring_room_requested(&reader)); /* said once */
 	CHECK(soft_ring_room(&writer, 1) >= 5000);
 	for (uint32_t i = 1; i < count; i++)
 		take(1, i, 0, 5000);
@@ -249,17 +249,17 @@ static void waking(void)
 	begin();
 	put(1, 1, 1, 1);
 	CHECK(!soft_ring_flush(&writer));
-	CHECK(soft_ring_await(&reader)); /* there is something already */
+	CHECK(soft_ring_arm(&reader)); /* there is something already */
 	take(1, 1, 1, 1);
-	CHECK(soft_ring_awaits(&reader));
+	CHECK(soft_ring_is_armed(&reader));
 	put(1, 1, 1, 1);
 	CHECK(soft_ring_flush(&writer));
 	CHECK(!soft_ring_flush(&writer)); /* one call is enough */
-	CHECK(!soft_ring_awaits(&reader));
+	CHECK(!soft_ring_is_armed(&reader));
 	take(1, 1, 1, 1);
-	CHECK(!soft_ring_await(&reader));
-	soft_ring_attend(&reader);
-	CHECK(!soft_ring_wakes(&writer));
+	CHECK(!soft_ring_arm(&reader));
+	soft_ring_disarm(&reader);
+	CHECK(!soft_ring_must_notify(&writer));
 }
 
 /* ---- two threads --------------------------------------------------------------------------- */
@@ -301,7 +301,7 @@ static void *write_all(void *unused)
 
 		while (soft_ring_room(&writer, length) < (ssize_t)length ||
 		       soft_ring_room(&writer, length) == 0) {
-			ssize_t now = soft_ring_starve(&writer);
+			ssize_t now = soft_ring_request_room(&writer);
 
 			if (now <= 0 || now < (ssize_t)length)
 				sleep_at(writer_bell);
@@ -324,9 +324,9 @@ static void *read_all(void *unused)
 		int rc = soft_ring_next(&reader, &record);
 
 		if (rc == 0) {
-			if (soft_ring_is_starved(&reader))
+			if (soft_ring_room_requested(&reader))
 				ring_bell(writer_bell);
-			if (!soft_ring_await(&reader))
+			if (!soft_ring_arm(&reader))
 				sleep_at(reader_bell);
 			continue;
 		}
@@ -383,7 +383,7 @@ static void impossible_positions(void)
 		begin();
 		put(1, 1, 1, 100);
 		shared.head = writer.mine - ahead[i];
-		CHECK_EQUAL(soft_ring_starve(&writer), -EPROTO);
+		CHECK_EQUAL(soft_ring_request_room(&writer), -EPROTO);
 		CHECK_EQUAL(soft_ring_room(&writer, SOFT_RING_SIZE), -EPROTO);
 	}
 	/* Less than a header. */

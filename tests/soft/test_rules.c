@@ -94,7 +94,7 @@ static void rnr_counts(void)
 	no_plan();
 }
 
-/* How long a requester waits for somebody who is not there: IBTA 9.7.6.1.3, but not less than a
+/* How long a requester waits for a peer that is not there: IBTA 9.7.6.1.3, but not less than a
  * connection may take to be made, and not more than a minute. */
 static void giving_up(void)
 {

@@ -175,7 +175,7 @@ static void crowded(void)
 	join(&process);
 }
 
-/* One side of the two will have nothing but TCP: so they meet there, whoever connects. */
+/* One of the two sides is kept to TCP: so they use it, whichever connects. */
 static void unwilling(void)
 {
 	struct process process = split();
@@ -320,8 +320,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
 }
 
-/* Who asks for queue pairs that are not ready is held; more than so many are not, and nobody else
- * suffers from that. */
+/* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
 static void strangers(void)
 {
 	enum {
@@ -383,7 +382,7 @@ static void strangers(void)
  * nonsense, or half a frame: that has. */
 static void leaving_or_broken(int what)
 {
-	const struct address nobody = {.psn = 100, .qpn = 1}; /* the smaller one connects */
+	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller one connects */
 	struct process process = split();
 	struct side side;
 	struct ibv_async_event event;
@@ -393,7 +392,7 @@ static void leaving_or_broken(int what)
 	struct address peer = exchange(&process, &side);
 
 	if (process.child) {
-		struct address expected = nobody;
+		struct address expected = absent;
 
 		expected.lid = peer.lid;
 		CHECK_EQUAL(to_init(&side), 0);
@@ -426,7 +425,7 @@ static void leaving_or_broken(int what)
 
 		meet(&process);
 		soft_lock();
-		raw_open(&raw, &peer, nobody.qpn, nobody.psn);
+		raw_open(&raw, &peer, absent.qpn, absent.psn);
 		if (what == 0)
 			soft_shm_chan_end(&raw.chan);
 		soft_unlock();

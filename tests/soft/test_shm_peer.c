@@ -14,7 +14,7 @@ static void call_oneself(struct end *a, struct end *b)
 {
 	end_init(a);
 	end_init(b);
-	/* Who waits for the one waits for the other. */
+	/* Waiting for the one is waiting for the other. */
 	CHECK(dup2(a->told, b->told) >= 0);
 	call_next(b);
 	CHECK_EQUAL(open_to(a, own_lid(), 5), 0);
@@ -75,7 +75,7 @@ static void taken_back(void)
 	soft_shm_chan_end(&a.chan);
 	soft_unlock();
 	CHECK_EQUAL(withdrawn_id, held_id);
-	/* Who accepts all the same is told. */
+	/* Accepting all the same fails. */
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {0};
 
 	soft_lock();
@@ -184,7 +184,7 @@ enum mood {
 	EITHER
 };
 
-/* Whoever misses a wake-up sleeps for ever. */
+/* A missed wake-up hangs the test. */
 static void echo(enum mood mood)
 {
 	enum {
@@ -208,7 +208,7 @@ static void echo(enum mood mood)
 	part(&end, mood != ASLEEP);
 }
 
-/* In both directions at once; nobody overtakes the reader. */
+/* In both directions at once; the writer never overtakes the reader. */
 static void flood(bool polling)
 {
 	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_SHM_CHAN_LEAST};

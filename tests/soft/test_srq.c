@@ -366,7 +366,7 @@ static void limit(void)
 	send_to_hub(&star, 0, 3, 1, 8);
 	hub_wc(&star, 3, IBV_WC_SUCCESS, 0);
 	expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
-	/* Disarmed by 0; and one that nobody takes does not keep the queue from going. */
+	/* Disarmed by 0; and an event that is not taken does not hold up destruction. */
 	CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
 	CHECK_EQUAL(set_limit(star.hub.srq, 0), 0);
 	send_to_hub(&star, 0, 4, 1, 8);
@@ -551,7 +551,7 @@ static void domains(void)
 	}
 }
 
-/* UC has nobody to tell that nothing is posted: the message is lost, and the next one is not. */
+/* UC cannot tell the peer that nothing is posted: the message is lost, and the next one is not. */
 static void unreliable(void)
 {
 	struct star star;
@@ -615,14 +615,14 @@ static void *post_many(void *of)
 	return NULL;
 }
 
-/* Everybody at once: posting, taking, resizing.  All messages arrive. */
+/* All at once: posting, taking, resizing.  All messages arrive. */
 static void threads(void)
 {
 	pthread_t senders[MOST_QPS], posters[MOST_QPS];
 	int got[MOST_QPS] = {0};
 	struct star star;
 
-	/* Posting does not wait for the one who polls: there is room for all completions. */
+	/* Posting does not wait for the polling thread: there is room for all completions. */
 	open_star(&star, MOST_QPS, (struct options){.shared = 7, .cqe = MOST_QPS * MESSAGES});
 	for (int i = 0; i < MOST_QPS; i++) {
 		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_many, &star.peers[i]), 0);

@@ -105,7 +105,7 @@ static void started_and_stopped(void)
 	one_run(3);
 	aiordma_trace_stop();
 	aiordma_trace_stop();
-	one_run(3); /* nobody looks */
+	one_run(3); /* no reader */
 	read_anew();
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
@@ -114,7 +114,7 @@ static void started_and_stopped(void)
 	      !field(trace.lines[trace.count - 1], "error"));
 	forget_trace(&trace);
 	CHECK_EQUAL(stat(path, &status), 0);
-	CHECK_EQUAL(status.st_mode & 0777, 0600); /* nobody else's eyes */
+	CHECK_EQUAL(status.st_mode & 0777, 0600); /* readable by its owner only */
 	/* Another one goes behind it. */
 	start_trace(path);
 	one_run(2);
@@ -449,7 +449,7 @@ static void no_more_room(void)
 	drop();
 }
 
-/* Somebody cuts the file short: the pages that lines are copied to are gone, which is SIGBUS. */
+/* The file is truncated: the pages that lines are copied to are gone, which is SIGBUS. */
 static void cut_short(void)
 {
 	struct side a, b;

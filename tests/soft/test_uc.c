@@ -227,10 +227,10 @@ static void no_receive(void)
 	close_pair(&a, &b);
 }
 
-/* ---- nobody is there ----------------------------------------------------------------------- */
+/* ---- there is no peer ----------------------------------------------------------------------- */
 
-/* Sends to nobody complete: nothing tells the sender. */
-static void nobody(void)
+/* Sends without a peer complete: nothing tells the sender. */
+static void no_peer(void)
 {
 	struct side a, b;
 
@@ -247,7 +247,7 @@ static void nobody(void)
 	close_pair(&a, &b);
 }
 
-/* A peer of another transport service is nobody. */
+/* A peer of another transport service is no peer. */
 static void another_service(void)
 {
 	struct side a, b;
@@ -477,7 +477,7 @@ int main(void)
 	STEP(drained());
 	STEP(dropped());
 	STEP(no_receive());
-	STEP(nobody());
+	STEP(no_peer());
 	STEP(another_service());
 	STEP(back_again());
 	STEP(send_queue_error());

@@ -106,7 +106,7 @@ static void without_a_lid(void)
 	close_side(&side);
 }
 
-/* A request that is solicited wakes who waits for that only: ibv_req_notify_cq(3). */
+/* A solicited request wakes a thread that waits for solicited ones only: ibv_req_notify_cq(3). */
 static void solicited(void)
 {
 	struct side a, b;
@@ -281,8 +281,8 @@ static void keys(void)
 	close_pair(&a, &b);
 }
 
-/* No such queue pair, none of this service, no receive, one that is too small: nobody is told, and
- * the receive is there for the next message. */
+/* No such queue pair, none of this service, no receive, one that is too small: there is no event,
+ * and the receive is there for the next message. */
 static void dropped(void)
 {
 	struct side a, b, rc;

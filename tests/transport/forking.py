@@ -121,7 +121,7 @@ def uses_what_it_inherited(parent: Parent) -> None:
 
     run(use())
     with pytest.raises(BufferStateError, match="parent"):
-        conn._side.driver.pd.reg_mr(64)
+        conn._endpoint.driver.pd.reg_mr(64)
     parent.buffer.release()
     gc.collect()
 

@@ -251,7 +251,7 @@ async def shared(
 
 def pool_statistics(conn: Connection) -> PoolStatistics:
     """Of the pool that all connections of this loop and device share."""
-    return conn._side.driver.pool.statistics()
+    return conn._endpoint.driver.pool.statistics()
 
 
 async def leases(*conns: Connection) -> int:

@@ -14,8 +14,8 @@ from aiordma import cm, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind, pack_header, unpack_header
 from aiordma._core.handshake import Endpoint, Hello
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
-from aiordma._transport.side import RETRIES
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
+from aiordma._transport.endpoint import RETRIES
 
 from .place import BUSY, Place, hello
 
@@ -183,9 +183,9 @@ async def connect_by_tcp(place: Place, port: int, data: bytes) -> AsyncIterator[
             qp.to_init(access=REMOTE)
             made.memory.post_receives(qp)
             local = qp.endpoint(context.find_gid(place.host))
-            writer.write(GREETING + local.pack() + data)
-            answer = await reader.readexactly(OFFER_SIZE)
-            remote = Endpoint.unpack(answer[len(GREETING) : -len(data)])
+            writer.write(MAGIC + local.pack() + data)
+            answer = await reader.readexactly(MESSAGE_SIZE)
+            remote = Endpoint.unpack(answer[len(MAGIC) : -len(data)])
             qp.connect(local, remote, access=REMOTE)
             writer.write(READY)
             peer = RawPeer(made, Hello.unpack(answer[-len(data) :]))

@@ -241,7 +241,7 @@ async def test_a_device_that_cannot(place: Place, monkeypatch: pytest.MonkeyPatc
         def refuse(*arguments: object) -> NoReturn:
             raise failure("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP)
 
-        calls = client._side.driver.context.library.calls
+        calls = client._endpoint.driver.context.library.calls
         monkeypatch.setattr(calls, "ibv_reg_dmabuf_mr", refuse)
         with pytest.raises(UnsupportedError, match="dma-buf") as caught:
             client.register_dmabuf(0, 4096)

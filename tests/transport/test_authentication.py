@@ -25,7 +25,6 @@ from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
 from aiordma._core.handshake import Hello
-from aiordma._transport.by_tcp import TCPAcceptor
 from aiordma.errors import ProtocolError, UnreachableError
 
 from .marks import by_tcp, one_loop
@@ -178,7 +177,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> No
         client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
         async with client, server:
             # What it said, said again: as one who listened would.
-            handshake = client._authentication
+            handshake = client._key_proof
             assert handshake is not None
             said: list[protocol.Message] = [
                 protocol.AuthHello(0, handshake._nonce),
@@ -227,13 +226,8 @@ async def test_a_peer_that_never_answers_is_given_up(place: Place) -> None:
         client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
         async with client, server:
             await check_alive(client, server)
-        acceptor = listener._acceptor
-        assert acceptor is not None
-        handshakes = (
-            acceptor._reception._handshakes
-            if isinstance(acceptor, TCPAcceptor)
-            else acceptor._handshakes
-        )
+        assert listener._port is not None
+        handshakes = listener._port._acceptor._handshakes
         async with place.within(10):
             while handshakes:
                 await when_limits_pass(asyncio.wait(handshakes))

@@ -39,7 +39,7 @@ class Case:
     def __init__(self, first: PendingConnection, second: PendingConnection) -> None:
         self.first = first
         self.second = second
-        self.conn = first._connection
+        self.conn = first._attempt.connection
         self.conn._queue.capacity += 1
         self.held = True
         self.tasks: list[asyncio.Task[object]] = []
@@ -72,7 +72,7 @@ class Case:
                 if not self.held:  # the goodbye of this side is under way
                     conn._queue.capacity += 1
                     self.held = True
-                conn._control(protocol.GOODBYE)
+                conn._take_control(protocol.GOODBYE)
             case LifecycleEvent.FINISHED:
                 limits_pass()
             case LifecycleEvent.BROKEN:
@@ -104,9 +104,9 @@ async def case(place: Place, key: bytes | None) -> AsyncIterator[Case]:
             task.cancel()
         await asyncio.gather(*made.tasks, return_exceptions=True)
         for pending_one in (first, second):
-            pending_one._connection.abort()
+            pending_one._attempt.connection.abort()
             await pending_one.close()
-            await pending_one._connection.wait_closed()
+            await pending_one._attempt.connection.wait_closed()
 
 
 def path_to(wanted: ConnectionState, first: LifecycleEvent) -> list[LifecycleEvent]:

@@ -49,7 +49,7 @@ async def test_every_wait_ends_with_the_report(place: Place, kind: EventType) ->
     async with place.pair() as (client, server):
         waiting = waits(client)
         await asyncio.sleep(0)
-        side = client._side
+        side = client._endpoint
         assert side.qp is not None
         event = {
             EventType.QP_FATAL: AsyncEvent(kind, side.qp),

@@ -215,7 +215,7 @@ async def test_a_closed_connection_goes_with_its_last_reference(place: Place) ->
 # ---- without the collector of cycles -------------------------------------------------------------
 
 
-PARTS = ("_queue", "_messages", "_sharing", "_one_sided", "_memory", "_side")
+PARTS = ("_queue", "_messages", "_sharing", "_one_sided", "_memory", "_endpoint")
 
 
 async def used(place: Place, end: str) -> list[weakref.ref[object]]:

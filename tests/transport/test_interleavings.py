@@ -35,7 +35,7 @@ async def run_program(place: Place, program: Program, rest: Program | None) -> N
     config = replace(SMALL, max_regions=64, close_timeout=0.3 * place.slow)
     async with place.pair(config) as (client, server):
         first, second = ends = End(client), End(server)
-        drivers = {end.conn._side.driver for end in ends}
+        drivers = {end.conn._endpoint.driver for end in ends}
         await asyncio.gather(first.open(second), second.open(first))
         try:
             async with place.within(10):

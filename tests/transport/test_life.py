@@ -369,7 +369,7 @@ async def test_disconnect_that_overtakes_the_goodbye(place: Place) -> None:
         accepting = asyncio.create_task(listener.accept())
         async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
             peer.send_control(GOODBYE)
-            channel = conn._side.driver.channel
+            channel = conn._endpoint.driver.channel
             readable, _, _ = select.select([channel.fd], [], [], 5 * place.slow)
             assert readable
             conn._disconnected("the peer is gone")
@@ -596,13 +596,13 @@ async def test_port_is_free_after_close(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_peer_that_talks_on_the_socket_of_the_exchange(place: Place) -> None:
-    """After the exchange the socket is for its end alone."""
+async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(place: Place) -> None:
+    """After the bootstrap the socket is for its end alone."""
     async with place.witness(), place.pair() as (client, server):
-        client._link.family._link._transport.write(b"hello?")  # type: ignore[union-attr]
+        client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
         async with place.within(1):
             error = await ends(server.recv(), ConnectionBrokenError)
-            assert "spoke after the exchange" in str(error)
+            assert "sent something after the bootstrap" in str(error)
 
 
 # ---- nothing happens -----------------------------------------------------------------------------
@@ -650,7 +650,7 @@ async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
     async with place.pair() as (client, server):
         with testing.faults(delay=0.05, device=place.device):
             sending = client.send_nowait(b"the last one")
-            client._control(GOODBYE)
+            client._take_control(GOODBYE)
             await turns(10)  # that of the loop in which it was read is not all it has
             await sending
         await ends(client.recv(), ConnectionClosedError)
@@ -665,7 +665,7 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(place: Place) -> No
     async with place.pair(config) as (client, _):
         with testing.faults(delay=60, device=place.device):
             sending = client.send_nowait(b"the last one")
-            client._control(GOODBYE)
+            client._take_control(GOODBYE)
             for waiting in (sending, client.recv()):
                 error = await ends(waiting, ConnectionClosedError)
                 assert isinstance(error, ConnectionClosedError)
@@ -678,7 +678,7 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(place: Place) -
     """After the peer's goodbye, and not only after `close_timeout`."""
     async with place.pair(replace(SMALL, close_timeout=1000)) as (client, _):
         client._queue.capacity += 1  # as if one more were under way
-        client._control(GOODBYE)
+        client._take_control(GOODBYE)
         await turns(20)
         assert not client.closed
         client._queue.capacity -= 1
@@ -697,7 +697,7 @@ async def test_writes_under_way_when_the_peer_closes(place: Place) -> None:
             with testing.faults(delay=0.05, device=place.device):
                 writes = [client._queue.write(local, remote) for _ in range(3)]
                 share.revoke()
-                client._control(GOODBYE)
+                client._take_control(GOODBYE)
                 for write in writes:
                     assert write is not None
                     error = await ends(write, ConnectionClosedError)

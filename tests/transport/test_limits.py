@@ -20,7 +20,7 @@ from aiordma import (
     start_server,
     streams,
 )
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
 from aiordma._transport.tcp_link import REFUSED
 from aiordma.errors import RejectedError
 
@@ -202,7 +202,7 @@ async def test_what_a_server_may_answer(place: Place, kind: str) -> None:
     answer, expected = REFUSALS[kind]
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert (await reader.readexactly(OFFER_SIZE)).startswith(GREETING)
+        assert (await reader.readexactly(MESSAGE_SIZE)).startswith(MAGIC)
         writer.write(answer)
         writer.close()
 

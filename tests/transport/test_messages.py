@@ -64,7 +64,7 @@ async def test_large_sizes(place: Place, size: int) -> None:
 async def test_a_message_is_sent_from_where_it_lies(place: Place) -> None:
     """Unless the device would have to pin it first: then it is copied, as short ones are."""
     async with place.pair(Config()) as (client, server):
-        copies = not client._side.driver.pool.everything
+        copies = not client._endpoint.driver.pool.everything
         for size, pinned in ((1000, False), (EAGER, not copies)):
             memory = bytearray(pattern(size))
             sending = client.send_nowait(memory)
@@ -83,7 +83,7 @@ async def test_a_message_is_sent_from_where_it_lies(place: Place) -> None:
 @one_loop
 async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(place: Place) -> None:
     async with place.pair(Config()) as (client, server):
-        copies = not client._side.driver.pool.everything
+        copies = not client._endpoint.driver.pool.everything
         with client.alloc(EAGER) as buffer:
             address = buffer.address
             buffer.view[:] = pattern(EAGER)

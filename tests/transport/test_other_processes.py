@@ -92,6 +92,7 @@ async def test_echo(place: Place) -> None:
         assert await child.ended() == 0
 
 
+@pytest.mark.any_device
 @by_tcp
 @sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
@@ -102,7 +103,7 @@ async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, poll
         await child.conn.send(b"x")
         (await child.conn.recv()).release()
         await turns(1)  # this may be the middle of the drain that tells of the bell
-        driver = child.conn._side.driver
+        driver = child.conn._endpoint.driver
         bells = driver._notify_fds
         assert len(bells) == there_is_one
         for fd in bells:

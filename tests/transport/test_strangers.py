@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from aiordma import ConnectionManagerError, ProtocolError, RDMAError, connect, listen, verbs
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, READY
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
 from aiordma.errors import (
     AddressError,
     DeviceNotFoundError,
@@ -169,8 +169,8 @@ async def test_listener_closes_while_strangers_are_silent(place: Place) -> None:
 # ---- half an exchange over TCP -------------------------------------------------------------------
 
 ENDPOINT = verbs.Endpoint(gid=bytes(15) + b"\1", qp_num=77, psn=1, lid=1, mtu=5).pack()
-OFFER = GREETING + ENDPOINT + hello().pack()
-assert len(OFFER) == OFFER_SIZE
+OFFER = MAGIC + ENDPOINT + hello().pack()
+assert len(OFFER) == MESSAGE_SIZE
 
 BAD_OFFERS = {
     "another greeting": b"aiordma\x02" + OFFER[8:],
@@ -199,7 +199,7 @@ async def test_wrong_offer(place: Place, kind: str) -> None:
             await check_alive(client, server)
 
 
-@pytest.mark.parametrize("length", [1, 7, 8, 9, OFFER_SIZE - 1])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, MESSAGE_SIZE - 1])
 @pytest.mark.parametrize("end", ["hangs up", "falls silent"])
 @one_loop
 @by_tcp
@@ -225,12 +225,12 @@ async def test_cut_offer(place: Place, length: int, end: str) -> None:
 async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -> None:
     """All of it in form; the connection never comes about."""
     gid = verbs.GID.from_ip(place.host)
-    offer = GREETING + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
+    offer = MAGIC + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
     async with place.witness(), await place.listen() as listener:
         reader, writer = await asyncio.open_connection(place.host, listener.port)
         writer.write(offer + hello().pack())
         async with place.within(1):
-            await reader.readexactly(OFFER_SIZE)
+            await reader.readexactly(MESSAGE_SIZE)
             if end == "hangs up":
                 writer.write_eof()
             elif end == "is not ready":
@@ -288,7 +288,7 @@ async def talks_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def greets_and_hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(GREETING)
+    writer.write(MAGIC)
 
 
 async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

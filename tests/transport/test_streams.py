@@ -402,11 +402,11 @@ def told_all(connection: Connection) -> None:
     """Until the ends of all its sends are known; no task or callback has had a turn then."""
     queue = connection._queue
     while queue.free != queue.capacity:
-        connection._side.driver.poll()
+        connection._endpoint.driver.poll()
 
 
 def hear_the_end(connection: Connection) -> None:
-    connection._control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+    connection._take_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
     connection._disconnected("the peer is gone")
 
 
@@ -432,7 +432,7 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
     async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, _):
         here = await made(client)
         connection = here.get_extra_info("connection")
-        monkeypatch.setattr(connection._side.driver, "poll", lambda: None)
+        monkeypatch.setattr(connection._endpoint.driver, "poll", lambda: None)
         here.write(b"not to be told any more")
         assert not here.get_write_buffer_size()
         hear_the_end(connection)

@@ -73,7 +73,7 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Lets things go wrong in this process, from now on and as planned; None: nothing more.
+        """Inject faults into this process from now on, by this plan; None stops it.
 
         For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
         "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
@@ -81,19 +81,19 @@ class Device:
         but the embedded one.
         """
         self._check_faults()
-        fault_injection.set_plan(plan)
+        fault_injection.set_plan(self.library, plan)
 
     def fault_counts(self) -> fault_injection.FaultCounts:
-        """What has gone wrong on command since the process began.
+        """What has been injected since the process began.
 
         Raises UnsupportedError for any device but the embedded one.
         """
         self._check_faults()
-        return fault_injection.counts()
+        return fault_injection.counts(self.library)
 
     def _check_faults(self) -> None:
-        if self.library is not embedded():
-            raise UnsupportedError("faults on command", device=self.name)
+        if not self.library.offers("set_faults"):
+            raise UnsupportedError("fault injection", device=self.name)
 
     @property
     def numa_node(self) -> int | None:
@@ -153,7 +153,7 @@ def _devices(library: Library) -> list[Device]:
 
 @cache
 def _embedded_devices() -> list[Device]:
-    """They neither come nor go."""
+    """Asked once: embedded devices neither come nor go."""
     return _devices(embedded())
 
 
@@ -194,7 +194,7 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
-    except VerbsError as error:  # such as no permission: it may be another one that is meant
+    except VerbsError as error:  # such as no permission: another device may be meant
         gids[device.name] = str(error)
         return False
     gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"

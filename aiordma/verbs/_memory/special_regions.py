@@ -1,4 +1,4 @@
-"""Registering what no Python object holds: pointers, dma-bufs, address spaces, the device's own."""
+"""Regions of memory that no Python object holds: pointers, dma-bufs, device memory, all memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* The connection manager of the embedded device: what its rooms share.
+/* The connection manager of the embedded device: what its sources share.
  *
  *   cm_wire.c      bytes of the handshake          cm_states.c   state x call -> allowed or errno
  *   cm_event.c     event channels and events       cm_device.c   the context behind id->verbs
@@ -12,7 +12,7 @@
  *   cm_device_events.c   removal, another address
  *   cm_multicast.c groups                          cm_migrate.c  changing channels
  *
- * Everything here is under the engine's lock (softdev.h) unless it says otherwise.  What happens by
+ * Everything here is called with the engine's lock unless it says otherwise.  What happens by
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
  * may destroy an id at any moment, since both hold the lock.
  */
@@ -23,11 +23,11 @@
 #include "cm_wire.h"
 #include "engine/engine.h"
 
-/* How long the other side may take, and how many strangers may attempt_shm at once.  A variable, so that
+/* How long the other side may take, and how many handshakes may be half open.  A variable, so that
  * the tests need not wait as long as a slow network may take. */
 struct soft_cm_limits {
 	uint32_t response_ms; /* rdma_connect until the other side's first word */
-	uint32_t refused_ms;  /* a port where nobody listens: how long it is tried again */
+	uint32_t refused_ms;  /* a port without a listener: how long it is tried again */
 	uint32_t service_ms;  /* then until its application's answer; REP until RTU */
 	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
@@ -37,7 +37,7 @@ struct soft_cm_limits {
 
 extern struct soft_cm_limits soft_cm_limits;
 
-#define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port where nobody listens */
+#define SOFT_CM_AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 
 struct soft_cm_id;
 struct soft_qp;
@@ -96,8 +96,8 @@ int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
 
 /* Whether something is queued for the id. */
 bool soft_cm_has_event(const struct soft_cm_id *id);
-/* Drops what is queued for the id.  Requests that nobody has seen go to `orphans` (by in_channel),
- * for soft_cm_free_orphans. */
+/* Drops what is queued for the id.  Requests that the application has not seen go to `orphans` (by
+ * in_channel), for soft_cm_free_orphans. */
 void soft_cm_drop_events(struct soft_cm_id *id, struct soft_node *orphans);
 
 /* Drops what is queued for the id about that group. */
@@ -113,7 +113,7 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id);
 int soft_cm_device_get(void);
 /* Gives up the hold of soft_cm_device_get.  Not under the lock. */
 void soft_cm_device_put(void);
-/* One more and one less who needs the device; it is open. */
+/* One hold more and one less; the device is open. */
 void soft_cm_device_hold(void);
 void soft_cm_device_release(void);
 /* The context, which stays the same struct. */
@@ -174,8 +174,8 @@ struct soft_cm_id {
 	struct ibv_qp_init_attr *request_attr;
 	struct ibv_pd *request_pd;
 
-	/* Of the other side, on this host, if both are willing to meet in shared memory; 0: only the
-	 * stream is left.  Who asked for the connection opens the way. */
+	/* Of the other side, on this host, if both can use shared memory; 0: only the stream is
+	 * left.  The side that asked for the connection opens the channel. */
 	uint16_t shm_lid;
 	bool opens_chan;
 
@@ -205,7 +205,7 @@ void soft_cm_id_waits(struct soft_cm_id *id, bool waits);
 /* Ends whatever the id is doing, tells the other side, drops its events; the id is in state FAILED
  * and silent from here on. */
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans);
-/* Silences and frees requests that nobody has seen. */
+/* Silences and frees requests that the application has not seen. */
 void soft_cm_free_orphans(struct soft_node *orphans);
 
 /* `return soft_cm_fail(EINVAL)`: -1, and errno set. */
@@ -265,7 +265,8 @@ struct soft_cm_link {
 struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 				      const struct soft_cm_link_calls *calls, void *owner,
 				      int *error);
-/* While it is connecting: where nobody listens, ask again for so long before that is a failure. */
+/* While it is connecting: without a listener there, try again for so long before that is a failure.
+ */
 void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
 			 uint32_t milliseconds);
 void soft_cm_link_free(struct soft_cm_link *link);
@@ -362,8 +363,7 @@ uint32_t soft_cm_random_psn(void);
  * the ESTABLISHED event carries.  The stream goes to the queue pair; where that is not in RTR yet,
  * it is held for it.  ENOTCONN, and nothing has happened, when the queue pair is in error. */
 int soft_cm_hand_over(struct soft_cm_id *id, const struct soft_cm_message *established);
-/* Our LID, to be met in shared memory from a process at that GID; 0: not wanted, or not of this
- * host. */
+/* Our LID, for a process at that GID to attach to; 0: not wanted, or not of this host. */
 uint16_t soft_cm_own_lid(const union ibv_gid *of_peer);
 /* Before CONNECTED: the link is freed, the event reported, the id FAILED. */
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
@@ -378,7 +378,7 @@ void soft_cm_stream_close(struct soft_cm_id *id);
 /* cm_stream.c: the queue pair has come to RTR with a stream from the CM; which adopts it at once if
  * the other side was quicker than the application. */
 void soft_cm_offer(struct soft_qp *qp);
-/* cm_device.c: something of the CM's device context has gone; closes it if nobody needs it any more.
+/* cm_device.c: something of the CM's device context has gone; closes it if it is not used any more.
  * Not under the lock. */
 void soft_cm_device_sweep(void);
 /* cm_device_events.c */

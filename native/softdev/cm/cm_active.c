@@ -1,9 +1,9 @@
-/* Who asks: rdma_connect(3), rdma_establish(3), and the answers to REQ.
+/* The active side: rdma_connect(3), rdma_establish(3), and the answers to REQ.
  *
- * How long it may take: the other side's connection manager must say a first word (MRA, REP or REJ)
- * within soft_cm_limits.response_ms of the call, or it is UNREACHABLE; once it has, its application
- * has soft_cm_limits.service_ms.  A port where nobody listens for soft_cm_limits.refused_ms, or where
- * a connection is closed without a word, is REJECTED with "invalid service ID", as the real CM
+ * How long it may take: the other side's connection manager must answer (MRA, REP or REJ) within
+ * soft_cm_limits.response_ms of the call, or it is UNREACHABLE; once it has, its application has
+ * soft_cm_limits.service_ms.  A port without a listener for soft_cm_limits.refused_ms, or where a
+ * connection is closed without an answer, is REJECTED with "invalid service ID", as the real CM
  * answers for it.
  */
 #include "cm.h"
@@ -21,13 +21,13 @@ static bool is_unreachable(int error)
 
 static void connect_failed(struct soft_cm_id *id, int error)
 {
-	const struct soft_cm_message nobody = {.type = SOFT_CM_REJ,
-					       .private_data_len = SOFT_CM_REJ_PRIVATE};
+	const struct soft_cm_message no_listener = {.type = SOFT_CM_REJ,
+						    .private_data_len = SOFT_CM_REJ_PRIVATE};
 	bool closed = error == ECONNRESET || error == EPIPE;
 
 	if (error == ECONNREFUSED || (closed && !id->heard))
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, SOFT_CM_REASON_INVALID_SERVICE_ID,
-			       &nobody);
+			       &no_listener);
 	else if (is_unreachable(error))
 		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, -error, NULL);
 	else

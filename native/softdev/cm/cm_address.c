@@ -85,7 +85,7 @@ static int set_flag(int fd, int level, int option, int value)
 	return setsockopt(fd, level, option, &value, sizeof(value)) ? errno : 0;
 }
 
-/* Binds so that a port is refused while somebody is bound to it or listens, and given while there
+/* Binds so that a port is refused while a socket is bound to it or listens, and given while there
  * are only connections left of an earlier listener (or TIME_WAIT), which is what the port space of
  * rdma_cm(7) does.  Linux refuses the latter without SO_REUSEADDR and, with it, gives the former if
  * both sides have set it; so it is tried without, then with, and our bound sockets do not have it
@@ -176,7 +176,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 	if (!error)
 		id->v6_only = v6_only;
 	else if (bound_socket(id, address, id->v6_only, &id->sock))
-		return EIO; /* the port was lost to somebody in between: only destroying helps */
+		return EIO; /* another process took the port in between: only destroying helps */
 	return error;
 }
 

@@ -187,6 +187,6 @@ void soft_rdma_destroy_srq(struct rdma_cm_id *id)
 	struct ibv_srq *srq = id ? id->srq : NULL;
 
 	if (!srq || soft_ibv_destroy_srq(srq))
-		return; /* it is still used, by a queue pair of somebody else */
+		return; /* another queue pair still uses it */
 	id->srq = NULL;
 }

@@ -115,11 +115,13 @@ void soft_cm_device_sweep(void)
 
 void soft_cm_device_hold(void)
 {
+	soft_assert_locked();
 	holds++;
 }
 
 void soft_cm_device_release(void)
 {
+	soft_assert_locked();
 	holds--;
 }
 

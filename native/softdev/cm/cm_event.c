@@ -150,7 +150,7 @@ static void fill_destination(struct soft_cm_event *event,
 	}
 }
 
-/* An event that nobody has yet, to be filled in; NULL without memory. */
+/* A new event, to be filled in; NULL without memory. */
 static struct soft_cm_event *enqueue(struct soft_cm_id *owner, struct soft_cm_id *about,
 				     enum rdma_cm_event_type type, int status)
 {
@@ -176,7 +176,7 @@ static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_
 	struct soft_cm_event *event;
 
 	if (!owner->id.channel)
-		return 0; /* destroyed under a silenced id: nobody can ask */
+		return 0; /* destroyed under a silenced id: no call can take it */
 	event = enqueue(owner, about, type, status);
 	if (!event)
 		return ENOMEM;
@@ -203,6 +203,7 @@ int soft_cm_report_datagrams(struct soft_cm_id *owner, struct soft_cm_id *about,
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message)
 {
+	soft_assert_locked();
 	return report(id, id, type, status, message);
 }
 
@@ -230,7 +231,7 @@ bool soft_cm_has_event(const struct soft_cm_id *id)
 }
 
 /* Forget the id's events that have not been taken: those about joining `group`, or all.  The ids of
- * requests that nobody will hear of become orphans. */
+ * requests that are dropped become orphans. */
 static void drop(struct soft_cm_id *id, const union ibv_gid *group, struct soft_node *orphans)
 {
 	struct soft_cm_channel *channel;
@@ -356,7 +357,7 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 			taken->event.status = -error;
 		}
 	}
-	/* rdma_get_request(3): who asks a listener that waits is answered by an id that does. */
+	/* rdma_get_request(3): a synchronous listener yields synchronous ids. */
 	if (taken->event.listen_id && taken->owner->synchronous &&
 	    soft_rdma_migrate_id(taken->event.id, NULL)) {
 		error = errno;

@@ -55,7 +55,7 @@ void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel)
 	id->id.channel = &channel->channel;
 	soft_list_append(&channel->ids, &id->in_channel);
 	if (id->waits)
-		__atomic_fetch_add(&channel->wake.wanted, 1, __ATOMIC_RELAXED);
+		soft_counter_add(&channel->wake.wanted, 1);
 }
 
 void soft_cm_id_leave(struct soft_cm_id *id)
@@ -69,12 +69,13 @@ void soft_cm_id_leave(struct soft_cm_id *id)
 
 void soft_cm_id_waits(struct soft_cm_id *id, bool waits)
 {
+	soft_assert_locked();
 	struct soft_cm_channel *channel;
 
 	if (!id->id.channel || id->waits == waits)
 		return;
 	channel = soft_container(id->id.channel, struct soft_cm_channel, channel);
-	__atomic_fetch_add(&channel->wake.wanted, waits ? 1u : -1u, __ATOMIC_RELAXED);
+	soft_counter_add(&channel->wake.wanted, waits ? 1u : -1u);
 	id->waits = waits;
 }
 
@@ -110,8 +111,9 @@ int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **
 	return 0;
 }
 
-/* What the other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): who
- * asked says "timeout", who was asked says "rejected by the consumer"; a connection is ended. */
+/* What the other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): the
+ * active side sends "timeout", the passive side "rejected by the consumer"; a connection is ended.
+ */
 static void leave_handshake(struct soft_cm_id *id)
 {
 	bool asked = id->state == SOFT_CM_CONNECTING;
@@ -125,6 +127,7 @@ static void leave_handshake(struct soft_cm_id *id)
 
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 {
+	soft_assert_locked();
 	soft_timer_stop(&id->timewait);
 	if (id->listener)
 		soft_cm_listener_close(id);

@@ -1,6 +1,6 @@
 /* One handshake's socket: reads messages, writes messages, has a deadline.
  *
- * What comes from the socket is a stranger's: at most SOFT_CM_INPUT bytes of it are kept, a byte
+ * What comes from the socket is not trusted: at most SOFT_CM_INPUT bytes of it are kept, a byte
  * that does not belong to a message ends it, and reading stops with the handshake, since what
  * follows is the queue pair's.
  */
@@ -106,7 +106,7 @@ static bool finish_connecting(struct soft_cm_link *link)
 	if (insist(link, error))
 		return false;
 	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
-	 * simultaneous open); nobody listens there. */
+	 * simultaneous open); there is no listener. */
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
 		error = ECONNREFUSED;
 	if (!error)
@@ -148,6 +148,7 @@ struct soft_cm_link *soft_cm_link_new(int fd, bool connecting,
 				      const struct soft_cm_link_calls *calls, void *owner,
 				      int *error)
 {
+	soft_assert_locked();
 	struct soft_cm_link *link = calloc(1, sizeof(*link));
 	const int on = 1;
 
@@ -182,6 +183,7 @@ void soft_cm_link_insist(struct soft_cm_link *link, const struct sockaddr *to,
 
 void soft_cm_link_free(struct soft_cm_link *link)
 {
+	soft_assert_locked();
 	int fd = soft_cm_link_take(link);
 
 	if (fd >= 0)

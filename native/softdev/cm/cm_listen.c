@@ -1,10 +1,10 @@
-/* Listeners: rdma_listen(3), and the strangers at their door.
+/* Listeners: rdma_listen(3), and connections without a whole REQ.
  *
- * Anybody can connect to the TCP port.  A connection becomes the application's business with a
+ * Any process can connect to the TCP port.  A connection becomes the application's business with a
  * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
- * who speaks the protocol sends REQ along with the connection and is gone from the list at once),
- * for a short time, and at the cost of about a kilobyte.  A request that the application's backlog
- * has no room for is told to wait (MRA) and waits.
+ * a peer of this protocol sends REQ at once, and leaves the list), for a short time, and at the
+ * cost of about a kilobyte.  A request that the application's backlog has no room for is told to
+ * wait (MRA) and waits.
  */
 #define _GNU_SOURCE /* accept4 */
 #include "cm.h"
@@ -21,7 +21,8 @@
 enum {
 	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
 	ACCEPTS_PER_STEP = 64,
-	SHARE_OF_FILES = 8, /* strangers may hold one in so many of the process's descriptors */
+	/* half-open connections may hold one in so many of the process's descriptors */
+	SHARE_OF_FILES = 8,
 };
 
 struct soft_cm_listener {
@@ -143,8 +144,8 @@ static bool take_request(struct incoming *incoming, const struct soft_cm_message
 	return true;
 }
 
-/* The first message is REQ; nothing follows until there has been an answer, except that who asked
- * takes it back.  What else there is to say, the end of the stream says too. */
+/* The first message is REQ; nothing follows until there has been an answer, except that the active
+ * side may withdraw it.  The end of the stream tells everything else. */
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct incoming *incoming = link->owner;
@@ -159,7 +160,7 @@ static void failed(struct soft_cm_link *link, int error)
 {
 	struct incoming *incoming = link->owner;
 
-	/* Somebody of another version: the only garbage that can make use of an answer. */
+	/* A peer of another version: the only invalid input that is answered. */
 	if (error == EPROTONOSUPPORT)
 		refuse(incoming, SOFT_CM_REASON_INVALID_VERSION);
 	else
@@ -179,7 +180,7 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 		(void)report(incoming_at(&listener->parked));
 }
 
-/* ---- the door ------------------------------------------------------------------------------ */
+/* ---- accepting ---------------------------------------------------------------------------- */
 
 static void admit(struct soft_cm_listener *listener, int fd, const struct sockaddr_storage *peer)
 {

@@ -1,8 +1,8 @@
 /* Multicast groups of a datagram id: rdma_join_multicast(3), rdma_leave_multicast(3).
  *
- * The group's GID is the address, IPv4 as an IPv4-mapped one (as Linux has it for RoCE v2).  There is
- * nobody to ask for it, so that a join is done before the call returns; the event follows all the
- * same.  As in librdmacm, the queue pair is attached when the application takes that event.
+ * The group's GID is the address, IPv4 as an IPv4-mapped one (as Linux has it for RoCE v2).  No
+ * subnet manager has to be asked, so a join is done before the call returns; the event follows all
+ * the same.  As in librdmacm, the queue pair is attached when the application takes that event.
  */
 #include "cm.h"
 

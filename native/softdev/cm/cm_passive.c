@@ -1,4 +1,4 @@
-/* Who is asked: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
+/* The passive side: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
 #include "cm.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	struct soft_cm_id *id = link->owner;
 	int error = EPROTO;
 
-	if (message->type == SOFT_CM_REJ) { /* who asked takes it back */
+	if (message->type == SOFT_CM_REJ) { /* the active side withdraws it */
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
 		return false;
 	}
@@ -151,7 +151,7 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 		return soft_cm_fail(error);
 	if (!soft_cm_datagrams(id))
 		return soft_cm_complete(id);
-	forget_request(id); /* nothing follows for who has told where its service is */
+	forget_request(id); /* the handshake of a datagram service ends here */
 	return 0;
 }
 

@@ -46,7 +46,7 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 			     uint8_t private_room)
 {
 	if (!parameters)
-		return soft_cm_qp(id) ? 0 : EINVAL; /* nobody says which queue pair it is */
+		return soft_cm_qp(id) ? 0 : EINVAL; /* the queue pair is not known */
 	if (too_deep(parameters->responder_resources) || too_deep(parameters->initiator_depth))
 		return EINVAL;
 	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
@@ -162,7 +162,7 @@ static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 	}
 }
 
-/* RTR and RTS need what the other side has told: known to who is asked from REQ on, to who asks
+/* RTR and RTS need values of the other side: the passive side has them from REQ on, the active side
  * from REP on. */
 static bool other_side_known(const struct soft_cm_id *id)
 {

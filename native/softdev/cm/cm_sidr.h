@@ -1,4 +1,5 @@
-/* Datagram services: what cm_sidr_request.c (who asks) and cm_sidr_service.c (who is asked) have in common. */
+/* Datagram services: what cm_sidr_request.c (the client) and cm_sidr_service.c (the service) have
+ * in common. */
 #ifndef AIORDMA_SOFT_CM_SIDR_H
 #define AIORDMA_SOFT_CM_SIDR_H
 

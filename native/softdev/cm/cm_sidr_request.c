@@ -47,7 +47,8 @@ static void unanswered(struct soft_cm_id *id, int status, const void *private_da
 
 static void say(struct soft_cm_sidr_query *question)
 {
-	/* What does not go out now goes out next time; who is not there shows when reading. */
+	/* A datagram that is not sent now goes out next time; a missing service shows when reading.
+	 */
 	(void)send(question->source.fd, question->bytes, question->length,
 		   MSG_NOSIGNAL | MSG_DONTWAIT);
 	soft_timer_start(&question->again, soft_now() + question->pause_ns);

@@ -1,4 +1,4 @@
-/* Listening for those who ask for a datagram service: rdma_listen(3), and rdma_accept(3) and
+/* Services: listening for requests for a datagram service: rdma_listen(3), and rdma_accept(3) and
  * rdma_reject(3) of their requests.
  *
  * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its answer
@@ -119,7 +119,7 @@ static void take_local(struct soft_cm_service *service, struct msghdr *header,
 	}
 }
 
-/* A request and who it is from; 0, EAGAIN, or EPROTO for something else. */
+/* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
 static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *caller,
 		   struct soft_sidr_message *message)
 {

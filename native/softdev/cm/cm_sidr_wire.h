@@ -1,16 +1,17 @@
 /* Asking where a datagram service is: the messages and their bytes.
  *
  * Service ID resolution (IBTA vol 1, 12.11): SIDR_REQ asks for the queue pair behind a port of
- * RDMA_PS_UDP, SIDR_REP answers.  Each is one UDP datagram between the two ports; who asks says it
- * again until there is an answer.  WAIT, which InfiniBand does not have for this, says that the
- * request has arrived and that the application has yet to answer.  Everything is little-endian.
+ * RDMA_PS_UDP, SIDR_REP answers.  Each is one UDP datagram between the two ports; the client
+ * repeats the request until there is an answer.  WAIT, which InfiniBand does not have for this,
+ * says that the request has arrived and that the application has yet to answer.  Everything is
+ * little-endian.
  *
  *   header  8   magic "ARCS", version, type, u16 length of the body
  *   REQ   188   number u64, private data [180]
  *   WAIT    8   number u64
  *   REP   156   number u64, qpn u32, Q_Key u32, LID u16, status, zero, private data [136]
  *
- * The number is random: only who has seen the request can answer it.
+ * The number is random: only a process that has seen the request can answer it.
  *
  * Pure functions: no socket, no allocation, no clock.
  */

@@ -93,7 +93,7 @@ static void adopt(struct soft_cm_id *id, struct soft_qp *qp)
 	soft_qp_on_link_down(qp, link_down, id);
 	soft_list_remove(&id->held);
 	fd = soft_cm_link_take(id->link);
-	/* Who has said something on the stream has chosen it. */
+	/* Data on the stream means that the other side has selected it. */
 	error = id->shm_lid && !length
 			? soft_qp_adopt_or_attach(qp, fd, id->shm_lid, id->opens_chan)
 			: soft_qp_adopt(qp, fd, rest, length);
@@ -157,7 +157,7 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 	id->link = NULL;
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
-	/* As librdmacm does; a queue pair that nobody answered stays in INIT. */
+	/* As librdmacm does; a queue pair without an answer stays in INIT. */
 	if (type != RDMA_CM_EVENT_UNREACHABLE)
 		soft_cm_qp_error(id);
 	soft_cm_report(id, type, status, message);
@@ -170,7 +170,7 @@ static int disconnect(struct soft_cm_id *id)
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
 
 	if (soft_cm_datagrams(id)) {
-		if (!error) /* there is nothing to end, and nobody to tell */
+		if (!error) /* there is nothing to end */
 			soft_cm_qp_error(id);
 		return error;
 	}

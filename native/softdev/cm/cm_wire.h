@@ -15,7 +15,7 @@
  *   RTU     0
  *   REJ   152   reason u16, zero u16, private data [148]
  *   ECE         vendor u32, options u32 (IBTA 12.6.5, 12.6.8: vendor ID, enhanced connection bits)
- *   LID         of the sender, which is willing to meet in shared memory; 0: it is not
+ *   LID         of the sender, which can use shared memory; 0: it cannot
  *
  * Pure functions: no socket, no allocation, no clock.
  */
@@ -91,11 +91,10 @@ uint8_t soft_cm_private_room(enum soft_cm_type type);
  * against soft_cm_private_room and the 24- and 3-bit fields. */
 size_t soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_CM_MESSAGE_MAX]);
 
-/* Reads the message at the front of bytes[0 .. length).
- * 0: complete, *used bytes of it.  EAGAIN: right so far, more bytes are needed.
- * EPROTONOSUPPORT: our magic, another version.  EPROTO: not this protocol.
- * A wrong byte is found as soon as it is there: nobody waits for the rest of a message that
- * cannot become one. */
+/* Reads the message at the front of bytes[0 .. length). 0: complete, *used bytes of it.  EAGAIN:
+ * right so far, more bytes are needed.  EPROTONOSUPPORT: our magic, another version.  EPROTO: not
+ * this protocol.  A wrong byte is found as soon as it is there: the receiver does not wait for the
+ * rest of an invalid message. */
 int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message,
 		   size_t *used);
 

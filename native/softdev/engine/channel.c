@@ -1,12 +1,12 @@
 /* A channel: the file descriptor that tells an application "look into your queue of events".
  *
- * The fd is an epoll instance with an eventfd inside.  An application that waits with its own poll()
- * and takes a readable fd as the promise of an event (as the example of ibv_get_cq_event(3) does)
- * gets exactly that.  An application that says it can live with "nothing there" (ours does, see
- * aiordma_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival of
- * data at any stream then wakes its thread directly, and the call that looks for an event does the
- * device's work on the way.  A thread that blocks in ibv_get_cq_event has that in any case; one that
- * waits for rare events (of the CM, asynchronous ones) has not, lest every frame wakes it.
+ * The fd is an epoll instance with an eventfd inside.  An application that waits with its own
+ * poll() and takes a readable fd as the promise of an event (as the example of ibv_get_cq_event(3)
+ * does) gets exactly that.  An application that says it can live with "nothing there" (ours does,
+ * see aiordma_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival
+ * of data at any stream then wakes its thread directly, and the call that looks for an event does
+ * the device's work on the way.  A thread that blocks in ibv_get_cq_event has that in any case; one
+ * that waits for rare events (of the CM, asynchronous ones) has not, or every frame would wake it.
  *
  * The eventfd is written only when the queue stops being empty, and not at all when the thread that
  * makes the event is the one that will look for it.
@@ -64,6 +64,7 @@ static void write_event(struct soft_channel *channel)
 
 void soft_channel_signal(struct soft_channel *channel)
 {
+	soft_assert_locked();
 	if (channel->signalled)
 		return;
 	if (soft_channel_is_current(channel))
@@ -90,9 +91,8 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	/* Who asked for early wake-ups has said so already. */
-	return __atomic_load_n(&channel->early, __ATOMIC_RELAXED) ||
-	       fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
+	/* aiordma_wake_early implies it. */
+	return soft_hint_get(&channel->early) || fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 
 int soft_channel_wait(struct soft_channel *channel)
@@ -102,9 +102,9 @@ int soft_channel_wait(struct soft_channel *channel)
 		{.fd = soft_engine_epoll_fd(), .events = POLLIN},
 	};
 
-	__atomic_fetch_add(&channel->sleepers, 1, __ATOMIC_RELAXED);
+	soft_counter_add(&channel->sleepers, 1);
 	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
 
-	__atomic_fetch_sub(&channel->sleepers, 1, __ATOMIC_RELAXED);
+	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
 }

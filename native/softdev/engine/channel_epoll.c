@@ -1,5 +1,5 @@
-/* The list of channels (channel.c has the rest): which of them show the engine's own readiness through
- * their fds, and what a loop may watch in place of such an fd. */
+/* The list of channels (channel.c has the rest): which of them have the engine's epoll set nested
+ * in their fds, and what a loop may watch in place of such an fd. */
 #include <fcntl.h>
 #include <sys/epoll.h>
 
@@ -38,7 +38,7 @@ static void update_nesting(void)
 			      &event))
 			continue;
 		channel->inside = inside;
-		__atomic_store_n(&channel->nested, wanted, __ATOMIC_RELAXED);
+		soft_hint_set(&channel->nested, wanted);
 	}
 }
 
@@ -59,9 +59,8 @@ bool soft_channels_depend_on_engine(void)
 	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
 		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
 
-		if (__atomic_load_n(&channel->wanted, __ATOMIC_RELAXED) &&
-		    !__atomic_load_n(&channel->nested, __ATOMIC_RELAXED) &&
-		    !__atomic_load_n(&channel->sleepers, __ATOMIC_RELAXED))
+		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
+		    !soft_counter_get(&channel->sleepers))
 			return true;
 	}
 	return false;
@@ -89,7 +88,7 @@ void aiordma_wake_early(int fd)
 	struct soft_channel *channel = channel_of(fd);
 
 	if (channel) {
-		__atomic_store_n(&channel->early, true, __ATOMIC_RELAXED);
+		soft_hint_set(&channel->early, true);
 		update_nesting();
 	}
 	soft_unlock();

@@ -1,8 +1,8 @@
 /* The engine: one lock, one epoll set, one thread for everything the device does in this process.
  *
- * Who makes progress.  The device's work (reading streams, answering, completing, timers) is a
- * "step": collect ready sources, serve each within a bounded number of bytes, then do what was put
- * off to the end.  Any thread may run a step if it gets the lock without waiting.  A thread of the
+ * Progress.  The device's work (reading streams, answering, completing, timers) is a "step":
+ * collect ready sources, serve each within a bounded number of bytes, then do what was put off to
+ * the end.  Any thread may run a step if it gets the lock without waiting.  A thread of the
  * application that polls an empty CQ or waits for an event runs it itself, because being woken by
  * another thread costs 10 to 25 us a message.  The engine's own thread is for the time when no
  * thread of the application comes by: a peer's RDMA reads must be served while the application
@@ -10,30 +10,31 @@
  *
  * How the engine's own thread keeps out of the way: thread.c.  What it watches: fd_watch.c.
  *
- * What is asked.  A step looks into the rings of local peers first (wakeup.c), without a system
- * call, then into the epoll set; a thread that polls, while there are such rings, asks epoll every
- * two microseconds, and one that was woken and has found in a ring what it was woken for asks now
- * and then only.  Local peers need not ring as long as somebody is sure to come by.  That is so
- * while the engine's thread stands back or works, unless a completion queue is armed, because then
- * a thread of the application may go to sleep without telling us; and while a thread looks again
- * and again before it sleeps.  Where the first of these ends and the next begins,
- * soft_engine_update_notify_need is called before anybody sleeps: with the sleep of the engine's
- * thread, with arming, with the end of looking.  A polling application finds its work in the rings,
- * which wakes nobody: so the engine's thread is roused once, to stand back for as long as that goes
- * on.
+ * What a step polls.  First the rings of local peers (shm/wakeup.c), without a system call, then
+ * the epoll set.  While there are such rings, a polling thread calls epoll_wait every two
+ * microseconds only, and a thread that was woken and found the cause in a ring calls it now and
+ * then only.  Peers need not notify this process while some thread polls anyway: the engine's
+ * thread while it ticks or works, unless a completion queue is armed, because an application thread
+ * may then sleep without a further call; or an application thread that spins before it sleeps.
+ * soft_engine_update_notify_need is called at each change between these: before the engine's thread
+ * sleeps, with arming, at the end of spinning.  A polling application finds its work in the rings,
+ * which wakes no thread, so it starts the engine's thread ticking once, for as long as the polling
+ * goes on.
  *
  * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
  * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
  * and "no callback after unwatch" true by construction.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "engine_internal.h"
 
 enum {
-	ASK_NS = 2000,
-	FIND_NS = SOFT_TICK_NS,
+	EPOLL_POLLING_NS = 2000,
+	EPOLL_FOUND_NS = SOFT_TICK_NS,
 };
 
 /* In place of a folder that is not there, as in tests of those below it. */
@@ -88,6 +89,7 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 
 void soft_engine_port_changed(enum soft_port_change change)
 {
+	soft_assert_locked();
 	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
 		if ((*it)->port_changed)
 			(*it)->port_changed(change);
@@ -95,12 +97,14 @@ void soft_engine_port_changed(enum soft_port_change change)
 
 void soft_engine_set_polls(bool polls)
 {
-	__atomic_store_n(&engine.polls, polls, __ATOMIC_RELAXED);
+	soft_assert_locked();
+	soft_hint_set(&engine.polls, polls);
 }
 
 void soft_engine_set_delayed(bool delayed)
 {
-	__atomic_store_n(&engine.delayed, delayed, __ATOMIC_RELAXED);
+	soft_assert_locked();
+	soft_hint_set(&engine.delayed, delayed);
 }
 
 void soft_engine_before_sleep(void)
@@ -114,13 +118,31 @@ void soft_engine_before_sleep(void)
 
 /* ---- the lock ------------------------------------------------------------------------------ */
 
+#ifdef AIORDMA_CHECK_LOCKS
+static _Thread_local bool held;
+
+void soft_note_locked(bool locked)
+{
+	held = locked;
+}
+
+void soft_check_locked(const char *function)
+{
+	if (held)
+		return;
+	fprintf(stderr, "aiordma: %s is called without the engine's lock\n", function);
+	abort();
+}
+#endif
+
 void soft_lock(void)
 {
-	if (pthread_mutex_trylock(&engine.lock) == 0)
-		return;
-	__atomic_fetch_add(&engine.waiting, 1, __ATOMIC_RELAXED);
-	pthread_mutex_lock(&engine.lock);
-	__atomic_fetch_sub(&engine.waiting, 1, __ATOMIC_RELAXED);
+	if (pthread_mutex_trylock(&engine.lock)) {
+		soft_counter_add(&engine.waiting, 1);
+		pthread_mutex_lock(&engine.lock);
+		soft_counter_add(&engine.waiting, -1u);
+	}
+	soft_note_locked(true);
 }
 
 bool soft_lock_soon(void)
@@ -129,7 +151,10 @@ bool soft_lock_soon(void)
 
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec++;
-	return pthread_mutex_timedlock(&engine.lock, &until) == 0;
+	bool locked = pthread_mutex_timedlock(&engine.lock, &until) == 0;
+
+	soft_note_locked(locked);
+	return locked;
 }
 
 void soft_unlock(void)
@@ -144,6 +169,7 @@ void soft_unlock(void)
 	}
 	engine.current = NULL;
 	engine.unlocks++;
+	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 }
 
@@ -154,12 +180,14 @@ unsigned soft_lock_turn(void)
 
 void soft_defer(struct soft_deferred *deferred)
 {
+	soft_assert_locked();
 	if (soft_list_empty(&deferred->node))
 		soft_list_append(&engine.deferred, &deferred->node);
 }
 
 void soft_deferred_cancel(struct soft_deferred *deferred)
 {
+	soft_assert_locked();
 	soft_list_remove(&deferred->node);
 }
 
@@ -180,60 +208,63 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Must local peers ring?  Not when somebody is sure to come by.  Who stays may take longer than he
- * thought, so he counts only while the engine's thread comes by every tick. */
+/* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
+ * application that holds its turn (aiordma_embedded_stay) may overrun, so it counts only while the
+ * engine's thread ticks. */
 void soft_engine_update_notify_need(void)
 {
-	bool armed = __atomic_load_n(&engine.armed, __ATOMIC_RELAXED);
-	bool spinning = __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED);
+	soft_assert_locked();
+	bool armed = soft_counter_get(&engine.armed);
+	bool spinning = soft_counter_get(&engine.spinning);
 	bool holding = engine.holding && !engine.asleep;
 
 	engine.poller->need_notify(!spinning && !holding && (armed || engine.asleep));
 }
 
-/* The engine's thread shall come by every tick. */
-static void wake_thread(void)
+/* Make the engine's thread tick. */
+static void wake_engine_thread(void)
 {
 	const uint64_t one = 1;
 
-	if (!engine.running || !engine.asleep || soft_now() < engine.trust_at)
+	if (!engine.running || !engine.asleep || soft_now() < engine.tick_again_at)
 		return;
 	engine.asleep = false;
 	(void)!write(engine.wake_fd, &one, sizeof(one));
 }
 
-/* A thread of the application polls and has found something, while the engine's thread sleeps: that
- * shall come by every tick, so that local peers need not ring. */
+/* A polling thread of the application has found something while the engine's thread sleeps: make
+ * that tick, so that local peers need not notify. */
 static void start_ticking(void)
 {
-	if (!__atomic_load_n(&engine.armed, __ATOMIC_RELAXED))
-		wake_thread();
+	if (!soft_counter_get(&engine.armed))
+		wake_engine_thread();
 }
 
-/* The rings are looked into every time, and epoll, which is a system call, is asked every so often by
- * who polls, and by who has been woken and found in a ring what he was woken for.  What else is ready
- * stays so: it wakes him again. */
-static bool need_not_ask(bool polling, bool found)
+/* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a polling
+ * thread, and every EPOLL_FOUND_NS by a thread that was woken and found the cause in a ring.  Other ready
+ * descriptors stay ready and wake the thread again. */
+static bool skip_epoll(bool polling, bool found)
 {
-	uint64_t patience = polling ? ASK_NS : found ? FIND_NS : 0;
+	uint64_t patience = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
 
 	if (!patience || !soft_engine_polls())
 		return false;
 	uint64_t now = soft_now();
 
-	if (now - engine.asked_at < patience)
+	if (now - engine.epoll_at < patience)
 		return true;
-	engine.asked_at = now;
+	engine.epoll_at = now;
 	return false;
 }
 
 bool soft_engine_step(enum soft_step_by who)
 {
+	soft_assert_locked();
 	if (!engine.running)
 		return false;
 	bool found = engine.poller->poll();
 
-	if (who != SOFT_BY_ENGINE && need_not_ask(who == SOFT_BY_POLLING, found))
+	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
 		return found;
 	int count = epoll_wait(engine.epoll_fd, engine.events, SOFT_STEP_EVENTS, 0);
 
@@ -259,7 +290,7 @@ static void progress(struct soft_channel *channel, enum soft_step_by who)
 	if (soft_engine_has_delayed())
 		engine.delayer->send_delayed(SOFT_DELAY_NS);
 	if (soft_engine_step(who)) {
-		__atomic_fetch_add(&engine.served, 1, __ATOMIC_RELAXED);
+		soft_counter_add(&engine.served, 1);
 		if (soft_engine_polls())
 			start_ticking();
 	}
@@ -271,8 +302,7 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel, __atomic_load_n(&engine.spinning, __ATOMIC_RELAXED) ? SOFT_BY_POLLING
-									      : SOFT_BY_WOKEN);
+	progress(channel, soft_counter_get(&engine.spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -283,18 +313,19 @@ void soft_progress(void)
 void soft_progress_try(void)
 {
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
-	if (__atomic_load_n(&engine.waiting, __ATOMIC_RELAXED) == 0 &&
-	    pthread_mutex_trylock(&engine.lock) == 0)
+	if (soft_counter_get(&engine.waiting) == 0 && pthread_mutex_trylock(&engine.lock) == 0) {
+		soft_note_locked(true);
 		progress(NULL, SOFT_BY_POLLING);
+	}
 }
 
 void soft_engine_armed(int change)
 {
-	__atomic_fetch_add(&engine.armed, (unsigned)change, __ATOMIC_RELAXED);
+	soft_counter_add(&engine.armed, (unsigned)change);
 }
 
-/* Also when no local peer is attended now: what is put before one later, by a call that makes no
- * progress, is announced only if it is known then that nobody comes by. */
+/* Also with an empty poll set: a record that this process writes later, in a call that makes no
+ * progress, is announced only if the need to notify is known then. */
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
@@ -304,7 +335,7 @@ void soft_engine_may_sleep(void)
 
 void aiordma_embedded_spin(int begins)
 {
-	__atomic_fetch_add(&engine.spinning, begins ? 1u : -1u, __ATOMIC_RELAXED);
+	soft_counter_add(&engine.spinning, begins ? 1u : -1u);
 	if (!begins)
 		soft_engine_may_sleep();
 }
@@ -315,39 +346,41 @@ void aiordma_embedded_stay(int change)
 	if (change >= 0 || engine.holding) /* else it was said before a fork */
 		engine.holding += (unsigned)change;
 	if (change >= 0)
-		wake_thread();
+		wake_engine_thread();
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
 unsigned aiordma_embedded_steps(void)
 {
-	return __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+	return soft_counter_get(&engine.served);
 }
 
 unsigned aiordma_embedded_parts(void)
 {
-	return __atomic_load_n(&engine.parts, __ATOMIC_RELAXED);
+	return soft_counter_get(&engine.parts);
 }
 
 unsigned aiordma_embedded_woke(void)
 {
-	return __atomic_load_n(&engine.met[true], __ATOMIC_RELAXED);
+	return soft_counter_get(&engine.writes[true]);
 }
 
 unsigned aiordma_embedded_met_awake(void)
 {
-	return __atomic_load_n(&engine.met[false], __ATOMIC_RELAXED);
+	return soft_counter_get(&engine.writes[false]);
 }
 
 void soft_engine_count_write(bool asleep)
 {
-	__atomic_store_n(&engine.met[asleep], engine.met[asleep] + 1, __ATOMIC_RELAXED);
+	soft_assert_locked();
+	soft_counter_bump(&engine.writes[asleep]);
 }
 
 void soft_engine_count_part(void)
 {
-	__atomic_store_n(&engine.parts, engine.parts + 1, __ATOMIC_RELAXED);
+	soft_assert_locked();
+	soft_counter_bump(&engine.parts);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)

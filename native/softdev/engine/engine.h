@@ -10,12 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "atomics.h"
 #include "softdev.h"
 
 #define soft_container(pointer, type, member)                                                      \
 	((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
-/* ---- intrusive doubly linked lists (list.h would be a room of five lines) ------------------ */
+/* ---- intrusive doubly linked lists ------------------ */
 
 struct soft_node {
 	struct soft_node *next, *previous;
@@ -59,6 +60,15 @@ void soft_engine_put(void);
 
 void soft_lock(void);
 void soft_unlock(void);
+
+/* Ends the program where this thread does not hold the lock.  In builds with sanitizers, for coverage or
+ * for fuzzing (native/softdev/meson.build); nothing in others. */
+#ifdef AIORDMA_CHECK_LOCKS
+void soft_check_locked(const char *function);
+#define soft_assert_locked() soft_check_locked(__func__)
+#else
+#define soft_assert_locked() ((void)0)
+#endif
 
 /* A file descriptor that the engine watches; `ready` is called under the lock with the epoll events
  * and may unwatch, close and free its source or any other. */
@@ -119,15 +129,16 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
 struct soft_channel {
 	int fd; /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
-	int flat_fd; /* for who watches this and event_fd instead, and bells: or -1 */
+	/* for an event loop that watches this, event_fd and notify fds instead; or -1 */
+	int flat_fd;
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early; /* the application takes "nothing there" as normal */
-	bool nested; /* who sleeps is woken by what the engine watches: */
+	bool nested; /* a sleeping thread is woken by what the engine watches */
 	bool inside; /* the engine's epoll instance is inside `fd` */
 	unsigned notify_fds; /* notify_fds.c: the set watched beside flat_fd */
 	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
-	unsigned wanted; /* atomic, the owner's: CQs armed to wake somebody through it */
+	unsigned wanted; /* atomic, the owner's: CQs that are armed to signal it */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	struct soft_node node; /* of the engine */
 };
@@ -155,14 +166,14 @@ enum {
 		1000, /* between two looks of the engine's thread, while it stands back */
 };
 
-/* Scratch memory for whoever holds the lock; nothing in it outlives a call. */
+/* Scratch memory of the thread that holds the lock; nothing in it outlives a call. */
 struct soft_scratch {
 	uint8_t input[SOFT_STAGING_SIZE];
 	uint8_t output[SOFT_STAGING_SIZE];
 };
 
-/* The lock, or false after a second: at the end of the process, when nobody may be there any more to
- * give it back. */
+/* The lock, or false after a second: at the end of the process, when the thread that held it may be
+ * gone. */
 bool soft_lock_soon(void);
 
 struct soft_scratch *soft_scratch(void);
@@ -180,10 +191,10 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
-/* Another number each time that somebody has the lock: to bound what is put off again and again. */
+/* Another number each time the lock is taken: to bound work that is deferred again and again. */
 unsigned soft_lock_turn(void);
 
-/* No source of the port is served from now on, or all of them are again.  Under the lock. */
+/* Watches of the port are not served from now on, or are again. */
 void soft_watches_silence(bool silent);
 
 /* For polling: does nothing when another thread has the lock or waits for it. */
@@ -196,20 +207,20 @@ void soft_progress_for(struct soft_channel *channel);
 bool soft_channel_is_current(const struct soft_channel *channel);
 void soft_channel_announce(struct soft_channel *channel);
 
-/* One more CQ, or one less, is armed to wake somebody.  Without the lock. */
+/* One more CQ, or one less, is armed to signal a channel.  Without the lock. */
 void soft_engine_armed(int change);
 /* A thread of the application may go to sleep now, without another call.  Without the lock. */
 void soft_engine_may_sleep(void);
 
-/* Somebody should do a step soon.  Under the lock. */
+/* Makes the epoll set readable, so that a thread does a step soon. */
 void soft_engine_schedule_step(void);
 
-/* Part of a message has been moved, and more of it is to follow.  Under the lock. */
+/* Part of a message has been moved, and more of it is to follow. */
 void soft_engine_count_part(void);
-/* Another process has been written to, and was asleep, or not. */
+/* Another process has been written to, and had to be notified, or not. */
 void soft_engine_count_write(bool asleep);
 
-/* Is the engine's thread looking around every half millisecond? */
+/* Does the engine's thread tick (every SOFT_TICK_NS)? */
 bool soft_engine_ticks(void);
 
 /* fd_watch.c.  For channel.c. */

@@ -1,5 +1,5 @@
-/* The engine's state, for its own rooms only: engine.c, thread.c, lifecycle.c, fd_watch.c,
- * channel_epoll.c and notify_fds.c.  Under the lock, but for what says that it is atomic. */
+/* The engine's state, for the sources of this folder.  Under the lock, except for members marked
+ * atomic. */
 #ifndef AIORDMA_SOFT_ENGINE_STATE_H
 #define AIORDMA_SOFT_ENGINE_STATE_H
 
@@ -13,23 +13,23 @@ struct soft_engine {
 	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
 	unsigned served; /* atomic: steps of application threads that found something to do */
 	unsigned parts; /* atomic: see embedded.h */
-	unsigned met[2]; /* atomic: the same, awake and asleep */
-	unsigned armed; /* atomic: CQs that are to wake somebody through a channel */
-	unsigned spinning; /* atomic: threads that look again and again for a moment */
-	unsigned holding; /* those that have something else to do, and come back */
+	unsigned writes[2]; /* atomic: the same, awake and asleep */
+	unsigned armed; /* atomic: CQs that are armed to signal a channel */
+	unsigned spinning; /* atomic: threads that spin before they sleep */
+	unsigned holding; /* spinning threads that have gone to work and will poll again */
 	unsigned fork_generation; /* grows in the child of a fork */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking; /* the thread stands back, and looks around every tick */
+	bool ticking; /* the thread leaves the work to the application, and polls every tick */
 	bool asleep; /* the thread is in epoll_wait, or on its way */
-	uint64_t trust_at; /* it does not stand back before that */
-	uint64_t asked_at; /* epoll was asked, by a thread that polls */
+	uint64_t tick_again_at; /* the thread does not tick before that time */
+	uint64_t epoll_at; /* epoll was asked, by a thread that polls */
 	bool silent; /* sources of the port are not served */
 
 	int epoll_fd; /* all that is watched */
-	int shared_epoll_fd; /* but for bells that event loops watch themselves (notify_fds.c) */
-	int wake_fd; /* eventfd that ends the thread's sleep, and nobody else's */
-	struct soft_fd_watch nudge; /* eventfd: there is work that no other fd tells of */
+	int shared_epoll_fd; /* the same, except for notify fds that event loops watch themselves */
+	int wake_fd; /* eventfd that ends the sleep of the engine's thread alone */
+	struct soft_fd_watch step_event; /* eventfd: there is work that no other descriptor shows */
 	struct soft_fd_watch alarm; /* timerfd of timer.c */
 	pthread_t thread;
 
@@ -43,40 +43,50 @@ struct soft_engine {
 	struct soft_scratch *scratch;
 
 	const struct soft_subsystem *const *subsystems;
-	const struct soft_subsystem *poller;  /* has poll, has_input and need_notify */
+	const struct soft_subsystem *poller; /* has poll, has_input and need_notify */
 	const struct soft_subsystem *delayer; /* has send_delayed */
-	bool polls;                           /* atomic: soft_engine_set_polls */
-	bool delayed;                         /* atomic: soft_engine_set_delayed */
+	bool polls; /* atomic: soft_engine_set_polls */
+	bool delayed; /* atomic: soft_engine_set_delayed */
 };
 
 extern struct soft_engine engine;
+
+/* For soft_assert_locked: this thread has the lock from now on, or no more. */
+#ifdef AIORDMA_CHECK_LOCKS
+void soft_note_locked(bool locked);
+#else
+static inline void soft_note_locked(bool locked)
+{
+	(void)locked;
+}
+#endif
 
 /* How long a subsystem's output may be delayed: for a thread of the application that comes by, and for
  * a tick of the engine's thread. */
 #define SOFT_DELAY_NS 20000u
 #define SOFT_DELAY_TICK_NS 100000u
 
-/* Who makes a step: the engine's thread, a thread that has been woken, one that polls. */
+/* The thread that makes a step: the engine's, one that has been woken, one that polls. */
 enum soft_step_by {
 	SOFT_BY_ENGINE,
 	SOFT_BY_WOKEN,
 	SOFT_BY_POLLING
 };
 
-/* engine.c.  Under the lock; the end of the step is in soft_unlock.  Returns whether there was work. */
+/* engine.c.  The end of the step is in soft_unlock.  Returns whether there was work. */
 bool soft_engine_step(enum soft_step_by who);
 /* Is there something to be polled?  Without the lock: a hint. */
 static inline bool soft_engine_polls(void)
 {
-	return __atomic_load_n(&engine.polls, __ATOMIC_RELAXED);
+	return soft_hint_get(&engine.polls);
 }
 
 static inline bool soft_engine_has_delayed(void)
 {
-	return __atomic_load_n(&engine.delayed, __ATOMIC_RELAXED);
+	return soft_hint_get(&engine.delayed);
 }
 
-/* Must local peers ring?  To be asked anew before anybody sleeps. */
+/* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */
 void soft_engine_update_notify_need(void);
 
 /* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can signal?
@@ -84,10 +94,11 @@ void soft_engine_update_notify_need(void);
  * fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
-/* Has every event loop that watches bells itself asked for them since that change? */
+/* Has every event loop that watches notify fds itself asked for them since that change? */
 bool soft_channels_know_notify_fds(unsigned change);
 
-/* fd_watch.c.  It need not wake those who watch engine.rest_fd, or it must. */
+/* fd_watch.c.  Take it out of engine.shared_epoll_fd, because event loops watch it themselves, or
+ * put it back. */
 void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct);
 
 /* notify_fds.c.  Loops must ask for them anew; there is one loop less that has to. */

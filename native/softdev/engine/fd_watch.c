@@ -26,6 +26,7 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 
 int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 {
+	soft_assert_locked();
 	int rc = 0;
 
 	if (watch->watched && watch->interest == events)
@@ -43,7 +44,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 }
 
 /* The step under way may have collected an event that has not been served yet. */
-static void forget_event(const struct soft_fd_watch *watch)
+static void drop_event(const struct soft_fd_watch *watch)
 {
 	for (int i = 0; i < engine.event_count; i++)
 		if (engine.events[i].data.ptr == watch)
@@ -52,6 +53,7 @@ static void forget_event(const struct soft_fd_watch *watch)
 
 void soft_unwatch(struct soft_fd_watch *watch)
 {
+	soft_assert_locked();
 	if (!watch->watched)
 		return;
 	if (!is_silent(watch))
@@ -59,11 +61,12 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	watch->watched = false;
 	watch->interest = 0;
 	soft_list_remove(&watch->node);
-	forget_event(watch);
+	drop_event(watch);
 }
 
 void soft_watches_silence(bool silent)
 {
+	soft_assert_locked();
 	soft_notify_fds_changed();
 	for (struct soft_node *node = engine.watches.next; node != &engine.watches;
 	     node = node->next) {
@@ -74,7 +77,7 @@ void soft_watches_silence(bool silent)
 		/* What epoll had room for it has room for again. */
 		tell_epoll(silent ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, watch, watch->interest);
 		if (silent)
-			forget_event(watch);
+			drop_event(watch);
 	}
 	engine.silent = silent;
 	soft_notify_fds_changed();

@@ -20,7 +20,7 @@ static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
 		soft_timers_run();
 }
 
-static void nudge_ready(struct soft_fd_watch *watch, uint32_t events)
+static void step_event_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	uint64_t count;
 
@@ -31,10 +31,11 @@ static void nudge_ready(struct soft_fd_watch *watch, uint32_t events)
 
 void soft_engine_schedule_step(void)
 {
+	soft_assert_locked();
 	const uint64_t one = 1;
 
 	/* It cannot be full, and were it, it would be readable. */
-	(void)!write(engine.nudge.fd, &one, sizeof(one));
+	(void)!write(engine.step_event.fd, &one, sizeof(one));
 }
 
 void soft_engine_alarm(uint64_t deadline_ns)
@@ -56,10 +57,10 @@ static void close_fd(int *fd)
 
 static void close_all(void)
 {
-	soft_unwatch(&engine.nudge);
+	soft_unwatch(&engine.step_event);
 	soft_unwatch(&engine.alarm);
 	close_fd(&engine.wake_fd);
-	close_fd(&engine.nudge.fd);
+	close_fd(&engine.step_event.fd);
 	close_fd(&engine.alarm.fd);
 	close_fd(&engine.shared_epoll_fd);
 	close_fd(&engine.epoll_fd);
@@ -71,10 +72,12 @@ static void before_fork(void)
 {
 	pthread_mutex_lock(&users_mutex);
 	pthread_mutex_lock(&engine.lock);
+	soft_note_locked(true);
 }
 
 static void after_fork_in_parent(void)
 {
+	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
 }
@@ -110,6 +113,7 @@ static void after_fork_in_child(void)
 	engine.waiting = 0;
 	engine.holding = 0;
 	users = 0;
+	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
 }
@@ -139,7 +143,7 @@ static int start(void)
 		return rc;
 	soft_timers_forget();
 	engine.wake_fd = -1;
-	engine.nudge = (struct soft_fd_watch){.fd = -1, .ready = nudge_ready};
+	engine.step_event = (struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
 	engine.alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
 	engine.scratch = malloc(sizeof(*engine.scratch));
 	if (!engine.scratch)
@@ -147,19 +151,19 @@ static int start(void)
 	engine.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.shared_epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	engine.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	engine.nudge.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	engine.step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	engine.alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (engine.epoll_fd < 0 || engine.shared_epoll_fd < 0 || engine.wake_fd < 0 ||
-	    engine.nudge.fd < 0 || engine.alarm.fd < 0) {
+	    engine.step_event.fd < 0 || engine.alarm.fd < 0) {
 		rc = errno;
 		close_all();
 		return rc;
 	}
-	rc = soft_watch(&engine.nudge, EPOLLIN);
+	rc = soft_watch(&engine.step_event, EPOLLIN);
 	if (!rc)
 		rc = soft_watch(&engine.alarm, EPOLLIN);
 	if (!rc) {
-		__atomic_store_n(&engine.stopping, false, __ATOMIC_RELEASE);
+		soft_publish(&engine.stopping, false);
 		engine.running = true;
 		/* Signals are for the application's threads. */
 		sigfillset(&all);
@@ -197,7 +201,7 @@ void soft_engine_put(void)
 	pthread_mutex_lock(&users_mutex);
 	/* No user is left in the child of a fork, whatever it inherited. */
 	if (users && --users == 0) {
-		__atomic_store_n(&engine.stopping, true, __ATOMIC_RELEASE);
+		soft_publish(&engine.stopping, true);
 		if (write(engine.wake_fd, &one, sizeof(one)) != sizeof(one))
 			abort(); /* an eventfd that is read now and then cannot be full */
 		pthread_join(engine.thread, NULL);

@@ -1,14 +1,14 @@
-/* Which bells are watched by who sleeps.
+/* Notify fds that event loops watch themselves.
  *
- * An event loop that watches what is inside a channel's fd (channel_epoll.c) can watch the bells of
- * local peers too: then a ring wakes it without any epoll set of ours in between, which takes half a
- * microsecond off a round trip.  Local peers come and go, and loops learn of that when they next look.
- * So a bell is in the set that such loops watch anyway (engine.rest_fd), until every one of them has
- * asked for the bells since the last change; with the next change all of them are in that set again.
- * The engine's own set has them all the time.
+ * An event loop that watches what is inside a channel's fd (channel_epoll.c) can also watch the
+ * pipes by which local peers notify this process: a byte then wakes it without an epoll set of the
+ * device in between, which takes half a microsecond off a round trip.  Peers come and go, and loops
+ * learn of that in their next drain.  So a notify fd is in the set that such loops watch anyway
+ * (engine.shared_epoll_fd) until every such loop has asked for the fds since the last change; with
+ * the next change all fds are in that set again.  The engine's own set has them all the time.
  *
- * A loop has descriptors of its own, so that none is closed under it; one whose bell is gone shows its
- * end, and the look that follows tells.
+ * A loop has duplicates of the descriptors, so that none is closed under it; the duplicate of a
+ * closed pipe shows its end, and the next drain removes it.
  */
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 static struct soft_node notify_fds = {&notify_fds, &notify_fds};
 static unsigned change; /* atomic */
 
-/* Those that a loop is told of come first. */
+/* The first AIORDMA_BELLS of them are those that loops are given. */
 void soft_notify_fds_settle(void)
 {
 	bool direct = !engine.silent && soft_channels_know_notify_fds(change);
@@ -31,7 +31,7 @@ void soft_notify_fds_settle(void)
 
 void soft_notify_fds_changed(void)
 {
-	__atomic_store_n(&change, change + 1, __ATOMIC_RELAXED);
+	soft_counter_bump(&change);
 	soft_notify_fds_settle();
 }
 
@@ -51,7 +51,7 @@ void soft_notify_fds_remove(struct soft_notify_fd *notify)
 
 unsigned aiordma_embedded_bells_changed(void)
 {
-	return __atomic_load_n(&change, __ATOMIC_RELAXED);
+	return soft_counter_get(&change);
 }
 
 static bool copy(int fds[AIORDMA_BELLS], int *count)

@@ -1,11 +1,11 @@
-/* The engine's own thread, for the time when no thread of the application comes by.
+/* The engine's own thread, for the time when no thread of the application makes progress.
  *
- * It sleeps without a timeout, so an idle process costs nothing.  When woken it asks: did a thread
- * of the application do work since I last looked, and is nobody asleep who can only be woken by me?
- * Then it stands back: it looks again every half millisecond and serves what has been left lying
- * for a whole tick.  Once it has had to serve, it serves at once from then on, until the
- * application does work again; and if that happens time after time, it does not stand back at all
- * for a while.
+ * It sleeps without a timeout, so an idle process costs nothing.  When it wakes up it checks two
+ * things: a thread of the application has done work since the last check, and no application thread
+ * sleeps that only the engine's thread can wake.  If both hold, it ticks: it polls every half
+ * millisecond and serves only what has been ready for a whole tick.  Once it has had to serve, it
+ * serves at once until the application does work again.  If that happens several times in a row, it
+ * does not tick at all for a while.
  */
 #include <poll.h>
 #include <sched.h>
@@ -16,24 +16,24 @@
 #include "engine_internal.h"
 
 enum {
-	QUIET_TICKS = 8, /* without work or application before the thread sleeps again */
+	MAX_QUIET_TICKS = 8, /* without work before the thread sleeps again */
 	SOON = 3,
-	LET_DOWNS = 8,
+	MAX_FAILURES = 8,
 };
 
-#define DISTRUST_NS 50000000u
-#define DISTRUST_MOST_NS 1000000000u
+#define NO_TICK_NS 50000000u
+#define NO_TICK_MAX_NS 1000000000u
 
 static bool stopping(void)
 {
-	return __atomic_load_n(&engine.stopping, __ATOMIC_ACQUIRE);
+	return soft_observe(&engine.stopping);
 }
 
-/* Let those in who have been waiting for the lock: an unlock followed at once by a lock would win
- * against a thread that first has to be woken. */
+/* Let waiting threads take the lock first: an unlock followed at once by a lock would win against a
+ * thread that has to be woken. */
 static void make_room(void)
 {
-	for (int i = 0; i < 50 && __atomic_load_n(&engine.waiting, __ATOMIC_RELAXED); i++)
+	for (int i = 0; i < 50 && soft_counter_get(&engine.waiting); i++)
 		sched_yield();
 }
 
@@ -70,10 +70,10 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
-/* Until there is work, or we are roused. */
-static bool sleep_well(void)
+/* Until there is work, or wake_fd is written. */
+static bool sleep_until_work(void)
 {
-	/* Not in the epoll set, where it would keep a thread of the application from its sleep. */
+	/* Not in the epoll set, where it would wake threads of the application. */
 	struct pollfd fds[2] = {
 		{.fd = engine.epoll_fd, .events = POLLIN},
 		{.fd = engine.wake_fd, .events = POLLIN},
@@ -88,8 +88,8 @@ static bool sleep_well(void)
 	return fds[0].revents;
 }
 
-/* Begin to watch from the side, unless somebody depends on us. */
-static bool may_stand_back(void)
+/* Begin to tick, unless an application thread depends on the engine's thread. */
+static bool may_tick(void)
 {
 	soft_lock();
 	engine.ticking = !soft_channels_depend_on_engine();
@@ -99,18 +99,18 @@ static bool may_stand_back(void)
 	return may;
 }
 
-/* The application is at work.  Returns true if it left something lying; *ticks is how long that
- * took it. */
-static bool stand_back(unsigned *seen, unsigned *ticks)
+/* Tick while the application works.  Returns true if it left work unserved for a tick; *ticks is
+ * how many ticks that took. */
+static bool tick(unsigned *seen, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
-	bool left_lying = false;
+	bool left_unserved = false;
 
 	*ticks = 0;
-	for (int quiet = 0; quiet < QUIET_TICKS && !left_lying && !stopping();) {
+	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
 		nanosleep(&tick, NULL);
 		++*ticks;
-		unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+		unsigned served = soft_counter_get(&engine.served);
 
 		if (soft_engine_has_delayed()) {
 			soft_lock();
@@ -121,7 +121,7 @@ static bool stand_back(unsigned *seen, unsigned *ticks)
 			*seen = served;
 			quiet = 0;
 		} else if (work_is_ready()) {
-			left_lying = true;
+			left_unserved = true;
 		} else {
 			quiet++;
 		}
@@ -130,61 +130,61 @@ static bool stand_back(unsigned *seen, unsigned *ticks)
 	engine.ticking = false;
 	engine.delayer->send_delayed(0);
 	soft_unlock();
-	return left_lying;
+	return left_unserved;
 }
 
-/* How the thread has fared with standing back. */
-struct manners {
+/* How the ticking has gone. */
+struct tick_history {
 	unsigned seen;      /* of engine.served */
-	bool courteous;     /* the application has done work since we last had to */
-	unsigned let_down;  /* how often in a row something was soon left lying all the same */
-	uint64_t distrust;  /* for how long, next time */
+	bool app_served;     /* the application has done work since we last had to */
+	unsigned failures;  /* how often in a row something was soon left lying all the same */
+	uint64_t pause_ns;  /* for how long, next time */
 };
 
-/* True if the work at hand is for us. */
-static bool is_for_us(struct manners *manners)
+/* True if the engine's thread is to serve the work at hand. */
+static bool serve_here(struct tick_history *tick_history)
 {
-	unsigned served = __atomic_load_n(&engine.served, __ATOMIC_RELAXED);
+	unsigned served = soft_counter_get(&engine.served);
 
-	if (served != manners->seen) {
-		manners->seen = served;
-		manners->courteous = true;
+	if (served != tick_history->seen) {
+		tick_history->seen = served;
+		tick_history->app_served = true;
 	}
-	if (!manners->courteous || soft_now() < engine.trust_at || !may_stand_back())
+	if (!tick_history->app_served || soft_now() < engine.tick_again_at || !may_tick())
 		return true;
 	unsigned ticks;
-	bool left_lying = stand_back(&manners->seen, &ticks);
+	bool left_unserved = tick(&tick_history->seen, &ticks);
 
 	/* An application that polls its memory for a peer's writes and the CQ only for its own
 	 * does some of the work, and each time leaves just what it waits for to us.  One that was
 	 * merely kept from its work for a moment has done much of it before. */
-	if (!left_lying || ticks > SOON) {
-		manners->let_down = 0;
-		manners->distrust = DISTRUST_NS;
-	} else if (++manners->let_down >= LET_DOWNS) {
-		manners->let_down = 0;
+	if (!left_unserved || ticks > SOON) {
+		tick_history->failures = 0;
+		tick_history->pause_ns = NO_TICK_NS;
+	} else if (++tick_history->failures >= MAX_FAILURES) {
+		tick_history->failures = 0;
 		soft_lock();
-		engine.trust_at = soft_now() + manners->distrust;
+		engine.tick_again_at = soft_now() + tick_history->pause_ns;
 		soft_unlock();
-		if (manners->distrust < DISTRUST_MOST_NS)
-			manners->distrust *= 2;
+		if (tick_history->pause_ns < NO_TICK_MAX_NS)
+			tick_history->pause_ns *= 2;
 	}
-	return left_lying;
+	return left_unserved;
 }
 
 void *soft_engine_run(void *unused)
 {
-	struct manners manners = {
-		.seen = __atomic_load_n(&engine.served, __ATOMIC_RELAXED),
-		.distrust = DISTRUST_NS,
+	struct tick_history tick_history = {
+		.seen = soft_counter_get(&engine.served),
+		.pause_ns = NO_TICK_NS,
 	};
 
 	(void)unused;
 	prctl(PR_SET_NAME, "aiordma-device");
 	while (!stopping()) {
-		if (!sleep_well() || stopping() || !is_for_us(&manners))
+		if (!sleep_until_work() || stopping() || !serve_here(&tick_history))
 			continue;
-		manners.courteous = false;
+		tick_history.app_served = false;
 		serve();
 	}
 	return NULL;

@@ -96,6 +96,7 @@ static void set_alarm(void)
 
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 {
+	soft_assert_locked();
 	if (timer->running)
 		take_out(timer);
 	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
@@ -107,6 +108,7 @@ void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 
 void soft_timer_stop(struct soft_timer *timer)
 {
+	soft_assert_locked();
 	if (timer->running)
 		take_out(timer);
 }

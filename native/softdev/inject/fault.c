@@ -24,8 +24,8 @@ static uint64_t seen[SOFT_FAULTS];
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
-/* A bijection under which local peers are strangers: the finalizer of splitmix64 (Steele, Lea, Flood:
- * Fast splittable pseudorandom number generators, 2014). */
+/* A bijection that maps adjacent numbers to unrelated ones: the finalizer of splitmix64 (Steele,
+ * Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
 static uint64_t mix(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;

@@ -1,4 +1,4 @@
-/* Faults on command: a spec for this process, and what follows from it in each room.
+/* Fault injection: the fault spec of this process, and the points in other folders that ask for it.
  *
  * The spec says how likely each kind of fault is, or which occurrence of it shall be.  Whether the
  * k-th frame of the n-th connection gets lost is a function of the seed, n and k alone: so the same
@@ -13,13 +13,13 @@ struct soft_datagram;
 struct soft_qp;
 
 enum soft_fault {
-	SOFT_FAULT_LOSS,      /* of a frame or datagram that comes in */
+	SOFT_FAULT_LOSS, /* of a frame or datagram that comes in */
 	SOFT_FAULT_DUPLICATE, /* it comes twice */
-	SOFT_FAULT_JITTER,    /* only to draw numbers for it */
-	SOFT_FAULT_RNR,       /* a request that needs a receive is told that there is none */
-	SOFT_FAULT_DISCONNECT,       /* a connection breaks */
-	SOFT_FAULT_OVERRUN,   /* a completion finds its queue full */
-	SOFT_FAULT_REGISTER,  /* a registration finds no memory */
+	SOFT_FAULT_JITTER, /* only to draw numbers for it */
+	SOFT_FAULT_RNR, /* a request that needs a receive is told that there is none */
+	SOFT_FAULT_DISCONNECT, /* a connection breaks */
+	SOFT_FAULT_OVERRUN, /* a completion finds its queue full */
+	SOFT_FAULT_REGISTER, /* a registration finds no memory */
 	SOFT_FAULT_HANDSHAKE, /* a message of the connection manager gets lost */
 	SOFT_FAULTS,
 };
@@ -40,11 +40,11 @@ struct soft_fault_spec {
 	struct soft_fault_when when[SOFT_FAULTS];
 	uint64_t delay_ns;
 	uint64_t jitter_ns;
-	uint64_t rate;      /* bytes that the device takes in per second; 0: no limit */
+	uint64_t rate; /* bytes that the device takes in per second; 0: no limit */
 	uint64_t cut_after; /* bytes that a connection has taken in before it breaks */
-	unsigned frames;    /* that may be lost or doubled: enum soft_fault_frames */
-	uint32_t qp_num;    /* 0: all */
-	uint32_t cq;        /* handle; 0: all */
+	unsigned frames; /* that may be lost or doubled: enum soft_fault_frames */
+	uint32_t qp_num; /* 0: all */
+	uint32_t cq; /* handle; 0: all */
 };
 
 extern bool soft_faults_set; /* there is a spec */

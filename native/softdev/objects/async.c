@@ -16,6 +16,7 @@ struct entry {
 
 void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
 {
+	soft_assert_locked();
 	/* Events are rare; should there be no memory for one, the completions tell the story. */
 	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
 

@@ -51,7 +51,7 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 	pthread_mutex_lock(&channel->mutex);
 	if (cq->events_waiting++ == 0)
 		soft_list_append(&channel->ready, &cq->ready_node);
-	__atomic_store_n(&channel->any, true, __ATOMIC_RELAXED);
+	soft_hint_set(&channel->any, true);
 	soft_channel_signal(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
 }
@@ -59,7 +59,7 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 /* With the channel's mutex. */
 static void all_taken(struct soft_comp_channel *channel)
 {
-	__atomic_store_n(&channel->any, false, __ATOMIC_RELAXED);
+	soft_hint_set(&channel->any, false);
 	soft_channel_consume(&channel->channel);
 }
 
@@ -79,7 +79,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 
 	/* The events of this thread's own step it sees; another's, which comes at this moment, makes
 	 * the fd readable. */
-	if (!__atomic_load_n(&channel->any, __ATOMIC_RELAXED))
+	if (!soft_hint_get(&channel->any))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
 	if (!soft_list_empty(&channel->ready)) {
@@ -111,8 +111,8 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	struct soft_cq *found;
 	int rc = 0;
 
-	/* Who may not wait has been woken, or looks by chance, and does a step.  Who may, waits
-	 * first: where work is ready already that takes no longer than a step in vain. */
+	/* A nonblocking caller does a step: it has been woken, or polls.  A blocking one waits
+	 * first: where work is ready already, that takes no longer than a step in vain. */
 	while (!(found = take(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

@@ -23,9 +23,9 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 			       : NULL;
 }
 
-/* A CQ that has overflowed has lost completions: whoever completes there cannot go on
- * (IBTA 11.6.3.2; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in
- * the middle of everything. */
+/* A CQ that has overflowed has lost completions: a queue pair that completes there cannot go on
+ * (IBTA 11.6.3.2; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in the
+ * middle of everything. */
 static void fail_users(struct soft_deferred *deferred)
 {
 	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
@@ -48,7 +48,7 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 	struct soft_comp_channel *channel = channel_of(cq);
 
 	if (channel && !cq->armed != !armed) {
-		__atomic_fetch_add(&channel->channel.wanted, armed ? 1u : -1u, __ATOMIC_RELAXED);
+		soft_counter_add(&channel->channel.wanted, armed ? 1u : -1u);
 		soft_engine_armed(armed ? 1 : -1);
 	}
 	cq->armed = armed;
@@ -59,7 +59,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	struct soft_cq *cq = soft_cq_of(ibv);
 
 	pthread_mutex_lock(&cq->lock);
-	__atomic_store_n(&cq->just_armed, true, __ATOMIC_RELAXED);
+	soft_hint_set(&cq->just_armed, true);
 	/* Asking for less does not take back what was asked for before (IBTA 11.4.2.2). */
 	if (!solicited_only)
 		set_armed(cq, SOFT_ARMED);
@@ -76,7 +76,7 @@ static void drop(struct soft_cq *cq, uint32_t run)
 	cq->first += run;
 	if (cq->first == cq->capacity)
 		cq->first = 0;
-	__atomic_store_n(&cq->count, cq->count - run, __ATOMIC_RELAXED);
+	soft_hint_set(&cq->count, cq->count - run);
 }
 
 /* ---- events -------------------------------------------------------------------------------- */
@@ -152,6 +152,7 @@ static uint64_t wallclock(void)
 
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 {
+	soft_assert_locked();
 	pthread_mutex_lock(&cq->lock);
 	if (cq->overrun) {
 		pthread_mutex_unlock(&cq->lock);
@@ -176,7 +177,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	cq->ring[at] = *wc;
 	if (cq->stamps)
 		cq->stamps[at] = (struct soft_stamp){soft_now(), wallclock()};
-	__atomic_store_n(&cq->count, cq->count + 1, __ATOMIC_RELEASE);
+	soft_publish(&cq->count, cq->count + 1);
 	if (cq->armed == SOFT_ARMED ||
 	    (cq->armed == SOFT_ARMED_SOLICITED && (solicited || wc->status != IBV_WC_SUCCESS)))
 		deserves_event(cq);
@@ -184,8 +185,8 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	return true;
 }
 
-/* Events that have been made for them stay: who wakes up and finds nothing has to cope with that
- * anyway (ibv_get_cq_event(3)). */
+/* Their events stay: an application has to cope with an event without a completion anyway
+ * (ibv_get_cq_event(3)). */
 void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 {
 	uint32_t kept = 0;
@@ -204,7 +205,7 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 			cq->stamps[to] = cq->stamps[from];
 		kept++;
 	}
-	__atomic_store_n(&cq->count, kept, __ATOMIC_RELAXED);
+	soft_hint_set(&cq->count, kept);
 	pthread_mutex_unlock(&cq->lock);
 }
 
@@ -238,22 +239,22 @@ static void look_for_work(struct soft_cq *cq)
 {
 	/* The poll that follows arming only looks for what came before it, and is followed by
 	 * waiting, where the work is done. */
-	if (__atomic_load_n(&cq->just_armed, __ATOMIC_RELAXED)) {
-		__atomic_store_n(&cq->just_armed, false, __ATOMIC_RELAXED);
+	if (soft_hint_get(&cq->just_armed)) {
+		soft_hint_set(&cq->just_armed, false);
 		return;
 	}
 	soft_progress_try();
-	/* Who polls and polls may be keeping the processor from the very thread it waits for: the
-	 * peer's device, on this machine.  On a processor of its own this costs next to nothing. */
-	if (__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) ||
-	    __atomic_add_fetch(&cq->empty_polls, 1, __ATOMIC_RELAXED) % POLLS_PER_YIELD)
+	/* A busy-polling thread may keep the processor from the thread that it waits for, that of
+	 * the peer's device on this machine: so it yields.  On a processor of its own that costs
+	 * next to nothing. */
+	if (soft_observe(&cq->count) || soft_counter_add(&cq->empty_polls, 1) % POLLS_PER_YIELD)
 		return;
 	sched_yield();
 }
 
 int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
-	if (__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) == 0)
+	if (soft_observe(&cq->count) == 0)
 		look_for_work(cq);
 	return take(cq, room, wc, stamps);
 }

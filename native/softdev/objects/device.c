@@ -114,6 +114,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
 
 void soft_context_hold(struct soft_context *context)
 {
+	soft_assert_locked();
 	context->children++;
 }
 

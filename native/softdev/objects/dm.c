@@ -130,6 +130,7 @@ int soft_free_dm(struct ibv_dm *ibv)
 
 void soft_dm_release(struct soft_dm *dm)
 {
+	soft_assert_locked();
 	dm->users--;
 }
 

@@ -51,8 +51,8 @@
  *       28  u32  flags
  *       32  16 zeros
  *
- * The PSNs are random numbers that the two applications have told each other by their own means:
- * who connects without knowing them is not the peer.
+ * The PSNs are random numbers that the two applications have exchanged by their own means: a
+ * process that connects without knowing them is not the peer.
  */
 #ifndef AIORDMA_SOFT_FRAME_H
 #define AIORDMA_SOFT_FRAME_H

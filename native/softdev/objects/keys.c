@@ -21,6 +21,7 @@ static struct soft_table ranges; /* by the upper 24 bits of their keys */
 
 int soft_range_add(struct soft_range *range)
 {
+	soft_assert_locked();
 	uint8_t tag;
 	uint32_t index;
 
@@ -35,6 +36,7 @@ int soft_range_add(struct soft_range *range)
 
 void soft_range_remove(struct soft_range *range)
 {
+	soft_assert_locked();
 	soft_table_remove(&ranges, range->key >> TAG_BITS);
 }
 
@@ -45,6 +47,7 @@ struct soft_range *soft_range_at(uint32_t key)
 
 struct soft_range *soft_range_find(uint32_t key)
 {
+	soft_assert_locked();
 	struct soft_range *range = soft_range_at(key);
 
 	return range && range->key == key ? range : NULL;
@@ -87,8 +90,8 @@ static const struct soft_range *remote(const struct soft_qp *qp, uint32_t rkey, 
 	return opened(range, qp->ibv.pd, address, length, right);
 }
 
-/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and nobody
- * refers to it. */
+/* What a null region gives and takes (ibv_alloc_null_mr(3)): no chunk is longer than a frame, and
+ * no other process copies from it. */
 static uint8_t nothing[SOFT_FRAME_MAX], sink[SOFT_FRAME_MAX];
 
 static void *at(const struct soft_range *range, uint64_t address, uint64_t length, unsigned rights)
@@ -102,7 +105,7 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 	if (range->null)
 		return rights & writing ? sink : nothing;
 	memory = range->memory + (address - range->start);
-	/* Nobody has promised that the pages are there. */
+	/* The pages need not be there. */
 	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL
 										      : memory;
 }

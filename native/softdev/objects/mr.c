@@ -1,9 +1,10 @@
-/* Memory regions: what the device may touch, and for whom.
+/* Memory regions: which memory the device may access, and with which rights.
  *
  * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
  * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
- * (IBV_ACCESS_ON_DEMAND) is another bargain: nothing is looked at until it is needed.  Who has
- * mapped or allocated the memory knows that there is no hole: then pages come with the bytes.
+ * (IBV_ACCESS_ON_DEMAND) is not checked until it is accessed.  A caller that has mapped or
+ * allocated the memory itself knows that it has no hole (aiordma_embedded_reg_own_mr): then the
+ * pages come with the first access.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
 		return EINVAL;
-	/* All of the process's memory, on its word: for what it sends, and for nobody else. */
+	/* All of the process's memory, on its word: for sending only, without a right for peers. */
 	if (promised && length == SIZE_MAX && (addr || access))
 		return EINVAL;
 	if (!length || (!implicit && (uintptr_t)addr + length < (uintptr_t)addr))

@@ -87,8 +87,8 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,
 			.length = length,
-			/* Somebody may cut the file short.  A buffer of a device stays as it is,
-			 * and has no pages that could be asked for. */
+			/* The file may be truncated.  A buffer of a device stays as it is, and has
+			 * no pages that could be asked for. */
 			.on_demand = is_file,
 		};
 		ibv = soft_mr_register(pd, &mr);
@@ -120,7 +120,7 @@ static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing
 	return 0;
 }
 
-/* Pages that cannot be had are only told to who waits for them (IB_UVERBS_ADVISE_MR_FLAG_FLUSH):
+/* Missing pages are an error only with IB_UVERBS_ADVISE_MR_FLAG_FLUSH, where the caller waits: else
  * the advice is "best-effort". */
 int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
 		   struct ibv_sge *sg_list, uint32_t num_sges)

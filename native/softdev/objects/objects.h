@@ -89,8 +89,8 @@ static inline bool soft_context_inherited(const struct soft_context *context)
 	return context->fork_generation != soft_engine_fork_generation();
 }
 
-/* Under the lock.  Release frees a closed context with its last child, after unlocking: so it is
- * called without the lock. */
+/* Release frees a closed context with its last child, after unlocking: so it is called without the
+ * lock. */
 void soft_context_hold(struct soft_context *context);
 void soft_context_release(struct soft_context *context);
 
@@ -310,8 +310,8 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
 	return soft_container(cq, struct soft_cq, ibv);
 }
 
-/* A completion queue that is not known to anybody yet, or NULL and errno; `stamped`: that tells the
- * times.  The application knows it from soft_cq_publish on. */
+/* A completion queue that is not published yet, or NULL and errno; `stamped`: with timestamps.  The
+ * application knows it from soft_cq_publish on. */
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
 			     int comp_vector, bool stamped);
 void soft_cq_publish(struct soft_cq *cq, void *cq_context);
@@ -322,7 +322,7 @@ int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Add a completion; false when it is lost, because the queue has overflowed.  `solicited` as in
  * ibv_req_notify_cq(3). */
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
-/* Take back what a queue pair has completed there and nobody has seen. */
+/* Take back completions of a queue pair that the application has not polled. */
 void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
@@ -545,7 +545,7 @@ struct soft_qp {
 	bool block_own; /* UD: what it sends to a group does not come back to it */
 	bool stream_from_cm; /* the address has dlid 0 */
 	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
-	bool no_peer; /* UC: nobody is there, so what is sent is lost at once */
+	bool no_peer; /* UC: there is no peer, so what is sent is lost at once */
 	bool communicated; /* the first request has been seen (COMM_EST) */
 	bool draining; /* SQD was asked for, requests are still under way */
 	const struct soft_transport *transport;
@@ -687,19 +687,19 @@ static inline struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
 struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 
 /* The queue pair of this device with that number, or NULL (an application may make and move its
- * queue pairs itself and give the CM only the number).  Under the lock. */
+ * queue pairs itself and give the CM only the number). */
 struct soft_qp *soft_qp_find(uint32_t qp_num);
 
-/* Called once, under the lock, when an adopted stream is gone: `error` is 0 when the other side (or
- * we) ended it in an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp,
- * NULL, NULL), nor once the queue pair is destroyed or reset. */
+/* Called once when an adopted stream is gone: `error` is 0 when the other side (or we) ended it in
+ * an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp, NULL, NULL), nor
+ * once the queue pair is destroyed or reset. */
 void soft_qp_on_link_down(struct soft_qp *qp,
 			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner);
 
 /* Orderly end: the queue pair goes to ERR (everything is flushed), the other side is told, and
- * link_down follows once it has closed its end, at the latest after two seconds.  Under the lock.
- * Returns 0, or ENOTCONN when there is no stream. */
+ * link_down follows once it has closed its end, at the latest after two seconds.  Returns 0, or
+ * ENOTCONN when there is no stream. */
 int soft_qp_disconnect(struct soft_qp *qp);
 
 /* The verbs calls take the lock themselves; these are their bodies for callers that hold it. */

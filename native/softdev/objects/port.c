@@ -1,4 +1,5 @@
-/* What can happen to the device and its port, and who is told: ibv_get_async_event(3).
+/* What can happen to the device and its port, and the events that tell contexts:
+ * ibv_get_async_event(3).
  *
  * A change of the host's addresses happens by itself.  Everything else is brought about by tests
  * (aiordma_embedded_raise), and is then so, not only said.

@@ -37,6 +37,7 @@ struct soft_qp *soft_qp_of(struct ibv_qp *qp)
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)
 {
+	soft_assert_locked();
 	return soft_table_find(&numbers, qp_num);
 }
 
@@ -81,7 +82,7 @@ static void rnr_expired(struct soft_timer *timer)
 	soft_qp_kick(qp);
 }
 
-/* Nobody could be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3), or
+/* The peer could not be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3), or
  * without acknowledgements, as if what was sent had got lost. */
 static void reach_expired(struct soft_timer *timer)
 {
@@ -231,6 +232,7 @@ static void stop_timers(struct soft_qp *qp)
 
 void soft_qp_enter_reset(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_qp_link *link = qp->link;
 
 	qp->link_down = NULL;
@@ -251,6 +253,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 
 void soft_qp_error(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
 		return;
 	set_state(qp, IBV_QPS_ERR);
@@ -319,6 +322,7 @@ static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 
 void soft_qp_kick(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	if (qp->ibv.state == IBV_QPS_ERR) {
 		soft_flush(qp);
 		return;
@@ -358,8 +362,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 	qp->link_down = NULL;
 	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
-		/* Nobody is told (IBTA 9.8.2): what is sent meanwhile is lost, and should the peer
-		 * be there again one day, it is heard again. */
+		/* No event (IBTA 9.8.2): what is sent meanwhile is lost, and the link may be made
+		 * again later. */
 		qp->no_peer = true;
 		if (alive) {
 			soft_links->again(qp);
@@ -479,6 +483,7 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 
 int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_of(ibv);
 	enum ibv_qp_state from = ibv->state;
 	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
@@ -583,12 +588,14 @@ void soft_qp_on_link_down(struct soft_qp *qp,
 			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner)
 {
+	soft_assert_locked();
 	qp->link_down = link_down;
 	qp->link_owner = owner;
 }
 
 int soft_qp_disconnect(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	soft_qp_error(qp);
 	return qp->link ? 0 : ENOTCONN;
 }

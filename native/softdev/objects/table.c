@@ -1,6 +1,6 @@
 /* Random 32-bit numbers (memory keys, queue pair numbers) to objects: a hash table with open
  * addressing.  The numbers come from getrandom, so their low bits are the hash; they are random
- * because an rkey is a bearer token: who can guess it may use it.
+ * because an rkey is a bearer token: a peer that guesses it may use it.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
  * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
  *
- * On a link that loses nothing none of this is ever used: who is silent there is slow, not gone.
+ * On a link that loses nothing none of this is used: a silent peer is slow there, not gone.
  */
 #include "inject/inject.h"
 #include "rc.h"

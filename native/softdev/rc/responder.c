@@ -6,9 +6,9 @@
  * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
  * its application must learn that its peer is in error.
  *
- * Unless the link is said to be lossy (resp_retransmit.c), a PSN that is not the expected one is either a
- * message that was under way when an RNR NAK went out (discarded: the requester begins again) or
- * nonsense.
+ * Unless the link is said to be lossy (resp_retransmit.c), a PSN that is not the expected one is
+ * either a message that was under way when an RNR NAK went out (discarded: the requester begins
+ * again) or a protocol error.
  *
  * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next message
  * that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
@@ -237,7 +237,7 @@ static enum soft_sink out_of_turn(struct soft_qp *qp, const struct soft_frame *f
 	return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
 }
 
-/* What was expected is there; nobody need be told any more that it is missing. */
+/* What was expected is there: a NAK for it that waits is dropped. */
 static void found(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
@@ -276,7 +276,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	}
 	if (!qp->communicated) {
 		qp->communicated = true;
-		/* IBTA 11.6.3.1: told only to who may not know it from its own requests. */
+		/* IBTA 11.6.3.1: told only to a peer that may not know it from its own requests. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}

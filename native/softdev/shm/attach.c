@@ -1,14 +1,14 @@
-/* How two processes come to share memory, and how they part.
+/* Attach: how two processes come to share memory, and how they part.
  *
- * Every process with a data listener has a door: a Unix socket in the abstract name space, which
+ * Every process with a data listener listens on a Unix socket in the abstract name space, which
  * belongs to the network name space as LIDs do, under a name made of its LID.  Nothing of it is in
- * the file system.  Who wants to share memory comes to the door, is looked at (both ask the kernel for
- * the other's user, which must be their own), makes the memory and hands it over.  The socket stays:
- * its end is the end of the local peer.
+ * the file system.  The process that wants to share memory connects there; both sides ask the
+ * kernel for the other's user, which must be their own; then it makes the segment and hands it
+ * over.  The socket stays open: its end is the end of the peer.
  *
- *   the visitor   HELLO, its LID, the memory, and its bell; it may write into its ring at once
- *   the host      READY and its bell, or the end of the socket
- *   both          LID: mine is another one now.
+ *   the client    HELLO, its LID, the segment, and its pipe; it may write into its ring at once
+ *   the host      READY and its pipe, or the end of the socket
+ *   both          LID: its own is another one now
  *
  * The kernel tells of a process's death by its pidfd, also where a child still holds the socket.
  */
@@ -30,12 +30,12 @@
 
 enum {
 	BACKLOG = 256,
-	STRANGERS = 64, /* who have said nothing yet */
-	VISITS_PER_STEP = 16,
+	MAX_UNIDENTIFIED = 64, /* connected, and have sent nothing yet */
+	ACCEPTS_PER_STEP = 16,
 };
 
-#define PATIENCE_NS 10000000000u
-#define REST_NS 100000000u
+#define ATTACH_TIMEOUT_NS 10000000000u
+#define PAUSE_NS 100000000u
 
 enum ctrl {
 	HELLO = 1,
@@ -45,7 +45,7 @@ enum ctrl {
 
 enum {
 	MEMORY,
-	BELL,
+	PIPE,
 	FDS
 }; /* that come with HELLO; with READY the second one */
 
@@ -54,14 +54,15 @@ struct message {
 	uint32_t lid;
 };
 
-static void knocked(struct soft_fd_watch *watch, uint32_t events);
-static void rest_over(struct soft_timer *timer);
+static void accept_ready(struct soft_fd_watch *watch, uint32_t events);
+static void pause_over(struct soft_timer *timer);
 
-static struct soft_fd_watch door = {.fd = -1, .ready = knocked, .of_port = true};
-static struct soft_timer rest = {.expired = rest_over};
+static struct soft_fd_watch listener = {.fd = -1, .ready = accept_ready, .of_port = true};
+static struct soft_timer rest = {.expired = pause_over};
 static uint16_t own_lid;
 
-static struct soft_node strangers = {&strangers, &strangers}; /* in the order of their coming */
+static struct soft_node unidentified_peers = {
+	&unidentified_peers, &unidentified_peers}; /* in the order of their coming */
 static unsigned stranger_count;
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -135,9 +136,9 @@ static int hear(const struct soft_shm_peer *peer, struct message *message, int f
 
 static void leave_strangers(struct soft_shm_peer *peer)
 {
-	if (!soft_list_empty(&peer->stranger))
+	if (!soft_list_empty(&peer->unidentified))
 		stranger_count--;
-	soft_list_remove(&peer->stranger);
+	soft_list_remove(&peer->unidentified);
 }
 
 static void close_source(struct soft_fd_watch *watch)
@@ -151,7 +152,7 @@ static void close_source(struct soft_fd_watch *watch)
 void soft_attach_end(struct soft_shm_peer *peer)
 {
 	leave_strangers(peer);
-	soft_timer_stop(&peer->patience);
+	soft_timer_stop(&peer->timeout);
 	close_source(&peer->socket);
 	close_source(&peer->process);
 	soft_notify_pipe_close(&peer->pipe);
@@ -159,7 +160,7 @@ void soft_attach_end(struct soft_shm_peer *peer)
 
 static void waited_in_vain(struct soft_timer *timer)
 {
-	soft_shm_peer_finish(soft_container(timer, struct soft_shm_peer, patience), ECONNREFUSED);
+	soft_shm_peer_finish(soft_container(timer, struct soft_shm_peer, timeout), ECONNREFUSED);
 }
 
 static void died(struct soft_fd_watch *watch, uint32_t events)
@@ -199,8 +200,8 @@ static struct soft_shm_peer *with_socket(int fd)
 	}
 	peer->socket = (struct soft_fd_watch){.fd = fd, .ready = heard, .of_port = true};
 	peer->process = (struct soft_fd_watch){.fd = -1, .ready = died, .of_port = true};
-	peer->patience.expired = waited_in_vain;
-	soft_timer_start(&peer->patience, soft_now() + PATIENCE_NS);
+	peer->timeout.expired = waited_in_vain;
+	soft_timer_start(&peer->timeout, soft_now() + ATTACH_TIMEOUT_NS);
 	if (look_at(peer) && !soft_watch(&peer->socket, EPOLLIN))
 		return peer;
 	soft_shm_peer_finish(peer, ECONNREFUSED);
@@ -210,16 +211,16 @@ static struct soft_shm_peer *with_socket(int fd)
 /* Both have the memory. */
 static bool come_up(struct soft_shm_peer *peer)
 {
-	soft_timer_stop(&peer->patience);
+	soft_timer_stop(&peer->timeout);
 	peer->up = true;
 	return peer->process.fd < 0 || !soft_watch(&peer->process, EPOLLIN);
 }
 
 static bool hang_bell(struct soft_shm_peer *peer, int fds[FDS])
 {
-	int fd = fds[BELL];
+	int fd = fds[PIPE];
 
-	fds[BELL] = -1;
+	fds[PIPE] = -1;
 	return fd >= 0 && soft_notify_pipe_receive(&peer->pipe, fd);
 }
 
@@ -239,8 +240,8 @@ static bool ready(struct soft_shm_peer *peer, int fds[FDS])
 {
 	int first = fds[0];
 
-	fds[0] = fds[BELL];
-	fds[BELL] = first;
+	fds[0] = fds[PIPE];
+	fds[PIPE] = first;
 	return hang_bell(peer, fds) && come_up(peer);
 }
 
@@ -281,7 +282,8 @@ static void heard(struct soft_fd_watch *watch, uint32_t events)
 		soft_wakeup_visit(peer);
 }
 
-/* ---- bells --------------------------------------------------------------------------------- */
+/* ---- notify pipes
+ * --------------------------------------------------------------------------------- */
 
 static bool listen_to(struct soft_shm_peer *peer)
 {
@@ -338,7 +340,7 @@ static bool bring_memory(struct soft_shm_peer *peer)
 	if (fd < 0)
 		return false;
 	if (!soft_segment_map(peer, fd, true) && !soft_notify_pipe_make(&peer->pipe)) {
-		const int fds[FDS] = {[MEMORY] = fd, [BELL] = peer->pipe.read_fd};
+		const int fds[FDS] = {[MEMORY] = fd, [PIPE] = peer->pipe.read_fd};
 
 		done = tell(peer, HELLO, fds, FDS);
 	}
@@ -372,29 +374,30 @@ struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 
 /* ---- the host ------------------------------------------------------------------------------ */
 
-static void rest_over(struct soft_timer *timer)
+static void pause_over(struct soft_timer *timer)
 {
 	(void)timer;
-	soft_watch(&door, EPOLLIN);
+	soft_watch(&listener, EPOLLIN);
 }
 
 static void let_in(int fd)
 {
-	if (stranger_count == STRANGERS)
-		soft_shm_peer_finish(
-			soft_list_entry(strangers.next, struct soft_shm_peer, stranger), 0);
+	if (stranger_count == MAX_UNIDENTIFIED)
+		soft_shm_peer_finish(soft_list_entry(unidentified_peers.next, struct soft_shm_peer,
+						     unidentified),
+				     0);
 	struct soft_shm_peer *peer = with_socket(fd);
 
 	if (!peer)
 		return;
-	soft_list_append(&strangers, &peer->stranger);
+	soft_list_append(&unidentified_peers, &peer->unidentified);
 	stranger_count++;
 }
 
-static void knocked(struct soft_fd_watch *watch, uint32_t events)
+static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
-	for (int i = 0; i < VISITS_PER_STEP; i++) {
+	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
 		int fd = accept4(watch->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0) {
@@ -404,7 +407,7 @@ static void knocked(struct soft_fd_watch *watch, uint32_t events)
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
 			/* Ready for ever, and nothing could be done about it. */
 			soft_unwatch(watch);
-			soft_timer_start(&rest, soft_now() + REST_NS);
+			soft_timer_start(&rest, soft_now() + PAUSE_NS);
 		}
 		return;
 	}
@@ -416,7 +419,7 @@ static void tell_lid(struct soft_shm_peer *peer)
 		tell(peer, LID, NULL, 0);
 }
 
-/* Without a door there is TCP. */
+/* Without a listening socket there is TCP. */
 void soft_attach_listen(uint16_t lid)
 {
 	struct sockaddr_un address;
@@ -425,23 +428,23 @@ void soft_attach_listen(uint16_t lid)
 	soft_attach_unlisten();
 	own_lid = lid;
 	soft_shm_each_peer(tell_lid);
-	door.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (door.fd < 0)
+	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (listener.fd < 0)
 		return;
-	if (bind(door.fd, (struct sockaddr *)&address, length) || listen(door.fd, BACKLOG) ||
-	    soft_watch(&door, EPOLLIN))
+	if (bind(listener.fd, (struct sockaddr *)&address, length) ||
+	    listen(listener.fd, BACKLOG) || soft_watch(&listener, EPOLLIN))
 		soft_attach_unlisten();
 }
 
 void soft_attach_unlisten(void)
 {
 	soft_timer_stop(&rest);
-	close_source(&door);
+	close_source(&listener);
 }
 
 /* The sockets are closed already. */
 void soft_attach_reset_after_fork(void)
 {
-	soft_list_init(&strangers);
+	soft_list_init(&unidentified_peers);
 	stranger_count = 0;
 }

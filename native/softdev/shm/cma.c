@@ -1,11 +1,11 @@
-/* See cma.h.  Grants are in cma_export.c, this is the side that copies.
+/* See cma.h.  Exports are in cma_export.c; this is the side that copies.
  *
- * Is it worth while?  The kernel looks up each page of the other process, so where those are small a
- * copy takes about three times as long as a memcpy, and the channel through a ring, whose two copies are
- * made at the same time on two cores, is quicker at every length; where they are huge, it takes no
- * longer than the ring and only one core (bench_cma.c).  Nobody can tell what a process's pages are
- * like, so who copies looks at the clock, and when it was slow twice in a row says that it rests for a
- * while: longer and longer, as long as it stays so.
+ * Is it worth while?  The kernel looks up each page of the other process, so where those are small
+ * a copy takes about three times as long as a memcpy, and a ring, whose two copies are made at the
+ * same time on two cores, is quicker at every length; where they are huge, it takes no longer than
+ * the ring and only one core (bench_cma.c).  A process cannot know what another's pages are like,
+ * so the copying side measures, and after two slow copies in a row asks for no more for a while
+ * (`backoff_until`), longer each time.
  */
 #define _GNU_SOURCE /* process_vm_readv */
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "objects/objects.h"
 #include "shm_internal.h"
 
-#define REST_NS 100000000u
-#define REST_MOST_NS 10000000000u
+#define BACKOFF_NS 100000000u
+#define BACKOFF_MAX_NS 10000000000u
 
 enum {
 	SLOW_IN_A_ROW = 2,
@@ -42,7 +42,7 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
 
 void soft_cma_end(struct soft_cma *cma)
 {
-	/* Whoever should still copy finds that this is not what it was. */
+	/* A copy that comes later finds that the secret has changed. */
 	explicit_bzero(cma->secret, sizeof(cma->secret));
 }
 
@@ -111,8 +111,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	uint64_t secret[2], expected[2];
 	struct iovec local[SOFT_MAX_SGE + 1] = {{.iov_base = secret, .iov_len = sizeof(secret)}};
 	struct iovec remote[SOFT_CMA_PIECES + 1] = {{
-		.iov_base =
-			(void *)(uintptr_t)__atomic_load_n(&cma->peer->secret_at, __ATOMIC_RELAXED),
+		.iov_base = (void *)(uintptr_t)soft_hint_get(&cma->peer->secret_at),
 		.iov_len = sizeof(secret),
 	}};
 	unsigned long local_count = 1u + (unsigned)rest_of(to, to_count, skip, local + 1);
@@ -123,7 +122,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	if (n < 0)
 		return errno == EFAULT ? -ESRCH : -errno;
 	for (int i = 0; i < 2; i++)
-		expected[i] = __atomic_load_n(&cma->peer->secret[i], __ATOMIC_RELAXED);
+		expected[i] = soft_hint_get(&cma->peer->secret[i]);
 	if ((size_t)n < sizeof(secret) || memcmp(secret, expected, sizeof(secret)))
 		return -ESRCH;
 	return n - (ssize_t)sizeof(secret);
@@ -178,7 +177,7 @@ static void move(const struct iovec *to, const struct iovec *from)
 	}
 }
 
-static void judge(struct soft_cma *cma, size_t length, uint64_t since)
+static void measure(struct soft_cma *cma, size_t length, uint64_t since)
 {
 	uint64_t now = soft_now();
 
@@ -190,41 +189,40 @@ static void judge(struct soft_cma *cma, size_t length, uint64_t since)
 	if (++cma->slow < SLOW_IN_A_ROW)
 		return;
 	cma->slow = 0;
-	cma->backoff_ns = cma->backoff_ns ? 2 * cma->backoff_ns : REST_NS;
-	if (cma->backoff_ns > REST_MOST_NS)
-		cma->backoff_ns = REST_MOST_NS;
-	__atomic_store_n(&cma->own->backoff_until, now + cma->backoff_ns, __ATOMIC_RELAXED);
+	cma->backoff_ns = cma->backoff_ns ? 2 * cma->backoff_ns : BACKOFF_NS;
+	if (cma->backoff_ns > BACKOFF_MAX_NS)
+		cma->backoff_ns = BACKOFF_MAX_NS;
+	soft_hint_set(&cma->own->backoff_until, now + cma->backoff_ns);
 }
 
-static enum soft_cma_result read_judged(struct soft_cma *cma, const struct iovec *to, int to_count,
-					const struct iovec *from, int from_count)
+static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
+					  int to_count, const struct iovec *from, int from_count)
 {
 	size_t length = bytes_of(to, to_count);
 	uint64_t since = length >= LONG ? soft_now() : 0;
-	enum soft_cma_result reached = read_all(cma, to, to_count, from, from_count);
+	enum soft_cma_result result = read_all(cma, to, to_count, from, from_count);
 
-	if (since && reached == SOFT_CMA_COPIED)
-		judge(cma, length, since);
-	return reached;
+	if (since && result == SOFT_CMA_COPIED)
+		measure(cma, length, since);
+	return result;
 }
 
 bool soft_cma_backs_off(const struct soft_cma *cma)
 {
-	uint64_t backoff_until = __atomic_load_n(&cma->peer->backoff_until, __ATOMIC_RELAXED);
+	uint64_t backoff_until = soft_hint_get(&cma->peer->backoff_until);
 
 	/* Its clock may be another one (time_namespaces(7)). */
-	return backoff_until && backoff_until - soft_now() <= REST_MOST_NS;
+	return backoff_until && backoff_until - soft_now() <= BACKOFF_MAX_NS;
 }
 
 static bool is_current(const struct soft_cma *cma, const struct soft_cma_desc *desc)
 {
-	return __atomic_load_n(&cma->peer->generation[desc->slot], __ATOMIC_RELAXED) ==
-	       desc->generation;
+	return soft_hint_get(&cma->peer->generation[desc->slot]) == desc->generation;
 }
 
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc)
 {
-	__atomic_store_n(&cma->own->done[desc->slot], desc->generation, __ATOMIC_RELEASE);
+	soft_publish(&cma->own->done[desc->slot], desc->generation);
 }
 
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
@@ -233,29 +231,29 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	struct iovec from[SOFT_CMA_PIECES + 1] = {0};
 	size_t length = bytes_of(to, count);
 	int from_count = pieces_of(desc, offset, length, from);
-	enum soft_cma_result reached = SOFT_CMA_COPIED;
+	enum soft_cma_result result = SOFT_CMA_COPIED;
 
-	__atomic_store_n(&cma->own->busy, desc->slot + 1, __ATOMIC_RELAXED);
+	soft_hint_set(&cma->own->busy, desc->slot + 1);
 	/* Before the generation is looked at: either the owner sees the mark and waits, or we see
 	 * that it has taken back. */
-	__sync_synchronize();
+	soft_total_barrier();
 	if (is_current(cma, desc)) {
 		if (cma->own == cma->peer)
 			move(to, from);
 		else
-			reached = read_judged(cma, to, count, from, from_count);
-		__sync_synchronize();
+			result = read_measured(cma, to, count, from, from_count);
+		soft_total_barrier();
 	}
 	if (!is_current(cma, desc))
-		reached = SOFT_CMA_REVOKED;
-	else if (reached != SOFT_CMA_COPIED || offset + length == desc->length)
+		result = SOFT_CMA_REVOKED;
+	else if (result != SOFT_CMA_COPIED || offset + length == desc->length)
 		soft_cma_done(cma, desc);
-	__atomic_store_n(&cma->own->busy, 0, __ATOMIC_RELEASE);
-	if (reached == SOFT_CMA_COPIED)
+	soft_publish(&cma->own->busy, 0);
+	if (result == SOFT_CMA_COPIED)
 		soft_cma_copied += length;
-	if (reached == SOFT_CMA_FORBIDDEN)
-		__atomic_store_n(&cma->own->copies, 0, __ATOMIC_RELEASE);
-	return reached;
+	if (result == SOFT_CMA_FORBIDDEN)
+		soft_publish(&cma->own->copies, 0);
+	return result;
 }
 
 bool soft_cma_probe(struct soft_cma *cma, pid_t pid)
@@ -264,7 +262,7 @@ bool soft_cma_probe(struct soft_cma *cma, pid_t pid)
 	cma->probed = true;
 	bool copies = cma->own == cma->peer || (pid && read_some(cma, NULL, 0, NULL, 0, 0) == 0);
 
-	__atomic_store_n(&cma->own->copies, copies, __ATOMIC_RELEASE);
+	soft_publish(&cma->own->copies, copies);
 	return copies;
 }
 

@@ -1,9 +1,9 @@
-/* Bulk data in one copy: from the memory of one process into that of another (process_vm_readv(2)),
- * or within this one.
+/* Cross-memory attach (CMA): bulk data in one copy, from the memory of one process into that of
+ * another (process_vm_readv(2)), or within this one.
  *
- * Only the process that the bytes are for copies, into its own memory, under its own lock; nobody
- * ever writes into another's memory.  The kernel asks for no key, so the owner of the bytes says for
- * each frame what may be copied, and takes it back before the memory is the application's again:
+ * Only the receiving process copies, into its own memory, under its own lock; no process writes
+ * into another's memory.  The kernel asks for no key, so the owner of the bytes exports for each
+ * frame what may be copied, and revokes that before the memory is the application's again:
  *
  *   the owner   exports: a slot and its generation, which go with the addresses into the frame
  *   the other   marks itself busy with the slot, sees that the generation is still that one, copies,
@@ -11,11 +11,11 @@
  *               nothing
  *   the owner   takes back: changes the generation, and waits while the other is busy with the slot
  *
- * So when memory has been taken back, no copy from it is under way, and none that comes later counts.
- * The wait is bounded, because the other may have been stopped in the middle: then it copies once
- * more when it goes on, and forgets what it got.
+ * So when an export has been revoked, no copy from it is under way, and none that comes later
+ * counts.  The wait is bounded, because the other process may have been stopped in the middle: then
+ * it copies once more when it goes on, and discards what it got.
  *
- * Everything here is under the engine's lock, in each of the two processes.
+ * Everything here is called with the engine's lock, in each of the two processes.
  */
 #ifndef AIORDMA_SOFT_REACH_H
 #define AIORDMA_SOFT_REACH_H
@@ -32,13 +32,14 @@ enum {
 	SOFT_CMA_PAGE = 4096,
 };
 
-/* What one side tells the other in shared memory, zeros to begin with.  Only its owner writes it, and
- * nothing in it is trusted: who lies here loses its own messages. */
+/* What one side tells the other in shared memory, zeros to begin with.  Only its owner writes it,
+ * and nothing in it is trusted: wrong values here cost their writer its own messages. */
 struct soft_cma_page {
 	uint64_t secret[2]; /* random: is found at `secret_at` in the memory of this process, and of
 			     * no other that might come to have its number */
 	uint64_t secret_at;
-	uint64_t backoff_until; /* until that time of CLOCK_MONOTONIC it would rather not copy */
+	/* until that time of CLOCK_MONOTONIC no descriptors, please: copying was slow */
+	uint64_t backoff_until;
 	uint32_t copies; /* this process may copy from the other's memory */
 	uint32_t busy; /* 1 + the slot that it is copying from at this moment, or 0 */
 	uint32_t generation[SOFT_CMA_SLOTS]; /* of the slots that it exports */
@@ -48,7 +49,7 @@ struct soft_cma_page {
 
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
 
-/* A export in use: what its owner must know when it is taken back. */
+/* An export in use: what its owner must know when it is revoked. */
 struct soft_cma_export {
 	bool used;
 	bool answer; /* to a READ; else a SEND or WRITE */
@@ -72,20 +73,20 @@ struct soft_cma {
 	uint64_t order;
 	unsigned used; /* exports, some of which the other side may be done with */
 	unsigned cursor; /* the slot after the last one exported */
-	unsigned timeouts; /* waits that ended without the other's having gone on */
+	unsigned timeouts; /* revocations that did not wait to the end for the other side */
 	unsigned slow; /* copies in a row that took too long */
 	uint64_t backoff_ns;
 	struct soft_cma_export exports[SOFT_CMA_SLOTS];
 };
 
-/* Bytes copied so far, by all: for those who share out the time of a step. */
+/* Bytes copied so far, by all: for sharing out the time of a step. */
 extern uint64_t soft_cma_copied;
 /* Nanoseconds for a MiB that make a copy slow. */
 extern uint64_t soft_cma_slow;
 
 /* Both pages are mapped; the own one gets its contents.  0 or an errno value. */
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer);
-/* The other side's page has its contents, and its process this number (0: nobody knows): may this
+/* The other side's page has its contents, and its process this number (0: not known): may this
  * process copy?  Told to the other side. */
 bool soft_cma_probe(struct soft_cma *cma, pid_t pid);
 /* Before the pages are unmapped. */

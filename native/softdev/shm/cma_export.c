@@ -7,29 +7,27 @@
 
 enum {
 	SPINS = 200,    /* looks at the busy mark before sleeping in between */
-	LET_DOWNS = 8,  /* waits in vain after which nothing is exported any more */
+	MAX_TIMEOUTS = 8,  /* waits in vain after which nothing is exported any more */
 };
 
 #define PAUSE_NS 20000u
-#define TAKE_BACK_NS 5000000u /* many times what a copy takes that is not held up */
+#define REVOKE_NS 5000000u /* many times what a copy takes that is not held up */
 
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
-	/* Who is always busy when memory is taken back would make every such call wait. */
-	return cma->timeouts < LET_DOWNS && __atomic_load_n(&cma->peer->copies, __ATOMIC_ACQUIRE);
+	/* A peer that is busy at each revocation would make every deregistration wait. */
+	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->copies);
 }
 
 static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *export)
 {
-	return __atomic_load_n(&cma->peer->done[export->slot], __ATOMIC_ACQUIRE) ==
-	       export->generation;
+	return soft_observe(&cma->peer->done[export->slot]) == export->generation;
 }
 
 /* Each slot's generations count up, so that nothing said about one is taken for another. */
 static void renew(struct soft_cma *cma, const struct soft_cma_export *export)
 {
-	__atomic_store_n(&cma->own->generation[export->slot], export->generation + 1,
-			 __ATOMIC_RELEASE);
+	soft_publish(&cma->own->generation[export->slot], export->generation + 1);
 }
 
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
@@ -48,7 +46,7 @@ struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 			.generation = export->generation + 1,
 			.order = cma->order++,
 		};
-		__atomic_store_n(&cma->own->generation[slot], export->generation, __ATOMIC_RELEASE);
+		soft_publish(&cma->own->generation[slot], export->generation);
 		cma->cursor = slot + 1;
 		return export;
 	}
@@ -72,14 +70,14 @@ static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 	if (cma->own == cma->peer)
 		return; /* we copy ourselves, under the same lock */
 	for (unsigned looks = 0;; looks++) {
-		uint32_t busy = __atomic_load_n(&cma->peer->busy, __ATOMIC_ACQUIRE);
+		uint32_t busy = soft_observe(&cma->peer->busy);
 
 		if (busy == 0 || busy > SOFT_CMA_SLOTS || !taken[busy - 1])
 			return;
 		if (looks < SPINS)
 			continue;
 		if (!deadline)
-			deadline = soft_now() + TAKE_BACK_NS;
+			deadline = soft_now() + REVOKE_NS;
 		if (soft_now() >= deadline) {
 			cma->timeouts++;
 			return;
@@ -125,7 +123,7 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 	if (!count)
 		return 0;
 	/* Before the mark is looked at: see soft_cma_copy. */
-	__sync_synchronize();
+	soft_total_barrier();
 	wait_for(cma, taken);
 
 	unsigned left = 0;

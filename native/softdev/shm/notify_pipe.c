@@ -42,8 +42,8 @@ int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
 	return 0;
 }
 
-/* The same pipe by a description of our own, whose flags nobody else can change; -1 if the system
- * keeps it from us, as where /proc is not mounted. */
+/* The same pipe by an open file description of our own, whose flags no other process can change; -1
+ * where that is impossible, as without /proc. */
 static int reopen(int fd)
 {
 	char path[sizeof("/proc/self/fd/") + 3 * sizeof(fd)];
@@ -70,7 +70,7 @@ bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
 
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
 {
-	/* Should it be full, there is enough in it to wake somebody. */
+	/* A full pipe is readable as well. */
 	if (pipe->write_fd >= 0)
 		(void)!write(pipe->write_fd, "", 1);
 }

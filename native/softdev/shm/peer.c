@@ -1,10 +1,10 @@
 /* Channels through the rings of a local peer; see shm.h.
  *
- * A channel is opened by OPEN, whose `from` is the number that the answer shall go to; the answer is
- * ACCEPT, with the number at the other end, or END.  Then DATA goes to and fro until one side says
- * END, which is not answered.  Who has opened and does not know the other number yet takes that back
- * by an END to nobody, with its own number; an ACCEPT that crosses it is answered with END.  Data to
- * numbers that are no more was on its way when its way ended, and is dropped.
+ * A channel is opened by OPEN, whose `from` is the number that the answer shall go to; the answer
+ * is ACCEPT, with the number at the other end, or END.  Then DATA goes to and fro until one side
+ * sends END, which is not answered.  A side that has sent OPEN and has no answer yet withdraws it
+ * by an END to number 0, with its own number; an ACCEPT that crosses it is answered with END.  Data
+ * to numbers that are no more crossed the END of its channel, and is dropped.
  *
  * Data waits for room with its owner.  Everything else is kept here when there is none, and goes
  * before any data.
@@ -55,7 +55,7 @@ struct soft_shm_peer *soft_shm_peer_create(void)
 	soft_list_init(&peer->waiting);
 	soft_list_init(&peer->flush.node);
 	soft_list_init(&peer->poll_set);
-	soft_list_init(&peer->stranger);
+	soft_list_init(&peer->unidentified);
 	peer->flush.run = flush;
 	soft_list_append(&peers, &peer->node);
 	count++;
@@ -161,7 +161,7 @@ void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
 
 /* ---- what is said about channels --------------------------------------------------------------- */
 
-/* Its positions cannot be: it is ended when nobody is in the middle of something. */
+/* Its positions cannot be: the peer is ended when the lock is given back. */
 static void give_up(struct soft_shm_peer *peer)
 {
 	peer->broken = true;
@@ -251,6 +251,7 @@ static int enter(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_
 int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 		       const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
+	soft_assert_locked();
 	int rc = enter(chan, peer, 0);
 
 	if (!rc)
@@ -261,6 +262,7 @@ int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer, uint32_t remote_id,
 			 const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
+	soft_assert_locked();
 	int rc = enter(chan, peer, remote_id);
 
 	if (rc)
@@ -277,6 +279,7 @@ void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id)
 
 void soft_shm_chan_end(struct soft_shm_chan *chan)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
 	uint32_t id = chan->id, remote_id = chan->remote_id;
 
@@ -290,6 +293,7 @@ void soft_shm_chan_end(struct soft_shm_chan *chan)
 
 size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
 
 	if (!peer || !chan->remote_id)
@@ -312,6 +316,7 @@ size_t soft_shm_chan_room(struct soft_shm_chan *chan, size_t least)
 void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, int count,
 			 size_t bytes)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
 
 	soft_ring_put(&peer->out,
@@ -333,7 +338,7 @@ void soft_shm_chan_wait(struct soft_shm_chan *chan)
 	soft_defer(&peer->flush);
 }
 
-/* What the first of those who wait needs. */
+/* What the first waiting channel needs. */
 static ssize_t least_of_first(const struct soft_shm_peer *peer)
 {
 	if (peer->ctrl_count)
@@ -362,7 +367,7 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 {
 	if (soft_list_empty(&peer->waiting) && !peer->ctrl_count)
 		return false;
-	ssize_t room = soft_ring_starve(&peer->out);
+	ssize_t room = soft_ring_request_room(&peer->out);
 
 	if (room < 0)
 		give_up(peer);
@@ -378,7 +383,7 @@ static struct soft_shm_chan *find(const struct soft_shm_peer *peer, uint32_t id)
 	return chan && chan->peer == peer ? chan : NULL;
 }
 
-/* False: nonsense. */
+/* False: a protocol error. */
 static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record)
 {
 	struct soft_shm_chan *chan = find(peer, record->to);
@@ -493,6 +498,7 @@ int soft_shm_chan_to_self(struct soft_shm_chan *chan)
 
 struct soft_shm_peer *soft_shm_peer_at(uint16_t lid)
 {
+	soft_assert_locked();
 	if (!lid)
 		return NULL;
 	if (lid == soft_port_lid())

@@ -14,6 +14,7 @@
 
 #include "copy.h"
 #include "ring.h"
+#include "engine/engine.h"
 
 enum {
 	SKIP = 0,
@@ -83,7 +84,7 @@ void soft_ring_reader(struct soft_ring *ring, struct soft_ring_shared *shared, u
 /* Look where the reader is; false if it cannot be there. */
 static bool look_at_head(struct soft_ring *ring)
 {
-	uint64_t head = __atomic_load_n(&ring->shared->head, __ATOMIC_SEQ_CST);
+	uint64_t head = soft_total_get(&ring->shared->head);
 
 	if (ring->mine - head > SOFT_RING_SIZE)
 		return false;
@@ -178,24 +179,24 @@ void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		to += payload[i].iov_len;
 	}
 	ring->mine += size;
-	__atomic_store_n(&ring->shared->tail, ring->mine, __ATOMIC_RELEASE);
+	soft_publish(&ring->shared->tail, ring->mine);
 }
 
-bool soft_ring_wakes(struct soft_ring *ring)
+bool soft_ring_must_notify(struct soft_ring *ring)
 {
-	return __atomic_load_n(&ring->shared->wanted, __ATOMIC_SEQ_CST) &&
-	       __atomic_exchange_n(&ring->shared->wanted, 0, __ATOMIC_SEQ_CST);
+	return soft_total_get(&ring->shared->notify_wanted) &&
+	       soft_total_take(&ring->shared->notify_wanted);
 }
 
 bool soft_ring_flush(struct soft_ring *ring)
 {
-	__atomic_store_n(&ring->shared->tail, ring->mine, __ATOMIC_SEQ_CST);
-	return soft_ring_wakes(ring);
+	soft_total_set(&ring->shared->tail, ring->mine);
+	return soft_ring_must_notify(ring);
 }
 
-ssize_t soft_ring_starve(struct soft_ring *ring)
+ssize_t soft_ring_request_room(struct soft_ring *ring)
 {
-	__atomic_store_n(&ring->shared->starved, 1, __ATOMIC_SEQ_CST);
+	soft_total_set(&ring->shared->room_wanted, 1);
 	return look_at_head(ring) ? (ssize_t)room(ring) : -EPROTO;
 }
 
@@ -203,7 +204,7 @@ ssize_t soft_ring_starve(struct soft_ring *ring)
 
 static uint64_t tail_of(const struct soft_ring *ring)
 {
-	return __atomic_load_n(&ring->shared->tail, __ATOMIC_SEQ_CST);
+	return soft_total_get(&ring->shared->tail);
 }
 
 bool soft_ring_has_input(const struct soft_ring *ring)
@@ -214,7 +215,7 @@ bool soft_ring_has_input(const struct soft_ring *ring)
 static void give_back(struct soft_ring *ring, uint64_t size)
 {
 	ring->mine += size;
-	__atomic_store_n(&ring->shared->head, ring->mine, __ATOMIC_RELEASE);
+	soft_publish(&ring->shared->head, ring->mine);
 }
 
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
@@ -257,26 +258,26 @@ void soft_ring_done(struct soft_ring *ring, const struct soft_record *record)
 	give_back(ring, whole(record->length));
 }
 
-bool soft_ring_await(struct soft_ring *ring)
+bool soft_ring_arm(struct soft_ring *ring)
 {
-	__atomic_store_n(&ring->shared->wanted, 1, __ATOMIC_SEQ_CST);
+	soft_total_set(&ring->shared->notify_wanted, 1);
 	return soft_ring_has_input(ring);
 }
 
-bool soft_ring_awaits(const struct soft_ring *ring)
+bool soft_ring_is_armed(const struct soft_ring *ring)
 {
-	return __atomic_load_n(&ring->shared->wanted, __ATOMIC_RELAXED);
+	return soft_hint_get(&ring->shared->notify_wanted);
 }
 
-void soft_ring_attend(struct soft_ring *ring)
+void soft_ring_disarm(struct soft_ring *ring)
 {
-	if (soft_ring_awaits(ring))
-		__atomic_store_n(&ring->shared->wanted, 0, __ATOMIC_RELAXED);
+	if (soft_ring_is_armed(ring))
+		soft_hint_set(&ring->shared->notify_wanted, 0);
 }
 
-bool soft_ring_is_starved(struct soft_ring *ring)
+bool soft_ring_room_requested(struct soft_ring *ring)
 {
-	__atomic_store_n(&ring->shared->head, ring->mine, __ATOMIC_SEQ_CST);
-	return __atomic_load_n(&ring->shared->starved, __ATOMIC_SEQ_CST) &&
-	       __atomic_exchange_n(&ring->shared->starved, 0, __ATOMIC_SEQ_CST);
+	soft_total_set(&ring->shared->head, ring->mine);
+	return soft_total_get(&ring->shared->room_wanted) &&
+	       soft_total_take(&ring->shared->room_wanted);
 }

@@ -2,7 +2,7 @@
  *
  * Nothing here makes a system call but mapping and unmapping.  Each side keeps its own position in
  * memory of its own and only shows it to the other; what it reads of the other's is copied once and
- * checked, and so is the header of a record.  A side that writes nonsense is told as EPROTO, and
+ * checked, and so is the header of a record.  A side that breaks the format shows as EPROTO, and
  * can do no more harm than that.  The payload that soft_ring_next points to may change while it is
  * looked at.
  *
@@ -10,14 +10,15 @@
  * up, the writer stays in the first pages: they remain in the caches, and the rest of the memory of
  * a quiet ring is never touched.
  *
- * Waking.  The reader asks to be woken before it sleeps (`wanted`), the writer before it waits for
- * room (`starved`).  No wake-up is lost, because whoever asks looks once more afterwards, and whoever
- * gives something looks for the wish afterwards, all four as sequentially consistent operations: in
- * their one order either the wish comes before the look for it, or the gift before the look for
- * that.  (Operations and not fences: the thread sanitizer understands them.)
+ * Waking.  The reader sets `notify_wanted` before it sleeps, the writer `room_wanted` before it
+ * waits for room.  No wake-up is lost: the side that sets its flag checks the other's position
+ * afterwards, and the side that moves its position checks the other's flag afterwards, all four as
+ * operations of one total order (atomics.h), in which either the flag is set before it is checked,
+ * or the position is moved before it is checked.  (Operations and not fences: the thread sanitizer
+ * understands them.)
  *
- * To be fuzzed: soft_ring_next, soft_ring_done and soft_ring_await on any memory whatever
- * (soft_ring_reader); soft_ring_room, soft_ring_put and soft_ring_starve likewise (soft_ring_writer).
+ * To be fuzzed: soft_ring_next, soft_ring_done and soft_ring_arm on any memory whatever
+ * (soft_ring_reader); soft_ring_room, soft_ring_put and soft_ring_request_room likewise (soft_ring_writer).
  */
 #ifndef AIORDMA_SOFT_RING_H
 #define AIORDMA_SOFT_RING_H
@@ -38,9 +39,9 @@ enum {
 /* The shared positions, in bytes since the beginning; zeros are an empty ring. */
 struct soft_ring_shared {
 	_Alignas(64) uint64_t tail; /* the writer's */
-	uint32_t starved;
+	uint32_t room_wanted;
 	_Alignas(64) uint64_t head; /* the reader's */
-	_Alignas(64) uint32_t wanted; /* seldom written: a line of its own */
+	_Alignas(64) uint32_t notify_wanted; /* seldom written: a line of its own */
 };
 
 /* One side of it. */
@@ -74,10 +75,10 @@ ssize_t soft_ring_room(struct soft_ring *ring, size_t least);
 /* Write a record, whose payload is at most that; the reader may see it at once. */
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count);
-/* Everything is written for now: true if the reader wants to be woken, which is said only once. */
+/* Everything is written for now: true if the reader must be notified, once. */
 bool soft_ring_flush(struct soft_ring *ring);
-/* There is no room: ask to be woken.  What there is of it after all, or -EPROTO. */
-ssize_t soft_ring_starve(struct soft_ring *ring);
+/* There is no room: ask to be notified.  What there is of it after all, or -EPROTO. */
+ssize_t soft_ring_request_room(struct soft_ring *ring);
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
@@ -85,17 +86,17 @@ ssize_t soft_ring_starve(struct soft_ring *ring);
 int soft_ring_next(struct soft_ring *ring, struct soft_record *record);
 /* Give its room back. */
 void soft_ring_done(struct soft_ring *ring, const struct soft_record *record);
-/* Is there anything?  Also if it is nonsense. */
+/* Is there anything?  Also if it breaks the format. */
 bool soft_ring_has_input(const struct soft_ring *ring);
-/* Ask to be woken, and look once more: true if there is something. */
-bool soft_ring_await(struct soft_ring *ring);
-bool soft_ring_awaits(const struct soft_ring *ring); /* and has not been woken */
-/* No need to: we come by. */
-void soft_ring_attend(struct soft_ring *ring);
+/* Ask to be notified, and check once more: true if there is something. */
+bool soft_ring_arm(struct soft_ring *ring);
+bool soft_ring_is_armed(const struct soft_ring *ring); /* and not notified yet */
+/* No need to notify: this side polls. */
+void soft_ring_disarm(struct soft_ring *ring);
 /* Room was given back: true if the writer waits for it. */
-bool soft_ring_is_starved(struct soft_ring *ring);
+bool soft_ring_room_requested(struct soft_ring *ring);
 
-/* Shall the reader of the ring that we write be woken?  For other reasons than a record. */
-bool soft_ring_wakes(struct soft_ring *ring);
+/* Must the reader of the ring that we write be notified?  For other reasons than a record. */
+bool soft_ring_must_notify(struct soft_ring *ring);
 
 #endif

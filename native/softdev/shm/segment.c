@@ -6,8 +6,8 @@
  *           8192  area 0, area 1
  *          24576  ring 0, then ring 1
  *
- * Who makes it writes ring 0 and has area 0.  It is sealed against growing and shrinking, because
- * to touch memory that the other side has cut off is death (SIGBUS).
+ * The side that makes it writes ring 0 and has area 0.  It is sealed against growing and shrinking,
+ * because to touch memory that the other side has cut off is death (SIGBUS).
  */
 #define _GNU_SOURCE /* memfd_create, F_ADD_SEALS */
 #include <errno.h>
@@ -48,8 +48,8 @@ static uint8_t *area(const struct soft_shm_peer *peer, int which)
 	return (uint8_t *)peer->memory + AREAS + which * SOFT_SHM_AREA;
 }
 
-/* The limit on the length of files is that of a memfd too, and who goes beyond it gets SIGXFSZ
- * (setrlimit(2)). */
+/* The limit on the length of files is that of a memfd too, and a process that goes beyond it gets
+ * SIGXFSZ (setrlimit(2)). */
 static bool limit_allows(off_t length)
 {
 	struct rlimit limit;
@@ -63,7 +63,7 @@ static bool limit_allows(off_t length)
 
 int soft_segment_make(void)
 {
-	static const char name[] = "aiordma-neighbours";
+	static const char name[] = "aiordma-shm";
 
 	if (!limit_allows(WHOLE)) {
 		errno = EFBIG;

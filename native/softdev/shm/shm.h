@@ -1,12 +1,13 @@
-/* Local peers: the other processes of this host that have the device, and this process itself.
+/* Shared memory with local peers: the other processes of this host that have the device, and this
+ * process itself.
  *
- * Two processes of one user meet once (attach.c) and from then on share two rings (ring.h).  All
- * links between them are channels through these rings: a channel has no file descriptor, only a number at
- * each end, so that queue pairs cost memory and nothing else.  A channel carries records: blocks of
- * bytes that arrive whole, in order, or not at all.
+ * Two processes of one user attach to each other once (attach.c) and from then on share two rings
+ * (ring.h).  All links between them are channels through these rings: a channel has no file
+ * descriptor, only a number at each end, so that queue pairs cost memory and nothing else.  A
+ * channel carries records: blocks of bytes that arrive whole, in order, or not at all.
  *
- * What comes from a local peer is not trusted: whoever writes nonsense loses all its channels, and nobody
- * else does.  Everything here is under the engine's lock.
+ * What comes from a peer is not trusted: a peer that breaks the format loses all of its own
+ * channels and no others.  Everything here is called with the engine's lock.
  */
 #ifndef AIORDMA_SOFT_NEIGHBOUR_H
 #define AIORDMA_SOFT_NEIGHBOUR_H
@@ -29,9 +30,9 @@ struct soft_shm_chan_ops {
 	void (*data)(struct soft_shm_chan *chan, const uint8_t *bytes, size_t length);
 	/* There was no room, and now there is.  Channels that wait are called in turns. */
 	void (*writable)(struct soft_shm_chan *chan);
-	/* The channel is no more; do not end it.  0: the other side has ended or refused it.  ECONNRESET:
-	 * its process is gone.  ECONNREFUSED: it would not meet us.  EPROTO: it wrote nonsense.
-	 * ENOMEM: we could not keep what was to be said. */
+	/* The channel is no more; do not end it. 0: the other side has ended or refused it.
+	 * ECONNRESET: its process is gone.  ECONNREFUSED: it refused to attach.  EPROTO: it broke
+	 * the format.  ENOMEM: a control record could not be queued. */
 	void (*gone)(struct soft_shm_chan *chan, int error);
 };
 
@@ -47,8 +48,9 @@ struct soft_shm_chan {
 	uint32_t round;                   /* in which it began to wait */
 };
 
-/* Whoever has that LID in this network namespace, or is being met there; ourselves for our own LID.
- * NULL: nobody is there, or it is not of our user, or has no shared memory: there is only TCP. */
+/* The peer with that LID in this network namespace, attached or attaching; this process for its own
+ * LID.  NULL: there is none, or it is of another user, or has no shared memory: there is only TCP.
+ */
 struct soft_shm_peer *soft_shm_peer_at(uint16_t lid);
 bool soft_shm_peer_is_self(const struct soft_shm_peer *peer);
 /* 0: not known, because it lives in another process namespace. */
@@ -61,9 +63,9 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma);
 /* A link to the peer is up, so both sides have the segment: find out what can be copied. */
 void soft_cma_probe_peer(struct soft_shm_peer *peer);
 
-/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by
- * convention we write to our own and read theirs.  Of ourselves, both are the same.  The first
- * bytes of it are zero at the beginning.  NULL in the middle of meeting. */
+/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by convention
+ * we write to our own and read theirs.  Of ourselves, both are the same.  The first bytes of it are
+ * zero at the beginning.  NULL while attaching. */
 enum {
 	SOFT_SHM_AREA = 8192
 };

@@ -1,6 +1,6 @@
-/* The inside of a local peer, for the rooms that make it: peer.c (channels and records), segment.c
- * (what is shared), attach.c (how two processes come to share it, and how they part), wakeup.c
- * (who looks into which ring, and who is woken). */
+/* The inside of a peer: peer.c (channels and records), segment.c (the shared memory), attach.c (how
+ * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
+ * notify). */
 #ifndef AIORDMA_SOFT_MEETING_H
 #define AIORDMA_SOFT_MEETING_H
 
@@ -14,9 +14,9 @@ enum {
 
 struct soft_shm_peer {
 	struct soft_node node;
-	bool up;       /* both sides have the memory */
+	bool up; /* both sides have the memory */
 	bool dead;
-	bool broken; /* it has written nonsense, and will be ended when the lock is given back */
+	bool broken; /* it has broken the format, and will be ended when the lock is given back */
 	unsigned busy; /* it must not be freed */
 	uint16_t lid;
 	pid_t pid;
@@ -25,8 +25,8 @@ struct soft_shm_peer {
 	struct soft_fd_watch socket;
 	struct soft_fd_watch process; /* a pidfd */
 	struct soft_notify_pipe pipe;
-	struct soft_timer patience;
-	struct soft_node stranger; /* it has said nothing yet */
+	struct soft_timer timeout;
+	struct soft_node unidentified; /* it has sent nothing yet */
 
 	/* segment.c */
 	void *memory; /* what is shared beside the rings */
@@ -41,20 +41,19 @@ struct soft_shm_peer {
 	struct soft_deferred flush; /* something was written */
 	unsigned turn; /* of the lock, ourselves: */
 	size_t allowance; /* what may still be taken in during it */
-	struct soft_ctrl_record *ctrl_records; /* records other than data that found no room */
+	struct soft_ctrl_record *ctrl_records; /* control records that found no room */
 	uint32_t ctrl_count, ctrl_room;
 
 	/* wakeup.c */
 	struct soft_node poll_set;
-	unsigned idle_polls; /* looks in a row that found nothing */
-	bool armed; /* to ring, and its bell has not been heard */
+	unsigned idle_polls; /* polls in a row that found nothing */
+	bool armed; /* its ring is, and the pipe has not been emptied since */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */
 
-/* Make the shared memory: an fd, or -1 and errno; look at that which somebody else has made: 0 or
- * EPROTO; map it, into the local peer: 0 or an errno value (`made`: by us).  The fd is not needed
- * after that. */
+/* Make the segment: an fd, or -1 and errno.  Check one that another process has made: 0 or EPROTO.
+ * Map it, into the peer: 0 or an errno value (`made`: by us); the fd is not needed after that. */
 int soft_segment_make(void);
 int soft_segment_check(int fd);
 int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
@@ -66,7 +65,7 @@ void soft_segment_unmap(struct soft_shm_peer *peer);
 
 /* One more, without rings; NULL: out of memory, or too many. */
 struct soft_shm_peer *soft_shm_peer_create(void);
-/* All its channels are gone; it is freed when nobody is busy with it any more. */
+/* All its channels are gone; it is freed with its last soft_shm_peer_release. */
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
 /* The same once everything has been taken in that it has written. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
@@ -83,11 +82,11 @@ void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
-/* Go and meet whoever has that LID; NULL: nobody that could be met. */
+/* Attach to the process with that LID; NULL: there is none that can be attached to. */
 struct soft_shm_peer *soft_attach_begin(uint16_t lid);
 /* Wake it. */
 void soft_attach_notify(struct soft_shm_peer *peer);
-/* What it rings for has been seen: hear its bell now, if it is there yet.  It may end that one. */
+/* What the peer notified of has been seen: empty the pipe now.  It may end that peer. */
 void soft_attach_ack_notify(struct soft_shm_peer *peer);
 /* One that has just been made. */
 void soft_attach_init(struct soft_shm_peer *peer);
@@ -103,16 +102,17 @@ void soft_cma_detach(struct soft_shm_peer *peer);
 
 /* ---- wakeup.c --------------------------------------------------------------------------- */
 
-/* Look into the ring of one that has rung, or of ourselves. */
+/* Read the ring of a peer that has notified, or of this process. */
 void soft_wakeup_visit(struct soft_shm_peer *peer);
-/* It has no room, or asks for it: somebody must come by again if there is something now. */
+/* The peer has no room, or asks for it: poll it again if there is something now, or arm its ring.
+ */
 void soft_wakeup_rearm(struct soft_shm_peer *peer);
 void soft_wakeup_remove(struct soft_shm_peer *peer);
 /* soft_subsystem.poll, has_input, need_notify. */
 bool soft_shm_poll(void);
 bool soft_shm_has_input(void);
 void soft_shm_need_notify(bool on);
-/* Look into all rings again: the port is up. */
+/* Poll all rings again: the port is up. */
 void soft_shm_resume(void);
 
 #endif

@@ -1,34 +1,35 @@
-/* Who looks into which ring, and who must be woken.
+/* Wake-ups: which rings are polled, and which peers must notify this process.
  *
- * Steps look into the rings of the local peers that are attended: those from which something has come
- * lately.  A few of them are, and looking costs a memory access each; the others, and all of them
- * while nobody comes by by himself, have been asked to ring (ring.h: soft_ring_await), which is a
- * byte in a pipe (notify_pipe.h), and shows in the engine's epoll set.
+ * A step polls the rings of the peers in the poll set: those that have written lately.  There are
+ * few of them, and polling costs one memory access each.  All other rings, and all rings while no
+ * thread polls, are armed (soft_ring_arm): the peer's next write is followed by a byte in a pipe
+ * (notify_pipe.h), which is readable in the engine's epoll set.
  *
- * Nobody comes by (`alert`) when the engine's thread sleeps in epoll_wait, or when a completion queue
- * is armed: then a thread of the application may be asleep with the channel's fd, without a word to
- * us.  But not while one looks again and again for a while before that (aiordma_drain).  engine.c
- * says which of these it is.
+ * `need_notify`: no thread polls the rings unprompted, so peers must notify.  That is so while the
+ * engine's thread sleeps in epoll_wait, or a completion queue is armed, because an application
+ * thread may then sleep on the channel's fd without a further call; but not while an application
+ * thread spins (aiordma_drain). engine.c decides.
  *
- * Why no record is left lying.  A ring is either awaited, or it is attended and there is no alert.
- * In the first case its writer rings, unless it has rung before and we have not looked since: every
- * visit looks until the ring is empty, asks to be woken, and looks once more (ring.h has the proof for
- * the two memories).  A ring that rings is readable in epoll, level-triggered, for whoever sleeps or
- * comes next; and a visit that finds nothing, because the bell was for room, asks again all the same.
- * In the second case the engine's thread is awake and looks at every tick, or a thread of the
- * application is looking now; and before either of them stops doing so, it calls
- * soft_shm_need_notify, which asks every attended local peer and looks once more.  What that finds,
- * or what a bounded visit leaves, is announced by soft_engine_schedule_step, which is readable in epoll as
- * well.  The same holds for room in a ring that we write: who waits for it asks, and looks again.
+ * Why no record stays unread.  A ring is either armed, or in the poll set with need_notify off.  In
+ * the first case its writer notifies, unless it has done so since the last visit: every visit reads
+ * until the ring is empty, arms it, and reads once more (ring.h has the proof for the two
+ * memories).  The pipe is readable in epoll, level-triggered, for the thread that sleeps or comes
+ * next; and a visit that finds no record, because the byte was about room, arms again all the same.
+ * In the second case the engine's thread polls at every tick, or an application thread polls now;
+ * before either stops, it calls soft_shm_need_notify, which arms every ring of the poll set and
+ * reads once more.  What that finds, or what a bounded visit leaves, is announced by
+ * soft_engine_schedule_step, which is readable in epoll as well.  The same holds for room in a ring
+ * that this process writes: it asks for room, and checks again.
  *
- * Who finds in the ring what it was rung for hears the bell at once, without asking epoll who it was.
+ * A visit that finds the record it was notified of empties the pipe at once, without epoll.
  */
 #include "shm_internal.h"
 #include "objects/objects.h"
 
 enum {
-	MAX_POLLED = 32,   /* attended at the same time */
-	MAX_IDLE_POLLS = 2000, /* looks for nothing, after which one is attended no more */
+	MAX_POLLED = 32,   /* in the poll set at the same time */
+	/* polls in a row that find nothing, after which a peer leaves the poll set */
+	MAX_IDLE_POLLS = 2000,
 };
 
 static struct soft_node poll_set = {&poll_set, &poll_set};
@@ -56,7 +57,7 @@ void soft_wakeup_remove(struct soft_shm_peer *peer)
 	soft_engine_set_polls(--count);
 }
 
-/* There is more to do: somebody must come by. */
+/* There is more to read: make some thread poll. */
 static void poll_again(struct soft_shm_peer *peer)
 {
 	add_to_poll_set(peer);
@@ -64,32 +65,33 @@ static void poll_again(struct soft_shm_peer *peer)
 		soft_engine_schedule_step();
 }
 
-/* True if there is something after all.  Nobody but us writes to ourselves: that is just looked at. */
+/* True if there is something after all.  Only this process writes to itself: that ring is just
+ * checked. */
 static bool arm(struct soft_shm_peer *peer)
 {
 	if (soft_shm_peer_is_self(peer))
 		return soft_ring_has_input(&peer->in);
-	if (soft_ring_awaits(&peer->in))
+	if (soft_ring_is_armed(&peer->in))
 		return false;
 	peer->armed = true;
-	return soft_ring_await(&peer->in);
+	return soft_ring_arm(&peer->in);
 }
 
-/* It was asked to ring and has: its bell need not wake anybody any more. */
+/* The ring was armed and the peer has notified: empty the pipe, so that it wakes no thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
-	if (!peer->armed || soft_ring_awaits(&peer->in))
+	if (!peer->armed || soft_ring_is_armed(&peer->in))
 		return;
 	soft_attach_ack_notify(peer);
 }
 
-/* Somebody comes by without being asked to. */
+/* Some thread polls unprompted. */
 static void disarm(struct soft_shm_peer *peer)
 {
-	if (!soft_ring_awaits(&peer->in))
-		return; /* or it has rung */
+	if (!soft_ring_is_armed(&peer->in))
+		return; /* or the peer has notified */
 	peer->armed = false;
-	soft_ring_attend(&peer->in);
+	soft_ring_disarm(&peer->in);
 }
 
 void soft_wakeup_rearm(struct soft_shm_peer *peer)
@@ -108,11 +110,11 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* A look for nothing at a ring of which everything is known. */
+/* The poll found nothing, and the ring is armed exactly if it has to be. */
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
-	       need_notify == soft_ring_awaits(&peer->in) && soft_list_empty(&peer->waiting) &&
+	       need_notify == soft_ring_is_armed(&peer->in) && soft_list_empty(&peer->waiting) &&
 	       !peer->ctrl_count;
 }
 
@@ -125,7 +127,7 @@ static bool visit(struct soft_shm_peer *peer, size_t share)
 	if (any && !peer->dead) {
 		add_to_poll_set(peer);
 		ack_notify(peer);
-		if (soft_ring_is_starved(&peer->in) && soft_ring_wakes(&peer->out))
+		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
 			soft_attach_notify(peer);
 	}
 	if (!peer->dead && (any || !is_idle(peer))) {
@@ -151,7 +153,7 @@ bool soft_shm_poll(void)
 		struct soft_shm_peer *peer =
 			soft_list_entry(poll_set.next, struct soft_shm_peer, poll_set);
 
-		/* To the end of the line: of many, none comes last every time. */
+		/* To the end of the list: of many, none comes last every time. */
 		soft_list_remove(&peer->poll_set);
 		soft_list_append(&poll_set, &peer->poll_set);
 		any = visit(peer, share) || any;

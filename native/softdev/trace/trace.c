@@ -141,6 +141,7 @@ static void trace_send(struct soft_qp *qp, uint32_t index)
 
 void soft_trace_sends(struct soft_qp *qp, uint32_t from)
 {
+	soft_assert_locked();
 	for (; from != qp->sq.tail && soft_trace_on; from++)
 		trace_send(qp, from);
 }
@@ -215,6 +216,7 @@ void soft_trace_refused_shared_receive(const struct soft_srq *srq, const struct 
 void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, uint32_t request,
 			   bool lost)
 {
+	soft_assert_locked();
 	BEGIN(line, "completion");
 	SOFT_LINE_NUMBER(&line, "request", request);
 	SOFT_LINE_NUMBER(&line, "cq", cq->ibv.handle);
@@ -260,6 +262,7 @@ void soft_trace_destroyed(const struct soft_qp *qp)
 
 void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
 {
+	soft_assert_locked();
 	if (qp->ibv.state == to)
 		return;
 	BEGIN(line, "qp_state");
@@ -333,7 +336,8 @@ static void read_text(const char *path, char between, char *text, size_t size)
 			text[i] = between;
 }
 
-/* Both clocks, as near to each other as they can be read; whose monotonic clock that is; who writes. */
+/* Both clocks, read as near to each other as possible; the boot that the monotonic clock belongs
+ * to; the process. */
 static void add_header(void)
 {
 	char text[TEXT_MOST];

@@ -5,9 +5,9 @@
  * path makes no system call but at the end of a window.  What the file has beyond the last line is
  * zeros, until it is trimmed.
  *
- * The disk may be full: the window's blocks are asked for before it is used.  Somebody may cut the
- * file short under our feet, or a file system promise blocks that it does not have: then the kernel
- * says SIGBUS, and our handler puts memory in the place of the file's.
+ * The disk may be full: the window's blocks are asked for before it is used.  The file may be
+ * truncated meanwhile, or a file system may promise blocks that it does not have: then the kernel
+ * raises SIGBUS, and our handler puts memory in the place of the file's.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -136,7 +136,7 @@ void soft_trace_file_trim(void)
 
 	unmap();
 	if (!broken && ftruncate(file.fd, end))
-		file.error = errno; /* the zeros stay, which who reads it takes for the end */
+		file.error = errno; /* the zeros stay, which a reader takes for the end */
 	file.start = end;
 	file.used = 0;
 }
@@ -206,7 +206,8 @@ static int take(void)
 	struct stat status;
 	int rc = 0;
 
-	/* Keys and addresses are for nobody else's eyes.  O_NONBLOCK: a FIFO is refused at once. */
+	/* Readable by its owner only: the trace has keys and addresses.  O_NONBLOCK: a FIFO is
+	 * refused at once. */
 	file.fd = open(file.path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
 	if (file.fd < 0)
 		return errno;

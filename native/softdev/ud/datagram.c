@@ -2,8 +2,8 @@
  *
  * It has the number of the data listener's TCP port, which is the process's LID, and is reserved
  * together with it.  A queue pair that only receives never tells the device its address, so the
- * socket is at all of them; but while there is no UD queue pair, a filter in the kernel lets nothing
- * in.  UDP loses what nobody takes in time: the socket's buffer is large.
+ * socket is at all of them; but while there is no UD queue pair, a filter in the kernel lets
+ * nothing in.  UDP drops what is not received in time: the socket's buffer is large.
  */
 #define _GNU_SOURCE /* in6_pktinfo */
 #include <errno.h>
@@ -301,7 +301,8 @@ static uint16_t sender(const struct sockaddr_storage *from, union ibv_gid *gid)
 	return ntohs(in->sin_port);
 }
 
-/* Is the sender who it says it is?  A multicast message of an IPv6 GID travels by IPv4. */
+/* Does the source GID match the sender's address?  A multicast message of an IPv6 GID travels by
+ * IPv4. */
 static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from)
 {
 	return !memcmp(from, &datagram->source, sizeof(*from)) ||

@@ -42,8 +42,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	return datagram;
 }
 
-/* A queue pair of this process is reached without a socket, and without a LID: who does not name the
- * process can only mean this one. */
+/* A queue pair of this process is reached without a socket.  An address without a LID names this
+ * process. */
 static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
 {
 	uint8_t *copy = soft_scratch()->output;

@@ -36,8 +36,8 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram);
 
 /* ---- datagram.c: the socket ---------------------------------------------------------------- */
 
-/* Keep the UDP port of that number instead of the one before, deaf while nobody holds it; false if it
- * is taken. */
+/* Keep the UDP port of that number instead of the one before, with all input filtered out until
+ * soft_datagram_hold; false if it is taken. */
 bool soft_datagram_reserve(uint16_t port);
 /* While at least one UD queue pair exists, datagrams are received. */
 void soft_datagram_hold(void);

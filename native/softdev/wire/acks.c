@@ -3,63 +3,63 @@
  * An application that answers what it receives sends a frame anyway, a few microseconds after it
  * has taken the completion; an acknowledgement of its own before that is a system call here and a
  * wake-up there.  So where a queue pair's application has been seen to answer (`replies`), the
- * acknowledgement of a message that completed a receive is owed for a while.  It goes out
+ * acknowledgement of a message that completed a receive is delayed for a while.  It goes out
  *  - with the next frame, which is the hoped-for case;
  *  - at once when many messages are unacknowledged: the sender has a window;
- *  - when a thread of the application comes by again and it has been owed for some time, or goes to
+ *  - when a thread of the application comes by again and it has been delayed for some time, or goes to
  *    sleep in ibv_get_cq_event;
- *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is owed.
- * In the last two cases the application did not answer: then nothing is owed for a good while.
+ *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is delayed.
+ * In the last two cases the application did not answer: then nothing is delayed for a good while.
  */
 #include "link.h"
 
 enum {
-	TRUST = 4,      /* answers seen before an acknowledgement is owed */
+	TRUST = 4,      /* answers seen before an acknowledgement is delayed */
 	DISTRUST = -64, /* after one that had to be sent alone */
-	MOST = 8,       /* messages that one acknowledgement is owed for */
+	MOST = 8,       /* messages that one acknowledgement is delayed for */
 };
 
-static struct soft_node owed = {&owed, &owed}; /* the longest owed first */
+static struct soft_node delayed = {&delayed, &delayed}; /* the longest delayed first */
 
 void soft_ack_later(struct soft_qp_link *base)
 {
 	struct soft_link *link = soft_container(base, struct soft_link, base);
 	const struct soft_responder *responder = &link->qp->responder;
 
-	link->reply_hoped = true;
+	link->reply_expected = true;
 	if (link->replies < TRUST || !soft_engine_ticks() ||
 	    ((responder->psn - responder->acked) & SOFT_PSN_MASK) > MOST) {
 		soft_link_output(link);
 		return;
 	}
-	if (!soft_list_empty(&link->owed))
+	if (!soft_list_empty(&link->delayed))
 		return;
-	link->owed_since = soft_now();
-	soft_list_append(&owed, &link->owed);
+	link->delayed_since = soft_now();
+	soft_list_append(&delayed, &link->delayed);
 	soft_engine_set_delayed(true);
 }
 
 void soft_ack_settled(struct soft_link *link)
 {
-	soft_list_remove(&link->owed);
-	soft_engine_set_delayed(!soft_list_empty(&owed));
+	soft_list_remove(&link->delayed);
+	soft_engine_set_delayed(!soft_list_empty(&delayed));
 }
 
 void soft_ack_replied(struct soft_link *link)
 {
-	if (link->reply_hoped && link->replies < TRUST)
+	if (link->reply_expected && link->replies < TRUST)
 		link->replies++;
-	link->reply_hoped = false;
+	link->reply_expected = false;
 }
 
 void soft_acks_send(uint64_t age_ns)
 {
 	uint64_t latest = soft_now() - age_ns;
 
-	while (!soft_list_empty(&owed)) {
-		struct soft_link *link = soft_list_entry(owed.next, struct soft_link, owed);
+	while (!soft_list_empty(&delayed)) {
+		struct soft_link *link = soft_list_entry(delayed.next, struct soft_link, delayed);
 
-		if (link->owed_since > latest)
+		if (link->delayed_since > latest)
 			return;
 		soft_ack_settled(link);
 		link->replies = DISTRUST;

@@ -92,7 +92,7 @@ static int bind_source(int fd, const struct ibv_ah_attr *ah)
 		       : 0;
 }
 
-static void call(struct soft_link *link)
+static void attempt_tcp(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
 	struct sockaddr_storage address;
@@ -116,7 +116,7 @@ static void attempt(struct soft_link *link)
 {
 	soft_link_close_wires(link); /* of an attempt that has taken too long */
 	if (!attempt_shm(link))
-		call(link);
+		attempt_tcp(link);
 }
 
 void soft_connect_established(struct soft_link *link)

@@ -51,6 +51,7 @@ static bool is_over(const struct soft_cma_export *export, const void *unused)
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 			const struct iovec *pieces, int count, uint8_t *at)
 {
+	soft_assert_locked();
 	struct soft_cma *cma = cma_of(link);
 	struct soft_cma_desc desc = {.count = (uint32_t)count};
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];
@@ -137,6 +138,7 @@ static bool may_refer(const struct soft_link *link)
 
 bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 {
+	soft_assert_locked();
 	const struct soft_frame *frame = &link->frame;
 	struct soft_cma *cma = cma_of(link);
 	struct soft_cma_desc desc;
@@ -203,6 +205,7 @@ static bool opened_by(const struct soft_cma_export *export, const void *what)
 
 void soft_cma_withdraw_key(uint32_t key)
 {
+	soft_assert_locked();
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];
 
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
@@ -220,7 +223,7 @@ static bool request_on_link(const struct soft_cma_export *export, const void *wh
 	return export->link == what && !export->answer;
 }
 
-static void take_requests_back(const struct soft_link *link)
+static void revoke_requests(const struct soft_link *link)
 {
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];
 
@@ -231,13 +234,14 @@ static void take_requests_back(const struct soft_link *link)
 void soft_cma_flush(const struct soft_qp *qp)
 {
 	if (soft_link_of(qp))
-		take_requests_back(soft_link_of(qp));
+		revoke_requests(soft_link_of(qp));
 }
 
 /* Answers that have been given may still be on their way: they stand until their key is withdrawn. */
 void soft_cma_forget_link(const struct soft_link *link)
 {
-	take_requests_back(link);
+	soft_assert_locked();
+	revoke_requests(link);
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
 		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used; slot++)
 			if (cma->exports[slot].link == link)

@@ -20,9 +20,9 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least);
  * SOFT_CMA_DESC_MAX bytes of room.  False: not this time. */
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 			const struct iovec *pieces, int count, uint8_t *at);
-/* The payload of link->frame is where this says; `bytes` may change meanwhile.  False: nonsense.
- * Frames that come together (link->referred is zero for the first) refer to less than twice
- * SOFT_CMA_FRAME_MAX, so that nobody keeps the lock for long. */
+/* The payload of link->frame is where the descriptor says; `bytes` may change meanwhile.  False: a
+ * protocol error.  The descriptors of frames that come together (link->cma_bytes is zero for the
+ * first) cover less than twice SOFT_CMA_FRAME_MAX, which bounds the time under the lock. */
 bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 
 /* The requests of the queue pair complete without being answered: their memory will be the

@@ -24,7 +24,7 @@ struct packet {
 /* Bytes that wait in one queue: beyond this the oldest are taken in early, datagrams dropped. */
 #define QUEUE_MOST (64u << 20)
 
-/* Occurrences are counted apart: how many acknowledgements come depends on who is quicker. */
+/* Occurrences are counted apart: how many acknowledgements come depends on timing. */
 enum stream {
 	REQUESTS,
 	ANSWERS,
@@ -35,8 +35,8 @@ enum stream {
 struct soft_delay_queue {
 	struct soft_link *link; /* NULL: gone; of datagrams there is one queue, without a link */
 	bool busy;
-	bool judged; /* by the spec; else it only brings to its end what is under way */
-	bool doomed;
+	bool applies; /* by the spec; else it only brings to its end what is under way */
+	bool will_disconnect;
 	bool ended; /* no more is coming... */
 	int error;  /* ...for this reason */
 	uint64_t number; /* of the connection */
@@ -154,7 +154,7 @@ static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct pac
 }
 
 /* Takes the packet; false: there is no memory for its double. */
-static bool judge(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
+static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
 	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
 	struct packet *copy = NULL;
@@ -229,7 +229,7 @@ static void run(struct soft_delay_queue *queue)
 		soft_timer_start(&queue->timer, queue->first->due);
 	} else if (queue->ended) {
 		soft_link_finish(queue->link, queue->error);
-	} else if (!queue->judged && !queue->have && !queue->packet) {
+	} else if (!queue->applies && !queue->have && !queue->packet) {
 		queue->link->delay_queue = NULL;
 		empty(queue);
 		free(queue);
@@ -237,7 +237,7 @@ static void run(struct soft_delay_queue *queue)
 }
 
 /* By a busy queue: what has come before is not undone. */
-static void cut(struct soft_delay_queue *queue)
+static void disconnect(struct soft_delay_queue *queue)
 {
 	take_due(queue);
 	if (!queue->link)
@@ -252,8 +252,8 @@ static void link_due(struct soft_timer *timer)
 	struct soft_delay_queue *queue = soft_container(timer, struct soft_delay_queue, timer);
 
 	queue->busy = true;
-	if (queue->doomed && queue->input >= soft_faults.cut_after)
-		cut(queue);
+	if (queue->will_disconnect && queue->input >= soft_faults.cut_after)
+		disconnect(queue);
 	run(queue);
 }
 
@@ -263,14 +263,14 @@ static void arrived(struct soft_delay_queue *queue, struct packet *packet)
 	uint8_t opcode = packet->bytes[0];
 
 	queue->input += packet->weight;
-	if (queue->judged && queue->doomed && queue->input >= soft_faults.cut_after) {
+	if (queue->applies && queue->will_disconnect && queue->input >= soft_faults.cut_after) {
 		free(packet);
-		cut(queue);
-	} else if (queue->judged && opcode < SOFT_DISCONNECT) {
-		if (!judge(queue, packet,
-			   opcode < SOFT_ACK    ? REQUESTS
-			   : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
-						: ANSWERS))
+		disconnect(queue);
+	} else if (queue->applies && opcode < SOFT_DISCONNECT) {
+		if (!apply_faults(queue, packet,
+				  opcode < SOFT_ACK    ? REQUESTS
+				  : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
+						       : ANSWERS))
 			soft_link_finish(queue->link, ENOMEM);
 	} else {
 		packet->due = queue->first ? queue->due : 0;
@@ -350,12 +350,12 @@ bool soft_delay_outlives(struct soft_link *link, int error)
 		return false;
 	queue->ended = true;
 	queue->error = error;
-	link->base.blocked = true; /* nobody would hear it */
+	link->base.blocked = true; /* the peer would not get it */
 	soft_link_close_wires(link);
 	return true;
 }
 
-static bool wants_queues(const struct soft_fault_spec *spec)
+static bool needs_queues(const struct soft_fault_spec *spec)
 {
 	return spec->when[SOFT_FAULT_LOSS].probability > 0 ||
 	       spec->when[SOFT_FAULT_DUPLICATE].probability > 0 ||
@@ -387,12 +387,12 @@ void soft_delay_attach(struct soft_link *link)
 {
 	const struct soft_fault_spec *spec = &soft_faults;
 	struct soft_delay_queue *queue = link->delay_queue;
-	bool wanted = soft_faults_set && wants_queues(spec) &&
+	bool wanted = soft_faults_set && needs_queues(spec) &&
 		      (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num);
 
 	if (!wanted) {
 		if (queue) {
-			queue->judged = queue->doomed = false;
+			queue->applies = queue->will_disconnect = false;
 			if (!queue->first) /* where nothing else is under way that it could end */
 				soft_timer_start(&queue->timer, soft_now());
 		}
@@ -402,13 +402,13 @@ void soft_delay_attach(struct soft_link *link)
 		queue = new_queue(link);
 	if (!queue)
 		return;
-	queue->judged = true;
+	queue->applies = true;
 	queue->number = ++connections;
 	queue->input = queue->frames = queue->messages = 0;
 	memset(queue->seen, 0, sizeof(queue->seen));
-	queue->doomed =
+	queue->will_disconnect =
 		soft_fault_strikes(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
-	if (queue->doomed && !spec->cut_after)
+	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
 	if (makes_lossy(spec))
 		soft_link_loses(link);
@@ -435,7 +435,7 @@ static bool refuses(struct soft_qp *qp)
 {
 	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
 
-	if (!queue || !queue->judged || soft_qp_is_uc(qp))
+	if (!queue || !queue->applies || soft_qp_is_uc(qp))
 		return false;
 	queue->messages++;
 	if (!soft_fault_strikes(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
@@ -482,7 +482,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
-	if (!wants_queues(&soft_faults) ||
+	if (!needs_queues(&soft_faults) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
 	struct packet *packet = datagrams.waiting > QUEUE_MOST
@@ -493,7 +493,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 		return true; /* one may always get lost */
 	memcpy(packet->bytes, &envelope, sizeof(envelope));
 	memcpy(packet->bytes + sizeof(envelope), payload, length);
-	judge(&datagrams, packet, REQUESTS);
+	apply_faults(&datagrams, packet, REQUESTS);
 	run_datagrams();
 	return true;
 }

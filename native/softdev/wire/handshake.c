@@ -2,11 +2,11 @@
  *
  * Two queue pairs that were told each other's address (QP number, LID, GID) by their applications
  * need one link between them.  The one with the smaller QP number (LID, GID if need be) connects to
- * the other's process when it becomes ready to receive (active_connect.c), and says HELLO; the other answers
- * HELLO_ACK when it is ready to receive from exactly this peer.  Both tell the PSNs they know, which
- * were random numbers of the applications' own: who does not know them is not the peer.
+ * the other's process when it becomes ready to receive (active_connect.c), and says HELLO; the
+ * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Both send the PSNs
+ * they know, random numbers of the applications: a process that does not know them is not the peer.
  *
- * The queue pair may not be ready yet: its HELLO is held for a while.  Strangers are bounded in
+ * The queue pair may not be ready yet: its HELLO is held for a while.  Pending links are bounded in
  * number and time, wherever they come from.
  */
 #include <errno.h>
@@ -18,14 +18,14 @@
 #include "link.h"
 
 enum {
-	STRANGERS = 256
+	MAX_PENDING = 256
 }; /* links asked for whose queue pair is not known or not ready */
 
-#define PATIENCE_NS 10000000000u
+#define HANDSHAKE_TIMEOUT_NS 10000000000u
 
 static const char magic[8] = "aiordma";
 
-static struct soft_link *pending[STRANGERS]; /* unordered */
+static struct soft_link *pending[MAX_PENDING]; /* unordered */
 static int pending_count;
 
 /* ---- the handshake -------------------------------------------------------------------------- */
@@ -100,14 +100,14 @@ void soft_handshake_check(struct soft_qp *qp)
 	if (!link || link->base.state != SOFT_LINK_UP || !link->handshake_done ||
 	    link->handshake.receive_psn == qp->attr.sq_psn)
 		return;
-	/* Whoever that is would take none of our requests: so they fail as unanswered ones. */
+	/* That peer would accept none of our requests: so they fail as unanswered ones. */
 	soft_link_leave(link);
 	qp->stream_lost = true;
 }
 
 /* ---- pending links ----------------------------------------------------------------------------- */
 
-static void forget_stranger(const struct soft_link *link)
+static void forget_pending(const struct soft_link *link)
 {
 	for (int i = 0; i < pending_count; i++)
 		if (pending[i] == link) {
@@ -118,7 +118,7 @@ static void forget_stranger(const struct soft_link *link)
 
 static void drop_pending(struct soft_link *link)
 {
-	forget_stranger(link);
+	forget_pending(link);
 	if (link->from_peer)
 		soft_shm_peer_refuse(link->from_peer, link->from_chan);
 	soft_link_finish(link, 0);
@@ -131,8 +131,8 @@ static void stranger_expired(struct soft_timer *timer)
 
 static void add_pending(struct soft_link *link)
 {
-	if (pending_count == STRANGERS) {
-		/* Who has waited longest has had its chance: its timer ends first. */
+	if (pending_count == MAX_PENDING) {
+		/* The one that has waited longest goes: its timer ends first. */
 		struct soft_link *oldest = pending[0];
 
 		for (int i = 1; i < pending_count; i++)
@@ -142,7 +142,7 @@ static void add_pending(struct soft_link *link)
 	}
 	pending[pending_count++] = link;
 	link->timer.expired = stranger_expired;
-	soft_timer_start(&link->timer, soft_now() + PATIENCE_NS);
+	soft_timer_start(&link->timer, soft_now() + HANDSHAKE_TIMEOUT_NS);
 }
 
 static bool is_ready(const struct soft_qp *qp)
@@ -173,7 +173,7 @@ static bool may_answer(const struct soft_qp *qp)
 /* The pending link is one no more. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
-	forget_stranger(link);
+	forget_pending(link);
 	if (soft_link_of(qp)) {
 		soft_wire_selection_use_shm(soft_link_of(qp), link);
 		soft_link_finish(link, 0);
@@ -184,7 +184,7 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 	}
 }
 
-/* The pending link has said whom it wants. */
+/* The HELLO of a pending link is there. */
 static void hello(struct soft_link *link)
 {
 	struct soft_qp *qp = soft_qp_find(link->handshake.to);

@@ -41,13 +41,14 @@ static void output(struct soft_deferred *deferred)
 
 struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 {
+	soft_assert_locked();
 	struct soft_link *link = calloc(1, sizeof(*link));
 
 	if (!link)
 		return NULL;
 	soft_link_over_socket(link, fd);
 	link->base.state = state;
-	soft_list_init(&link->owed);
+	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
 	link->base.output.run = output;
 	soft_list_append(&links, &link->node);
@@ -100,6 +101,7 @@ void soft_link_lost(struct soft_link *link, int error)
 
 void soft_link_finish(struct soft_link *link, int error)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 	bool was_up = link->base.state == SOFT_LINK_UP || link->base.state == SOFT_LINK_CLOSING ||
 		      link->base.state == SOFT_LINK_SELECTING;
@@ -126,6 +128,7 @@ void soft_link_finish(struct soft_link *link, int error)
 
 void soft_link_close(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
 		return;
 	if (link->base.state == SOFT_LINK_SELECTING) {
@@ -158,7 +161,7 @@ void soft_link_leave(struct soft_link *link)
 {
 	struct soft_qp *qp = link->qp;
 
-	/* What is owed to the other side is said now, while the queue pair knows it. */
+	/* What is delayed to the other side is said now, while the queue pair knows it. */
 	soft_link_close(link);
 	link = soft_link_of(qp);
 	if (!link)
@@ -247,6 +250,7 @@ static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length)
 {
+	soft_assert_locked();
 	struct soft_link *link;
 	int rc = adopt(&link, qp, fd);
 
@@ -262,6 +266,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens)
 {
+	soft_assert_locked();
 	struct soft_link *link;
 	int rc = adopt(&link, qp, fd);
 
@@ -273,7 +278,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens
 	return rc;
 }
 
-/* ---- where links may meet ------------------------------------------------------------------ */
+/* ---- which wires links may use ------------------------------------------------------------- */
 
 bool soft_links_may_use_shm(void)
 {

@@ -1,8 +1,9 @@
 /* The streams of queue pairs, and what carries them.
  *
- * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c).  Below the frames
- * is a wire: a socket (tcp_wire.c) or a channel through shared memory (shm_wire.c).  Who connects to
- * whom, and by which wire, is in active_connect.c and handshake.c, with the CM in wire_selection.c.
+ * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c).  Below the
+ * frames is a wire: a socket (tcp_wire.c) or a channel through shared memory (shm_wire.c).  Which
+ * side connects, and over which wire, is in active_connect.c and handshake.c, with the CM in
+ * wire_selection.c.
  */
 #ifndef AIORDMA_SOFT_LINK_H
 #define AIORDMA_SOFT_LINK_H
@@ -46,9 +47,9 @@ struct soft_link {
 	/* a channel */
 	struct soft_shm_chan chan;
 	bool heard;   /* data has come through it */
-	bool refused; /* the other process would not meet us: TCP next time */
+	bool refused; /* the other process refused to attach: TCP next time */
 	bool to_self; /* a queue pair's that talks to itself */
-	struct soft_shm_peer *from_peer; /* a pending link: who asks for a channel, */
+	struct soft_shm_peer *from_peer; /* a pending link: the peer that asks for a channel, */
 	uint32_t from_chan;           /* and under which number */
 
 	bool busy;          /* its input is being served: it must not be freed */
@@ -73,10 +74,10 @@ struct soft_link {
 	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
 
 	/* acknowledgements that wait for company (acks.c) */
-	struct soft_node owed;
-	uint64_t owed_since;
+	struct soft_node delayed;
+	uint64_t delayed_since;
 	int replies;
-	bool reply_hoped;
+	bool reply_expected;
 
 	/* output */
 	bool ended;   /* DISCONNECT has been said */
@@ -103,7 +104,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 void soft_links_fault_spec_changed(void);
 /* The wire has come to its end without a word.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
-/* Close the wires now, tell the queue pair, free (or leave that to who is busy with it). */
+/* Close the wires now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close_wires(struct soft_link *link);
 /* Orderly: send what must still go and DISCONNECT, then wait for the other side's end. */
@@ -124,7 +125,7 @@ void soft_link_writable(struct soft_link *link);
 
 /* acks.c */
 void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
-void soft_ack_settled(struct soft_link *link);  /* nothing is owed any more */
+void soft_ack_settled(struct soft_link *link);  /* nothing is delayed any more */
 void soft_ack_replied(struct soft_link *link);  /* a request goes out */
 void soft_acks_send(uint64_t age_ns);           /* soft_subsystem.send_delayed */
 
@@ -140,9 +141,9 @@ void soft_delay_stop(void); /* datagrams that are under way */
 /* link_input.c */
 /* Bytes of the stream, however they are cut.  The link may be finished, and is then freed. */
 void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length);
-/* For a wire that brings payload to its place itself.  Who does that sets `busy` before and
- * releases the link after.  place: where the next of the payload under way belongs, at most
- * `length` bytes, as iovecs; their number, or 0.  placed: so many bytes are there now. */
+/* For a wire that brings payload to its place itself; it sets `busy` before and releases the link
+ * after. place: where the next of the payload under way belongs, at most `length` bytes, as iovecs;
+ * their number, or 0. placed: so many bytes are there now. */
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
 void soft_link_placed(struct soft_link *link, uint32_t length);
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
@@ -168,7 +169,7 @@ void soft_liveness_watch(struct soft_link *link);
 void soft_liveness_sent(struct soft_link *link);
 
 /* shm_wire.c */
-/* Ask whoever has that LID for a channel; false: there is none to be had. */
+/* Ask the process with that LID for a channel; false: there is none to be had. */
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid);
 /* Give the link the channel that the pending link asks for; false: it has been refused. */
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
@@ -195,7 +196,7 @@ void soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind);
 bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
 			 enum soft_handshake_kind kind);
-/* Is it our peer who says this?  What neither side knows yet is compared in soft_handshake_check. */
+/* Is that our peer?  What neither side knows yet is compared in soft_handshake_check. */
 bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp);
 
 /* active_connect.c */
@@ -211,7 +212,7 @@ void soft_connect_abandon(struct soft_link *link);
 /* The TCP port at which peers reach this process's queue pairs, which is its LID; 0 if there is
  * none to be had. */
 uint16_t soft_listener_port(void);
-/* Another number, where nobody knows us yet; 0 or an errno value. */
+/* Another number, which no peer knows yet; 0 or an errno value. */
 int soft_listener_move(void);
 /* Accept at that address of this host as well. */
 void soft_listener_open(const union ibv_gid *gid);

@@ -195,7 +195,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 	}
 }
 
-/* Who is called back may finish the link; it is freed when we are done with it. */
+/* A callback may finish the link; it is freed when its input has been served. */
 void soft_link_release(struct soft_link *link)
 {
 	link->busy = false;

@@ -78,7 +78,7 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
-/* Payload that nobody wants any more, of a frame that must have its length. */
+/* Zeros in place of payload that is not needed any more, for a frame that must have its length. */
 static int zero_fill(uint32_t length, struct iovec *iov)
 {
 	static const uint8_t zeros[SOFT_FRAME_MAX];
@@ -88,7 +88,7 @@ static int zero_fill(uint32_t length, struct iovec *iov)
 }
 
 /* A frame that says where its payload is; false: this one cannot. */
-static bool add_reference(struct batch *batch, struct soft_tx_packet *out)
+static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
 	struct iovec pieces[SOFT_CMA_PIECES];
@@ -150,7 +150,7 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 		out->frame.flags |= SOFT_FRAME_ACK;
 		out->frame.ack = done;
 	}
-	return out->by_cma ? add_reference(batch, out) : add(batch, out, 0);
+	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out, 0);
 }
 
 /* The next frame of one of the two kinds, with the acknowledgement that is due: one that refers to its
@@ -214,7 +214,7 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Before anything that would be nonsense on another link. */
+/* Before anything that is a protocol error on a link that is not lossy. */
 static void add_warning(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.last = true, .frame.opcode = SOFT_LOSSY};
@@ -321,7 +321,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		soft_engine_count_part();
 	if (out->frame.flags & SOFT_FRAME_ACK) {
 		qp->responder.acked = out->frame.ack;
-		if (!soft_list_empty(&link->owed))
+		if (!soft_list_empty(&link->delayed))
 			soft_ack_settled(link);
 	}
 	switch (out->frame.opcode) {

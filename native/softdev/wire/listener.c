@@ -74,7 +74,8 @@ static int bound(const struct sockaddr *address, socklen_t length)
 				   ? &off
 				   : &on,
 			   sizeof(on));
-	/* With the port reserved by ourselves on the unspecified address; nobody can listen twice. */
+	/* With the port reserved by ourselves on the unspecified address; no other socket can
+	 * listen twice. */
 	if (((const struct sockaddr_in *)(const void *)address)->sin_port)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
 	if (bind(fd, address, length)) {

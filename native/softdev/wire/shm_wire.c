@@ -1,4 +1,4 @@
-/* The wire that is a channel through shared memory, to another process of this host or to ourselves.
+/* The shared-memory wire: a channel, to another process of this host or to ourselves.
  *
  * A channel carries records, and each record whole frames: payload is copied from the application's
  * memory into the ring, and out of it to where it belongs.  Frames and records are short enough that
@@ -27,7 +27,7 @@ static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HA
 	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
 	link->handshake_done = soft_handshake_decode(bytes, &link->handshake);
 	if (!link->handshake_done)
-		link->handshake.kind = 0; /* agrees with nobody */
+		link->handshake.kind = 0; /* matches no peer */
 	if (link->base.state == SOFT_LINK_SELECTING)
 		soft_wire_selection_answered(link);
 	else
@@ -75,8 +75,8 @@ static void gone(struct soft_shm_chan *chan, int error)
 		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:
-		/* An end without DISCONNECT is one that nobody wanted, but for that of a side which
-		 * has left before it knew of us. */
+		/* An end without DISCONNECT is not orderly, except for a side that has left before
+		 * it knew of us. */
 		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
 		break;
 	default:

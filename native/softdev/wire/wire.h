@@ -25,11 +25,11 @@ bool soft_links_may_use_shm(void);
 /* The CM hands over a connected TCP socket (non-blocking, TCP_NODELAY) as the queue pair's stream,
  * with what it has read beyond its own handshake.  The queue pair is in RTR or RTS, brought there
  * with an address whose dlid is 0 (which means: the stream comes from the CM).  Takes ownership of
- * the fd, also on failure.  Under the lock.  Returns 0 or an errno value: EISCONN when there is a
- * stream already, EINVAL in another state. */
+ * the fd, also on failure.  Returns 0 or an errno value: EISCONN when there is a stream already,
+ * EINVAL in another state. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
-/* The same where both sides are willing to meet in shared memory instead, and nothing has been read:
- * the side that `opens` tries that at the peer's `lid`, the other one waits for its choice. */
+/* The same where both sides can use shared memory instead, and nothing has been read: the side that
+ * `opens` tries to attach to `lid`, the other one waits for its selection. */
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens);
 
 #endif
