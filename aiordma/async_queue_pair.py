@@ -1,4 +1,4 @@
-"""A queue pair of the verbs whose work can be awaited, for those who speak verbs on an event loop.
+"""A queue pair of the verbs whose work can be awaited, for programs that use verbs on a loop.
 
 ::
 
@@ -11,9 +11,9 @@
             batch.read([other], remote_addr, rkey)
         completion = await received
 
-Whoever finds the send queue full waits for a slot, first come first served. What was posted cannot
-be taken back: who stops waiting for it (by cancellation, too) leaves the memory with the device
-until the completion, or until the queue pair is closed. When work fails, so does everything else
+A task that finds the send queue full waits for a slot, first come first served. A posted request
+cannot be taken back: after a cancellation its memory stays with the device until the completion, or
+until the queue pair is closed. When work fails, so does everything else
 that is under way or waits, at once, with the first failure as its cause.
 
 Connections with flow control, messages of any size and everything else are in
@@ -42,7 +42,7 @@ P = ParamSpec("P")
 _TAKEN = 16
 
 # Entries of the completion queue at least, where the device has them: with 32 of them rdma_rxe was
-# seen to report completions that nobody had (measured; the cause is not known).
+# seen to report completions of no request (measured; the cause is not known).
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 # Asynchronous events of a queue pair, or of its completion queue, after which nothing works.
@@ -215,7 +215,7 @@ class AsyncQueuePair:
 
     def _future(self, waiting: dict[int, Completed], number: int) -> Completed:
         future: Completed = self._loop.create_future()
-        # Whoever gave it up need not hear of its failure.
+        # Retrieved: a waiter that gave it up need not be told of its failure.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         waiting[number] = future
         return future

@@ -15,8 +15,8 @@ from .errors import BufferStateError
 
 logger = logging.getLogger("aiordma.driver")
 
-# Events that nobody has looked at; the oldest go then. A judgement: a port that comes and goes all
-# the time must not fill the memory of a program that looks once a day.
+# Events that wait to be read; then the oldest are dropped. A judgement: a port that comes and goes
+# all the time must not fill the memory of a program that reads once a day.
 KEPT = 1024
 
 
@@ -46,7 +46,7 @@ class DeviceEvents:
     def _hear(self, event: verbs.AsyncEvent) -> None:
         if len(self._events) == KEPT:
             lost = self._events.popleft()
-            logger.warning("nobody has looked at %d events of %r: %s is dropped",
+            logger.warning("%d events of %r wait to be read: %s is dropped",
                            KEPT, self.context, lost.type.name)  # fmt: skip
         self._events.append(event)
         self._waiters.wake()
@@ -54,7 +54,7 @@ class DeviceEvents:
     async def get(self) -> verbs.AsyncEvent:
         """The next event, waited for. Cancelling loses none.
 
-        BufferStateError once it has been closed, also for who is waiting then.
+        BufferStateError once it has been closed, also for tasks that wait then.
         """
         while not self._events:
             if self._closed:

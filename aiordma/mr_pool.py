@@ -3,14 +3,14 @@
 Registering memory is slow on a real card and each region is an entry in its tables; so the pool
 registers slabs of some MiB, for local access alone, and hands out blocks of them.  No remote key
 ever covers a slab: what a peer may reach is registered apart, byte for byte (`ProtectionDomain.
-reg_mr` on the block), so that no token reaches a neighbour's bytes.
+reg_mr` on the block), so that no token reaches the bytes beside it.
 
 Memory of a block is handed out again when all three are true:
 
 - the lease was given back (`Buffer.release`, the end of its `with`, or its garbage collection);
 - no work request is under way on it (`pin` and `unpin` count them);
-- nobody has a view of it any more: a memoryview, or a numpy array made from one, that outlives its
-  lease keeps seeing its own bytes, never those of the next tenant.
+- no view of it exists any more: a memoryview, or a numpy array made from one, that outlives its
+  lease keeps seeing its own bytes, never those of the next lease.
 
 All of it belongs to one event loop and is not thread-safe.
 """
@@ -123,7 +123,7 @@ class MemoryPool(Shelf):
         self.before, self.others = self.waiters.queues
 
     def block(self, size: int) -> Block:
-        """A leased block of at least `size` bytes, contents undefined, whoever else waits.
+        """A leased block of at least `size` bytes, contents undefined, past all waiters.
 
         QuotaError if there is none now.  Internal to the library.
         """
@@ -183,8 +183,8 @@ class MemoryPool(Shelf):
         """As `alloc`, but waits for memory to come back, in line with others.
 
         Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
-        Who holds memory while waiting for more can wait for ever, as with any lock: take what is
-        needed together at once, or wait with a timeout.
+        A task that holds memory while it waits for more can wait for ever, as with any lock: take
+        what is needed together at once, or wait with a timeout.
         """
         block = self.block_if_first(size)
         if block is None:
@@ -257,7 +257,7 @@ class MemoryPool(Shelf):
             self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
-        """After a rush of connections, slabs that nobody uses any more are deregistered.
+        """After a rush of connections, slabs that are not used any more are deregistered.
 
         Looking for them walks the free blocks, so it happens once for each halving.
         """
@@ -447,7 +447,7 @@ class Buffer(OwnMemory):
 
 
 class Registration(Pinned):
-    """Deregisters when nobody needs it any more.  Internal to the library."""
+    """Deregisters after its last use.  Internal to the library."""
 
     __slots__ = ("mr",)
 

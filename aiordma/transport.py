@@ -9,8 +9,8 @@
 `device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
 environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
 device.  `via` is how the two ends find each other: "cm", the RDMA connection manager, or "tcp", an
-exchange of endpoints over a TCP socket.  Both ends need the same choice, and devices that reach
-each other: a card speaks with cards, the embedded device with embedded devices.
+exchange of endpoints over a TCP socket (bootstrap).  Both ends need the same choice, and devices
+that reach each other: a card speaks with cards, the embedded device with embedded devices.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from ._core.region import RegionToken, Rights
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.wait_queue import WaitQueue
-from ._transport import by_cm, by_tcp
+from ._transport import connect_cm, connect_tcp
+from ._transport.acceptor import Acceptor
+from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
-from ._transport.by_endpoint import PendingConnection
+from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection, Received, Statistics
 from ._transport.lifecycle import Address
 from ._transport.message import Message
-from ._transport.security import OPEN, Security
 from ._transport.sharing import RemoteRegion, RemoteSlice, Share
 from .config import DEFAULT, Config
 from .errors import AddressError, ConnectionClosedError, UnreachableError
@@ -71,7 +72,7 @@ logger = logging.getLogger("aiordma.transport")
 Via = Literal["cm", "tcp"]
 
 
-# Seconds that a loop goes by what it has found out about the machine's devices.  To ask for the
+# Seconds for which a loop caches the choice of a device.  To ask for the
 # default one opens the system's, which takes longer than all the rest of a connection.
 CHOICE_LASTS = 1.0
 
@@ -112,7 +113,7 @@ async def resolve(host: str, port: int, *, passive: bool = False) -> list[Addres
         return [_numeric(info[4]) for info in infos]
 
 
-@lru_cache  # who connects once connects again
+@lru_cache  # programs connect to the same few hosts again
 def _parsed(host: str, port: int, flags: int) -> tuple[Address, ...]:
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return tuple(_numeric(info[4]) for info in infos)
@@ -138,15 +139,16 @@ async def connect(
 ) -> Connection:
     """Connects to a listener.  Names with several addresses are tried in the resolver's order.
 
-    Raises RejectedError when nobody listens there or the listener refuses, UnreachableError when
+    Raises RejectedError when there is no listener or it refuses, UnreachableError when
     the host does not answer within `Config.connect_timeout`, AddressError and RouteError when
-    there is no way, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
+    there is no route, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
     `source` is a local (host, port) to connect from.
 
     `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
-    has it, without telling it, before anything else is said; AuthenticationError otherwise.  `ssl`
-    puts TLS on the exchange of endpoints (`via="tcp"` only), with `host` as the name to expect: who
-    sees the exchange can connect in the peer's place.  What then travels by RDMA is not encrypted.
+    has it, without sending it, before anything else is sent; AuthenticationError otherwise.  `ssl`
+    puts TLS on the TCP bootstrap (`via="tcp"` only), with `host` as the name to expect: a program
+    that sees the bootstrap can connect in the peer's place.  What then travels by RDMA is not
+    encrypted.
     """
     security = check_security(via, auth, ssl, host)
     chosen, asked = choose_device(device)
@@ -156,8 +158,8 @@ async def connect(
             for address in await resolve(host, port):
                 try:
                     if via == "tcp":
-                        return await by_tcp.connect(chosen, address, source, config, security)
-                    return await by_cm.connect(
+                        return await connect_tcp.connect(chosen, address, source, config, security)
+                    return await connect_cm.connect(
                         chosen.library, asked, address, source, config, security
                     )
                 except OSError as error:
@@ -194,15 +196,15 @@ def check_security(
     if via not in ("cm", "tcp"):
         raise ValueError(f'via is "cm" or "tcp", not {via!r}')
     if ssl is not None and via != "tcp":
-        raise ValueError('ssl is for the exchange over a TCP socket: via="tcp"')
-    return Security(auth, ssl, hostname) if auth is not None or ssl is not None else OPEN
+        raise ValueError('ssl is for the TCP bootstrap: via="tcp"')
+    return Security(auth, ssl, hostname) if auth is not None or ssl is not None else NO_SECURITY
 
 
 class Listener:
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
-    Finished connections wait here until they are accepted; `close` closes those that nobody
-    took.  Where more than `backlog` wait, those that have ended meanwhile are forgotten.
+    Finished connections wait here until they are accepted; `close` closes those that
+    were not.  Where more than `backlog` wait, those that have ended meanwhile are forgotten.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -210,21 +212,21 @@ class Listener:
         self._backlog = self._enough = backlog
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
-        self._acceptor: Acceptor | None = None
+        self._port: Port | None = None
         self._ready: deque[Connection] = deque()
         self._waiters = WaitQueue()
         self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "listening"
-        where = self.address if self._acceptor is not None else "no address yet"
+        where = self.address if self._port is not None else "no address yet"
         return f"<Listener on {self.device} at {where}, {state}>"
 
     @property
     def address(self) -> Address:
         """Where it listens; the port is the real one when 0 was asked for."""
-        assert self._acceptor is not None
-        return self._acceptor.address
+        assert self._port is not None
+        return self._port.address
 
     @property
     def host(self) -> str:
@@ -236,8 +238,8 @@ class Listener:
         """The port of `address`."""
         return self.address[1]
 
-    def _start(self, acceptor: Acceptor) -> None:
-        self._acceptor = acceptor
+    def _start(self, port: Port) -> None:
+        self._port = port
         self._loop_shutdown.add(self)
 
     def _deliver(self, connection: Connection) -> None:
@@ -278,8 +280,8 @@ class Listener:
         self._affinity.check(self)
         self._closed = True
         self._loop_shutdown.remove(self)
-        assert self._acceptor is not None
-        await self._acceptor.close()
+        assert self._port is not None
+        await self._port.close()
         self._waiters.wake_all()
         left = list(self._ready)
         self._ready.clear()
@@ -293,18 +295,18 @@ class Listener:
 
     def _end_without_loop(self) -> None:
         self._closed = True
-        if self._acceptor is not None:
-            self._acceptor.release()
+        if self._port is not None:
+            self._port.release()
 
     def __del__(self) -> None:
         """Dropped while it listens: it is closed.  In any thread, at any time."""
-        acceptor = getattr(self, "_acceptor", None)
-        if acceptor is None or self._closed or self._affinity.is_after_fork:
+        port = getattr(self, "_port", None)
+        if port is None or self._closed or self._affinity.is_after_fork:
             return
         try:
-            self._affinity.loop.call_soon_threadsafe(drop, acceptor, self._ready)
+            self._affinity.loop.call_soon_threadsafe(drop, port, self._ready)
         except RuntimeError:  # the loop has been closed
-            acceptor.release()
+            port.release()
         warnings.warn(
             f"{self!r}{self._affinity.made()} was not closed",
             ResourceWarning,
@@ -338,12 +340,12 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
     return deliver
 
 
-Acceptor = by_cm.CMAcceptor | by_tcp.TCPAcceptor
+Port = connect_cm.CMListener | connect_tcp.TCPListener
 
 
-def drop(acceptor: Acceptor, ready: deque[Connection]) -> None:
-    """What is left of a listener that is no more."""
-    asyncio.get_running_loop().create_task(acceptor.close())
+def drop(port: Port, ready: deque[Connection]) -> None:
+    """Closes what is left of a listener that was dropped."""
+    asyncio.get_running_loop().create_task(port.close())
     for connection in ready:
         connection.abort()
 
@@ -368,16 +370,11 @@ async def listen(
     chosen, asked = choose_device(device)
     listener = Listener(chosen.name, backlog)
     address = (await resolve(host, port, passive=True))[0] if host else ("::", port)
+    acceptor = Acceptor(config, security, deliver_to(listener))
     if via == "tcp":
-        listener._start(
-            by_tcp.TCPAcceptor(chosen, address, backlog, config, security, deliver_to(listener))
-        )
+        listener._start(connect_tcp.TCPListener(chosen, address, backlog, acceptor))
     else:
-        listener._start(
-            by_cm.CMAcceptor(
-                chosen.library, asked, address, backlog, config, security, deliver_to(listener)
-            )
-        )
+        listener._start(connect_cm.CMListener(chosen.library, asked, address, backlog, acceptor))
     return listener
 
 

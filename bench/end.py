@@ -32,7 +32,7 @@ def allow_files() -> None:
 
 
 def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
-    driver: Driver = conn._side.driver
+    driver: Driver = conn._endpoint.driver
     return driver.pool
 
 

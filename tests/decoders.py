@@ -18,8 +18,9 @@ from aiordma._core import fields, frames, handshake, layout, protocol, refusal, 
 from aiordma._core.region import RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
-from aiordma._transport.by_tcp import GREETING, OFFER_SIZE, read_offer
-from aiordma._transport.security import OPEN
+from aiordma._native import embedded
+from aiordma._transport.auth import NO_SECURITY
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.errors import ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
@@ -82,11 +83,11 @@ def offer(data: bytes) -> object:
     async def read() -> object:
         ours, theirs = socket.socketpair()
         with theirs:
-            link = await accepted_link(ours, OPEN)
+            link = await accepted_link(ours, NO_SECURITY)
             theirs.sendall(data)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                return await read_offer(link)
+                return await read_message(link)
             finally:
                 link.release()
 
@@ -104,9 +105,9 @@ def answer(data: bytes) -> object:
 def plan(data: bytes) -> None:
     """What AIORDMA_EMBEDDED_FAULTS says; in force for this moment only."""
     try:
-        fault_injection.set_plan(data.decode(errors="replace"))
+        fault_injection.set_plan(embedded(), data.decode(errors="replace"))
     finally:
-        fault_injection.set_plan(None)
+        fault_injection.set_plan(embedded(), None)
 
 
 def field(name: str) -> Callable[[bytes], object]:
@@ -228,8 +229,8 @@ DECODERS: dict[str, Decoder] = {
     "offer of the exchange over TCP": Decoder(
         offer,
         st.builds(
-            lambda endpoint, hello: GREETING + endpoint.pack() + hello.pack(), endpoints, hellos
-        ).filter(lambda data: len(data) == OFFER_SIZE),
+            lambda endpoint, hello: MAGIC + endpoint.pack() + hello.pack(), endpoints, hellos
+        ).filter(lambda data: len(data) == MESSAGE_SIZE),
         (ProtocolError,),
     ),
     "answer of the exchange over TCP": Decoder(

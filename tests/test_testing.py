@@ -302,10 +302,10 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
 
 def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     card = replace(verbs.find_device("embedded0"), name="card0")
-    monkeypatch.setattr("aiordma.verbs._device.device.embedded", lambda: None)
+    monkeypatch.setattr(verbs.Library, "offers", lambda self, entry: False)
     monkeypatch.setattr(verbs, "find_device", lambda name: card)
     with (
-        pytest.raises(UnsupportedError, match="'card0' does not offer faults on command"),
+        pytest.raises(UnsupportedError, match="'card0' does not offer fault injection"),
         testing.faults(loss=1, device="card0"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Showing each other that both have the same key, without telling it.
+"""The proof of both sides that they have the same key, without telling it.
 
     client -> server   a nonce
     server -> client   a nonce, and HMAC-SHA256(key, "server", both nonces, the connection)
@@ -6,7 +6,7 @@
 
 "The connection" is what both know of it: both hellos and both queue-pair numbers.  So an answer is
 good for one connection and one direction: replayed, sent back or passed on to another connection it
-is wrong.  Who listens learns nothing of a key that cannot be guessed (RFC 2104; RFC 5869, 3.3).
+is wrong.  An eavesdropper learns nothing of a key that cannot be guessed (RFC 2104; RFC 5869, 3.3).
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes
 
 
 def proves(expected: bytes, given: bytes) -> bool:
-    """Compared in a time that tells nothing."""
+    """Compares in constant time."""
     return hmac.compare_digest(expected, given)

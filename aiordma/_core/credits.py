@@ -30,7 +30,7 @@ sides use up everything in one flight, the last two for data credits only.)
 
 *No starvation.* At rest a side owes at most one control credit, so the other has C - 1 >= 3 (this
 is why C >= 4) and may send a CONTROL frame. And it owes less than ``max(1, D // 2)`` data credits
-plus what the user has not taken: who has taken everything can be sent to.
+plus what the user has not taken: a side that has taken everything can be sent to.
 
 *No ping-pong.* A CREDIT frame that is not for data answers two frames or more, so without new
 data each round has at most half the frames of the one before.

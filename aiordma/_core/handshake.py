@@ -1,4 +1,4 @@
-"""What both sides tell each other before the first message, in fixed layouts, little endian.
+"""What both sides send each other before the first message, in fixed layouts, little endian.
 
 :class:`Hello` is about the transport: sizes, credits, limits. It fits the private data of a
 connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::
@@ -9,7 +9,7 @@ connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives pa
     offset  6  u8   max_rd_atomic                offset 16  u64  max_message
     offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
 
-Bit 0 of its flags is ``authenticates``, bit 1 ``takes_asks``.
+Bit 0 of its flags is ``authenticates``, bit 1 ``in_band``.
 
 :class:`Endpoint` is about one queue pair, for bringing up its partner without the connection
 manager; it can travel by any channel::
@@ -47,7 +47,7 @@ _VERSION = 1
 _HELLO = struct.Struct("<4sBBBBIHHQQ")
 _HELLO_MAGIC = b"AIOR"
 _AUTHENTICATES = 1
-_TAKES_ASKS = 2
+_IN_BAND = 2
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
 
@@ -107,9 +107,9 @@ class Hello:
     max_dest_rd_atomic: int = 0
     """Reads and atomics of the peer that it can serve at once."""
     authenticates: bool = False
-    """Whether it goes on only with a peer that shows that it has its key."""
-    takes_asks: bool = False
-    """Whether further connections may be asked for over this one (protocol.Ask)."""
+    """Whether it goes on only with a peer that proves that it has its key."""
+    in_band: bool = False
+    """Whether further connections may be opened over this one (protocol.ConnectRequest)."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)
@@ -119,7 +119,7 @@ class Hello:
         return _HELLO.pack(
             _HELLO_MAGIC,
             _VERSION,
-            _AUTHENTICATES * self.authenticates | _TAKES_ASKS * self.takes_asks,
+            _AUTHENTICATES * self.authenticates | _IN_BAND * self.in_band,
             self.max_rd_atomic,
             self.max_dest_rd_atomic,
             self.eager_size,
@@ -142,7 +142,7 @@ def _unpack_hello(data: bytes) -> Hello:
         what="hello",
         magic=_HELLO_MAGIC,
         version=_VERSION,
-        flags=_AUTHENTICATES | _TAKES_ASKS,
+        flags=_AUTHENTICATES | _IN_BAND,
         size=HELLO_SIZE,
         padded=True,
     )
@@ -158,7 +158,7 @@ def _unpack_hello(data: bytes) -> Hello:
             max_rd_atomic=max_rd_atomic,
             max_dest_rd_atomic=max_dest_rd_atomic,
             authenticates=bool(flags & _AUTHENTICATES),
-            takes_asks=bool(flags & _TAKES_ASKS),
+            in_band=bool(flags & _IN_BAND),
         )
     except ValueError as error:
         raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None

@@ -1,6 +1,6 @@
 """The first six bytes that all fixed layouts share: magic (4), version (1), flags (1).
 
-Whoever reads one asks here first, so that what is not ours, or is of another version, is refused
+A reader checks here first, so that a foreign layout, or one of another version, is refused
 with a text that says which of the two it is.
 """
 
@@ -31,7 +31,7 @@ def check_layout(
     if view.nbytes < PREFIX_SIZE or view[:4] != magic:
         raise ProtocolError(
             f"this is no {what} of aiordma ({view.nbytes} bytes, beginning with "
-            f"{bytes(view[:4])!r}): whoever sent it speaks something else"
+            f"{bytes(view[:4])!r}): the sender speaks another protocol"
         )
     if view[4] != version:
         raise ProtocolError(

@@ -7,9 +7,8 @@ never longer than MAX_LENGTH, so it fits every receive that a peer may post.
 A request has a request id of its sender's choice (not 0); what answers it carries the same id,
 and every request is answered: with what was asked for, or with an Error. Id 0 is for messages that
 answer nothing and want no answer. At most MAX_UNANSWERED requests of one side, as many of its
-offers, and as many of its asks for connections, are unanswered at a time: what answers them must
-wait for credits, and whoever withholds those could else make the other side keep answers without
-end.
+offers, and as many of its connect requests, are unanswered at a time: answers wait for credits, and
+a peer that withholds those could else make this side keep answers without end.
 
 Decoding is strict: wrong types, numbers out of range, unknown versions and types, missing,
 additional and trailing bytes are all a ProtocolError.
@@ -45,7 +44,7 @@ VERSION = 1
 MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
-"""Requests, offers and asks, of each, that a side may have under way without an answer."""
+"""Requests, offers and connect requests, of each, that one side may have unanswered."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
@@ -67,9 +66,9 @@ class MessageType(IntEnum):
     AUTH_ANSWER = 12
     AUTH_PROOF = 13
     RECEIVE_SIZE = 14
-    ASK = 15
-    ANSWER = 16
-    READY = 17
+    CONNECT_REQUEST = 15
+    CONNECT_REPLY = 16
+    READY_TO_USE = 17
 
 
 class ErrorCode(IntEnum):
@@ -128,7 +127,7 @@ class RegionGrant(NamedTuple):
 
 
 class RegionReturn(NamedTuple):
-    """A region that its owner lent goes back to the owner, as something to look at.
+    """A region that its owner lent goes back to the owner, for its contents.
 
     The sender is done with it and promises not to use its token any more.
     """
@@ -214,11 +213,11 @@ class ReceiveSize(NamedTuple):
     size: U32
 
 
-class Ask(NamedTuple):
-    """A further connection is asked for over this one: the asking side's Endpoint and Hello.
+class ConnectRequest(NamedTuple):
+    """A further connection is to be opened over this one: the sender's Endpoint and Hello.
 
-    ``number`` is what the two sides call it on the socket that they share. Answered by Answer, or
-    by Error: QUOTA when there is no place for it, else when it is to be asked for in another way.
+    ``number`` identifies it on the socket that the two sides share. Answered by ConnectReply, or
+    by Error: QUOTA when the listener has too many connections, else when to use a socket instead.
     """
 
     request_id: U32
@@ -227,16 +226,16 @@ class Ask(NamedTuple):
     hello: Bytes32
 
 
-class Answer(NamedTuple):
-    """Answers Ask: the Endpoint and Hello of the other side, whose queue pair is ready."""
+class ConnectReply(NamedTuple):
+    """Answers ConnectRequest: the listener's Endpoint and Hello; its queue pair is connected."""
 
     request_id: U32
     endpoint: Bytes40
     hello: Bytes32
 
 
-class Ready(NamedTuple):
-    """First on a connection that was asked for: the asking side's queue pair is ready, too."""
+class ReadyToUse(NamedTuple):
+    """First message on a connection that was opened in-band: the queue pair is connected."""
 
     request_id: U32
 
@@ -256,9 +255,9 @@ Message: TypeAlias = (
     | AuthAnswer
     | AuthProof
     | ReceiveSize
-    | Ask
-    | Answer
-    | Ready
+    | ConnectRequest
+    | ConnectReply
+    | ReadyToUse
 )
 """Any control message; its request id stands first."""
 
@@ -278,9 +277,9 @@ _TYPES: Mapping[type[Message], MessageType] = MappingProxyType(
         AuthAnswer: MessageType.AUTH_ANSWER,
         AuthProof: MessageType.AUTH_PROOF,
         ReceiveSize: MessageType.RECEIVE_SIZE,
-        Ask: MessageType.ASK,
-        Answer: MessageType.ANSWER,
-        Ready: MessageType.READY,
+        ConnectRequest: MessageType.CONNECT_REQUEST,
+        ConnectReply: MessageType.CONNECT_REPLY,
+        ReadyToUse: MessageType.READY_TO_USE,
     }
 )
 
@@ -388,5 +387,5 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 
 
 GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
-"""The last word of every connection that ends in order; so it is made and read once."""
+"""The last message of every connection that ends in order; so it is made and read once."""
 _GOODBYE = _encode(GOODBYE)

@@ -23,7 +23,7 @@ GROW_AFTER = 4
 SHRINK_AFTER = 256
 """Frames that have fitted the small ones, before the receives are small again."""
 NEVER_LONGER = 1 << 16
-"""Frames after which somebody looks again, whatever has come."""
+"""Frames after which the size is checked again, whatever has come."""
 MAX_CHANGES = 8
 """Changes that a peer may tell of ahead of its use: it has no reason for more than one."""
 

@@ -1,7 +1,7 @@
-"""Why a listener turns a peer away, in the words that the peer's user will read.
+"""The reason for which a listener turns a peer away, as the peer's user will read it.
 
 The private data of a rejection (148 bytes for RDMA_PS_TCP; rdma_reject(3)), which arrives padded
-with zeros, and the same bytes in an exchange over TCP::
+with zeros, and the same bytes in the TCP bootstrap::
 
     offset  0  4s    b"AIOX"
     offset  4  144s  text, UTF-8, ended by zeros
@@ -30,5 +30,5 @@ def unpack_refusal(data: bytes) -> str | None:
 
 
 def printable(text: str) -> str:
-    """What the peer has said, as it may be shown."""
+    """The peer's text with nothing in it that a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,6 +1,6 @@
 """What is known of a region of memory without touching it: its token, rights and ranges.
 
-A token is all that a peer needs to read, write or atomically change a region: whoever holds it
+A token is all that a peer needs to read, write or atomically change a region: its holder
 can use it, so it travels only to the peer it is meant for. On the wire and in a user's own channel
 it has a fixed layout, little endian::
 

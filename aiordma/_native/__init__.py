@@ -1,8 +1,8 @@
-"""The boundary to C: the only importer of the compiled module.
+"""The boundary to C: the only importer of the compiled modules.
 
 Above it there are no return codes and no errno: :mod:`.calls` turns every failure into an
-exception, and :mod:`.records` packs and unpacks what crosses in numbers. What is left to the rooms
-above is `ffi` for memory and `lib` for the data path.
+exception, and :mod:`.records` packs and unpacks arrays of requests and completions. Packages above
+use `ffi` for memory and `lib` for the data path.
 """
 
 from ._fast import (
@@ -35,6 +35,7 @@ from ._fast import (
 )
 from ._lib import ffi, lib
 from .calls import CONVENTIONS, EXTENDED, Calls, Convention, errno_of, explained, failure
+from .handles import Waiter
 from .library import Library, embedded, system
 from .provider_calls import PROVIDER_CONVENTIONS, ProviderCalls
 from .records import (
@@ -50,7 +51,6 @@ from .records import (
     RequestArray,
     WrongCompletion,
 )
-from .waiter import Waiter
 
 # The compiled modules know nothing of each other.
 connect(int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_drain"))))

@@ -1,7 +1,7 @@
-"""The objects of the fast path (native/fast): numbers of requests, read without calling Python.
+"""The objects of the fast path (native/fast): work requests, messages and completions in C.
 
-Of one event loop, not thread-safe.  The members are set by the subclasses; they are plain numbers
-to the device, so a wrong one is refused there or is somebody else's memory.
+They belong to one event loop and are not thread-safe.  Subclasses set the members, which the device
+takes as numbers: it refuses a wrong one, or reads other memory of this process.
 """
 
 from asyncio import AbstractEventLoop
@@ -10,10 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from contextvars import Context
 from typing import Any, Self
 
-from .._transport.sharing import RemoteRegion, RemoteSlice
-from ..mr_pool import LocalMemory
-from ..verbs._memory.buffers import AnyMemory
-from .waiter import Waiter
+from .handles import AnyMemory, Waiter
 
 TRANSFER_SIZE: int
 """The longest single request."""
@@ -34,14 +31,16 @@ class Pinned:
         """The work request has been done."""
 
     def lease(self) -> None:
-        """Somebody has it now."""
+        """One lease more."""
 
     def release(self) -> None:
-        """The lease is over."""
+        """One lease less."""
 
 class Block(Pinned):
-    """A place in registered memory, of a pool, to which it goes back by itself: when nobody has it,
-    no work request is under way on it, and nobody sees it through `export`.
+    """A place in a pool's registered memory.
+
+    It goes back to the pool by itself when it is neither leased, nor pinned by a work request, nor
+    seen through an `export`.
     """
 
     pool: Shelf
@@ -51,29 +50,29 @@ class Block(Pinned):
     posted: int
     """Bytes of the receive that it was posted as."""
     def export(self, start: int, stop: int, /) -> memoryview:
-        """A view for a user, whose life is watched."""
+        """A view for a user; while it exists the block does not go back."""
 
 class Shelf:
-    """Blocks of a pool that are ready, and the account of those that are leased.
+    """A cache of a pool's free blocks, and the count of those that are leased.
 
     The subclass has `_returned(block)` for a block that cannot simply be kept.
     """
 
     before: Sized | None
-    """Who waits for memory that is needed for a moment."""
+    """Internal requests that wait for memory."""
     others: Sized | None
-    """Who waits for other memory."""
+    """Users' requests that wait for memory."""
     trim_below: int
-    """When fewer `in_slabs` are leased, slabs can be given up."""
+    """Slabs can be given up while fewer blocks `in_slabs` are leased."""
     slab_size: int
-    """Bytes of the largest block that is not large, and not kept here."""
+    """Bytes of the largest block that is part of a slab; larger ones are not cached here."""
     ready_bytes: int
-    """Of the blocks of a size that are kept, unless one is more."""
+    """Most bytes of cached blocks of one size, but at least one block."""
     smallest: int
     everything: int
-    """A key for all memory of the process, to be sent from; or 0."""
+    """The lkey of all memory of the process, for sending (`reg_local_dma`); 0 if there is none."""
     closed: bool
-    """Nothing is kept any more."""
+    """No block is cached any more."""
     @property
     def leases(self) -> int: ...
     @property
@@ -81,25 +80,25 @@ class Shelf:
     @property
     def in_slabs(self) -> int: ...
     def take(self, size: int, /) -> Any:
-        """A leased block of at least so many bytes, or None when none is ready."""
+        """Leases a cached block of at least `size` bytes; None if there is none."""
 
     def lease_block(self, block: Block, /) -> None:
-        """The lease of a new one begins."""
+        """Begins the lease of a new block."""
 
     def keep(self, block: Block, /) -> bool:
-        """It is ready for the next; False when there are enough of its size."""
+        """Caches a block; False if there are enough of its size."""
 
     def clear_ready(self) -> list[Any]:
-        """All that are ready, and none is then."""
+        """Empties the cache; returns its blocks."""
 
 class Message:
-    """Some bytes of a block, and a lease of it until `let_go`, or until the message is garbage.
+    """Some bytes of a block, which it leases until `let_go` or until the message is collected.
 
-    `_inert` of the subclass raises what a use after that does.
+    `_inert` of the subclass raises the error of a later use.
     """
 
     last: bool
-    """Of its frame, whose receive is free then."""
+    """The last message of its frame, whose receive can be posted again after it."""
     @property
     def _block(self) -> Block | None: ...
     @property
@@ -126,8 +125,8 @@ class Message:
 class Local:
     """Registered memory of this process, or a slice of it.
 
-    `pinned` and `gone` are those of the `root`, which is the object itself unless set; what is
-    gone has a `_check` that raises why.
+    `pinned` and `gone` are those of the `root`, which is the object itself unless set; if it is
+    gone, its `_check` raises why.
     """
 
     address: int
@@ -142,7 +141,7 @@ class Local:
     def root(self, memory: Local) -> None: ...
     def __len__(self) -> int: ...
     def pin(self) -> None:
-        """A work request is about to use the memory; raises what `_check` does if it is gone."""
+        """A work request is about to use the memory; raises as `_check` does if it is gone."""
 
     def unpin(self) -> None:
         """The work request has been done."""
@@ -163,9 +162,9 @@ class Remote:
     def __len__(self) -> int: ...
 
 class Promise:
-    """What one task waits for: a future, but that a drain calls back at its own end.
+    """A future for one task, which the drain that settles it calls back at its own end.
 
-    What is settled outside a drain, or already, is called back by the loop, as ever.
+    Callbacks of one that is settled outside a drain, or already, are called by the loop.
     """
 
     _asyncio_future_blocking: bool
@@ -173,9 +172,9 @@ class Promise:
     def _cancel_message(self) -> object: ...
     def _make_cancelled_error(self) -> BaseException: ...
     target: Any
-    """What its owner brought."""
+    """For its owner."""
     sends: bool
-    """`target` is a Traffic, whose `withdraw` is told of a cancellation."""
+    """`target` is a Traffic, whose `withdraw` is called when this is cancelled."""
     def __init__(self, table: Table, /) -> None: ...
     def __await__(self) -> Generator[Any]: ...
     def __iter__(self) -> Generator[Any]: ...
@@ -190,34 +189,34 @@ class Promise:
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int: ...
     def get_loop(self) -> AbstractEventLoop: ...
     def set_result(self, result: None, /) -> None:
-        """Nothing if it is over; so `set_exception`."""
+        """Does nothing if it is settled; so does `set_exception`."""
 
     def set_exception(self, error: BaseException, /) -> None: ...
 
 class Run:
     """One-sided requests that are posted together; their memory is pinned until `release`.
 
-    `user` is what the remote memory must be for, `kind` that of the operation.  The waiter is told
-    when all is done.
+    `user` must be that of the remote memory, `kind` is the operation's.  The waiter is settled when
+    all requests are done.
     """
 
     waiter: Waiter | None
     partial: bool
-    """What is left of the run it was a part of tells the waiter that all is done."""
+    """The parent run completes the waiter."""
     @property
     def kind(self) -> int: ...
     @property
     def entries(self) -> int:
-        """How many requests it is."""
+        """Number of requests."""
 
     @property
     def lengths(self) -> list[int]:
-        """Bytes of each."""
+        """Bytes of each request."""
 
     def __init__(self, user: object, kind: int, waiter: Waiter | None = None) -> None: ...
     def __len__(self) -> int: ...
     def write(self, local: object, remote: object, /) -> bool:
-        """Adds a write; False, and nothing is added, if it is not plain, or not allowed."""
+        """Adds a write; False, and nothing happens, if it is not allowed or not the common case."""
 
     def read(self, local: object, remote: object, /) -> bool:
         """The same for a read."""
@@ -236,35 +235,35 @@ class Run:
         swap: int = 0,
         /,
     ) -> None:
-        """Adds any request, unchecked."""
+        """Adds any request without checking it."""
 
     def part(self, entries: int, /) -> Run:
-        """The first of them, as a run of its own; it is the rest from now on."""
+        """Splits off the first requests as a run of their own."""
 
     def failed(self, error: BaseException, /) -> None:
-        """Tells the waiter, unless that is over."""
+        """Fails the waiter, unless it is settled."""
 
     def release(self) -> None:
-        """The device has let go of all the memory.  Again does nothing."""
+        """The device has let go of all the memory.  A second call does nothing."""
 
 class Batch:
     """One-sided requests that are being collected.
 
-    The subclass has `_write` and `_read`, which are called for what is not plain.
+    The subclass has `_write` and `_read` for requests beyond the common case.
     """
 
     _transfer: Run | None
-    """Inside the scope."""
-    def write(self, source: LocalMemory | AnyMemory, target: RemoteRegion | RemoteSlice) -> None:
+    """The run that it collects, inside the scope."""
+    def write(self, source: Local | AnyMemory, target: Remote) -> None:
         """As `Connection.write`, done when the scope has ended."""
 
-    def read(self, source: RemoteRegion | RemoteSlice, target: LocalMemory | AnyMemory) -> None:
+    def read(self, source: Remote, target: Local | AnyMemory) -> None:
         """As `Connection.read`; the bytes are there when the scope has ended."""
 
 class Work:
-    """One work request of one piece of memory.
+    """One work request with one piece of memory.
 
-    `done(byte_len)` of the subclass is called when it has completed well.
+    `done(byte_len)` of the subclass is called when it has succeeded.
     """
 
     kind: int
@@ -288,9 +287,9 @@ class Work:
     ) -> None: ...
 
 class Incoming:
-    """A message that was offered, in its place in the order of arrival, and is to be read.
+    """A message that the peer offered (rendezvous), to be read, in the order of arrival.
 
-    `landing` is the target that it is being read into, instead of the pool's memory.
+    `landing` is the target that it is read into, in place of the pool's memory.
     """
 
     def __init__(
@@ -310,7 +309,7 @@ class Incoming:
     def __len__(self) -> int: ...
 
 class Fetch(Work):
-    """One RDMA READ of so many bytes of an offered message, from an offset of both memories.
+    """One RDMA READ of an offered message, `length` bytes from the same offset of both memories.
 
     It pins the memory until the device has let go of it.
     """
@@ -326,12 +325,12 @@ class Fetch(Work):
         /,
     ) -> None: ...
     def failed(self, error: BaseException, /) -> None:
-        """Nothing: everybody who waits for the message hears of the queue pair's end."""
+        """Does nothing: the end of the queue pair fails the tasks that wait for the message."""
 
     def release(self) -> None: ...
 
 class Outgoing:
-    """A message that waits for its turn."""
+    """A message that waits to be sent."""
 
     turn: int
     def __init__(
@@ -349,7 +348,7 @@ class Outgoing:
         """It will not be sent."""
 
 class Frame(Work):
-    """A frame on its way out, in a leased block, which goes back to the pool, or to `spares`."""
+    """A frame to be sent, in a leased block that goes back to the pool, or to `spares`."""
 
     def __init__(
         self,
@@ -359,13 +358,13 @@ class Frame(Work):
         spares: list[Any] | None = None,
     ) -> None: ...
     def failed(self, error: BaseException, /) -> None:
-        """Tells those who wait for it."""
+        """Fails the futures that wait for it."""
 
     def release(self) -> None:
-        """The device has let go of the block.  Again does nothing."""
+        """The device has let go of the block.  A second call does nothing."""
 
 class Account:
-    """The numbers of aiordma/_core/credits.py, and what C does to them by itself."""
+    """The credits of aiordma/_core/credits.py, with their common cases in C."""
 
     _control: int
     _control_limit: int
@@ -380,30 +379,28 @@ class Account:
     _owed_data: int
 
     def plainly_spend(self) -> tuple[int, int] | None:
-        """A frame with messages is sent; None without a credit."""
+        """Sends a frame with messages; None without a credit."""
 
     def plainly_receive(self, control: int, data: int, /) -> bool:
-        """A frame with messages has arrived; False, and nothing happens, if it may not."""
+        """Takes a frame with messages; False, and nothing happens, if it is not allowed."""
 
     def plainly_spend_credit(self) -> tuple[int, int] | None:
-        """A CREDIT frame is sent; None if none is due."""
+        """Sends a CREDIT frame; None if none is due."""
 
     def plainly_receive_credit(self, control: int, data: int, /) -> bool:
-        """A CREDIT frame has arrived, and its receive is posted again; False, and nothing happens,
-        if it may not.
+        """Takes a CREDIT frame, whose receive is posted again; False, and nothing happens, if it is
+        not allowed.
         """
 
     def plainly_repost(self, count: int, /) -> bool:
-        """So many data receives are posted again; False, and nothing happens, for more than were
-        used.
-        """
+        """Posts `count` data receives again; False, and nothing happens, beyond those used."""
 
     @property
     def plainly_due(self) -> bool:
         """A CREDIT frame is due."""
 
 class Counts:
-    """What a connection has done."""
+    """Statistics of a connection."""
 
     messages_sent: int
     messages_received: int
@@ -416,7 +413,7 @@ class Counts:
 class Arrivals:
     """The messages of an inbox, one after another: an asynchronous iterator.
 
-    What is not here for a task that is, comes from a coroutine that `otherwise` makes; its
+    It returns buffered messages; otherwise it awaits the coroutine that `otherwise` makes, whose
     StopAsyncIteration is the end.
     """
 
@@ -427,7 +424,7 @@ class Arrivals:
     def __anext__(self) -> Awaitable[Any]: ...
 
 class Inbox:
-    """Messages that have arrived, in order, and those who wait for them.
+    """Messages that have arrived, in order, and the tasks that wait for them.
 
     The subclass has `_fetch_ahead()`, `fetched()`, `_answer_for()` and `_tell_taken()`: see
     native/fast/inbox.c and fetch.c.
@@ -441,78 +438,78 @@ class Inbox:
     @counts.setter
     def counts(self, counts: Counts) -> None: ...
     woken: int
-    """Receivers that have been told, and have not had their turn yet."""
+    """Receivers that are settled and have not run yet."""
     offers: int
-    """What in `incoming` is no message yet."""
+    """Entries of `incoming` that are no messages yet."""
     unstarted: int
-    """Those of them that nobody reads."""
+    """Those of them that are not being read."""
     ahead: int
-    """Bytes of what was offered, is read or has been, and was not taken."""
+    """Bytes of offered messages that are being read or have been, and were not taken."""
     most_ahead: int
-    """Of these, while nobody waits for them."""
+    """The most of these while no task waits for them."""
     taken: int
-    """Frames whose messages have been taken, and of which nobody has been told."""
+    """Frames whose messages have been taken, not yet passed to `_tell_taken`."""
     refill: int
-    """Of so many `_tell_taken` is told, unless `traffic` can do it all."""
+    """How many of them call `_tell_taken`, unless `traffic` handles them itself."""
     traffic: Traffic | None
     ended: bool
     def take(self) -> Any:
-        """The first message if it is here and nobody else waits, or None."""
+        """The first message if it is here and no other task waits, or None."""
 
     def take_here(self) -> Any:
         """As `take`, but for a task that a drain has called back: it is in the right loop."""
 
     def take_in_turn(self) -> Any:
-        """The same for one who waited and was told."""
+        """The same for a receiver that waited and was settled."""
 
     def wait(self) -> Promise | None:
-        """In line for the next message; None unless there is none, and nobody waits."""
+        """A promise of the next message; None if there is one, or another task waits."""
 
     def wait_here(self) -> Promise | None:
         """As `wait`, for such a task."""
 
     def take_first(self) -> Any:
-        """The same for one whose turn it is."""
+        """The same for the receiver that is first in line."""
 
     def went(self, last: bool, /) -> None:
-        """The first was taken, the last of its frame: the next one's turn."""
+        """The first message was taken, as the `last` of its frame; settles the next receiver."""
 
     def add(self, message: Message, /) -> None:
-        """The next message, which is here."""
+        """Adds the next message, which has arrived."""
 
     def wake_first(self) -> None: ...
 
 class Offers:
-    """What one side has offered and the peer has not answered for: memory that it may read.
+    """Offered messages (rendezvous) that the peer has not acknowledged: memory that it may read.
 
-    `domain` and the functions of the library are addresses; without `register_own` everything is
-    registered by the subclass.  It has `_not_closed(code)`, which raises what that errno value of
-    `deregister` means.  It works on nothing that was registered before a fork.
+    `domain` and the functions of the library are addresses; without `register_own` the subclass
+    registers all memory.  Its `_not_closed(code)` raises the error of a failed `deregister`.
+    Memory that was registered before a fork is left alone.
     """
 
     def __init__(self, most: int, domain: int, register_own: int, deregister: int, /) -> None: ...
     def __len__(self) -> int: ...
     @property
     def full(self) -> bool:
-        """The peer has as many to answer as it may have."""
+        """As many are unacknowledged as may be."""
 
     @property
     def futures(self) -> list[Waiter]:
-        """Of those whose end has not come."""
+        """Those of the messages that are not acknowledged."""
 
     def hold(self, request_id: int, region: int, outgoing: Outgoing, /) -> None:
-        """It is offered under that number, in that region, by its address, and stays until its end.
+        """Keeps the memory of a message, offered under that number in that region (an address).
 
-        It takes over the memory: `outgoing` has no `view` then.
+        `outgoing` has no `view` any more.
         """
 
     def close(self) -> None:
-        """The queue pair is destroyed: nothing touches the memory any more."""
+        """Releases all: the queue pair is destroyed, and nothing uses the memory any more."""
 
 class Traffic:
-    """The two-sided traffic of a connection: what is plain of it.
+    """Two-sided messages of a connection: the common case.
 
-    What the subclass must have stands in native/fast/traffic.c.
+    native/fast/traffic.c lists what the subclass must have.
     """
 
     counts: Counts
@@ -523,35 +520,35 @@ class Traffic:
     offers: Any
     message_type: type[Message]
     waiting: deque[Any]
-    """Messages that wait for their turn."""
+    """Messages that wait to be sent."""
     controls: Sized
-    """Control messages that wait."""
+    """Control messages that wait to be sent."""
     peer_size: int
-    """Bytes of the receive that the next frame comes into."""
+    """Bytes of the peer's receive for the next frame."""
     sent: int
-    """Frames that `_count_sent` has not been told of."""
+    """Frames not yet passed to `_count_sent`."""
     used: int
-    """Frames that have come, and of which nobody has been told: all of them no longer than
+    """Frames that have come and were not yet passed to `_count_used`: all of them no longer than
     `small_size`, or else `grown`."""
     fitted: int
-    """Of these the latest ones in a row that were no longer."""
+    """The latest of these in a row that were no longer."""
     oversized: int
-    """Those of `used` that were offers longer than `large_size`: they say nothing of receives."""
+    """Receives used by offers longer than `large_size`; ignored when sizing."""
     large_size: int
     longest: int
-    """The longest message that is taken."""
+    """The longest message that is accepted."""
     reposted: int
-    """Receives that were posted again, and of which nobody has been told."""
+    """Receives that were posted again, not yet passed to `_tell_taken`."""
     small_size: int
     receive_size: int
     """Bytes of receives that are posted again when messages have been taken; 0: `_tell_taken`."""
     patience: int
-    """When so many frames have come that nobody was told of, it is `_tell_taken` all the same."""
+    """The number of `used` frames at which `_tell_taken` is called in any case."""
     max_message: int
     closing: bool
     ended: bool
     takes: bool
-    """Frames with messages may come, and are wanted."""
+    """Frames with messages are accepted."""
     blocked: bool
     """There is no memory for a frame now."""
     counting: bool
@@ -561,7 +558,7 @@ class Traffic:
     watching: bool
     """`_count_used` is called for each frame that arrives."""
     parting: bool
-    """`_check_drained` is called when something may be done."""
+    """The connection is draining: `_check_drained` is called when work may have ended."""
     @property
     def under_way(self) -> int:
         """Frames with messages that are posted and not completed."""
@@ -569,19 +566,19 @@ class Traffic:
     @property
     def started(self) -> bool: ...
     def begin(self) -> None:
-        """Everything is there; frames may be sent."""
+        """All members are set; frames may be sent."""
 
     def pump(self) -> None:
         """Sends what credits and room allow; called whenever either may have grown."""
 
     def collect(self) -> None:
-        """Sends what was collected."""
+        """Sends the collected messages."""
 
     def collect_soon(self) -> None:
-        """What waits is sent when the tasks of this turn of the loop have had theirs."""
+        """Sends what waits after the tasks of this iteration of the loop."""
 
     def post(self, frame: Frame, messages: int, bytes: int, /) -> None:
-        """A frame that needs a data credit, whose header is written, with so much in it."""
+        """Posts a frame that needs a data credit and whose header is written."""
 
     def post_offer(
         self,
@@ -595,82 +592,80 @@ class Traffic:
     ) -> None:
         """Posts an offer of that memory, in a block of OFFER_ROOM bytes or more.
 
-        It takes over the lease; ValueError, and nothing has happened, for what cannot be an offer.
+        It takes over the lease.  ValueError, and nothing has happened, for an invalid offer.
         """
 
     def offer_over(self, request_id: int, error: BaseException | None, /) -> bool:
-        """The peer has read what was offered, or will not, and who waits is told `error`.
+        """The peer has read the offered message, or will not; settles its future with `error`.
 
-        False, and nothing happens, if nothing of that number was offered.
+        False, and nothing happens, if no message was offered under that number.
         """
 
     def request_id(self) -> int:
         """A number for a request, not 0 and not in use for 2^32 requests."""
 
     def answer(self, request_id: int, /) -> bool:
-        """Says that an offered message has been read; False, and nothing is said, unless that is
-        plain.
-        """
+        """Acknowledges an offered message; False, and nothing is sent, beyond the common case."""
 
     def offered(self, incoming: Incoming, /) -> None:
-        """The next message, which is read as soon as it may be."""
+        """Adds an offered message, which is read as soon as limits allow."""
 
     def take_frame(self, block: Block, length: int, /) -> None:
-        """It has arrived."""
+        """Takes a frame that has arrived."""
 
     def deliver(self, data: object, imm: int | None, /) -> Promise | None:
-        """Sends a message, or lets it wait for others, for a task that a drain has called back.
+        """Sends or queues a message, for a task that a drain has called back.
 
-        None, and nothing happens, if anything about it is not plain, or not as it should be.
+        None, and nothing happens, beyond the common case.
         """
 
     def new_promise(self) -> Promise:
-        """For a message: cancelling it is told to `withdraw`."""
+        """For a message: cancelling it calls `withdraw`."""
 
     def send_plainly(
         self, data: bytes | bytearray | memoryview | Message, imm: int | None, waiter: Waiter, /
     ) -> bool:
-        """Sends a message, or lets it wait for others; False, and nothing happens, if it must wait
+        """Sends a message, or queues it behind others; False, and nothing happens, if it must wait
         for anything else.
         """
 
 class Table:
-    """The slots of one event loop: which posted work a completion belongs to."""
+    """The work requests of one event loop: finds the posted work of a completion."""
 
     loop: AbstractEventLoop
     waking: bool
-    """A drain calls back those whom it has told."""
+    """A drain calls the callbacks of the promises that it settles."""
     look: Callable[[int], object] | None
-    """Called by who is about to wait, to look once more, for so many microseconds."""
+    """Called by a task before it waits, to poll for so many microseconds."""
     look_us: int
-    """As many, or none where the last looks found nothing."""
+    """How many; none after polls that found nothing."""
     returns: bool
-    """Whose drain this is looks again soon."""
+    """The caller of this drain will poll again soon."""
     looking: bool
-    """And so does the loop, before it sleeps."""
+    """The loop will poll before it sleeps."""
     @property
     def waiting(self) -> int:
-        """Promises under way that somebody has asked to be told of."""
+        """Promises under way that have callbacks."""
 
     later: bool
-    """Whom a drain wakes is called back by the loop, not at the end of the drain."""
+    """The loop calls the callbacks, not the drain."""
     @property
     def stray(self) -> int:
-        """Completions that belonged to nothing under way."""
+        """Completions that matched no posted work."""
 
     def __len__(self) -> int:
         """Slots that are taken."""
 
     def drain(self, state: int, most: int, spin_us: int, returns: bool, /) -> int:
-        """One crossing of aiordma_drain, by the address of its state, and all that follows from it.
+        """Drains up to `most` completions, 1 to 128, and handles them.
 
-        Of up to `most` completions, 1 to 128.  A negative errno value; or 1 if there were
-        completions, or the device made progress, and 2 if there may be more, and 4 if there are
-        other descriptors to be notified by.
+        `state` is the address of a struct aiordma_drain.  Returns a negative errno value; or the
+        sum of 1 if there were completions or the device made progress, 2 if there may be more, and
+        4 if other descriptors are to be watched.
         """
 
     closed: bool
-    """`serve` and `look_again` do nothing: the channel is gone, or its process."""
+    """`serve` and `look_again` do nothing: the channel is closed, or this is a forked child."""
 
     def serve(
         self,
@@ -681,9 +676,10 @@ class Table:
         spin_us: int,
         /,
     ) -> object:
-        """What a loop calls that only ever drains; nothing of Python's is called to do so.
+        """Drains, as the reader of a loop that does not poll before it sleeps.
 
-        `otherwise` has what `drain` would return, unless that is 0 or 1 and `leaving` is empty.
+        `otherwise` is called with the result of `drain`, unless that is 0 or 1 and `leaving` is
+        empty.
         """
 
     def look_again(
@@ -695,19 +691,19 @@ class Table:
         spin_us: int,
         /,
     ) -> object:
-        """As `serve`, in the middle of something: whom it wakes is called back `later`.
+        """As `serve`, for a task that is running: callbacks are called `later`.
 
-        Who does it comes again if it `returns`, or is `looking`.
+        The task polls again soon if the table `returns`, or is `looking`.
         """
 
     keep: Callable[[], object] | None
-    """Called by the loop, to look before it sleeps; None: no more."""
+    """Called by the loop to poll before it sleeps; None: not any more."""
     keep_us: int
-    """Microseconds that it looks for."""
+    """Microseconds that it polls for."""
     found: bool
-    """It has found something, since this was False."""
+    """It has found something since this was set to False."""
     def look_soon(self) -> None:
-        """The loop calls `keep` in its next turn."""
+        """Has the loop call `keep` in its next iteration."""
 
     def keep_looking(
         self,
@@ -717,9 +713,9 @@ class Table:
         otherwise: Callable[[int], object],
         /,
     ) -> object:
-        """As `serve`, and again in each turn of the loop in which there was something.
+        """As `serve`, and again in each iteration of the loop in which there were completions.
 
-        `otherwise` has what `drain` would return, unless that is 1 and `leaving` is empty.
+        `otherwise` is called with the result of `drain`, unless that is 1 and `leaving` is empty.
         """
 
 class Queue:
@@ -731,31 +727,31 @@ class Queue:
 
     table: Table
     user: object
-    """What remote memory must be for."""
+    """Remote memory must have the same."""
     traffic: object
-    """A Traffic, whose receives those of the queue pair are; or something that is told,
+    """The Traffic that takes what the queue pair receives; or an object with
     `received(block, length)` and `written(block, length, imm)`."""
     address: int
-    """Of the queue pair in C."""
+    """Of struct ibv_qp."""
     extended_address: int
-    """Of its extended self, or 0."""
+    """Of struct ibv_qp_ex, or 0."""
     capacity: int
     """Entries of the send queue."""
     free: int
-    """Those of them that are free."""
+    """Entries that are free."""
     reserved: int
-    """Those that `write` and `read` leave."""
+    """Entries that `write` and `read` leave free."""
     accepting: bool
     """`write` and `read` may post."""
     backlogged: bool
-    """Something else has to be posted first."""
+    """Other work has to be posted first."""
     watched: bool
     """`_use_room` is called whenever entries have become free."""
     failed: bool
-    """Nothing is done any more: what completes is only over."""
+    """The queue pair failed: completions only release their work."""
     @property
     def completions(self) -> int:
-        """Good ones: each is a sign of life of the peer's device."""
+        """Successful completions: each is a sign of life of the peer's device."""
 
     def post_work(self, work: Work | Run, /) -> tuple[int, int]:
         """An errno value, and how many requests were posted nevertheless.
@@ -767,10 +763,10 @@ class Queue:
         """Posts a receive of so many bytes; an errno value."""
 
     def post_ready(self, shelf: Shelf, most: int, length: int, /) -> int:
-        """Posts receives in blocks that are ready, for whom nobody waits: how many."""
+        """Posts receives in cached blocks while no task waits for memory; returns how many."""
 
     def write(self, local: object, remote: object, /) -> Promise | None:
-        """Posts a write; None, and nothing happens, unless it is plain, allowed, and has room."""
+        """Posts a write; None, and nothing happens, beyond the common case, or without room."""
 
     def read(self, local: object, remote: object, /) -> Promise | None:
         """The same for a read."""
@@ -779,7 +775,7 @@ class Queue:
         """The work of the send queue, oldest first."""
 
     def clear_slots(self) -> list[object]:
-        """The queue pair is gone: all work that was under way.  Blocks of receives are released."""
+        """The queue pair is destroyed: returns all work under way, and releases its receives."""
 
 def connect(drain: int, /) -> None:
-    """The address of aiordma_drain, once for all."""
+    """Sets the address of aiordma_drain."""

@@ -1,8 +1,8 @@
 """A table of calls with every failure turned into an exception: the only place that does.
 
 C reports failure in several ways, and each call has its own; `CONVENTIONS` says which, from the
-manual page of the call (ibv_*(3), rdma_*(3)). What a call returns here is what is left when
-failure has been taken away: nothing, a pointer, a count.
+manual page of the call (ibv_*(3), rdma_*(3)). A call here returns what remains without failure:
+nothing, a pointer, a count.
 """
 
 from __future__ import annotations

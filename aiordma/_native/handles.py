@@ -1,12 +1,16 @@
-"""Names for the pointers that cross the boundary, for annotations only.
+"""Names for what crosses the boundary, for annotations only.
 
-The classes live in the stub of the compiled module. Import them under ``TYPE_CHECKING``: at run
-time there is one type for all of them.
+The pointers' classes live in the stub of the compiled module. Import them under ``TYPE_CHECKING``:
+at run time there is one type for all of them.
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from ._lib import (
         WC,
         AddrInfo,
@@ -81,12 +85,37 @@ if TYPE_CHECKING:
     from ._lib import ThreadDomain as TDPointer
     from ._lib import XRCDomain as XRCDPointer
 
+
+class SupportsDLPack(Protocol):
+    """A tensor: torch, JAX, TensorFlow, CuPy ... (the Python Array API's `__dlpack__`)."""
+
+    def __dlpack__(self) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+AnyMemory: TypeAlias = "Buffer | SupportsDLPack"
+
+
+class Waiter(Protocol):
+    """What the fast path needs of a future: a future, a Promise, or an object that acts as one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: None, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+    def cancel(self) -> bool: ...
+
+
 __all__ = [
     "WC",
     "AHAttr",
     "AHPointer",
     "AddrInfo",
     "AllocDMAttr",
+    "AnyMemory",
     "AsyncEvent",
     "CQExPointer",
     "CQInitAttrEx",
@@ -145,12 +174,14 @@ __all__ = [
     "Sge",
     "SocketAddress",
     "SocketStorage",
+    "SupportsDLPack",
     "TDInitAttr",
     "TDPointer",
     "Text",
     "UDParam",
     "ValuesEx",
     "VoidPointer",
+    "Waiter",
     "XRCDInitAttr",
     "XRCDPointer",
 ]

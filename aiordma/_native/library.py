@@ -55,18 +55,24 @@ class Library:
         """Of the device's `reg_own_mr`, 0 if it has none, and of ibv_dereg_mr: for C."""
         self.reg_own_mr: Register = (
             checked("ibv_reg_mr", own, Convention.POINTER)
-            if self.addresses[0]
+            if self.offers("reg_own_mr")
             else self.calls.ibv_reg_mr
         )
         """ibv_reg_mr(3) of memory that is known to have no holes, as native/abi/device_calls.h
         has it; the usual one if the device has no other."""
         self.reg_local_dma: Callable[[h.PDPointer], h.MRPointer] | None = (
-            checked("ibv_reg_mr", local_dma, Convention.POINTER) if _address(local_dma) else None
+            checked("ibv_reg_mr", local_dma, Convention.POINTER)
+            if self.offers("reg_local_dma")
+            else None
         )
         """A region of all memory, for sending; None if the device has none."""
         self._providers: ProviderCalls | None = None
         self._inherited = inherited
         self._cm_process: int | None = None
+
+    def offers(self, entry: str) -> bool:
+        """Whether its devices have this optional entry of native/abi/device_calls.h."""
+        return bool(getattr(self.table.device, entry))
 
     def enter_cm(self) -> None:
         """Before anything that makes the connection manager open its devices.
@@ -79,9 +85,9 @@ class Library:
             self._cm_process = process
         if self._inherited and self._cm_process != process:
             raise UnsupportedError(
-                "the connection manager in a child that was forked after its parent had used it, "
-                "whose devices it would go on with; connect and listen with via='tcp' there, or "
-                "start the child by spawn or forkserver",
+                "the connection manager in a child that was forked after its parent had used it "
+                "and opened devices; connect and listen with via='tcp' there, or start the child "
+                "by spawn or forkserver",
                 device=f"the {self.name} library",
                 verb="rdma_create_event_channel",
             )

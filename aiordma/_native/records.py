@@ -1,7 +1,7 @@
 """Arrays of work requests and completions in C memory, packed and unpacked in one go.
 
 Reading a C structure member by member costs about 190 ns per completion, unpacking an array of
-them about 50 ns each (house measurements); so the layouts here repeat native/verbs/interface.h, and
+them about 50 ns each (measured here); so the layouts here repeat native/verbs/interface.h, and
 a test compares every size and offset.
 """
 
@@ -49,7 +49,7 @@ class CompletionArray:
 
 
 class MoreArray:
-    """Room for what ``capacity`` completions say beyond their records."""
+    """Room for the further fields of ``capacity`` completions."""
 
     __slots__ = ("_bytes", "capacity", "pointer")
 

@@ -1,4 +1,4 @@
-"""A connection: the face that its user sees."""
+"""A connection: the user's interface."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from .._core import protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.region import RegionToken, Rights
 from .._memory.registration_cache import CacheStatistics
 from .._native import Arrivals, Counts, Promise
-from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import (
     ConnectionClosedError,
     MessageTooLongError,
     RDMAError,
+    host_port,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
@@ -27,11 +27,12 @@ from .inbox import Inbox
 from .lifecycle import Address, ConnectionLifecycle
 from .message import Message
 from .one_sided import Remote
-from .security import Security
 from .sharing import RemoteRegion, Share
-from .side import Side
 from .target import Target
 from .transfers import Progress
+
+if TYPE_CHECKING:
+    from .endpoint import LocalEndpoint
 
 
 class Received(NamedTuple):
@@ -74,8 +75,8 @@ class Connection(ConnectionLifecycle):
     this side or by the peer's goodbye) or ConnectionBrokenError (its `__cause__` says why).
     """
 
-    def __init__(self, side: Side, config: Config, security: Security) -> None:
-        super().__init__(side, config, security)
+    def __init__(self, endpoint: LocalEndpoint) -> None:
+        super().__init__(endpoint)
         self._statistics = Statistics()
         self._messages.count_in(self._statistics)
         self._inbox: Inbox = self._messages.inbox
@@ -87,12 +88,13 @@ class Connection(ConnectionLifecycle):
             state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
         else:
             state = "closing" if self._state in CLOSING else "open"
-        return f"<Connection on {self.device} with {self.peer_address}, {state}>"
+        peer = host_port(self.peer_address) if self.peer_address is not None else "a peer"
+        return f"<Connection on {self.device} with {peer}, {state}>"
 
     @property
     def device(self) -> str:
         """The name of the device that carries it."""
-        return self._side.driver.context.name
+        return self._endpoint.driver.context.name
 
     @property
     def local_address(self) -> Address | None:
@@ -116,7 +118,7 @@ class Connection(ConnectionLifecycle):
         return self._peer.max_message
 
     def statistics(self) -> Statistics:
-        """What has been sent, received and done so far; the object goes on counting."""
+        """Counts of messages, bytes and operations so far; the object goes on counting."""
         return self._statistics
 
     # ---- messages ------------------------------------------------------------------------
@@ -226,8 +228,9 @@ class Connection(ConnectionLifecycle):
         """As `alloc`, but waits until so much has come back, first come first served.
 
         Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
-        Who holds memory while waiting for more can wait for ever, as with any lock: take what is
-        needed together at once, or wait with a timeout.  The end of the connection ends it too.
+        A task that holds memory while it waits for more can wait for ever, as with any lock: take
+        what is needed together at once, or wait with a timeout.  The end of the connection ends it
+        too.
         """
         self._check()
         return await self._memory.lease(size, internal=False)
@@ -250,7 +253,7 @@ class Connection(ConnectionLifecycle):
         from, not read into.
         """
         self._check()
-        return Region(self._side.driver.pd.reg_mr(memory))
+        return Region(self._endpoint.driver.pd.reg_mr(memory))
 
     def register_dmabuf(
         self, fd: int, length: int, *, offset: int = 0, writable: bool = True
@@ -262,7 +265,7 @@ class Connection(ConnectionLifecycle):
         driver cannot; VerbsError (EINVAL) for a range that the dma-buf does not have.
         """
         self._check()
-        return DmabufRegion(self._side.driver.pd, fd, length, offset, writable)
+        return DmabufRegion(self._endpoint.driver.pd, fd, length, offset, writable)
 
     async def send_region(
         self,
@@ -275,8 +278,8 @@ class Connection(ConnectionLifecycle):
 
         A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
         for `lease` seconds (None: until the Share that is returned is revoked, or the connection
-        ends).  Cancelled, nothing is shared.  If the peer had just been told, its key works no
-        more: should it use that nevertheless, the connection breaks, and no memory is touched.
+        ends).  Cancelled, nothing is shared.  If the peer has got the key already, that is
+        revoked: should the peer use it, the connection breaks, and no memory is touched.
         """
         self._check()
         check_lease(lease)
@@ -289,10 +292,10 @@ class Connection(ConnectionLifecycle):
         access: Rights = Rights.READ,
         lease: float | None = None,
     ) -> Share:
-        """As `send_region`, but tells nobody: `Share.token.pack()` is for a channel of your own.
+        """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
 
-        Whoever gets to know the token and has a connection with this process can use it, for as
-        long as it is good, in the way that it says and on these bytes alone: it is a password.
+        Any peer with the token and a connection with this process can use it, for as long as it is
+        good, with its rights and on these bytes alone: it is a password.
         """
         self._check()
         check_lease(lease)
@@ -306,7 +309,7 @@ class Connection(ConnectionLifecycle):
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(token)
-        return self._sharing.told(known)
+        return self._sharing.from_token(known)
 
     async def recv_region(self) -> RemoteRegion:
         """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
@@ -322,7 +325,7 @@ class Connection(ConnectionLifecycle):
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
-        RequestRefusedError when the peer says no.
+        RequestRefusedError when the peer refuses.
         """
         self._check()
         check_lease(lease)
@@ -419,7 +422,7 @@ class Connection(ConnectionLifecycle):
     # ---- the end --------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends the connection in order: waits for what is under way, says goodbye, disconnects.
+        """Ends the connection in order: waits for work under way, sends a goodbye, disconnects.
 
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.

@@ -1,17 +1,16 @@
-"""Messages that have arrived, in order, and those who wait for them.
+"""Messages that have arrived, in order, and the tasks that wait for them.
 
 Some facts, and what they mean here:
 
 - A message that fits a receive is here when it is heard of.  A longer one is only offered: it is
   read with RDMA when there is room, ahead of its `recv` only up to `Config.fetch_ahead` bytes, so
   that a slow reader costs a bounded amount.
-- Who calls `recv` gets memory of the pool; who calls `recv_into` has memory, and a long message is
-  read straight into it.  That can be done only while somebody waits with it, and must be undone
-  when that somebody is cancelled: so such a message is not answered for, and can be read once more,
-  until it has been taken.
+- `recv` returns memory of the pool; `recv_into` brings memory, and a long message is read straight
+  into it.  That is possible only while the call waits, and must be undone when it is cancelled: so
+  such a message is not answered for, and can be read once more, until it has been taken.
 - Memory under a posted read must stay: it is pinned until the completion.
 - The pool may have no memory now: then messages to be fetched into it wait, one behind another.
-  What it can never have is told to who calls `recv`, and stays for `recv_into`.
+  What it can never have is an error of `recv`, and stays for `recv_into`.
 """
 
 from __future__ import annotations
@@ -26,14 +25,10 @@ from .._native import Inbox as NativeInbox
 from ..config import Config
 from ..errors import MessageTooLongError, ProtocolError, QuotaError, RDMAError
 from ..mr_pool import Block, LocalMemory
-from .memory import Memory, quota_error
+from .memory import STAGING_LIMIT, Memory, quota_error
 from .message import Message
 from .target import Target
-from .work_queue import WorkQueue
-
-# Shorter messages are read into the pool and copied from there, also by `recv_into`: a copy of
-# 64 KiB costs a few microseconds, registering memory on a card tens.
-STAGED = 64 << 10
+from .work_queue import WorkQueue, noop
 
 
 class Inbox(NativeInbox):
@@ -82,7 +77,7 @@ class Inbox(NativeInbox):
             if wanted is None and self.ahead + length > self.most_ahead:
                 return
             target: Target | None = wanted.target if wanted is not None else None
-            if target is not None and STAGED < length <= len(target.view):
+            if target is not None and STAGING_LIMIT < length <= len(target.view):
                 if not self._fetch_into(incoming, target):
                     return
             elif target is not None and length > len(target.view):
@@ -318,13 +313,9 @@ class Inbox(NativeInbox):
 
     def close(self) -> None:
         """The queue pair is destroyed: what is left can be taken, and the peer hears of nothing."""
-        self._answer = untold
+        self._answer = noop
         self.traffic = None
         del self._on_taken
-
-
-def untold(request_id: int) -> None:
-    """For a peer that is gone."""
 
 
 def is_ready(incoming: Message | Incoming) -> bool:

@@ -29,7 +29,7 @@ class Probe(Work):
         self.answered()
 
     def failed(self, error: BaseException) -> None:
-        """The queue pair has failed, and everybody is told."""
+        """The queue pair has failed, which all waiters are told."""
 
     def release(self) -> None:
         """There is no memory."""
@@ -63,7 +63,7 @@ class KeepAlive:
             return
         if queue.control_room > 0:
             queue.post_frame(Probe(self._answered))
-        # Else the send queue is full of work that nobody answers: that will do.
+        # Else the send queue is full of unanswered work, which serves as a probe.
         self._timer = self._timers.call_later(self._patience, self._give_up)
 
     def _answered(self) -> None:

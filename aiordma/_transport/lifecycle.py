@@ -28,7 +28,6 @@ from .._core.connection_states import (
 from .._core.handshake import Hello
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
-from ..config import Config
 from ..errors import (
     AuthenticationError,
     ConnectionBrokenError,
@@ -36,18 +35,18 @@ from ..errors import (
     ProtocolError,
     RDMAError,
     WorkCompletionError,
+    host_port,
 )
+from .auth import KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
 from .messages import Messages
 from .one_sided import OneSided
-from .security import Security
 from .sharing import Sharing
-from .side import Side
 from .work_queue import WorkQueue
 
 if TYPE_CHECKING:
-    from .authentication import Authentication
+    from .endpoint import LocalEndpoint
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -57,7 +56,7 @@ Address = tuple[str, int]
 
 
 class Link(Protocol):
-    """How the connection came about, and how its end is told to the other side."""
+    """How the two sides are connected, and how the peer is told of the end."""
 
     @property
     def local_address(self) -> Address | None: ...
@@ -73,43 +72,104 @@ class Link(Protocol):
 
 
 class NoLink:
-    """There is nothing but the connection itself: its peer has no address that is known here."""
+    """No link but the connection itself: its peer has no address that is known here."""
 
     local_address: Address | None = None
     peer_address: Address | None = None
 
     def close(self) -> None:
-        """Nobody hears of it but by the goodbye."""
+        """The peer is told by the goodbye alone."""
 
     def release(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to give back."""
 
 
-class Kin(Protocol):
-    """What a connection that others may be asked for over does about that (kin.py)."""
+class InbandHandler(Protocol):
+    """Handles the control messages that open further connections (connect_inband.py)."""
 
     def control(self, message: protocol.Message) -> bool:
-        """Whether it was about that.  ProtocolError for what is wrong."""
+        """False for a message that is about something else.  ProtocolError for a wrong one."""
 
     def end(self) -> None:
         """The connection has ended.  Never raises."""
 
 
+class ControlChannel:
+    """A connection as connecting in-band sees it.  It does not keep the connection alive."""
+
+    def __init__(self, connection: ConnectionLifecycle) -> None:
+        self._connection = weakref.ref(connection)
+        self._messages = connection._messages
+
+    @property
+    def handler(self) -> InbandHandler | None:
+        connection = self._connection()
+        return connection._inband if connection is not None else None
+
+    def handle(self, handler: InbandHandler) -> None:
+        """Has `handler` take the control messages that open further connections."""
+        connection = self._connection()
+        if connection is not None:
+            connection._inband = handler
+
+    @property
+    def is_open(self) -> bool:
+        connection = self._connection()
+        return connection is not None and connection._state is OPEN
+
+    @property
+    def peer_closed(self) -> bool:
+        """Whether it has ended by the peer's goodbye."""
+        connection = self._connection()
+        return connection is not None and connection._peer_close_error is not None
+
+    @property
+    def goodbye_sent(self) -> bool:
+        """Whether it has ended after its own goodbye."""
+        connection = self._connection()
+        return connection is not None and connection._ended_in is ConnectionState.GOODBYE_SENT
+
+    @property
+    def ended(self) -> bool:
+        return self._messages.ended
+
+    @property
+    def can_send_now(self) -> bool:
+        return self._messages.can_tell
+
+    def new_request_id(self) -> int:
+        return self._messages.request_id()
+
+    def send_now(self, message: protocol.Message) -> bool:
+        """False if it cannot be sent without waiting for a credit or memory."""
+        return self._messages.tell(message)
+
+    def send(self, message: protocol.Message) -> None:
+        """As soon as there is a credit, unless the connection has ended."""
+        if not self._messages.ended:
+            self._messages.send_control(message)
+
+    def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
+        """Calls it for what arrives before the handshake is done."""
+        self._messages.on_early = callback
+
+
 class ConnectionLifecycle:
     """The parts of a connection and its state, from the handshake to the last resource."""
 
-    def __init__(self, side: Side, config: Config, security: Security) -> None:
-        assert side.qp is not None
-        self._side = side
-        self._security = security
-        self._authentication: Authentication | None = None
+    def __init__(self, endpoint: LocalEndpoint) -> None:
+        """Takes over `endpoint`, which has its queue pair."""
+        assert endpoint.qp is not None
+        config = endpoint.config
+        self._endpoint = endpoint
+        self._key_proof: KeyProof | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
-        self._kin: Kin | None = None
+        self._inband: InbandHandler | None = None
         self._peer: Hello | None = None
         self._state = ConnectionState.CONNECTING
         self._ended_in = self._state  # the state that it was in when it ended
@@ -121,18 +181,18 @@ class ConnectionLifecycle:
         # The device refers to the parts, and the parts refer to this only weakly: a connection that
         # the user drops is finalized (`__del__`).
         self._waiter_error = WaiterErrors()
-        driver = side.driver
-        self._queue = WorkQueue(driver, side.qp, weakly(self._end), self._waiter_error)
+        driver = endpoint.driver
+        self._queue = WorkQueue(driver, endpoint.qp, weakly(self._end), self._waiter_error)
         self._memory = Memory(driver.pool, driver.registrations, config, self._waiter_error)
         self._messages = Messages(
             queue=self._queue,
             memory=self._memory,
             config=config,
-            on_control=weakly(self._control),
+            on_control=weakly(self._take_control),
             on_protocol_error=weakly(self._protocol_error),
             waiter_error=self._waiter_error,
         )
-        self._messages.gated = security.auth is not None
+        self._messages.gated = endpoint.security.auth is not None
         self._queue.on_room = self._messages.pump
         self._queue.traffic = self._messages
         self._sharing = Sharing(driver.pool, config, self._messages, self._waiter_error)
@@ -180,11 +240,11 @@ class ConnectionLifecycle:
         self._link = link
         self._waiter_error.peer = link.peer_address
         self._peer = peer
-        key = self._security.auth
+        key = self._endpoint.security.auth
         if self._config.keep_alive is not None:
             self._keep_alive = KeepAlive(
                 self._queue,
-                self._side.driver.timers,
+                self._endpoint.driver.timers,
                 self._config.keep_alive,
                 self._config.keep_alive_timeout,
                 weakly(self._silent),
@@ -194,23 +254,18 @@ class ConnectionLifecycle:
             self._messages.start(peer)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
-        from .authentication import Authentication  # noqa: PLC0415 - only where a key is given
-
-        self._authentication = handshake = Authentication(
-            key, self._transcript(peer, client=client), self._messages.send_control, client=client
+        qp = self._endpoint.qp
+        assert qp is not None
+        self._key_proof = proof = KeyProof(
+            key,
+            (self._endpoint.hello, peer),
+            (qp.qp_num, qp.query().dest_qp_num),
+            self._messages.send_control,
+            client=client,
         )
         self._messages.start(peer)
-        handshake.begin()
-        await handshake.done
-
-    def _transcript(self, peer: Hello, *, client: bool) -> bytes:
-        from .._core import authentication  # noqa: PLC0415 - only where a key is given
-
-        qp = self._side.qp
-        assert qp is not None
-        ours, theirs = (self._side.hello, qp.qp_num), (peer, qp.query().dest_qp_num)
-        (here, number), (there, peer_number) = (ours, theirs) if client else (theirs, ours)
-        return authentication.transcript(here, there, number, peer_number)
+        proof.begin()
+        await proof.done
 
     def _give_up(self, link: Link, error: BaseException) -> None:
         """The handshake failed: everything is given back, `link` with it."""
@@ -231,18 +286,18 @@ class ConnectionLifecycle:
         if self._state in CLOSING:
             raise ConnectionClosedError("the connection is being closed")
 
-    def _control(self, message: protocol.Message) -> None:
-        authentication = self._authentication
+    def _take_control(self, message: protocol.Message) -> None:
+        proof = self._key_proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
-            if authentication is None:
+            if proof is None:
                 raise ProtocolError("the peer sent a proof that it has a key; none was given here")
             try:
-                authentication.control(message)
+                proof.control(message)
             except AuthenticationError as error:
                 self._refuse(error)
             else:
                 # Now, not when `_start` goes on: the peer's next message may be here already.
-                if authentication.done.done():
+                if proof.done.done():
                     self._messages.gated = False
                     self._advance(LifecycleEvent.PROVED)
             return
@@ -263,7 +318,7 @@ class ConnectionLifecycle:
                 )
             case protocol.Ping():
                 self._messages.send_control(protocol.Pong(message.request_id))
-            case _ if self._kin is not None and self._kin.control(message):
+            case _ if self._inband is not None and self._inband.control(message):
                 pass
             case _:
                 self._sharing.control(message)
@@ -303,7 +358,7 @@ class ConnectionLifecycle:
     def _disconnected(self, reason: str) -> None:
         """The other side is gone.  Polls first: its goodbye may lie in the completion queue."""
         if self._close_cause is None:
-            self._side.driver.poll()
+            self._endpoint.driver.poll()
         self._end(ConnectionBrokenError(reason))
 
     def _silent(self, seconds: float) -> None:
@@ -338,11 +393,11 @@ class ConnectionLifecycle:
             self._close_timer.cancel()
         if self._keep_alive is not None:
             self._keep_alive.stop()
-        if self._authentication is not None and not self._authentication.done.done():
-            self._authentication.done.set_exception(self._waiter_error(root))
-            self._authentication.done.exception()  # retrieved, also if it is not awaited yet
-        if self._kin is not None:
-            self._kin.end()
+        if self._key_proof is not None and not self._key_proof.done.done():
+            self._key_proof.done.set_exception(self._waiter_error(root))
+            self._key_proof.done.exception()  # retrieved, also if it is not awaited yet
+        if self._inband is not None:
+            self._inband.end()
         self._queue.fail(root)
         self._memory.end(root)
         self._sharing.end(root)
@@ -367,7 +422,7 @@ class ConnectionLifecycle:
             self._link.close()
         self._queue.close()
         self._messages.close()
-        self._side.close()
+        self._endpoint.close()
         if self._link is not None:
             self._link.release()
         self._advance(LifecycleEvent.RELEASED)
@@ -403,10 +458,11 @@ class WaiterErrors:
         if isinstance(root, ConnectionClosedError):
             return ConnectionClosedError(str(root), by_peer=root.by_peer)
         error: Exception
+        peer = f" with {host_port(self.peer)}" if self.peer is not None else ""
         if isinstance(root, ProtocolError | AuthenticationError):
             error = type(root)(str(root))
         else:
-            error = ConnectionBrokenError(f"the connection with {self.peer} broke: {root}")
+            error = ConnectionBrokenError(f"the connection{peer} broke: {root}")
         error.__cause__ = root
         return error
 

@@ -12,6 +12,10 @@ from ..config import Config
 from ..errors import QuotaError
 from ..mr_pool import Block, Buffer, MemoryPool, Region
 
+# Unregistered memory up to this size is copied through the pool; beyond, it is registered for the
+# one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
+STAGING_LIMIT = 64 << 10
+
 
 class Memory:
     """Blocks and buffers of the pool, and registrations of the user's own memory."""

@@ -11,10 +11,9 @@ Some facts, and what they mean here:
 - A frame costs both ends the same whatever is in it: a work request, a completion, a receive, a
   credit.  So what is sent while a frame with messages is under way waits until the tasks of this
   turn of the loop have all had theirs, and goes in *bundles*; a message with nothing before it
-  goes at once.  Who sends one message and waits for its answer thus loses no time.
-- What is plain of all this is done in C (native/fast/traffic.c): messages that need not wait for
-  anything but others, and frames with messages that are as they should be.  The methods here are
-  for everything else.
+  goes at once.  A request and its reply thus lose no time.
+- The fast path of all this is in C (native/fast/traffic.c): messages that wait for nothing but
+  others, and valid frames with messages.  The methods here are for everything else.
 - Memory under a posted request must stay.  An eager frame lives in its block until completion;
   an offered message stays registered (read-only for the peer) until the peer says it has read it.
 - A slow reader must cost a bounded amount.  A data credit goes back only when the user has
@@ -51,15 +50,15 @@ from .outgoing import OutgoingWrite
 from .receives import Receives
 from .work_queue import Work, WorkQueue
 
-# Blocks that only control frames use, and only when the pool is exhausted: who holds all of it must
-# not keep back the credits that the peer waits for.
+# Blocks that only control frames use, and only when the pool is exhausted: a user that holds all of
+# it must not keep back the credits that the peer waits for.
 SPARE_BLOCKS = 2
 
 OK = int(protocol.ErrorCode.OK)
 
-# Control messages that may wait for a credit without anybody here who awaits them: answers to what
-# the peer asked and offered, and what follows from its answers.  Fewer for who keeps to
-# MAX_UNANSWERED.
+# Control messages that may wait for a credit without a task that awaits them: answers to what the
+# peer asked and offered, and what follows from its answers.  A peer that keeps to MAX_UNANSWERED
+# causes fewer.
 MAX_ANSWERS = 4 * protocol.MAX_UNANSWERED
 
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
@@ -215,7 +214,7 @@ class Messages(Traffic):
         self.waiting.append(outgoing)
 
     def withdraw(self, future: Waiter) -> None:
-        """Nobody waits for that message any more: unless it was posted, it is dropped."""
+        """Drops a message that is not awaited any more, unless it was posted."""
         for place, outgoing in enumerate(self.waiting):
             if outgoing.future is future:
                 del self.waiting[place]
@@ -233,7 +232,7 @@ class Messages(Traffic):
     def send_control(self, message: protocol.Message, future: Waiter | None = None) -> None:
         """Sends a control message as soon as there is a credit for it.
 
-        One that nobody awaits is an answer: a peer that lets too many pile up is at fault.  What is
+        One without a future is an answer: a peer that lets too many pile up is at fault.  What is
         awaited goes after the operations that were begun before it.
         """
         turn = 0

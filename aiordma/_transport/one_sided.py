@@ -17,19 +17,15 @@ from .._core.region import ATOMIC_SIZE, Rights
 from .._native import TRANSFER_SIZE, Promise, Run
 from ..mr_pool import Block, Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory, bytes_of
-from .memory import Memory
+from .memory import STAGING_LIMIT, Memory
 from .messages import Messages
 from .sharing import RemoteRegion, RemoteSlice, Sharing
 from .transfers import Atomic, Pieces, Progress
-from .work_queue import WorkQueue
+from .work_queue import WorkQueue, noop
 
 Remote = RemoteRegion | RemoteSlice
 
 T = TypeVar("T")
-
-# Unregistered memory up to this size is copied through the pool; beyond, it is registered for
-# the one operation.  A copy of 64 KiB costs a few microseconds, a registration on a card tens.
-STAGED = 64 << 10
 
 WRITE = int(verbs.WROpcode.RDMA_WRITE)
 WRITE_WITH_IMM = int(verbs.WROpcode.RDMA_WRITE_WITH_IMM)
@@ -47,8 +43,8 @@ def writable_view(data: AnyMemory) -> memoryview:
 
 
 def staged(view: memoryview) -> bool:
-    """Whether it goes through the pool."""
-    return len(view) <= STAGED
+    """Whether it is copied through the pool."""
+    return len(view) <= STAGING_LIMIT
 
 
 def nothing() -> None:
@@ -136,7 +132,7 @@ class OneSided:
 
     async def _target(self, memory: LocalMemory | AnyMemory) -> AbstractContextManager[Landing]:
         if isinstance(memory, LocalMemory):
-            return nullcontext((memory, nothing))
+            return nullcontext((memory, noop))
         view = writable_view(memory)
         staging = await self._memory.lease(len(view), internal=True) if staged(view) else None
         return self._landing(memory, view, staging)
@@ -147,7 +143,7 @@ class OneSided:
         QuotaError when it would have to wait for memory of the pool.
         """
         if isinstance(memory, LocalMemory):
-            return nullcontext((memory, nothing))
+            return nullcontext((memory, noop))
         view = writable_view(memory)
         return self._landing(memory, view, self._pool.alloc(len(view)) if staged(view) else None)
 
@@ -157,7 +153,7 @@ class OneSided:
     ) -> Iterator[Landing]:
         if staging is None:
             with self._memory.register(memory, view) as region:
-                yield region, nothing
+                yield region, noop
         else:
             with staging:
 

@@ -101,7 +101,7 @@ class Receives:
         self._traffic.patience = self._sizes.patience
 
     def repeat(self, block: Block) -> None:
-        """Posts it again: nobody keeps what arrived there."""
+        """Posts it again at once: its frame is not kept."""
         if block.size < self._sizes.size:
             block.release()
             block = self._larger.pop()
@@ -174,7 +174,7 @@ class Receives:
             blocks.pop().release()
 
     def close(self) -> None:
-        """The queue pair is destroyed: there is nobody to be told of anything."""
+        """The queue pair is destroyed: the parts let go of each other."""
         del self._traffic, self._tell, self._on_posted
 
     def end(self) -> None:

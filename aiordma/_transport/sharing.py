@@ -1,4 +1,4 @@
-"""Memory that the other side may reach: shared, lent, handed over, taken back.
+"""Memory that the other side may use: shared, lent, handed over, taken back.
 
 Some facts, and what they mean here:
 
@@ -142,8 +142,8 @@ class Loan(Share):
 class HandedOver:
     """Memory that came back with what the peer wrote, and waits for `recv_buffer`.
 
-    Not a Buffer yet: one that nobody received is not the user's to release, so it returns to the
-    pool without a word.
+    Not a Buffer yet: one that was never received is not the user's to release, so it returns to the
+    pool without a warning.
     """
 
     __slots__ = ("_block", "_length")
@@ -246,8 +246,8 @@ class RemoteSlice(RemoteMemory):
         return RemoteSlice(self.region, self.range[key])
 
 
-class Arrivals(deque[A]):
-    """What has come from the peer and nobody has taken, and who waits for it."""
+class ArrivalQueue(deque[A]):
+    """What has come from the peer and has not been taken, and the tasks that wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,8 +277,8 @@ class Sharing:
         self._shares: dict[int, Share] = {}
         self._lent_bytes = 0  # what was handed over and not yet received included
         self._requests: dict[int, asyncio.Future[RemoteRegion]] = {}
-        self._arrived: Arrivals[RemoteRegion] = Arrivals()
-        self._handed_over: Arrivals[HandedOver] = Arrivals()
+        self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
+        self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
         self._ended: BaseException | None = None
 
@@ -295,7 +295,7 @@ class Sharing:
         self._shares[share.region_id] = share
         return share
 
-    def told(self, token: RegionToken) -> RemoteRegion:
+    def from_token(self, token: RegionToken) -> RemoteRegion:
         """The token has come by another way."""
         return RemoteRegion(self, token, lent=False)
 
@@ -378,7 +378,7 @@ class Sharing:
         except BaseException:
             self._answered(request_id)
             if not future.cancel():
-                future.exception()  # the same end, told twice: once is enough
+                future.exception()  # retrieved: the same end is raised from here
             raise
 
     def _answered(self, request_id: int) -> asyncio.Future[RemoteRegion] | None:
@@ -406,7 +406,7 @@ class Sharing:
         self._lent_bytes -= len(handed)
         return handed.take()
 
-    async def _next(self, arrivals: Arrivals[A]) -> A:
+    async def _next(self, arrivals: ArrivalQueue[A]) -> A:
         while not arrivals:
             if self._ended is not None:
                 raise self._waiter_error(self._ended)
@@ -424,7 +424,7 @@ class Sharing:
         self._messages.send_control(message, future)
         return future
 
-    # ---- what the peer says --------------------------------------------------------------
+    # ---- control messages of the peer ----------------------------------------------------
 
     def control(self, message: protocol.Message) -> None:
         match message:

@@ -1,4 +1,4 @@
-"""Where a message is read to that somebody receives into memory of his own."""
+"""The user's memory that `recv_into` receives a message in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Target:
         return self.memory
 
     def close(self) -> None:
-        """What was registered for it goes, when no read is under way there any more."""
+        """Deregisters what was registered for it, once no read is under way there."""
         if self._own is not None:
             self._own.close()
         self._data = None

@@ -1,8 +1,8 @@
-"""The TCP socket that endpoints are exchanged on, plain or with TLS, from its making to its end.
+"""The socket of the TCP bootstrap, plain or with TLS, from its making to its end.
 
 It is a protocol of asyncio's and no stream: two messages of fixed length are read from it, and
-then its end, and the numbers of connections that have ended where several share it (family.py),
-which needs neither buffers nor a task that waits.
+then its end, and the numbers of connections that have ended where several share it
+(connection_group.py), which needs neither buffers nor a task that waits.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import cast
 from .._core.refusal import REFUSAL_SIZE, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
-from ..errors import ProtocolError, RejectedError, UnreachableError
+from ..errors import ProtocolError, RejectedError, UnreachableError, host_port
+from .auth import Security
 from .lifecycle import Address
-from .security import Security
 
 REFUSED = b"refused\x01"
 
 # IBTA clause 12.6.7.2, as by the connection manager.
 REJECTED_BY_APPLICATION = 28
 
-# Word of a connection that has ended while others that share the socket go on.
-_OVER = struct.Struct("<4sI")
-OVER = b"over"
+# The number of a connection that has ended while others that share the socket go on.
+_ENDED = struct.Struct("<4sI")
+ENDED = b"over"
 
 # Bytes that may wait for a peer that does not read before it counts as gone.
 MOST_WAITING = 1 << 16
 
-# Bytes that are kept before they are asked for: more than a whole exchange has.  Whoever sends
-# more before it is its turn is not read any further.
+# Bytes that are kept before they are asked for: more than a whole bootstrap has.  A peer that sends
+# more than that ahead is not read any further.
 MOST_AHEAD = 4096
 
 
@@ -71,9 +71,9 @@ class TCPLink(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[str], None] | None = None
-        self._on_over: Callable[[int], None] | None = None
+        self._on_ended: Callable[[int], None] | None = None
 
-    # ---- what the socket says ------------------------------------------------------------
+    # ---- asyncio.Protocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -84,7 +84,7 @@ class TCPLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._came += data
         if self._on_end is not None:
-            self._hear()
+            self._take_ended()
         elif len(self._came) > MOST_AHEAD:
             assert self._transport is not None
             self._transport.pause_reading()
@@ -94,14 +94,18 @@ class TCPLink(asyncio.Protocol):
         self._lost = True
         self._error = exc
         if self._on_end is not None:
-            self._hear()
+            self._take_ended()
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ---- the exchange --------------------------------------------------------------------
+    @property
+    def _peer(self) -> str:
+        return host_port(self.peer_address) if self.peer_address is not None else "the peer"
+
+    # ---- the bootstrap -------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Little enough for the socket to take at once.  ProtocolError when it has ended."""
@@ -117,7 +121,7 @@ class TCPLink(asyncio.Protocol):
             return await self._read(size - len(greeting))
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
-        raise ProtocolError(f"{self.peer_address} does not speak aiordma's exchange: {start!r}")
+        raise ProtocolError(f"{self._peer} does not speak aiordma's bootstrap: {start!r}")
 
     async def _read(self, size: int) -> bytes:
         came = self._came
@@ -125,9 +129,7 @@ class TCPLink(asyncio.Protocol):
             if self._error is not None:
                 raise self._broken_off(self._error) from self._error
             if self._lost:
-                raise ProtocolError(
-                    f"{self.peer_address} ended the exchange after {len(came)} bytes"
-                )
+                raise ProtocolError(f"{self._peer} ended the bootstrap after {len(came)} bytes")
             self._waiter = self._loop.create_future()
             await self._waiter
         data = bytes(came[:size])
@@ -135,59 +137,59 @@ class TCPLink(asyncio.Protocol):
         return data
 
     def _broken_off(self, error: Exception) -> ProtocolError:
-        return ProtocolError(f"{self.peer_address} broke the exchange off: {error}")
+        return ProtocolError(f"{self._peer} broke off the bootstrap: {error}")
 
     # ---- after it ------------------------------------------------------------------------
 
     def established(
-        self, on_end: Callable[[str], None], on_over: Callable[[int], None] | None = None
+        self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
     ) -> None:
-        """The exchange is done; from now on `on_end` hears of the socket's end, once or never.
+        """The bootstrap is done; from now on `on_end` is called at the socket's end, at most once.
 
-        `on_over` hears the numbers that the peer's `say_over` says; None: it may say nothing.
+        `on_ended` is called with each number of the peer's `send_ended`; None: it may send nothing.
         """
         self._on_end = on_end
-        self._on_over = on_over
+        self._on_ended = on_ended
         if self._came or self._lost:
-            self._loop.call_soon(self._hear)
+            self._loop.call_soon(self._take_ended)
 
-    def say_over(self, numbers: list[int]) -> None:
-        """Tells the peer.  One that does not read has its socket ended."""
+    def send_ended(self, numbers: list[int]) -> None:
+        """Sends the peer the numbers.  The socket of a peer that does not read is aborted."""
         if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
-        self._transport.write(b"".join(_OVER.pack(OVER, number) for number in numbers))
+        self._transport.write(b"".join(_ENDED.pack(ENDED, number) for number in numbers))
         if self._transport.get_write_buffer_size() > MOST_WAITING:
             self._transport.abort()
 
-    def _hear(self) -> None:
-        """Something has come, or the end."""
-        while self._on_over is not None and len(self._came) >= _OVER.size:
-            word, number = _OVER.unpack_from(self._came)
-            if word != OVER:
+    def _take_ended(self) -> None:
+        """Takes the numbers that have come, and ends with the socket or for other bytes."""
+        while self._on_ended is not None and len(self._came) >= _ENDED.size:
+            magic, number = _ENDED.unpack_from(self._came)
+            if magic != ENDED:
                 break
-            del self._came[: _OVER.size]
-            self._on_over(number)
-        if self._on_over is not None and OVER.startswith(bytes(self._came[:4])):
+            del self._came[: _ENDED.size]
+            self._on_ended(number)
+        if self._on_ended is not None and ENDED.startswith(bytes(self._came[:4])):
             if not self._lost:
                 return  # the rest of it will come
             self._came.clear()
-        self._over()
+        self._end()
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         on_end, self._on_end = self._on_end, None
-        self._on_over = None
+        self._on_ended = None
         if on_end is None:
             return  # closed meanwhile
         if self._came:
-            reason = "spoke after the exchange"
+            reason = "sent something after the bootstrap"
         elif self._error is not None:
             reason = f"is gone: {self._error}"
         else:
             reason = "is gone without a goodbye"
-        on_end(f"the peer {reason} (the socket that the endpoints were exchanged on)")
+        on_end(f"the peer {reason} (the socket of the TCP bootstrap)")
 
     def close(self) -> None:
-        self._on_end = self._on_over = None
+        self._on_end = self._on_ended = None
 
     def release(self) -> None:
         fork.remove_socket(self._inode)
@@ -196,7 +198,7 @@ class TCPLink(asyncio.Protocol):
 
 
 def refusal(data: bytes) -> RejectedError | ProtocolError:
-    """What a listener that has turned us away has said."""
+    """The error for a listener's refusal."""
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
@@ -234,14 +236,15 @@ async def open_link(address: Address, source: Address | None, security: Security
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
         raise RejectedError(
-            f"nobody listens on {address[0]} port {address[1]}",
+            f"no listener on {host_port(address)}",
             reason=-(error.errno or ECONNREFUSED),
             event="",
         ) from error
     except OSError as error:
         begin = f" from {source[0]}" if source else ""
         raise UnreachableError(
-            f"no way{begin} to {address[0]} port {address[1]}: {error}", status=-(error.errno or 0)
+            f"no route{begin} to {host_port(address)}: {error.strerror}",
+            status=-(error.errno or 0),
         ) from error
     tls = security.tls
     loop = asyncio.get_running_loop()
@@ -251,7 +254,7 @@ async def open_link(address: Address, source: Address | None, security: Security
         )
     except OSError as error:
         connected.close()
-        raise ProtocolError(f"no TLS with {address[0]} port {address[1]}: {error}") from error
+        raise ProtocolError(f"no TLS with {host_port(address)}: {error}") from error
     except BaseException:
         connected.close()
         raise

@@ -1,7 +1,7 @@
-"""Who waits for one-sided work, besides plain futures.
+"""Waiters of one-sided work other than futures.
 
-Each has of a future what a `Run` calls: `done`, and unless that says yes `set_result` or
-`set_exception`; and `cancel`, for what has not been posted and will not be.
+Each implements the part of `Future` that a `Run` uses: `done`, and unless that is true `set_result`
+or `set_exception`; and `cancel`, for work that has not been posted and will not be.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pieces:
         self._done += self._lengths.pop()
         try:
             self._progress(self._done)
-        except Exception as error:  # the user's: it is for the one who waits
+        except Exception as error:  # the user's own, raised by its await
             self.future.set_exception(error)
         if not self._lengths and not self.future.done():
             self.future.set_result(None)
@@ -82,7 +82,7 @@ class Atomic:
 
 
 class Batched:
-    """Waits for the requests of a batch, and tells those who wait for the atomics among them."""
+    """Waits for the requests of a batch, and completes the futures of the atomics among them."""
 
     __slots__ = ("_atomics", "_over", "future")
 

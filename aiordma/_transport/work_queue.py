@@ -5,12 +5,12 @@ request that was posted cannot be taken back, and its memory belongs to the devi
 completion; when a queue pair dies, completions of what was under way may or may not come.
 
 So: what finds no entry waits here, first come first served, and can be withdrawn as long as it
-does; whoever stops waiting later changes nothing for the device; when the queue pair dies every
+does; a cancellation after that changes nothing for the device; when the queue pair dies every
 waiter fails at once, and memory returns when the completion arrives or the queue pair has been
 destroyed, whichever is first.
 
 Messages wait elsewhere, for credits.  None of them may be posted before work that was there before
-it: who writes and then sends word of it means that order.  So each knows its `turn`.
+it: a write and then the message about it keep that order.  So each knows its `turn`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WorkQueue(Queue):
         self.error: BaseException | None = None
         self._on_failure = on_failure
         self._waiter_error = waiter_error
-        self.on_room: Callable[[], None] = nothing
+        self.on_room: Callable[[], None] = noop
         self._messages_first = False
         self._backlog: OrderedDict[Work | Run | Fetch, int] = OrderedDict()
         self._latest = 0  # the number of the one that came to it last
@@ -132,7 +132,7 @@ class WorkQueue(Queue):
         self.backlogged = bool(self._backlog)
 
     def withdraw(self, runs: Iterable[Run]) -> None:
-        """Nobody waits for these any more: what has not been posted will not be."""
+        """Drops those that have not been posted; they are not awaited any more."""
         found = [run for run in runs if self._backlog.pop(run, None) is not None]
         for run in found:
             if run.waiter is not None:
@@ -257,13 +257,13 @@ class WorkQueue(Queue):
         self.qp.close()
         for work in cast("list[Posted]", self.clear_slots()):
             work.release()
-        self.on_room = nothing
+        self.on_room = noop
         self.user = None
         self.traffic = None
 
 
-def nothing() -> None:
-    """For a queue pair that is gone."""
+def noop(*_: object) -> None:
+    """A callback for after the end."""
 
 
 # Failures that are not about the work request that happens to tell of them: the peer or the way to

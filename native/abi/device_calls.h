@@ -7,6 +7,19 @@ enum {
 	AIORDMA_NOTIFY_FDS = 8
 };
 
+/* What has been injected in this process so far. */
+struct aiordma_fault_counts {
+	uint64_t lost;
+	uint64_t duplicated;
+	uint64_t delayed;
+	uint64_t cut;
+	uint64_t not_ready;
+	uint64_t overruns;
+	uint64_t registrations;
+	uint64_t handshakes;
+	uint64_t retried; /* and what followed: how often a requester went back */
+};
+
 struct aiordma_device_calls {
 	/* Grows whenever a thread of the application has done work of the device, and with each part
 	 * of a message that was moved while more of the same message was to follow. */
@@ -52,6 +65,11 @@ struct aiordma_device_calls {
 	/* A region of all memory of the process, for sending from wherever the caller knows that there
 	 * is some.  Devices that pin pages do not have it. */
 	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
+
+	/* Fault injection, for tests: replaces the plan of faults of this process, NULL for none.  0, or
+	 * EINVAL with what is wrong in `error`. */
+	int (*set_faults)(const char *plan, char *error, size_t error_size);
+	void (*fault_counts)(struct aiordma_fault_counts *counts);
 
 	/* The calls of single providers' libraries, NULL each that is not installed.  Thread-safe. */
 	const struct aiordma_provider_calls *(*provider_calls)(void);

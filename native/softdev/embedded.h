@@ -70,19 +70,7 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  * the device cannot be opened (EINVAL). */
 int aiordma_embedded_faults(const char *plan, char *error, size_t room);
 
-/* What has been injected in this process so far. */
-struct aiordma_fault_counts {
-	uint64_t lost;
-	uint64_t duplicated;
-	uint64_t delayed;
-	uint64_t cut;
-	uint64_t not_ready;
-	uint64_t overruns;
-	uint64_t registrations;
-	uint64_t handshakes;
-	uint64_t retried; /* and what followed: how often a requester went back */
-};
-
+/* What has been injected so far. */
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
 /* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in

@@ -56,6 +56,8 @@ static const struct aiordma_device_calls device = {
 	.notify_version = soft_notify_version,
 	.reg_own_mr = soft_reg_own_mr,
 	.reg_local_dma = reg_local_dma,
+	.set_faults = aiordma_embedded_faults,
+	.fault_counts = aiordma_embedded_fault_counts,
 };
 
 static const struct aiordma_calls table = {

@@ -33,7 +33,7 @@ hellos = st.builds(
     max_rd_atomic=u8,
     max_dest_rd_atomic=u8,
     authenticates=st.booleans(),
-    takes_asks=st.booleans(),
+    in_band=st.booleans(),
 )
 endpoints = st.builds(
     Endpoint,

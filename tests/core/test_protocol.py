@@ -17,11 +17,11 @@ from aiordma._core.protocol import (
     MAX_LENGTH,
     MIN_RECEIVE,
     VERSION,
-    Answer,
-    Ask,
     AuthAnswer,
     AuthHello,
     AuthProof,
+    ConnectReply,
+    ConnectRequest,
     Error,
     ErrorCode,
     Goodbye,
@@ -30,7 +30,7 @@ from aiordma._core.protocol import (
     MessageType,
     Ping,
     Pong,
-    Ready,
+    ReadyToUse,
     ReceiveSize,
     RegionGrant,
     RegionRelease,
@@ -72,9 +72,9 @@ MESSAGES: dict[MessageType, st.SearchStrategy[Message]] = {
     MessageType.RECEIVE_SIZE: st.builds(
         ReceiveSize, u32, u64, st.integers(MIN_RECEIVE, (1 << 32) - 1)
     ),
-    MessageType.ASK: st.builds(Ask, u32, u32, bytes40, bytes32),
-    MessageType.ANSWER: st.builds(Answer, u32, bytes40, bytes32),
-    MessageType.READY: st.builds(Ready, u32),
+    MessageType.CONNECT_REQUEST: st.builds(ConnectRequest, u32, u32, bytes40, bytes32),
+    MessageType.CONNECT_REPLY: st.builds(ConnectReply, u32, bytes40, bytes32),
+    MessageType.READY_TO_USE: st.builds(ReadyToUse, u32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -113,7 +113,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
     assert " ".join(f"{member.name}={member}" for member in MessageType) == (
         "RENDEZVOUS=1 RENDEZVOUS_DONE=2 REGION_GRANT=3 REGION_RETURN=4 REGION_REQUEST=5 "
         "REGION_RELEASE=6 PING=7 PONG=8 GOODBYE=9 ERROR=10 AUTH_HELLO=11 AUTH_ANSWER=12 "
-        "AUTH_PROOF=13 RECEIVE_SIZE=14 ASK=15 ANSWER=16 READY=17"
+        "AUTH_PROOF=13 RECEIVE_SIZE=14 CONNECT_REQUEST=15 CONNECT_REPLY=16 READY_TO_USE=17"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "
@@ -217,7 +217,7 @@ def test_refused(data: bytes, text: str | None) -> None:
         return
     with pytest.raises(ProtocolError, match=re.escape(text)) as caught:
         decode(data)
-    assert "peer" in str(caught.value) or "whoever sent it" in str(caught.value)
+    assert "peer" in str(caught.value) or "the sender" in str(caught.value)
     assert len(str(caught.value)) < 300
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from aiordma._transport.security import OPEN
+from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.tcp_link import MOST_AHEAD, accepted_link, connected_socket
 
 
@@ -19,7 +19,7 @@ async def turns(count: int = 10) -> None:
 
 
 async def until(there: Callable[[], bool]) -> None:
-    while not there():  # noqa: ASYNC110 - the link tells nobody
+    while not there():  # noqa: ASYNC110 - the link has no event
         await asyncio.sleep(0)
 
 
@@ -34,7 +34,7 @@ async def test_who_says_too_much_is_read_no_further() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setblocking(False)
-        link = await accepted_link(ours, OPEN)
+        link = await accepted_link(ours, NO_SECURITY)
         fill(theirs)
         await until(lambda: len(link._came) > MOST_AHEAD)
         came = len(link._came)
@@ -46,9 +46,9 @@ async def test_who_says_too_much_is_read_no_further() -> None:
 
 @pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
 async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> None:
-    """The peer spoke, or died, between its last word and the moment when somebody listens."""
+    """The peer sent more, or died, between the bootstrap and `established`."""
     ours, theirs = socket.socketpair()
-    link = await accepted_link(ours, OPEN)
+    link = await accepted_link(ours, NO_SECURITY)
     with theirs:
         theirs.sendall(b"last" + early)
     assert await link.read(4, b"last") == b""
@@ -57,14 +57,16 @@ async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> No
     link.established(heard.append)
     await turns()
     (reason,) = heard
-    assert ("spoke after the exchange" if early else "is gone without a goodbye") in reason
+    assert (
+        "sent something after the bootstrap" if early else "is gone without a goodbye"
+    ) in reason
     link.release()
 
 
 async def test_a_closed_link_says_nothing() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        link = await accepted_link(ours, OPEN)
+        link = await accepted_link(ours, NO_SECURITY)
         heard: list[str] = []
         link.established(heard.append)
         link.close()

@@ -145,10 +145,10 @@ def test_a_host_with_nothing_but_ipv6(
 @pytest.mark.parametrize(
     ("chosen", "to", "problem"),
     [
-        (LINK_LOCAL, None, "reaches nobody beyond its own link"),
-        (LINK_LOCAL, "fd09:9::2", "reaches nobody beyond its own link"),
+        (LINK_LOCAL, None, "reaches no peer beyond its own link"),
+        (LINK_LOCAL, "fd09:9::2", "reaches no peer beyond its own link"),
         (LINK_LOCAL, "fe80::7", ""),
-        (LOOPBACK, None, "reaches nobody beyond its own host"),
+        (LOOPBACK, None, "reaches no peer beyond its own host"),
         (LOOPBACK, "127.0.0.1", ""),
         (ROCE_V1, None, "is of RoCE v1"),
         (IPV4, "fd09:9::2", "is an address of IPv4 and cannot reach fd09:9::2"),

@@ -1,4 +1,4 @@
-"""The account of posted work: slots, failures, and what a flush was caused by."""
+"""Tracking of posted work: slots, failures, and the cause of a flush."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiordma.errors import (
     WorkRequestFlushedError,
 )
 from aiordma.verbs import QPCapabilities, SendFlags, WCOpcode, WCStatus, WROpcode
-from aiordma.verbs._qp.posted_work import Accounts, PostedWork
+from aiordma.verbs._qp.posted_work import PostedWork, PostedWorkByQP
 
 if TYPE_CHECKING:
     from aiordma.verbs import Record
@@ -126,17 +126,17 @@ def test_after_a_failure_the_device_decides_about_room() -> None:
     assert work.free == 1
 
 
-def test_accounts_are_found_by_number_and_forgotten() -> None:
-    accounts, work = Accounts(), PostedWork(4)
-    accounts.add(0x11, work)
+def test_posted_work_is_found_by_number_and_forgotten() -> None:
+    by_qp, work = PostedWorkByQP(), PostedWork(4)
+    by_qp.add(0x11, work)
     work.send(1, WROpcode.SEND, True)
     records = [record(1), record(2)]
-    assert list(accounts.settled(iter(records))) == records
+    assert list(by_qp.settled(iter(records))) == records
     assert work.free == 4
     work.send(1, WROpcode.SEND, True)
     del work
     untouched = iter(records)
-    assert accounts.settled(untouched) is untouched
+    assert by_qp.settled(untouched) is untouched
 
 
 # --- on the device -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Completion queues, classic and extended, and the channels that announce them."""
+"""Completion queues, classic and extended, and the channels of their events."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiordma._native import CompletionArray, MoreArray, Record, Table, failure, ffi, lib
 from aiordma.errors import BusyError, UnsupportedError, VerbsError
 
 from .._device.enums import CQFlags, WCFields
 from .._device.resource import Node, Resource
-from .._qp.posted_work import Accounts
+from .._qp.posted_work import PostedWorkByQP
 from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
@@ -27,32 +27,25 @@ if TYPE_CHECKING:
     from .._device.context import Context
 
 
-# How long a busy look stays away from Python, where signals are seen: a judgement.
+# Seconds that a busy poll stays in C at most, since Python handles signals: a judgement.
 _SLICE = 0.001
 
 
-class Drained(NamedTuple):
-    """What a drain did. Internal to the library."""
+# The result of a drain: whether there were completions, or the device made progress, as in the
+# middle of a long message; whether there may be more, of which the fd does not tell; and whether
+# `open_notify_fds` gives other descriptors now. Plain tuples, which are unpacked faster.
+Drained: TypeAlias = tuple[bool, bool, bool]
 
-    found: bool
-    """There were completions, or the device made progress, as in the middle of a long message."""
-    more: bool
-    """There may be more, of which the fd does not tell."""
-    fds_changed: bool
-    """:meth:`CompletionChannel.open_notify_fds` gives other descriptors now."""
-
-
-_DRAINED = tuple(Drained(bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))  # by its bits
+_DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
 
 
 class CompletionChannel(Resource["h.ChannelPointer"]):
-    """Where completion queues announce that they have something; ``fd`` is for an event loop.
+    """Takes the events of completion queues; ``fd`` is for an event loop.
 
-    ``fd`` never blocks. It is readable while an armed queue's announcement has not been taken;
-    it may be readable earlier, when looking for one does the work that leads to it. A loop may
-    watch ``watched_fds`` in its place, of which one is readable when ``fd`` is: they wake up a
-    little faster, and ``fd`` then tells of announcements alone. The channel owns them: watch them
-    only, and not after its end.
+    ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
+    looking for an event does the device's work that leads to it. A loop may watch ``watched_fds``
+    in its place, of which one is readable when ``fd`` is: they wake up a little faster, and ``fd``
+    then tells of events alone. The channel owns them: watch them only, and not after its end.
     Use either :meth:`drain`, which does everything, or :meth:`get_event` and polling by hand.
     """
 
@@ -60,7 +53,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.context = context
         self.fd = pointer.fd
         self.drain_state: h.DrainPointer = ffi.new("struct aiordma_drain *")
-        self.drain_state.calls = context.library.table
+        self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         drain_state = self.drain_state
@@ -70,14 +63,14 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
-        code = lib.aiordma_set_nonblocking(context.library.table, self.fd)
+        code = lib.aiordma_set_nonblocking(self._calls, self.fd)
         if code:
             self.close()
             raise failure("fcntl", code, "the completion channel's fd")
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
-        self.accounts = Accounts()
+        self.posted_work = PostedWorkByQP()
         self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
         self._room: CompletionArray | None = None
@@ -87,21 +80,21 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
     def watched_fds(self) -> tuple[int, ...]:
         """What a loop may watch in place of ``fd``; see the class."""
         fds = ffi.new("int[2]")
-        count = lib.aiordma_watch_fds(self.context.library.table, self.fd, fds)
+        count = lib.aiordma_watch_fds(self._calls, self.fd, fds)
         return tuple(fds[i] for i in range(count)) or (self.fd,)
 
     def open_notify_fds(self) -> list[int]:
         """What a loop that watches ``watched_fds`` may watch as well, to wake up faster still.
 
         They become the caller's, to be closed when it watches them no more. Others may come and go:
-        :class:`Drained` says so. A loop that never asks misses nothing. Internal to the library.
+        a drain says so. A loop that never asks misses nothing. Internal to the library.
         """
         fds = ffi.new("int[8]")
         return [fds[i] for i in range(lib.aiordma_notify_fds(self.drain_state, fds))]
 
     def peer_wakeups(self) -> int:
         """A number for :meth:`wrote_to_polling_peers`. Internal to the library."""
-        return lib.aiordma_peer_wakeups(self.context.library.table)
+        return lib.aiordma_peer_wakeups(self._calls)
 
     def wrote_to_polling_peers(self, since: int) -> bool:
         """Has the device written to peers since :meth:`peer_wakeups`, all of which were polling?
@@ -117,10 +110,10 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         return self._events + self.drain_state.events
 
     def get_event(self) -> CompletionQueue | None:
-        """Take and acknowledge one announcement, None when there is none.
+        """Take and acknowledge one event; its queue, None when there is no event.
 
         The queue is not armed any more: call its ``req_notify()``, then poll it until it is
-        empty. Announcements of a queue whose object is gone are taken and passed over.
+        empty. Events of a queue whose object is gone are taken and passed over.
         """
         cq = ffi.new("struct ibv_cq **")
         context = ffi.new("void **")
@@ -134,32 +127,32 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         return None
 
     def sleep_for(self, queue: CompletionQueue, end: float) -> None:
-        """Sleep until ``queue`` has been announced or ``end`` (of time.monotonic) has come.
+        """Sleep until ``queue`` has an event or ``end`` (of time.monotonic) has come.
 
-        Announcements of other queues on the way are kept for them. For this package.
+        Events of other queues that come first are kept for them. For this package.
         """
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        while not queue.announced:
-            if (announced := self.get_event()) is not None:
-                announced.announced = True
+        while not queue.has_event:
+            if (other := self.get_event()) is not None:
+                other.has_event = True
                 continue
             left = end - time.monotonic()
             if left <= 0:
                 return
             poll.poll(None if math.isinf(left) else math.ceil(left * 1000))
-        queue.announced = False
+        queue.has_event = False
 
     def drain(self, capacity: int = 256, spin_us: int = 0) -> tuple[Iterator[Record], bool]:
-        """Take every announcement, acknowledge, arm again, and poll: all in one crossing.
+        """Take every event, acknowledge, arm again, and poll: all in one call of C.
 
         Returns up to ``capacity`` records, of all queues of this channel, and whether there may
         be more, in which case the fd does not tell: call again. The records stay valid. When
-        there is nothing, it goes on looking for ``spin_us`` microseconds, without the GIL.
+        there is nothing, it polls for ``spin_us`` microseconds, without the GIL.
 
         Each queue must have been armed once by ``req_notify()``; after that this keeps it armed.
-        Closing a queue takes the announcements of the channel's others as well: call this
-        afterwards, since the fd will not tell.
+        Closing a queue takes the events of the channel's others as well: call this afterwards,
+        since the fd will not tell.
         """
         if self._room is None or self._room.capacity < capacity:
             self._room = CompletionArray(capacity)
@@ -172,15 +165,15 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
             for queue in self.leaving:  # armed, so without an event there is nothing in it
                 queue.seen_empty()
             self.leaving.clear()
-        return self.accounts.settled(self._room.records(count)), bool(self._more[0])
+        return self.posted_work.settled(self._room.records(count)), bool(self._more[0])
 
     def drain_to(self, table: Table, capacity: int, spin_us: int, returns: bool) -> Drained:
-        """As :meth:`drain`, of queues that keep no account: the completions go to their work.
+        """As :meth:`drain`, for queue pairs that are not tracked: completions go to their work.
 
         A caller that ``returns`` will poll again soon if there was something; peers need not
         notify it until then. Internal to the library.
         """
-        if self._node.pointer is None:  # as `self.pointer` does, for each turn of a loop
+        if self._node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
         return self.drained(table.drain(self._state_address, capacity, spin_us, returns))
 
@@ -217,10 +210,10 @@ class CompletionQueue(Resource["h.CQPointer"]):
     ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
     else is the same for both. A thread finds completions in one of four ways:
 
-    - by hand: :meth:`poll` takes what is there;
-    - busy: :meth:`wait` with ``spin=math.inf`` looks without a pause;
+    - polling: :meth:`poll` takes what is there;
+    - busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause;
     - by events: :meth:`wait` arms the queue and sleeps on its channel;
-    - adaptive: :meth:`wait` with ``spin`` seconds looks for so long before it sleeps.
+    - adaptive polling: :meth:`wait` with ``spin`` seconds polls for so long before it sleeps.
     """
 
     def __init__(
@@ -235,12 +228,12 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self.channel = channel
         self.fields = fields
         self.flags = flags
-        self.accounts = channel.accounts if channel else Accounts()
+        self.posted_work = channel.posted_work if channel else PostedWorkByQP()
         self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._room: CompletionArray | None = None
         self._more_room: MoreArray | None = None
-        self.announced = False
-        """An announcement was taken that nobody has looked at; for this package."""
+        self.has_event = False
+        """An event was taken for which the queue has not been polled; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -266,13 +259,13 @@ class CompletionQueue(Resource["h.CQPointer"]):
     def poll_raw(self, max: int = 256) -> Iterator[Record]:
         """As :meth:`poll`, as tuples of plain numbers in the order of WorkCompletion's fields.
 
-        What is not defined for a completion is then whatever the device wrote.
+        Fields that are not defined for a completion have what the device wrote.
         """
         if self._room is None or self._room.capacity < max:
             self._room = CompletionArray(max)
         count = lib.aiordma_poll(self.pointer, self._room.pointer, max)
-        self._looked(count, max)
-        return self.accounts.settled(self._room.records(count))
+        self._polled(count, max)
+        return self.posted_work.settled(self._room.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
         if self._room is None or self._room.capacity < max:
@@ -285,14 +278,14 @@ class CompletionQueue(Resource["h.CQPointer"]):
             count = lib.aiordma_poll_busily(pointer, room.pointer, more.pointer, max, spin_us)
         else:
             count = lib.aiordma_poll_more(pointer, room.pointer, more.pointer, max)
-        self._looked(count, max)
-        settle, fields = self.accounts.settle, self.fields
+        self._polled(count, max)
+        settle, fields = self.posted_work.settle, self.fields
         return [
             WorkCompletion.from_record(record, settle(record), rest, fields)
             for record, rest in zip(room.records(count), more.records(count), strict=True)
         ]
 
-    def _looked(self, count: int, max: int) -> None:
+    def _polled(self, count: int, max: int) -> None:
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
         if count < max:
@@ -312,12 +305,12 @@ class CompletionQueue(Resource["h.CQPointer"]):
     def wait(
         self, max: int = 16, *, timeout: float | None = None, spin: float = 0.0
     ) -> list[WorkCompletion]:
-        """Up to ``max`` completions, waited for; empty when ``timeout`` seconds have passed.
+        """Wait for up to ``max`` completions; empty when ``timeout`` seconds have passed.
 
-        It first looks for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
-        sleeps until its channel announces something. ``spin=0`` sleeps at once, ``math.inf``
-        never does. It leaves the queue armed; announcements of the channel's other queues are
-        kept for their own ``wait``. Not for a channel that an event loop watches.
+        It first polls for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
+        sleeps until its channel has an event of it. ``spin=0`` sleeps at once, ``math.inf``
+        never does. It leaves the queue armed; events of the channel's other queues are kept for
+        their own ``wait``. Not for a channel that an event loop watches.
 
         ValueError when it would have to sleep and the queue has no channel.
         """
@@ -333,36 +326,36 @@ class CompletionQueue(Resource["h.CQPointer"]):
             if self.channel is None or math.isinf(spin):
                 continue
             self.req_notify()
-            # What came before arming makes no announcement.
+            # Completions from before arming make no event.
             if found := self._poll(max, 0):
                 return found
             self.channel.sleep_for(self, end)
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
-        """Look until ``end`` at least once; back in Python every millisecond, for signals."""
+        """Poll until ``end``, at least once; back in Python every millisecond, for signals."""
         while True:
             left = end - time.monotonic()
             found = self._poll(max, int(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
             if found or left <= 0:
                 return found
 
-    # --- announcements ---------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Arm: the next completion makes an announcement on the channel.
+        """Arm: the next completion makes an event on the channel.
 
         Completions that are already there make none: poll after arming. With ``solicited_only``
         only a failure or a receive whose sender asked for it (SendFlags.SOLICITED) does.
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
-            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO)
+            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO, f"arming {self!r}")
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
-        """Moderate announcements: one after ``cq_count`` completions or ``cq_period`` seconds.
+        """Moderate events: one after ``cq_count`` completions or ``cq_period`` seconds.
 
-        Whichever is first; 0 and 0 announce at once again. The period counts in microseconds,
+        Whichever is first; 0 and 0 make one at once again. The period counts in microseconds,
         up to 65535. ValueError beyond what the device takes; UnsupportedError where it has no
         moderation. Source: ibv_modify_cq(3).
         """
@@ -393,7 +386,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
     @property
     def cqe(self) -> int:
-        """Completions that it has room for."""
+        """Number of its entries."""
         return self.entries.capacity
 
     @property
@@ -422,7 +415,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
         if entries > self.available:
             raise BusyError(
-                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted"
+                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted:"
+                " resize() it, or use another one"
             )
         self.entries.reserved += entries
 

@@ -1,4 +1,4 @@
-"""Completions one by one, each field read when it is asked for: ibv_start_poll and its kin."""
+"""Completions one by one, each field read when it is asked for: ibv_start_poll(3)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CompletionCursor:
-    """Where a thread is in a completion queue; made by :meth:`CompletionQueue.start_poll`.
+    """The position of a thread in a completion queue: :meth:`CompletionQueue.start_poll`.
 
     Iterating steps from completion to completion and gives the cursor itself, until the queue is
-    empty; the attributes are those of the completion that it has come to, named as those of
+    empty; the attributes are those of the current completion, named as those of
     :class:`WorkCompletion`, each read from the device when it is asked for. On a classic queue
-    they have all been read. Nobody else may poll the queue before the ``with`` has ended.
+    they have all been read. No other thread may poll the queue before the ``with`` has ended.
 
     UnsupportedError for a field that the queue was not made to tell. When ``status`` is not
     SUCCESS only ``wr_id``, ``vendor_err`` and ``qp_num`` are defined beside it.
@@ -71,7 +71,7 @@ class CompletionCursor:
         code = lib.aiordma_start_poll(self._ex)
         if code == 0:
             self._started = True
-            self.failure = self._cq.accounts.settle(self._record())
+            self.failure = self._cq.posted_work.settle(self._record())
             return True
         if code != errno.ENOENT:
             raise failure("ibv_start_poll", abs(code), f"the completion queue {self._cq!r}")
@@ -79,7 +79,7 @@ class CompletionCursor:
         return False
 
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
-        """What the account of the queue pair needs to know."""
+        """The record by which the queue pair finds its posted work."""
         opcode = 0 if self.status else self._read(lib.AIORDMA_WC_OPCODE, "opcode")
         number = self._read(lib.AIORDMA_WC_QP_NUM, "qp_num") if self._has_qp_num else 0
         return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0

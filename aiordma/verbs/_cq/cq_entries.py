@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class Entries:
-    """A count, without the queue itself: what it is for may outlive the object of the queue.
+    """The count, without the queue itself, whose object may be gone before its users.
 
     ``channel`` collects those of its queues that have something leaving: draining the channel
     sees all of its queues empty at once.
@@ -31,13 +31,13 @@ class Entries:
         return self.capacity - self.reserved
 
     def release(self, entries: int) -> None:
-        """Reserved entries are free at once."""
+        """Free reserved entries at once."""
         if entries > self.reserved - self.leaving:
             raise ValueError(f"{entries} entries released, {self.reserved - self.leaving} reserved")
         self.reserved -= entries
 
     def leave(self, entries: int) -> None:
-        """Reserved entries are free when the queue has been seen empty the next time."""
+        """Free reserved entries when the queue is next seen empty."""
         if self._channel is not None and not self.leaving:
             self._channel.append(self)
         self.leaving += entries

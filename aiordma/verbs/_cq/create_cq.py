@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .._device.context import Context
 
-# What a classic queue tells as well.
+# Fields that a classic queue tells as well.
 STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
 
 # rdma_rxe makes extended queues, but with rdma-core 44 its iterator loses its place when it has
@@ -93,9 +93,9 @@ def _extended(
 
 
 def most_fields(context: Context) -> WCFields | None:
-    """All that the device's extended queues tell that anybody reads; None without such queues.
+    """All fields of use that the device's extended queues tell; None without such queues.
 
-    Which timestamps it has, a device says only by making a queue or refusing to.
+    A device shows which timestamps it has only by making a queue or refusing to.
     """
     times = [_ALL_TIMES, *_TIMES] if context.query_device_ex().completion_timestamp_mask else []
     for fields in (*(STANDARD | stamp for stamp in times), STANDARD):

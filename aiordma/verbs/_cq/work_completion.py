@@ -60,7 +60,7 @@ class WorkCompletion(NamedTuple):
     ) -> Self:
         """From a raw record of :meth:`CompletionQueue.poll_raw`.
 
-        ``failure`` is what the account of the queue pair says of a failed one. ``more`` is the
+        ``failure`` is what the queue pair's tracking says of a failed one. ``more`` is the
         rest of it, ``fields`` what an extended queue was made to tell; None for a classic one.
         """
         wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, flags = record
@@ -112,7 +112,7 @@ class WorkCompletion(NamedTuple):
         """The exception for a failed completion, None for a good one.
 
         It names the operation, and a flush has the queue pair's first failure as its cause,
-        when the queue pair keeps an account (all do but those that the event loop's driver
+        when the queue pair tracks its work (all do but those that the event loop's driver
         has). The completion itself does not say what had been posted; ``operation`` may.
         """
         if self.ok:

@@ -1,4 +1,4 @@
-"""GIDs, entries of the GID table, and the address vector of a path."""
+"""GIDs, entries of the GID table, and address vectors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GIDEntry(NamedTuple):
         return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
 
     def can_reach(self, to: GID) -> bool:
-        """False when packets from here to ``to`` cannot be: an empty GID, or IPv4 and IPv6 mixed.
+        """False if no packet can go from here to ``to``: an empty GID, or IPv4 and IPv6 mixed.
 
         InfiniBand's GIDs are not addresses of IP and say nothing about that.
         """
@@ -113,7 +113,7 @@ class GIDEntry(NamedTuple):
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """What is wrong with this entry as the way to ``to``, or to anybody; empty when nothing.
+        """What is wrong with this entry as the source to ``to``, or to any peer; empty if nothing.
 
         It may work all the same, within one link or one host.
         """
@@ -127,7 +127,7 @@ class GIDEntry(NamedTuple):
             return "is of RoCE v1, which no router passes on and RoCE v2 does not understand"
         for is_local, reach in (("is_link_local", "its own link"), ("is_loopback", "its own host")):
             if getattr(self.gid.ip, is_local) and not (to and getattr(to.ip, is_local)):
-                return f"reaches nobody beyond {reach}"
+                return f"reaches no peer beyond {reach}"
         return ""
 
     def preference(self) -> tuple[int, int, int]:
@@ -145,7 +145,7 @@ class GIDEntry(NamedTuple):
 
 
 class AddressVector(NamedTuple):
-    """The way to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
+    """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
     With ``dgid`` there is a global route (always so on RoCE); ``hop_limit`` 0 or 1 ends at the
     first router. ``dlid`` is the peer's LID, 0 on RoCE hardware.

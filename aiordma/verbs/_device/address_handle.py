@@ -1,4 +1,4 @@
-"""Address handles: the way to a peer, made ready once, for datagrams."""
+"""Address handles: the route to a peer, resolved once, for datagrams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AddressHandle(Resource["h.AHPointer"]):
-    """The way to a peer: made by :meth:`ProtectionDomain.create_ah`.
+    """The route to a peer: made by :meth:`ProtectionDomain.create_ah`.
 
     ``vector`` is what it was made of. It must stay open until the last request that was posted
     with it has completed (ibv_post_send(3)).
@@ -44,7 +44,7 @@ class AddressHandle(Resource["h.AHPointer"]):
 
 
 class Destination(NamedTuple):
-    """Where a datagram goes: the way, the queue pair there, and its Q_Key."""
+    """Where a datagram goes: the route, the queue pair there, and its Q_Key."""
 
     ah: AddressHandle
     remote_qpn: int
@@ -83,7 +83,7 @@ def vector_to(
     sl: int = 0,
     static_rate: int = 0,
 ) -> AddressVector:
-    """The way from one exchanged endpoint to the other. ValueError when ``local`` is not here.
+    """The route from one exchanged endpoint to the other. ValueError when ``local`` is not here.
 
     VerbsError (ENETUNREACH), before the device is asked, when its GID cannot reach the peer's.
     """
@@ -111,7 +111,7 @@ def vector_from_wc(
     grh: bytes | bytearray | memoryview,
     port_num: int,
 ) -> AddressVector:
-    """The way back to the sender of a datagram: ibv_init_ah_from_wc(3).
+    """The route back to the sender of a datagram: ibv_init_ah_from_wc(3).
 
     ``grh`` are the first 40 bytes of the receive's buffer; they are looked at when the completion
     says that they are there (WCFlags.GRH).

@@ -92,7 +92,7 @@ class Context(Ports):
         self._extended: ExtendedDeviceAttributes | None = None
         self._gid_table = b"", ()
         self._cq_fields: tuple[WCFields | None] | None = None
-        # Whom an asynchronous event concerns, by the address of its C structure.
+        # The resource that an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
         )
@@ -108,7 +108,7 @@ class Context(Ports):
 
     @classmethod
     def borrow(cls, library: Library, pointer: h.ContextPointer) -> Context:
-        """The context of a device that someone else opened and will close, ``rdma_cm_id.verbs``.
+        """The context of a device that librdmacm opened and will close, ``rdma_cm_id.verbs``.
 
         There is one object for each pointer as long as anything uses it. Its ``close()`` closes
         what was made from it and leaves the device open.
@@ -169,7 +169,7 @@ class Context(Ports):
     def offering(self, capability: str) -> Iterator[None]:
         """An UnsupportedError inside the ``with`` becomes one that names device and capability.
 
-        For the rooms of this package.
+        For this package.
         """
         try:
             yield
@@ -191,7 +191,7 @@ class Context(Ports):
     def alloc_parent_domain(
         self, pd: ProtectionDomain, td: ThreadDomain | None = None
     ) -> ParentDomain:
-        """A protection domain beside ``pd``, whose objects the threads of ``td`` use alone.
+        """Make a protection domain beside ``pd`` whose objects are used in ``td`` alone.
 
         UnsupportedError where there are none. Source: ibv_alloc_parent_domain(3).
         """
@@ -252,8 +252,8 @@ class Context(Ports):
         """Take and acknowledge the events that are there; never waits.
 
         ``async_fd`` is readable when there are some, and may be when there are none yet; the
-        first call makes it non-blocking. A borrowed context is shared: whoever calls this takes
-        the events for everybody.
+        first call makes it non-blocking. A borrowed context is shared: this takes the events
+        of all its users.
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:

@@ -73,7 +73,7 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Lets things go wrong in this process, from now on and as planned; None: nothing more.
+        """Inject faults into this process from now on, by this plan; None stops it.
 
         For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
         "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew.
@@ -81,19 +81,19 @@ class Device:
         but the embedded one.
         """
         self._check_faults()
-        fault_injection.set_plan(plan)
+        fault_injection.set_plan(self.library, plan)
 
     def fault_counts(self) -> fault_injection.FaultCounts:
-        """What has gone wrong on command since the process began.
+        """What has been injected since the process began.
 
         Raises UnsupportedError for any device but the embedded one.
         """
         self._check_faults()
-        return fault_injection.counts()
+        return fault_injection.counts(self.library)
 
     def _check_faults(self) -> None:
-        if self.library is not embedded():
-            raise UnsupportedError("faults on command", device=self.name)
+        if not self.library.offers("set_faults"):
+            raise UnsupportedError("fault injection", device=self.name)
 
     @property
     def numa_node(self) -> int | None:
@@ -132,8 +132,11 @@ def _name(library: Library, pointer: h.DevicePointer) -> str:
 
 def devices() -> list[Device]:
     """The devices of every library present, those of the system first. Opens none of them."""
-    own = _embedded_devices()
-    return [*own] if missing_library() else [*_devices(system()), *own]
+    return [*_system_devices(), *_embedded_devices()]
+
+
+def _system_devices() -> list[Device]:
+    return [] if missing_library() else _devices(system())
 
 
 def _devices(library: Library) -> list[Device]:
@@ -153,7 +156,7 @@ def _devices(library: Library) -> list[Device]:
 
 @cache
 def _embedded_devices() -> list[Device]:
-    """They neither come nor go."""
+    """Asked once: embedded devices neither come nor go."""
     return _devices(embedded())
 
 
@@ -166,9 +169,9 @@ def find_device(
     one of the system with an active port, or else the embedded one. Raises DeviceNotFoundError,
     which lists what there is.
     """
-    found = devices()
     if name is None and ip is None and guid is None:
-        return next((device for device in found if _is_default(device)), found[-1])
+        return next(filter(_has_active_port, _system_devices()), _embedded_devices()[-1])
+    found = devices()
     gids: dict[str, str] = {}
     for device in found:
         if name not in (None, device.name) or guid not in (None, device.guid):
@@ -194,16 +197,14 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
-    except VerbsError as error:  # such as no permission: it may be another one that is meant
+    except VerbsError as error:  # such as no permission: another device may be meant
         gids[device.name] = str(error)
         return False
     gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
     return gid in table
 
 
-def _is_default(device: Device) -> bool:
-    if device.library is embedded():
-        return True
+def _has_active_port(device: Device) -> bool:
     with device.open() as context:
         ports = range(1, context.query_device().phys_port_cnt + 1)
         return any(context.query_port(port).state is PortState.ACTIVE for port in ports)

@@ -290,7 +290,7 @@ class CQFlags(IntFlag):
     """How an extended completion queue works: ``enum ibv_create_cq_attr_flags``.
 
     SINGLE_THREADED: one thread at a time polls, and posts on its queue pairs. IGNORE_OVERRUN: the
-    device need not watch for overruns, since whoever posts does.
+    device need not watch for overruns, since the posting side does.
     """
 
     NONE = 0

@@ -1,10 +1,10 @@
-"""Faults on command: what :mod:`aiordma.testing` is made of."""
+"""Fault injection, for :mod:`aiordma.testing`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiordma._native import ffi, lib
+from aiordma._native import Library, ffi
 
 
 class FaultCounts(NamedTuple):
@@ -13,9 +13,9 @@ class FaultCounts(NamedTuple):
     lost: int = 0
     """Frames and datagrams that came in and were dropped."""
     duplicated: int = 0
-    """Frames and datagrams that came in once and were taken in twice."""
+    """Frames and datagrams that came in once and were processed twice."""
     delayed: int = 0
-    """Frames and datagrams that were taken in later than they came."""
+    """Frames and datagrams that were processed later than they came in."""
     cut: int = 0
     """Connections that were broken."""
     not_ready: int = 0
@@ -27,25 +27,25 @@ class FaultCounts(NamedTuple):
     handshakes: int = 0
     """Messages of the connection manager that were dropped."""
     retried: int = 0
-    """How often a requester sent again what it took for lost."""
+    """How often a requester retransmitted what it took for lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """What has been added since ``other``."""
         return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))
 
 
-def set_plan(plan: str | None) -> None:
-    """Another plan for the embedded device, None for no faults; ValueError says what is wrong."""
+def set_plan(library: Library, plan: str | None) -> None:
+    """Replace the plan of faults, None for no faults; ValueError says what is wrong with it."""
     if plan is not None and "\0" in plan:
         raise ValueError("plan of faults: there is a null character in it")
     error = ffi.new("char[]", 256)
     text = ffi.NULL if plan is None else plan.encode()
-    if lib.aiordma_embedded_faults(text, error, len(error)):
+    if library.table.device.set_faults(text, error, len(error)):
         raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 
 
-def counts() -> FaultCounts:
-    """Of the embedded device, since the process began."""
+def counts(library: Library) -> FaultCounts:
+    """What has been injected since the process began."""
     found = ffi.new("struct aiordma_fault_counts *")
-    lib.aiordma_embedded_fault_counts(found)
+    library.table.device.fault_counts(found)
     return FaultCounts(*(getattr(found, name) for name in FaultCounts._fields))

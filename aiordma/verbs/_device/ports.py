@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
-# Of what is filled by who is asked, and read only as far as that.
+# For memory that a call fills and that is read only as far as it was filled.
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Ports(Resource["h.ContextPointer"]):
-    """What a context says of its ports; a part of :class:`Context`. Ports count from 1."""
+    """The part of :class:`Context` that queries ports and their tables. Ports count from 1."""
 
     library: Library
     name: str
     _gid_table: tuple[bytes, tuple[GIDEntry, ...]]
-    """The table as it was asked for last, in C and as objects."""
+    """The table as it was last, in C and as objects."""
 
     @abstractmethod
     def query_device(self) -> DeviceAttributes: ...
@@ -40,7 +40,7 @@ class Ports(Resource["h.ContextPointer"]):
         return PortAttributes.read(port_num, self.ask_port(port_num))
 
     def ask_port(self, port_num: int) -> h.PortAttr:
-        """As :meth:`query_port`, in C, where a connection looks at a number or two of it."""
+        """As :meth:`query_port`, as the C structure: for reading a field or two quickly."""
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
         try:

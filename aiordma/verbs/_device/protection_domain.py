@@ -44,7 +44,7 @@ class ProtectionDomain(Registration):
         return self
 
     def create_ah(self, vector: AddressVector) -> AddressHandle:
-        """Make the way to a peer ready for datagrams, once for many: ibv_create_ah(3).
+        """Resolve the route to a peer, once for many datagrams: ibv_create_ah(3).
 
         The handle must stay open until the last request that was posted with it has completed.
         VerbsError names the GIDs and the index if the peer cannot be reached.
@@ -54,7 +54,7 @@ class ProtectionDomain(Registration):
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
     ) -> AddressHandle:
-        """The way back to the sender of a datagram: ibv_create_ah_from_wc(3).
+        """The route back to the sender of a datagram: ibv_create_ah_from_wc(3).
 
         ``wc`` is the completion of its receive, ``grh`` the first 40 bytes of that receive's
         buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not told.
@@ -114,7 +114,7 @@ class ProtectionDomain(Registration):
 
         Room for all that can be posted is set aside on the completion queues, which are resized
         when they are too small, so that they cannot overrun; BusyError when they cannot grow. With
-        ``reserved`` the caller has seen to that, and keeps the account of what is posted
+        ``reserved`` the caller has set it aside, and tracks what is posted
         (:meth:`QueuePair.untrack`).
 
         UnsupportedError names what the device does not offer; VerbsError what was asked for, and

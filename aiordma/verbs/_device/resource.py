@@ -1,12 +1,12 @@
-"""What every object that stands for something in the device has in common.
+"""What all objects that stand for something in the device have in common.
 
 An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, how it is
 destroyed, and what was made from it. Nodes know their children strongly and their parents weakly;
-a resource keeps its parents alive. So there is no cycle, the last reference frees at once, and
-closing a parent reaches children whose own object has long been dropped. What a node pins (the
-user's memory under a registration) stays pinned until the device has let go of it.
+a resource keeps its parents alive. So there is no reference cycle, the last reference frees at
+once, and closing a parent reaches children whose own object has long been dropped. What a node pins
+(the user's memory under a registration) stays pinned until the device has let go of it.
 
-Finalizers warn and do nothing else: a verb may block, and at interpreter exit half of the world is
+Finalizers warn and do nothing else: a verb may block, and at interpreter exit other modules may be
 gone. A root that is dropped unclosed is therefore leaked on purpose, with everything under it, and
 its memory stays pinned.
 """
@@ -135,7 +135,7 @@ class Node(Generic[P]):
 
 
 def _after_fork_in_child() -> None:
-    # IBTA knows nothing of fork; libibverbs does: a child must not use the parent's objects.
+    # A child must not use the parent's objects (ibv_fork_init(3)).
     global _live_lock  # noqa: PLW0603 - another thread may have held it while this one forked
     _live_lock = threading.Lock()
     _live.clear()
@@ -161,12 +161,12 @@ class Resource(Generic[P]):
 
     @property
     def node(self) -> Node[P]:
-        """The pointer with its children; for the rooms of this package."""
+        """The pointer with its children; for this package."""
         return self._node
 
     @property
     def pointer(self) -> P:
-        """The C pointer; for the rooms of this package. BufferStateError once closed."""
+        """The C pointer; for this package. BufferStateError once closed."""
         if (pointer := self._node.pointer) is None:
             raise self.closed_error()
         return pointer

@@ -25,7 +25,7 @@ NO_ROUTE = frozenset(
 
 
 def active_port(context: Context, port_num: int) -> h.PortAttr:
-    """What an ACTIVE port says of itself; else VerbsError (ENETDOWN) naming port and state."""
+    """The attributes of an ACTIVE port; else VerbsError (ENETDOWN) naming port and state."""
     port = context.ask_port(port_num)
     if port.state != PortState.ACTIVE:
         raise VerbsError(

@@ -1,25 +1,18 @@
-"""Whatever holds memory, as bytes: objects with the buffer protocol, and tensors (DLPack).
+"""The memory of any object as bytes: by the buffer protocol, or of a tensor (DLPack).
 
 Source: the Python C API on buffers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from aiordma._native import handles as h
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-
-class SupportsDLPack(Protocol):
-    """A tensor: torch, JAX, TensorFlow, CuPy ... (the Python Array API's `__dlpack__`)."""
-
-    def __dlpack__(self) -> Any: ...
-
-    def __dlpack_device__(self) -> tuple[Any, int]: ...
-
-
-AnyMemory: TypeAlias = "Buffer | SupportsDLPack"
+AnyMemory: TypeAlias = h.AnyMemory
 
 
 def bytes_of(memory: AnyMemory) -> memoryview:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .._device.context import Context
     from .._device.protection_domain import ProtectionDomain
 
-# What lets the device change the memory: all of these need a writable buffer, and the remote ones
-# need local write as well (ibv_reg_mr(3)).
+# Rights that let the device change the memory: all need a writable buffer, and the remote ones need
+# local write as well (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND | _REMOTE_CHANGES
 # Rights that a device may ignore; only the calls with an iova know them.
@@ -31,7 +31,7 @@ _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
 # Rights that depend on others, or on the device.
 _WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
-# Types whose memory is an allocator's: without holes, and no file that somebody could cut short.
+# Types whose memory is an allocator's: without holes, and no file that could be truncated.
 _ALLOCATED = frozenset({bytes, bytearray, array})
 
 # enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
@@ -60,8 +60,8 @@ class MemoryRegion(Resource["h.MRPointer"]):
 
     ``addr`` is where work requests, here and at the peer, find it: the address of the memory
     unless another one was asked for. ``lkey`` goes into local scatter/gather entries. ``rkey`` is
-    a bearer token: whoever has it may do what ``access`` allows, anywhere in the region.
-    ``page_size`` is that of the library's own memory, 0 for other people's.
+    a bearer token: its holder may do what ``access`` allows, anywhere in the region.
+    ``page_size`` is that of the library's own memory, 0 for the user's.
 
     The user's memory is pinned until ``close()``: a ``bytearray`` cannot be resized meanwhile, an
     ``mmap`` not closed. Dropping an unclosed region does not unpin it; closing its protection
@@ -142,9 +142,11 @@ class MemoryRegion(Resource["h.MRPointer"]):
         any other failure unless the text says that it has been closed.
         """
         if memory is None and access is None and pd is None:
-            raise ValueError("nothing to change")
+            raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
         if self.node.pin is None and memory is None and access is not None:
-            raise ValueError(f"{self._label()} is not memory of a Python object: register anew")
+            raise ValueError(
+                f"{self._label()} is not memory of a Python object: close it and register anew"
+            )
         rights = self.access if access is None else access
         fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
         check_rights(rights)
@@ -166,7 +168,7 @@ class MemoryRegion(Resource["h.MRPointer"]):
         )
         if code not in (0, _ERR_DO_FORK_OLD):  # which is about the old memory alone
             if fresh is not None:
-                fresh.view.release()  # not when the exception is forgotten, but now
+                fresh.view.release()  # now, not when the exception is collected
             self._not_changed(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
@@ -236,13 +238,13 @@ def register(
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
     if not length:
-        raise ValueError("a memory region of 0 bytes")
+        raise ValueError("a memory region of 0 bytes: it needs at least one")
     try:
         # Where huge pages are wanted, all of them are: they are taken at once.
         there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, _pointer(view), length, access, iova, there=there)
     except BaseException:
-        view.release()  # not when the exception is forgotten, but now
+        view.release()  # now, not when the exception is collected
         raise
     return MemoryRegion(pd, pointer, addr, length, access, pin=view, page_size=page_size)
 
@@ -256,10 +258,9 @@ def reg_mr(
     *,
     there: bool = False,
 ) -> tuple[h.MRPointer, int]:
-    """The verb, by whichever of its names; the region and the address that it has.
+    """Calls the right one of the verbs; returns the region and its address.
 
-    `there`: it is known that the memory has no holes, so where nothing pins pages, nobody need
-    look at each of them.
+    `there`: the memory is known to have no holes (`Library.reg_own_mr`).
     """
     rights = int(access)  # an enumeration's operators take as long as all of the rest
     if rights & _WITH_CONDITIONS:
@@ -326,7 +327,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
     """What to register. ValueError for rights that it cannot have."""
     if isinstance(memory, int):
         if memory <= 0:
-            raise ValueError(f"a memory region of {memory} bytes")
+            raise ValueError(f"a memory region of {memory} bytes: it needs at least one")
         pages = allocate(memory, huge_pages)
         return Memory(pages.view, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.

@@ -1,4 +1,4 @@
-"""Every way to make a memory region; a part of a protection domain."""
+"""All methods that make memory regions; a part of a protection domain."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Registration(Resource["h.PDPointer"]):
     ) -> MemoryRegion:
         """Register ``length`` bytes at an address, as of memory that another library allocated.
 
-        That may be memory of a GPU whose driver lets others reach it. Nothing here keeps it: the
-        caller sees to it that it stays until the region is closed. Errors as of :meth:`reg_mr`;
+        That may be memory of a GPU whose driver lets other devices reach it. The caller keeps it
+        until the region is closed. Errors as of :meth:`reg_mr`;
         VerbsError (EFAULT) where there is no memory.
         """
         return reg_pointer(self._domain, addr, length, access, iova)

@@ -1,4 +1,4 @@
-"""Registering what no Python object holds: pointers, dma-bufs, address spaces, the device's own."""
+"""Regions of memory that no Python object holds: pointers, dma-bufs, device memory, all memory."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def reg_pointer(
 ) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_pointer`."""
     if length <= 0:
-        raise ValueError(f"a memory region of {length} bytes")
+        raise ValueError(f"a memory region of {length} bytes: it needs at least one")
     pointer, place = reg_mr(pd, ffi.cast("void *", addr), length, access, iova)
     return MemoryRegion(pd, pointer, place, length, access)
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 # gain on any device that we know of. A judgement, not a measurement.
 _RD_ATOMIC = 16
 
-# Who is connected to whom.
+# The type of the peer that each type connects to.
 _PARTNERS = {
     QPType.RC: QPType.RC,
     QPType.UC: QPType.UC,
     QPType.XRC_SEND: QPType.XRC_RECV,
     QPType.XRC_RECV: QPType.XRC_SEND,
 }
-# Who waits for acknowledgements and counts retries, and who serves reads and atomics.
+# Types that wait for acknowledgements and retry, and types that serve reads and atomics.
 _REQUESTERS = (QPType.RC, QPType.XRC_SEND)
 _RESPONDERS = (QPType.RC, QPType.XRC_RECV)
 
@@ -180,7 +180,7 @@ class BringUp(Resource["h.QPPointer"]):
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
         """RESET to RTS for a datagram queue pair, with the Q_Key and PSN of its endpoint.
 
-        Who has the endpoint can then send to it: see :meth:`destination`.
+        Peers that have the endpoint can then send to it: see :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
@@ -219,7 +219,9 @@ class BringUp(Resource["h.QPPointer"]):
         static_rate: int = 0,
     ) -> AddressVector:
         if local.qp_num != self.qp_num:
-            raise ValueError(f"{self!r}: the local endpoint is that of {local.qp_num:#x}")
+            raise ValueError(
+                f"{self!r}: the local endpoint is that of queue pair {local.qp_num:#x}"
+            )
         vector = vector_to(
             self.context,
             local,

@@ -1,4 +1,4 @@
-"""What has been posted to one queue pair and has not completed: its account, and its first failure.
+"""Tracks what has been posted to a queue pair and has not completed, and its first failure.
 
 Some facts: an entry of the send queue is free again only when its own completion, or that of a
 later signaled request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6); an
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _RECV = int(WCOpcode.RECV)
 
-# Failures that only whoever has sent something can have (IBTA volume 1, clause 11.6.2).
+# Failures that only senders can have (IBTA volume 1, clause 11.6.2).
 _OF_A_SEND = frozenset(
     {
         WCStatus.MW_BIND_ERR,
@@ -39,7 +39,7 @@ _OF_A_SEND = frozenset(
 
 
 class PostedWork:
-    """The account of a queue pair; posting adds to it, polling its completion queues takes away.
+    """The posted work of a queue pair: posting adds to it, polling its completion queues removes.
 
     One thread may post while another polls.
     """
@@ -56,7 +56,7 @@ class PostedWork:
     def free(self) -> int:
         """Entries of the send queue that are not taken.
 
-        After a failure there is no telling: completions may never come.
+        Unknown after a failure: completions may never come.
         """
         return self.max_send_wr if self.first_failure else self.max_send_wr - len(self._sends)
 
@@ -79,12 +79,12 @@ class PostedWork:
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
-        """The last ``count`` were not posted after all."""
+        """Remove the last ``count``, which were not posted after all."""
         for _ in range(count):
             self._sends.pop()
 
     def withdraw_receives(self, count: int) -> None:
-        """The last ``count`` were not posted after all."""
+        """Remove the last ``count``, which were not posted after all."""
         for _ in range(count):
             self._receives.pop()
 
@@ -95,7 +95,7 @@ class PostedWork:
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """A completion has been polled; the exception for it when it is a failed one."""
+        """Take out the work of a polled completion; the exception for it if it has failed."""
         wr_id, status, opcode = record[:3]
         if not status:
             if opcode & _RECV:
@@ -128,7 +128,7 @@ class PostedWork:
         return None
 
     def _failed(self, wr_id: int, status: int) -> str:
-        """Name the operation. When a send and a receive have one number, the send is taken."""
+        """Name the operation. If a send and a receive have the same number, it is the send."""
         receive = bool(self._receives) and self._receives[0] == wr_id
         first = bool(self._sends) and self._sends[0][0] == wr_id
         if first or not receive or status in _OF_A_SEND:
@@ -140,30 +140,30 @@ class PostedWork:
         return "receive"
 
 
-class Accounts:
-    """The accounts of the queue pairs whose completions come by one way, by their numbers."""
+class PostedWorkByQP:
+    """The posted work of the queue pairs that share a completion channel, by their numbers."""
 
     def __init__(self) -> None:
         self._by_number: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
 
-    def add(self, qp_num: int, account: PostedWork) -> None:
-        """Keep it as long as its queue pair does; a number that is used again is the newer's."""
-        self._by_number[qp_num] = account
+    def add(self, qp_num: int, work: PostedWork) -> None:
+        """Keep it as long as its queue pair does; a number used again is the newer one's."""
+        self._by_number[qp_num] = work
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """Tell the account concerned, if any; the exception when the completion is a failed one."""
-        account = self._by_number.get(record[6])
-        return account.settle(record) if account is not None else None
+        """Settle the work of a completion, if it is tracked; the exception if it has failed."""
+        work = self._by_number.get(record[6])
+        return work.settle(record) if work is not None else None
 
     def settled(self, records: Iterator[Record]) -> Iterator[Record]:
-        """The same records, told to the accounts; at no cost when there are no accounts."""
+        """The same records, each settled; at no cost when no work is tracked."""
         if not self._by_number:
             return records
         kept = list(records)
         find = self._by_number.get
         for record in kept:
-            if (account := find(record[6])) is not None:
-                account.settle(record)
+            if (work := find(record[6])) is not None:
+                work.settle(record)
         return iter(kept)

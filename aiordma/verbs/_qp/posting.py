@@ -1,4 +1,4 @@
-"""Posting work to a queue pair: the checks before it, the crossing, and what went wrong."""
+"""Posting work to a queue pair: the checks before it, the call, and its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .transport_rules import (
     ALWAYS,
     ATOMICS,
     EVERY_BIT,
-    LOOKED_AT,
+    NEEDS_CHECK,
     OPERATIONS,
     SendOps,
     flags_of,
@@ -72,16 +72,16 @@ class Posting(Resource["h.QPPointer"]):
     def _begin_posting(self, pointer: h.QPPointer, extended: h.QPExPointer | h.Null) -> None:
         self._extended = extended
         self.addresses = address(pointer), address(extended) if self.send_ops else 0
-        """Of the C structure, and of its extended self or 0. Internal to the library."""
-        looked_at = LOOKED_AT[self.qp_type]
+        """Of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
+        needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:
             closer = {
                 int(opcode): EVERY_BIT
                 for opcode, operation in OPERATIONS.items()
                 if not operation.send_op & self.send_ops
             }
-            looked_at = tuple(closer.get(at, bits) for at, bits in enumerate(looked_at))
-        self._looked_at = looked_at
+            needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
+        self._needs_check = needs_check
         self._room: RequestArray | None = None
         self._room_size = (0, 0)
         self._posted: PostedWork | None = None
@@ -90,13 +90,13 @@ class Posting(Resource["h.QPPointer"]):
         self._posted = posted = PostedWork(self.capabilities.max_send_wr)
         for cq in cqs:
             if cq is not None:
-                cq.accounts.add(self.qp_num, posted)
+                cq.posted_work.add(self.qp_num, posted)
 
-    # --- the account -----------------------------------------------------------------------
+    # --- tracking --------------------------------------------------------------------------
 
     @property
     def posted_work(self) -> PostedWork | None:
-        """The account of what is under way; for the rooms of this package."""
+        """The work under way; for this package."""
         return self._posted
 
     @property
@@ -122,7 +122,7 @@ class Posting(Resource["h.QPPointer"]):
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Keep no account any more: whoever posts keeps one, as the event loop's driver does.
+        """Stop tracking posted work: the caller tracks it, as the event loop's driver does.
 
         Posting and polling are a little quicker then; a full queue is what the device says.
         """
@@ -130,7 +130,7 @@ class Posting(Resource["h.QPPointer"]):
 
     def _account(self) -> PostedWork:
         if self._posted is None:
-            raise ValueError(f"{self!r} keeps no account: see untrack()")
+            raise ValueError(f"{self!r} does not track its work: untrack() was called")
         return self._posted
 
     # --- one -------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Posting(Resource["h.QPPointer"]):
         ``remote_addr``, ``rkey`` and ``remote_srqn``. As :meth:`post_send` otherwise.
         """
         try:
-            if (send_flags | ALWAYS) & self._looked_at[opcode]:
+            if (send_flags | ALWAYS) & self._needs_check[opcode]:
                 self._examine(opcode, send_flags, remote_addr, length)
         except IndexError:
             raise self._unknown_opcode(opcode) from None
@@ -233,7 +233,7 @@ class Posting(Resource["h.QPPointer"]):
     # --- many ------------------------------------------------------------------------------
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Post work requests in order, in one crossing.
+        """Post work requests in order, in one call of C.
 
         Nothing is posted when a request is wrong in itself: UnsupportedError for an operation
         that the transport or the device lacks, ValueError for flags that the operation cannot
@@ -270,7 +270,7 @@ class Posting(Resource["h.QPPointer"]):
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order, in one crossing.
+        """Post receives in order, in one call of C.
 
         ValueError when the queue pair takes them from a shared receive queue. PostError
         (QueueFullError when there is no room) tells by ``bad_index`` the first that was not
@@ -316,13 +316,13 @@ class Posting(Resource["h.QPPointer"]):
 
     def _check(self, wr: SendWorkRequest) -> None:
         try:
-            if (wr.send_flags | ALWAYS) & self._looked_at[wr.opcode]:
+            if (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]:
                 length = sum(sge.length for sge in wr.sges)
                 self._examine(wr.opcode, wr.send_flags, wr.remote_addr, length)
                 if wr.opcode == WROpcode.BIND_MW and wr.bind is None:
-                    raise ValueError("BIND_MW needs a BindInfo")
+                    raise ValueError("BIND_MW needs a BindInfo, bind=")
                 if wr.opcode == WROpcode.TSO and wr.tso is None:
-                    raise ValueError("TSO needs a Segmentation")
+                    raise ValueError("TSO needs a Segmentation, tso=")
         except IndexError:
             raise self._unknown_opcode(wr.opcode) from None
         if self.qp_type is QPType.UD and wr.ah is None:

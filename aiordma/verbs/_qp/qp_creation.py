@@ -81,7 +81,7 @@ _PLAIN = QPOptions()
 
 
 class QPKeywords(TypedDict, total=False):
-    """The keywords of :meth:`ProtectionDomain.create_qp`, for those who pass them on."""
+    """The keywords of :meth:`ProtectionDomain.create_qp`, for functions that pass them on."""
 
     qp_type: QPType
     sq_sig_all: bool

@@ -46,8 +46,8 @@ class QueuePair(BringUp, Posting):
     """A send queue and a receive queue, with the connection between them and a peer's.
 
     ``capabilities`` are those that the device granted. Posting and modifying are done by one
-    thread at a time. Nothing here keeps posted memory alive or registered: whoever posts sees to
-    it that the memory stays so until the completion has been polled, or the queue pair is closed.
+    thread at a time. Nothing here keeps posted memory alive or registered: the caller keeps it so
+    until the completion has been polled, or the queue pair is closed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class QueuePair(BringUp, Posting):
     ) -> None:
         """For this package. Only the receiving side of XRC has none of the first three.
 
-        Room for its completions is set aside, and an account kept of what is posted, unless
+        Room for its completions is set aside, and what is posted is tracked, unless
         ``reserved``; BusyError, and it is gone again, when there is no room.
         """
         super().__init__(node)

@@ -1,11 +1,11 @@
 """Extended reliable connections: one connection between two processes for many of their queues.
 
-An XRC domain is shared by those who share its file. The receiving side is a queue pair of the
-domain, without queues of its own (:meth:`XRCDomain.create_qp`); what arrives goes to the shared
-receive queue that the request names by its number. The sending side is a queue pair of a
+Processes that share the file of an XRC domain share the domain. The receiving side is a queue pair
+of the domain, without queues of its own (:meth:`XRCDomain.create_qp`); what arrives goes to the
+shared receive queue that the request names by its number. The sending side is a queue pair of a
 protection domain, of type XRC_SEND. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
 
-Neither the embedded device nor rdma_rxe has them: what is here has not run on hardware.
+Neither the embedded device nor rdma_rxe has them: this module has not run on hardware.
 """
 
 from __future__ import annotations

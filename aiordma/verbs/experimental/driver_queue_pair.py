@@ -56,10 +56,10 @@ def init_attr_ex(
 
 
 class DriverQueuePair(Resource["h.QPPointer"]):
-    """What queue pairs of one vendor's kinds have in common. No table knows their states.
+    """What queue pairs of one vendor's kinds have in common. No table has their states.
 
-    So the device alone checks what is modified and posted, and no account is kept of what is
-    under way. The memory of what is posted is the caller's to keep, as with QueuePair.
+    So the device alone checks what is modified and posted, and work under way is not tracked.
+    The caller keeps the memory of what is posted, as with QueuePair.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Scalable reliable datagrams (SRD) on Amazon's EFA devices, by ``libefa.so.1``.
 
-**Not run on hardware.** What is passed to the library is checked against its header, and its calls
-are tested with stand-ins; nobody has sent a datagram with it on an EFA device yet.
+**Experimental: never run on hardware.** What is passed to the library is checked against its
+header, and its calls are tested with stand-ins.
 
 SRD is reliable and unordered, and addresses each message as UD does: one queue pair for all peers.
 Where the device is no EFA device, or the library is not installed, everything here ends in

@@ -1,7 +1,7 @@
 """Dynamically connected queue pairs (DC) on mlx5 devices, by ``libmlx5.so.1``.
 
-**Not run on hardware.** What is passed to the library is checked against its header, and its calls
-are tested with stand-ins; nobody has sent a message with it on an mlx5 device yet.
+**Experimental: never run on hardware.** What is passed to the library is checked against its
+header, and its calls are tested with stand-ins.
 
 An *initiator* (DCI) sends to any number of *targets* (DCT): every request names the target's number
 and key, and the device connects as needed. A target receives by a shared receive queue. The states

@@ -1,8 +1,8 @@
-"""This side's half of a connection while it is brought up, and its orderly end.
+"""This side's end of a connection: its queue pair, and what that needs.
 
 A queue pair is no use alone: it needs a protection domain, completion entries and posted receives
 before the peer can send, and all of it must go again in the verbs' order, also when the handshake
-fails half way.  That is this object's job; both ways of connecting use it.
+fails half way.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from .. import verbs
-from .._core.handshake import Hello
+from .._core.handshake import Endpoint, Hello
 from .._loop.driver import Driver
 from ..config import Config
+from ..errors import ProtocolError
+from ..mr_pool import REMOTE_RIGHTS
+from .auth import Security
+from .lifecycle import Address
 from .work_queue import CONTROL_ENTRIES
 
 # Reads and atomics under way at once that are asked for, unless the device offers less.
 RD_ATOMIC = 16
 
-# Of a frame: its header, and a message where it lies.
+# Scatter/gather elements of a frame: its header, and a message where it lies.
 SEND_PIECES = 2
 
 # Retransmissions before the peer counts as gone.  Not 7: rdma_rxe takes that for "for ever", which
@@ -30,17 +34,17 @@ RETRIES = 6
 _hello = lru_cache(maxsize=16)(Hello)
 
 
-class Side:
-    """Driver, completion entries and queue pair of one side.  `close` gives back what there is."""
+class LocalEndpoint:
+    """Driver, completion entries and queue pair.  `close` gives back what there is."""
 
     def __init__(
-        self, driver: Driver, config: Config, *, authenticates: bool, takes_asks: bool = False
+        self, driver: Driver, config: Config, security: Security, *, in_band: bool = False
     ) -> None:
-        """Takes over one use of `driver`."""
-        self._authenticates = authenticates
-        self._takes_asks = takes_asks
+        """Takes over one use of `driver`.  `in_band`: it accepts further connections in-band."""
         self.driver = driver
         self.config = config
+        self.security = security
+        self._in_band = in_band
         attributes = driver.context.query_device()
         self.max_rd_atomic = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
         self.max_dest_rd_atomic = min(RD_ATOMIC, attributes.max_qp_rd_atom)
@@ -69,8 +73,8 @@ class Side:
             lend_quota=config.lend_quota,
             max_rd_atomic=self.max_rd_atomic,
             max_dest_rd_atomic=self.max_dest_rd_atomic,
-            authenticates=self._authenticates,
-            takes_asks=self._takes_asks,
+            authenticates=self.security.auth is not None,
+            in_band=self._in_band,
         )
 
     def create_qp(
@@ -92,3 +96,45 @@ class Side:
             self.qp.close()
         self.driver.release_cq(self.cq, self._entries)
         self.driver.release()
+
+
+class AddressedEndpoint(LocalEndpoint):
+    """One whose address the peer is told without the connection manager: `endpoint`."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: Config,
+        security: Security,
+        address: Address | None,
+        *,
+        in_band: bool = False,
+    ) -> None:
+        """Uses the GID of `address`, or the best one if there is none of it."""
+        super().__init__(driver, config, security, in_band=in_band)
+        context = driver.context
+        try:
+            qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
+            try:
+                host = address[0].partition("%")[0] if address else ""
+                gid = context.find_gid(host) if host else context.choose_gid()
+            except ValueError:
+                gid = context.choose_gid()
+            self.endpoint: Endpoint = qp.endpoint(
+                gid, max_rd_atomic=self.max_rd_atomic, max_dest_rd_atomic=self.max_dest_rd_atomic
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def packed(self) -> bytes:
+        """What the peer is told: the endpoint and the hello."""
+        return self.endpoint.pack() + self.hello.pack()
+
+    def connect(self, remote: Endpoint) -> None:
+        """Brings the queue pair up; the peer must not send before it has been told."""
+        assert self.qp is not None
+        try:
+            self.qp.connect(self.endpoint, remote, access=REMOTE_RIGHTS, retry_cnt=RETRIES)
+        except ValueError as error:
+            raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error

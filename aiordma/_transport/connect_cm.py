@@ -1,7 +1,7 @@
 """Connecting through the connection manager, never blocking.
 
 Active side: resolve the address, resolve the route, make the queue pair, post the receives,
-connect with our hello as private data; the answer's private data is the peer's hello.  Passive
+connect with our hello as private data; the reply's private data is the peer's hello.  Passive
 side: the request's private data is the peer's hello; make the queue pair, post the receives,
 accept with ours.  (rdma_cm(7))
 """
@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from .. import cm, verbs
 from .._core.handshake import Hello
 from .._core.refusal import pack_refusal, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from ..config import Config
-from ..errors import ConnectionManagerError, ProtocolError, RDMAError, RejectedError
+from ..errors import ConnectionManagerError, RDMAError, RejectedError, host_port
 from ..verbs._qp.bring_up import ACK_TIMEOUT
+from .acceptor import Acceptor
+from .auth import Security
+from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .lifecycle import Address, weakly
-from .places import Places
-from .security import Security
-from .side import RETRIES, Side
+from .endpoint import RETRIES, LocalEndpoint
+from .lifecycle import Address
 
 logger = logging.getLogger("aiordma.cm")
 
@@ -38,7 +38,6 @@ class CMLink:
         """Takes over one use of `events`, and `id`."""
         self._events = events
         self.id = id
-        self._loop = asyncio.get_running_loop()
         self._seen: asyncio.Queue[cm.ConnectionEvent] = asyncio.Queue()
         self._on_end: Callable[[str], None] | None = None
         self._connected = False
@@ -61,12 +60,12 @@ class CMLink:
             self._on_end(f"the peer disconnected without a goodbye ({event.type.name})")
 
     async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
-        """The next event, which must be `wanted`; what it says otherwise is raised."""
+        """The next event, which must be `wanted`; another one is raised as an error."""
         if self._seen.empty():
-            self._events.take()  # within a host the answer may be there already
+            self._events.take()  # within a host it may be there already
         event = await self._seen.get()
         if event.type is not wanted:
-            raise told(event.error()) or ConnectionManagerError(
+            raise with_listener_reason(event.error()) or ConnectionManagerError(
                 f"{event.type.name} came instead of {wanted.name}",
                 event=event.type.name,
                 status=event.status,
@@ -74,7 +73,7 @@ class CMLink:
         return event
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """The handshake is done; from now on `on_end` hears of a disconnect, once or never."""
+        """The handshake is done; from now on `on_end` is called on a disconnect, at most once."""
         self._connected = True
         self._local = self.id.local_address
         self._peer = self.id.peer_address
@@ -95,8 +94,8 @@ class CMLink:
         self._events.release()
 
 
-def told(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
-    """With what the listener itself has said, if it was one of aiordma's."""
+def with_listener_reason(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
+    """The error with the reason that a listener of aiordma has given, if there is one."""
     if isinstance(error, RejectedError) and (why := unpack_refusal(error.private_data)):
         return RejectedError(
             why, reason=error.reason, private_data=error.private_data, event=error.event
@@ -104,14 +103,14 @@ def told(error: ConnectionManagerError | None) -> ConnectionManagerError | None:
     return error
 
 
-def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters:
-    """What is asked for; answering, no more than what the peer can serve and wants."""
-    responder, initiator = side.max_dest_rd_atomic, side.max_rd_atomic
+def parameters(endpoint: LocalEndpoint, peer: Hello | None = None) -> cm.ConnectionParameters:
+    """What is asked for; in a reply, no more than what the peer can serve and wants."""
+    responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
     if peer is not None:
         responder = min(responder, peer.max_rd_atomic)
         initiator = min(initiator, peer.max_dest_rd_atomic)
     return cm.ConnectionParameters(
-        private_data=side.hello.pack(),
+        private_data=endpoint.hello.pack(),
         responder_resources=responder,
         initiator_depth=initiator,
         retry_count=RETRIES,
@@ -119,21 +118,19 @@ def parameters(side: Side, peer: Hello | None = None) -> cm.ConnectionParameters
     )
 
 
-def make_connection(link: CMLink, config: Config, security: Security) -> tuple[Side, Connection]:
-    """The queue pair of a resolved id; the caller posts its receives."""
-    context = link.id.context
-    assert context is not None
-    driver = Driver.for_context(context, config.pool_limit, config.polling)
-    side = Side(driver, config, authenticates=security.auth is not None)
+def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> LocalEndpoint:
+    """The queue pair of a resolved id."""
+    assert id.context is not None
+    driver = Driver.for_context(id.context, config.pool_limit, config.polling)
+    endpoint = LocalEndpoint(driver, config, security)
     try:
-        pd = side.driver.pd
-        side.create_qp(lambda cq, caps: link.id.create_qp(pd, cq, None, caps, reserved=True))
+        endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
         # The connection manager's own would be seconds; with the retries, half a minute.
-        link.id.set_ack_timeout(ACK_TIMEOUT)
-        return side, Connection(side, config, security)
+        id.set_ack_timeout(ACK_TIMEOUT)
     except BaseException:
-        side.close()
+        endpoint.close()
         raise
+    return endpoint
 
 
 async def connect(
@@ -152,41 +149,41 @@ async def connect(
         events.release()
         raise
     link = CMLink(events, id)
-    connection: Connection | None = None
+    attempt: ConnectAttempt[LocalEndpoint] | None = None
     try:
         id.resolve_addr(address, source=source, timeout=config.connect_timeout)
         await link.expect(cm.EventType.ADDR_RESOLVED)
         check_device(id, device, address)
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
-        side, connection = make_connection(link, config, security)
-        connection._post_receives()
-        id.connect(parameters(side))
+        attempt = ConnectAttempt(make_endpoint(id, config, security))
+        attempt.make()
+        attempt.post_receives()
+        id.connect(parameters(attempt.endpoint))
         event = await link.expect(cm.EventType.ESTABLISHED)
         peer = Hello.unpack(event.private_data)
         security.agree(peer)
-        link.established(weakly(connection._disconnected))
-        await connection._start(link, peer, client=True)
+        link.established(attempt.on_disconnect)
+        return await attempt.start(link, peer, client=True)
     except BaseException as error:
-        if connection is None:
+        if attempt is None:
             link.release()
         else:
-            connection._give_up(link, error)
+            attempt.give_up(link, error)
         raise
-    return connection
 
 
 def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
     assert id.context is not None
     if device is not None and id.context.name != device:
         raise ConnectionManagerError(
-            f"the way to {address[0]} is through device {id.context.name!r}, not {device!r}; "
-            f"name that one, none, or a source address of {device!r}"
+            f"the route to {host_port(address)} is through device {id.context.name!r}, not "
+            f"{device!r}; name that one, none, or a source address of {device!r}"
         )
 
 
-class CMAcceptor:
-    """Listens on one address and hands finished connections to `deliver`."""
+class CMListener:
+    """Listens on one address of the connection manager."""
 
     def __init__(
         self,
@@ -194,17 +191,10 @@ class CMAcceptor:
         device: str | None,
         address: Address,
         backlog: int,
-        config: Config,
-        security: Security,
-        deliver: Callable[[Connection], None],
+        acceptor: Acceptor,
     ) -> None:
-        self._config = config
-        self._security = security
-        self._device = device
-        self._deliver = deliver
-        self._places = Places(config)
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._requests: set[cm.ConnectionId] = set()  # whose handshake has not begun
+        self.device = device
+        self._acceptor = acceptor
         self._events = EventDriver.for_library(library)
         self._id: cm.ConnectionId | None = None
         try:
@@ -219,58 +209,14 @@ class CMAcceptor:
             raise
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
-        if event.type is not cm.EventType.CONNECT_REQUEST:
-            logger.warning("listener on %s: %s", self.address, event.type.name)
-            return
-        if len(self._handshakes) >= self._config.max_handshakes:
-            refuse(event.id, "too many handshakes are under way")
-            event.id.close()
-            return
-        host = event.id.peer_address[0] if event.id.peer_address else ""
-        why = self._places.take(host)
-        if why is not None:
-            logger.info("%s turned away: %s", host, why)
-            refuse(event.id, why)
-            event.id.close()
-            return
-        self._requests.add(event.id)
-        task = asyncio.get_running_loop().create_task(self._accept(event, host))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    async def _accept(self, event: cm.ConnectionEvent, host: str) -> None:
-        id = event.id
-        self._requests.discard(id)
-        link = CMLink(EventDriver.for_library(id.channel.library), id)
-        connection: Connection | None = None
-        try:
-            peer = Hello.unpack(event.private_data)
-            check_device(id, self._device, self.address)
-            side, connection = make_connection(link, self._config, self._security)
-            connection._on_closed = partial(self._places.give_back, host)
-            connection._post_receives()
-            id.accept(parameters(side, peer))
-            async with asyncio.timeout(self._config.handshake_timeout):
-                await link.expect(cm.EventType.ESTABLISHED)
-                self._security.agree(peer)  # by now the peer has heard what it must know
-                link.established(weakly(connection._disconnected))
-                await connection._start(link, peer, client=False)
-        except BaseException as error:
-            # The peer, or this machine, failed one handshake: the listener goes on.
-            logger.info("handshake on %s failed: %s", self.address, error)
-            if connection is None:
-                refuse(id, str(error))
-                link.release()
-                self._places.give_back(host)
-            else:
-                connection._give_up(link, error)
-            if not isinstance(error, (RDMAError, OSError, ProtocolError)):
-                raise
+        if event.type is cm.EventType.CONNECT_REQUEST:
+            self._acceptor.admit(CMRequest(self, event))
         else:
-            self._deliver(connection)
+            logger.warning("listener on %s: %s", self.address, event.type.name)
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
+        self._acceptor.closed = True
         if self._id is not None:
             self._events.detach(self._id)
             self._id.close()
@@ -279,16 +225,47 @@ class CMAcceptor:
     async def close(self) -> None:
         """Listens no more; handshakes under way are given up."""
         self.release()
-        for task in self._handshakes:
-            task.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
-        for id in self._requests:  # a task that was cancelled before its first step did nothing
-            id.close()
+        await self._acceptor.close()
 
 
-def refuse(id: cm.ConnectionId, why: str) -> None:
-    """Rejects a request, with the reason for the peer's log."""
-    try:
-        id.reject(pack_refusal(why))
-    except (RDMAError, OSError) as error:
-        logger.debug("reject: %s", error)
+class CMRequest:
+    """A connect request of the connection manager."""
+
+    def __init__(self, listener: CMListener, event: cm.ConnectionEvent) -> None:
+        self._listener = listener
+        self._event = event
+        self._id = event.id
+        self._link: CMLink | None = None
+        self._attempt: ConnectAttempt[LocalEndpoint] | None = None
+
+    def __repr__(self) -> str:
+        return f"<connect request to {self._listener.address}>"
+
+    async def handshake(self, acceptor: Acceptor) -> Connection:
+        id = self._id
+        self._link = link = CMLink(EventDriver.for_library(id.channel.library), id)
+        peer = Hello.unpack(self._event.private_data)
+        check_device(id, self._listener.device, self._listener.address)
+        self._attempt = attempt = acceptor.attempt(
+            id.peer_address, lambda: make_endpoint(id, acceptor.config, acceptor.security)
+        )
+        attempt.post_receives()
+        id.accept(parameters(attempt.endpoint, peer))
+        await link.expect(cm.EventType.ESTABLISHED)
+        acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
+        link.established(attempt.on_disconnect)
+        return await attempt.start(link, peer, client=False)
+
+    def give_up(self, error: BaseException) -> None:
+        if self._attempt is not None:
+            assert self._link is not None
+            self._attempt.give_up(self._link, error)
+            return
+        try:
+            self._id.reject(pack_refusal(str(error)))
+        except (RDMAError, OSError) as failure:
+            logger.debug("reject: %s", failure)
+        if self._link is not None:
+            self._link.release()
+        else:
+            self._id.close()

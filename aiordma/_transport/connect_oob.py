@@ -1,4 +1,4 @@
-"""Connecting by endpoints that travel as bytes, on whatever channel the two programs have."""
+"""Connecting out of band: endpoints travel as bytes on a channel of the two programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._loop.driver import Driver
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
+from .auth import Security
+from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .half import Half
+from .endpoint import AddressedEndpoint
 from .lifecycle import Address, NoLink
-from .security import Security
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
@@ -21,13 +22,13 @@ SIZE = ENDPOINT_SIZE + HELLO_SIZE
 class PendingConnection:
     """This side's half of a connection.  Made by `prepare_connection`; both sides do the same:
 
-    1. tell the peer `endpoint`, on a channel of your own;
-    2. `accept` what the peer told: from then on this side can receive;
+    1. send `endpoint` to the peer, on a channel of your own;
+    2. `accept` the peer's: from then on this side can receive;
     3. tell the peer so, and wait until it has told the same;
     4. `await start()`.
 
-    Who starts before the peer has accepted may find the connection broken after some tries.  An
-    async context manager: what has not been started is given up at its end.
+    A side that starts before the peer has accepted may find the connection broken after some tries.
+    An async context manager: what has not been started is given up at its end.
     """
 
     def __init__(
@@ -35,22 +36,22 @@ class PendingConnection:
     ) -> None:
         self._security = security
         driver = Driver.for_device(device, config.pool_limit, config.polling)
-        self._half = Half(driver, config, security, address)
+        self._attempt = ConnectAttempt(AddressedEndpoint(driver, config, security, address))
         self._link = NoLink()
         self._peer: Hello | None = None
         self._client = False
         self._started = False
         try:
-            self._connection = self._half.make()
+            self._attempt.make()
         except BaseException as error:
-            self._half.give_up(self._link, error)
+            self._attempt.give_up(self._link, error)
             raise
-        self.endpoint: bytes = self._half.endpoint.pack() + self._half.hello.pack()
-        """What the peer must be told: 72 bytes, with a magic number and a version."""
+        self.endpoint: bytes = self._attempt.endpoint.packed()
+        """What is sent to the peer: 72 bytes, with a magic number and a version."""
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"
-        return f"<PendingConnection on {self._connection.device}, {state}>"
+        return f"<PendingConnection on {self._attempt.connection.device}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
         """Takes the peer's endpoint: ready to receive.  ProtocolError for what is none.
@@ -67,7 +68,8 @@ class PendingConnection:
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)
-        self._half.connect(remote)
+        self._attempt.endpoint.connect(remote)
+        self._attempt.post_receives()
         self._client = self.endpoint < data  # one of the two has to begin
         self._peer = peer
 
@@ -82,18 +84,17 @@ class PendingConnection:
             raise BufferStateError(f"{self!r} is a connection already")
         self._started = True
         try:
-            await self._connection._start(self._link, self._peer, client=self._client)
+            return await self._attempt.start(self._link, self._peer, client=self._client)
         except BaseException as error:
-            self._connection._give_up(self._link, error)
+            self._attempt.give_up(self._link, error)
             raise
-        return self._connection
 
     async def close(self) -> None:
         """Gives up what has not been started; a connection goes on."""
         if not self._started:
             self._started = True
-            self._connection._give_up(self._link, BufferStateError("the connection was given up"))
-            await self._connection.wait_closed()
+            self._attempt.give_up(self._link, BufferStateError("the connection was given up"))
+            await self._attempt.connection.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,416 @@
+"""Opening further connections in-band: over one that exists, instead of a socket of their own.
+
+    connecting side -> listener   ConnectRequest (endpoint, hello)   the listener makes its queue
+    listener -> connecting side   ConnectReply (endpoint, hello)     pair and connects it, then
+                                                                     replies; or Error
+    on the new queue pair         ReadyToUse                         the connecting side has
+                                                                     connected its own
+
+Control messages on an existing queue pair, instead of a socket and its wake-ups.  ReadyToUse, or
+the first message of the key proof, comes on the new queue pair itself: its arrival shows that the
+listener may send there.
+
+Some facts, and what they mean here:
+
+- A side that cannot send a request at once, or gets no reply in time, falls back to a socket: the
+  existing connection costs it nothing.  So nothing waits here for credits, and only the connection
+  limit is a refusal: the socket would give the same.
+- The listener may have been closed meanwhile and another one be at its port: its reply
+  is CANCELLED, and the socket reaches the one that listens now.
+- A request that has been sent cannot be taken back.  One that is given up keeps its number until
+  the reply, and then the peer is told that its connection has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from itertools import islice
+from typing import NamedTuple
+
+from .. import verbs
+from .._core import protocol
+from .._core.handshake import Endpoint, Hello
+from .._core.refusal import printable
+from .._loop.driver import Driver
+from .._native import fork
+from ..config import Config
+from ..errors import (
+    BusyError,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ProtocolError,
+    RDMAError,
+    RejectedError,
+    host_port,
+)
+from .acceptor import Acceptor, ConnectionLimitError
+from .auth import Security
+from .connect_attempt import ConnectAttempt
+from .connection import Connection
+from .connection_group import ConnectionGroup, GroupMember
+from .endpoint import AddressedEndpoint
+from .lifecycle import Address, ControlChannel, Link, NoLink
+from .tcp_link import REJECTED_BY_APPLICATION
+
+logger = logging.getLogger("aiordma.tcp")
+
+# The part of `Config.connect_timeout` that a reply may take; the rest is for a socket.
+REPLY_SHARE = 0.25
+
+# Connections that are tried for a credit before a socket is used.
+TRIES = 4
+
+
+class PeerKey(NamedTuple):
+    """What connections of one group have in common."""
+
+    device: str
+    address: Address
+    source: Address | None
+    auth: bytes | None
+
+
+_groups: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[PeerKey, ConnectionGroup]
+] = weakref.WeakKeyDictionary()
+
+# In the child of a fork all of them are its parent's.
+fork.reset_in_child(_groups.clear)
+
+
+# ---- the connecting side -------------------------------------------------------------------------
+
+
+class FallbackToSocket(RDMAError):
+    """A request came to nothing, for no fault of this side: a socket is to be used."""
+
+
+class PendingConnect:
+    """One request under way; `reply` ends with what becomes of it."""
+
+    def __init__(self, group: ConnectionGroup) -> None:
+        self._group = group
+        self._replied = False
+        self._given_up = False
+        self.member = group.new()
+        loop = asyncio.get_running_loop()
+        self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
+
+    def give_up(self) -> Link:
+        """Awaits the reply no more.  Returns the link to release now: the member if it came."""
+        if self._replied:
+            return self.member
+        self._given_up = True
+        self._group.overdue += 1
+        self.reply.cancel()
+        return NoLink()
+
+    def time_out(self) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(FallbackToSocket("there was no reply in time"))
+
+    def replied(self, reply: protocol.ConnectReply) -> None:
+        self._replied = True
+        if self._given_up:
+            self._forget()
+        elif not self.reply.done():
+            self.reply.set_result(reply)
+
+    def failed(self, error: Exception) -> None:
+        self._replied = True
+        if not self.reply.done():
+            self.reply.set_exception(error)
+        self._forget()
+
+    def refused(self, error: protocol.Error) -> None:
+        text = printable(error.text)
+        self.member.end(text)  # the peer need not be told
+        if error.code == protocol.ErrorCode.QUOTA:
+            self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
+            return
+        if error.code == protocol.ErrorCode.CANCELLED:  # the listener is closed
+            self._group.peer_accepts = False
+        self.failed(FallbackToSocket(text))
+
+    def _forget(self) -> None:
+        self._group.overdue -= self._given_up
+        self.member.release()
+
+
+class Initiator:
+    """The requests that were sent over one connection and have no reply yet."""
+
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._pending: dict[int, PendingConnect] = {}
+
+    @property
+    def able(self) -> bool:
+        """Whether a request can be sent now."""
+        return (
+            self._channel.is_open
+            and self._channel.can_send_now
+            and len(self._pending) < protocol.MAX_UNANSWERED
+        )
+
+    def request(self, group: ConnectionGroup, endpoint: AddressedEndpoint) -> PendingConnect:
+        """FallbackToSocket when it cannot be sent now."""
+        request_id = self._channel.new_request_id()
+        pending = self._pending[request_id] = PendingConnect(group)
+        request = protocol.ConnectRequest(
+            request_id, pending.member.number, endpoint.endpoint.pack(), endpoint.hello.pack()
+        )
+        if not self._channel.send_now(request):
+            del self._pending[request_id]
+            pending.member.end("it was not requested")
+            pending.member.release()
+            raise FallbackToSocket("there is no memory for the request")
+        return pending
+
+    def control(self, message: protocol.Message) -> bool:
+        match message:
+            case protocol.ConnectReply():
+                pending = self._pending.pop(message.request_id, None)
+                if pending is None:
+                    raise ProtocolError("the peer replies to a connect request that was not sent")
+                pending.replied(message)
+            case protocol.Error() if message.request_id in self._pending:
+                self._pending.pop(message.request_id).refused(message)
+            case _:
+                return False
+        return True
+
+    def end(self) -> None:
+        all_pending, self._pending = self._pending, {}
+        for pending in all_pending.values():
+            pending.failed(FallbackToSocket("the connection of the request has ended"))
+
+
+def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
+    """Further connections may be opened over this one; both sides have proved a key by now."""
+    member.attach(channel)
+    channel.handle(Initiator(channel))
+
+
+def add_group(key: PeerKey, member: GroupMember, channel: ControlChannel) -> None:
+    """The first of a group: further connections to this peer are opened over it from now on."""
+    _initiate_over(member, channel)
+    groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+    known = groups.get(key)
+    if known is None or not known.alive:
+        groups[key] = member.group
+
+
+def _able_initiator(group: ConnectionGroup) -> Initiator | None:
+    for member in islice(group, TRIES):
+        handler = member.channel.handler if member.channel is not None else None
+        if isinstance(handler, Initiator) and handler.able:
+            return handler
+    return None
+
+
+async def connect(
+    key: PeerKey, device: verbs.Device, config: Config, security: Security
+) -> Connection | None:
+    """Connects over an existing connection.  None: a socket is to be used."""
+    groups = _groups.get(asyncio.get_running_loop())
+    group = groups.get(key) if groups else None
+    initiator = _able_initiator(group) if group is not None and group.usable else None
+    if group is None or initiator is None:
+        return None
+    try:
+        return await _connect(group, initiator, device, config, security)
+    except FallbackToSocket as error:
+        logger.info("connecting to %s on a socket: %s", host_port(key.address), error)
+        return None
+
+
+async def _connect(
+    group: ConnectionGroup,
+    initiator: Initiator,
+    device: verbs.Device,
+    config: Config,
+    security: Security,
+) -> Connection:
+    driver = Driver.for_device(device, config.pool_limit, config.polling)
+    attempt = ConnectAttempt(AddressedEndpoint(driver, config, security, group.local_address))
+    try:
+        pending = initiator.request(group, attempt.endpoint)
+    except BaseException as error:
+        attempt.give_up(NoLink(), error)
+        raise
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
+    try:
+        attempt.make()  # while the other side makes its own
+        reply = await pending.reply
+        remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
+        if remote == attempt.endpoint.endpoint:
+            raise ProtocolError("the peer sends back our own endpoint")
+        security.agree(peer)
+        attempt.endpoint.connect(remote)
+        attempt.post_receives()
+        pending.member.on_end(attempt.on_disconnect)
+        connection = await attempt.start(pending.member, peer, client=True)
+        if peer.in_band:
+            _initiate_over(pending.member, attempt.control_channel)
+        if security.auth is None:
+            attempt.control_channel.send(protocol.ReadyToUse(0))
+    except BaseException as error:
+        attempt.give_up(pending.give_up(), error)
+        raise
+    finally:
+        timer.cancel()
+    return connection
+
+
+# ---- the listener's side -------------------------------------------------------------------------
+
+
+class Responder:
+    """Admits what is requested over one connection of a listener."""
+
+    def __init__(
+        self,
+        channel: ControlChannel,
+        group: ConnectionGroup,
+        device: verbs.Device,
+        acceptor: Acceptor,
+        *,
+        awaits_ready: bool,
+    ) -> None:
+        self.channel = channel
+        self.group = group
+        self.device = device
+        self._acceptor = acceptor
+        self._awaits_ready = awaits_ready
+
+    def control(self, message: protocol.Message) -> bool:
+        match message:
+            case protocol.ConnectRequest():
+                self._requested(message)
+            case protocol.ReadyToUse() if self._awaits_ready:
+                self._awaits_ready = False
+            case _:
+                return False
+        return True
+
+    def end(self) -> None:
+        """Connections whose request was answered are opened all the same."""
+
+    def _requested(self, request: protocol.ConnectRequest) -> None:
+        if not request.number or request.number in self.group:
+            raise ProtocolError(
+                f"the peer requests a connection {request.number}, which exists already"
+            )
+        remote, peer = Endpoint.unpack(request.endpoint), Hello.unpack(request.hello)
+        self._acceptor.admit(InbandRequest(self, request, remote, peer))
+
+
+def accept_over(
+    channel: ControlChannel,
+    group: ConnectionGroup,
+    device: verbs.Device,
+    acceptor: Acceptor,
+    *,
+    awaits_ready: bool = False,
+) -> None:
+    """Further connections may be requested over this one."""
+    channel.handle(Responder(channel, group, device, acceptor, awaits_ready=awaits_ready))
+
+
+REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
+    BusyError: protocol.ErrorCode.BUSY,
+    ConnectionClosedError: protocol.ErrorCode.CANCELLED,
+    ConnectionLimitError: protocol.ErrorCode.QUOTA,
+}
+
+
+class InbandRequest:
+    """A connect request that came over an existing connection."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        request: protocol.ConnectRequest,
+        remote: Endpoint,
+        peer: Hello,
+    ) -> None:
+        self._responder = responder
+        self._request = request
+        self._remote = remote
+        self._peer = peer
+        self._replied = False
+        self._member = responder.group.join(request.number)
+        self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
+
+    def __repr__(self) -> str:
+        return f"<in-band connect request of {self._member.peer_address}>"
+
+    async def handshake(self, acceptor: Acceptor) -> Connection:
+        responder, member = self._responder, self._member
+        self._attempt = attempt = acceptor.attempt(member.peer_address, self._endpoint)
+        channel = attempt.control_channel
+        member.attach(channel)
+        attempt.endpoint.connect(self._remote)
+        attempt.post_receives()
+        self._reply(attempt.endpoint)
+        acceptor.security.agree(self._peer)
+        await first_arrival(channel, member)
+        member.on_end(attempt.on_disconnect)
+        accept_over(
+            channel,
+            responder.group,
+            responder.device,
+            acceptor,
+            awaits_ready=acceptor.security.auth is None,
+        )
+        return await attempt.start(member, self._peer, client=False)
+
+    def _endpoint(self) -> AddressedEndpoint:
+        acceptor = self._responder._acceptor
+        config = acceptor.config
+        driver = Driver.for_device(self._responder.device, config.pool_limit, config.polling)
+        return AddressedEndpoint(
+            driver, config, acceptor.security, self._member.local_address, in_band=True
+        )
+
+    def _reply(self, endpoint: AddressedEndpoint) -> None:
+        if self._responder.channel.ended:
+            raise FallbackToSocket("the connection of the request has ended")
+        self._responder.channel.send(
+            protocol.ConnectReply(
+                self._request.request_id, endpoint.endpoint.pack(), endpoint.hello.pack()
+            )
+        )
+        self._replied = True
+
+    def give_up(self, error: BaseException) -> None:
+        if not self._replied:
+            self._member.end("it was refused")
+            code = REFUSALS.get(type(error), protocol.ErrorCode.INTERNAL)
+            self._responder.channel.send(protocol.Error(self._request.request_id, code, str(error)))
+        if self._attempt is not None:
+            self._attempt.give_up(self._member, error)
+        else:
+            self._member.release()
+
+
+async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
+    """Returns when the peer has sent something on the new queue pair, as it does when ready."""
+    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def arrive() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def end(reason: str) -> None:
+        if not arrived.done():
+            arrived.set_exception(ConnectionBrokenError(reason))
+
+    channel.on_first_arrival(arrive)
+    member.on_end(end)
+    await arrived
+    channel.on_first_arrival(None)

@@ -1,0 +1,242 @@
+"""Connecting without the connection manager: endpoints exchanged over a TCP socket (bootstrap).
+
+    client -> server   magic, endpoint, hello         the server makes its queue pair
+    server -> client   magic, endpoint, hello         and connects it, then replies
+    client -> server   READY                          the client has connected its own
+
+A server that has too many connections replies REFUSED and the reason instead.
+
+Fixed layouts of fixed length, so nothing that a stranger sends makes this side allocate; other
+bytes than the magic end the bootstrap.  The socket stays open: its end, without a goodbye on the
+connection itself, is how the death of the peer is noticed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from .. import verbs
+from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from .._core.refusal import pack_refusal
+from .._loop.driver import Driver, Watch
+from .._native import fork
+from ..config import Config
+from ..errors import AddressError, ProtocolError, host_port
+from . import connect_inband
+from .acceptor import Acceptor, ConnectionLimitError
+from .auth import Security
+from .connect_attempt import ConnectAttempt
+from .connection import Connection
+from .connection_group import ConnectionGroup
+from .endpoint import AddressedEndpoint
+from .lifecycle import Address, Link
+from .tcp_link import (
+    REFUSED,
+    TCPLink,
+    accepted_link,
+    open_link,
+    socket_name,
+)
+
+logger = logging.getLogger("aiordma.tcp")
+
+MAGIC = b"aiordma\x01"
+READY = b"ready\x00\x00\x01"
+MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
+
+# Seconds until a listener tries again when it cannot accept.
+ACCEPT_PAUSE = 0.1
+
+# Peers that are accepted in one turn of the loop.
+ACCEPTS = 64
+
+
+async def read_message(link: TCPLink) -> tuple[Endpoint, Hello]:
+    data = await link.read(MESSAGE_SIZE, MAGIC)
+    return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
+
+
+async def connect(
+    device: verbs.Device,
+    address: Address,
+    source: Address | None,
+    config: Config,
+    security: Security,
+) -> Connection:
+    """Connects to one numeric address.  The caller bounds the time."""
+    peer_key = connect_inband.PeerKey(device.name, address, source, security.auth)
+    if config.in_band and security.tls is None:
+        connected = await connect_inband.connect(peer_key, device, config, security)
+        if connected is not None:
+            return connected
+    tcp = await open_link(address, source, security)
+    link: Link = tcp
+    attempt: ConnectAttempt[AddressedEndpoint] | None = None
+    try:
+        driver = Driver.for_device(device, config.pool_limit, config.polling)
+        endpoint = AddressedEndpoint(driver, config, security, tcp.local_address)
+        attempt = ConnectAttempt(endpoint)
+        tcp.write(MAGIC + endpoint.packed())
+        attempt.make()  # while the other side makes its own
+        remote, peer = await read_message(tcp)
+        if remote == endpoint.endpoint:
+            raise ProtocolError(
+                f"{host_port(address)} sends back this side's own endpoint: an echo server?"
+            )
+        security.agree(peer)
+        endpoint.connect(remote)
+        attempt.post_receives()
+        tcp.write(READY)
+        if config.in_band and peer.in_band:
+            link = member = ConnectionGroup(tcp).join(0)
+            member.on_end(attempt.on_disconnect)
+            connection = await attempt.start(link, peer, client=True)
+            connect_inband.add_group(peer_key, member, attempt.control_channel)
+        else:
+            tcp.established(attempt.on_disconnect)
+            connection = await attempt.start(link, peer, client=True)
+    except BaseException as error:
+        if attempt is None:
+            link.release()
+        else:
+            attempt.give_up(link, error)
+        raise
+    return connection
+
+
+def listening_socket(address: Address, backlog: int) -> socket.socket:
+    """A listening socket; "::" takes IPv4 as well, on the same port, which asyncio's does not."""
+    host, port = address
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    try:
+        listening = socket.create_server(
+            socket_name((host, port)),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=backlog,
+            dualstack_ipv6=host == "::",
+        )
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on {host_port((host, port))}: {os.strerror(error.errno or 0)}",
+            status=-(error.errno or 0),
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+class TCPListener:
+    """Listens on one address for the TCP bootstrap."""
+
+    def __init__(
+        self, device: verbs.Device, address: Address, backlog: int, acceptor: Acceptor
+    ) -> None:
+        self.device = device
+        self._acceptor = acceptor
+        self._socket = listening_socket(address, backlog)
+        self.address: Address = self._socket.getsockname()[:2]
+        self._inode = fork.add_socket(self._socket.fileno())
+        self._loop = asyncio.get_running_loop()
+        self._watch = Watch(self._socket.fileno(), self._accept)
+        self._pause: asyncio.TimerHandle | None = None
+
+    def _accept(self) -> None:
+        """Accepts the peers that are there; called while there are some."""
+        for _ in range(ACCEPTS):
+            try:
+                accepted, address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of file descriptors, most likely; it would fail again at once.
+                logger.warning("accept on %s: %s", host_port(self.address), error)
+                self._watch.close()
+                self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
+                return
+            accepted.setblocking(False)
+            self._acceptor.admit(TCPRequest(self, accepted, address))
+
+    def _resume(self) -> None:
+        self._watch = Watch(self._socket.fileno(), self._accept)
+
+    def release(self) -> None:
+        """Listens no more; all there is to do when the loop has been closed."""
+        self._acceptor.closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._watch.close()
+        fork.remove_socket(self._inode)
+        self._socket.close()
+
+    async def close(self) -> None:
+        """Listens no more; handshakes under way are given up."""
+        self.release()
+        await self._acceptor.close()
+
+
+class TCPRequest:
+    """An accepted socket."""
+
+    def __init__(self, listener: TCPListener, accepted: socket.socket, address: object) -> None:
+        self._listener = listener
+        self._socket: socket.socket | None = accepted  # None: it is the link's
+        self._address = address
+        self._link: Link | None = None
+        self._attempt: ConnectAttempt[AddressedEndpoint] | None = None
+
+    def __repr__(self) -> str:
+        return f"<bootstrap with {self._address}>"
+
+    async def handshake(self, acceptor: Acceptor) -> Connection:
+        assert self._socket is not None
+        accepted, self._socket = self._socket, None
+        self._link = tcp = await accepted_link(accepted, acceptor.security)
+        remote, peer = await read_message(tcp)
+        in_band = acceptor.config.in_band and acceptor.security.tls is None
+        try:
+            self._attempt = attempt = acceptor.attempt(
+                tcp.peer_address,
+                lambda: device_endpoint(
+                    self._listener.device, acceptor, tcp.local_address, in_band=in_band
+                ),
+            )
+        except ConnectionLimitError as error:
+            tcp.write(REFUSED + pack_refusal(str(error)))
+            raise
+        attempt.endpoint.connect(remote)
+        attempt.post_receives()
+        tcp.write(MAGIC + attempt.endpoint.packed())
+        acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
+        await tcp.read(len(READY), READY)
+        if in_band:
+            group = ConnectionGroup(tcp)
+            self._link = member = group.join(0)
+            member.attach(attempt.control_channel)
+            connect_inband.accept_over(
+                attempt.control_channel, group, self._listener.device, acceptor
+            )
+            member.on_end(attempt.on_disconnect)
+        else:
+            tcp.established(attempt.on_disconnect)
+        return await attempt.start(self._link, peer, client=False)
+
+    def give_up(self, error: BaseException) -> None:
+        if self._attempt is not None:
+            assert self._link is not None
+            self._attempt.give_up(self._link, error)
+        elif self._link is not None:
+            self._link.release()
+        elif self._socket is not None:
+            self._socket.close()
+
+
+def device_endpoint(
+    device: verbs.Device, acceptor: Acceptor, address: Address | None, *, in_band: bool
+) -> AddressedEndpoint:
+    """A listener's endpoint on a device, to be reached by the GID of `address`."""
+    config = acceptor.config
+    driver = Driver.for_device(device, config.pool_limit, config.polling)
+    return AddressedEndpoint(driver, config, acceptor.security, address, in_band=in_band)

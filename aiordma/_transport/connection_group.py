@@ -1,0 +1,156 @@
+"""Connections that share the socket of one TCP bootstrap: the first one, and those that were
+opened over it or over one another (connect_inband.py).
+
+The socket's end is how the death of the peer is noticed at once, so it stays open for as long as
+any of them lives, and ends all of them.  A connection that ends while others go on cannot tell its
+peer by the socket's end: then its number is sent on the socket.  The connecting side assigns the
+numbers; the first one's is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from .lifecycle import Address, ControlChannel
+from .tcp_link import TCPLink
+
+# Seconds for which the numbers of connections that ended in order are collected: their peer has had
+# a goodbye, and waits for the number only with what it still had under way.
+NOTICE_DELAY = 0.002
+
+
+class GroupMember:
+    """One connection's share of the socket: its link."""
+
+    def __init__(self, group: ConnectionGroup, number: int) -> None:
+        self.group = group
+        self.number = number
+        self.channel: ControlChannel | None = None
+        """That of its connection, once it has one."""
+        self._on_end: Callable[[str], None] | None = None
+        self._end_reason: str | None = None
+
+    @property
+    def local_address(self) -> Address | None:
+        return self.group.local_address
+
+    @property
+    def peer_address(self) -> Address | None:
+        return self.group.peer_address
+
+    def attach(self, channel: ControlChannel) -> None:
+        self.channel = channel
+
+    def on_end(self, callback: Callable[[str], None]) -> None:
+        """Calls it when the peer's end is gone, at most once, and at once if it is gone now."""
+        self._on_end = callback
+        if self._end_reason is not None:
+            callback(self._end_reason)
+
+    def end(self, reason: str) -> None:
+        """The peer's end is gone."""
+        self._end_reason = reason
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(reason)
+
+    def close(self) -> None:
+        self._on_end = None
+
+    def release(self) -> None:
+        peer_closed = goodbye_sent = False
+        if self.channel is not None:
+            peer_closed, goodbye_sent = self.channel.peer_closed, self.channel.goodbye_sent
+        peer_knows = peer_closed or self._end_reason is not None
+        self.group.leave(self, peer_knows=peer_knows, may_wait=goodbye_sent)
+
+
+class ConnectionGroup:
+    """The connections that share one socket, which is closed with the last of them."""
+
+    def __init__(self, link: TCPLink) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._members: dict[int, GroupMember] = {}
+        self._numbers = count(1)
+        self._ended: list[int] = []  # numbers that the peer has yet to be sent
+        self._notice_timer: asyncio.TimerHandle | None = None
+        self._end_reason: str | None = None
+        self.local_address = link.local_address
+        self.peer_address = link.peer_address
+        self.peer_accepts = True
+        """Whether the peer accepts further connections, as far as it has told."""
+        self.overdue = 0
+        """Requests that were given up here and have not been answered yet."""
+        link.established(self._on_link_end, self._on_peer_ended)
+
+    def __iter__(self) -> Iterator[GroupMember]:
+        return iter(self._members.values())
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._members
+
+    @property
+    def alive(self) -> bool:
+        """Whether further connections may be opened over it, if not now."""
+        return self.peer_accepts and self._end_reason is None and bool(self._members)
+
+    @property
+    def usable(self) -> bool:
+        """Whether they should be opened over it now."""
+        return self.alive and not self.overdue
+
+    def new(self) -> GroupMember:
+        """For a connection that this side opens."""
+        return self.join(next(self._numbers))
+
+    def join(self, number: int) -> GroupMember:
+        """For one that the peer has given this number."""
+        member = self._members[number] = GroupMember(self, number)
+        if self._end_reason is not None:
+            member.end(self._end_reason)
+        return member
+
+    def _on_peer_ended(self, number: int) -> None:
+        # An unknown number is of one that has ended on this side at the same time.
+        member = self._members.get(number)
+        if member is not None:
+            member.end("the peer has ended it without a goodbye")
+
+    def _on_link_end(self, reason: str) -> None:
+        self._end_reason = reason
+        for member in list(self):
+            member.end(reason)
+
+    def leave(self, member: GroupMember, *, peer_knows: bool, may_wait: bool) -> None:
+        """Closes the socket after the last one, else sends the number unless the peer knows."""
+        if self._members.get(member.number) is not member:
+            return
+        del self._members[member.number]
+        if not self._members:
+            self._close()
+        elif peer_knows or self._end_reason is not None or self._loop.is_closed():
+            return
+        else:
+            self._ended.append(member.number)
+            if not may_wait:
+                self._send_ended()
+            elif self._notice_timer is None:
+                self._notice_timer = self._loop.call_later(NOTICE_DELAY, self._send_ended)
+
+    def _send_ended(self) -> None:
+        self._cancel_timer()
+        ended, self._ended = self._ended, []
+        self._link.send_ended(ended)
+
+    def _cancel_timer(self) -> None:
+        if self._notice_timer is not None:
+            self._notice_timer.cancel()
+            self._notice_timer = None
+
+    def _close(self) -> None:
+        self._cancel_timer()
+        self._link.close()
+        self._link.release()

@@ -1,0 +1,86 @@
+"""Which C file may include which: Python's import rules (test_imports.py), for ``native``.
+
+A folder of ``native`` includes its own headers and those of the folders in the table. The embedded
+device's inner folders have a table of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[1] / "native"
+DEVICE = NATIVE / "softdev"
+
+# Folder, or file of `native` itself -> folders whose headers it may include, besides its own.
+FOLDERS: dict[str, set[str]] = {
+    "abi": set(),
+    "softdev": {"abi"},
+    "verbs": {"abi"},
+    "fast": {"verbs"},
+    "preload.c": {"softdev"},
+}
+
+# System headers of one folder alone, and those of the RDMA packages, which no build needs.
+SYSTEM = {"Python.h": {"fast"}, "structmember.h": {"fast"}}
+NOWHERE = ("infiniband/", "rdma/")
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Include:
+    """One line of a file: a header of ours, or one of the system."""
+
+    own: str
+    system: str
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in NATIVE.rglob("*.[ch]"))
+
+
+def folder_of(path: Path) -> str:
+    return path.relative_to(NATIVE).parts[0]
+
+
+def includes(path: Path) -> list[Include]:
+    return [Include(*match.groups("")) for match in INCLUDE.finditer(path.read_text())]
+
+
+def found(name: str, including: Path) -> Path | None:
+    """The header as the compiler finds it: beside the file, then in meson's include directories."""
+    for folder in (including.parent, NATIVE, DEVICE):
+        if (header := (folder / name).resolve()).exists():
+            return header
+    return None
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(NATIVE)))
+def test_folders_include_only_what_they_may(path: Path) -> None:
+    folder = folder_of(path)
+    assert folder in FOLDERS, (
+        f"{path.name}: say in the table of this test what {folder} may include"
+    )
+    for include in includes(path):
+        if include.own:
+            header = found(include.own, path)
+            assert header is not None, f"{path.name} includes {include.own}, which is not there"
+            target = folder_of(header)
+            assert target in {folder, *FOLDERS[folder]}, f"{path.name} includes {include.own}"
+        else:
+            allowed = SYSTEM.get(include.system, {folder})
+            assert folder in allowed, f"{path.name} includes <{include.system}>"
+            assert not include.system.startswith(NOWHERE), f"{path.name}: <{include.system}>"
+
+
+def test_folders_form_no_circle() -> None:
+    left = dict(FOLDERS)
+    while left:
+        lowest = [folder for folder, below in left.items() if not below & set(left)]
+        assert lowest, f"{', '.join(left)} include each other"
+        for folder in lowest:
+            del left[folder]
