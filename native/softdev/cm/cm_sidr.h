@@ -20,7 +20,8 @@ struct soft_cm_sidr_query {
 	uint8_t bytes[SOFT_SIDR_MAX];
 };
 
-/* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
+/* A service's socket; it is there as long as the listener, or a request that waits for its answer.
+ */
 struct soft_cm_service;
 
 /* What a request must keep in order to be answered. */

@@ -1,9 +1,9 @@
 /* Services: listening for requests for a datagram service: rdma_listen(3), and rdma_accept(3) and
  * rdma_reject(3) of their requests.
  *
- * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its answer
- * was lost or is late, is known by its number and gets the same answer; when its id is gone it is a
- * new one.  What there is no room for is told to wait, and comes again.
+ * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its
+ * answer was lost or is late, is known by its number and gets the same answer; when its id is gone
+ * it is a new one.  What there is no room for is told to wait, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_sidr.h"

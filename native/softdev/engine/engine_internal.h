@@ -89,9 +89,9 @@ static inline bool soft_engine_has_delayed(void)
 /* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */
 void soft_engine_update_notify_need(void);
 
-/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can signal?
- * That is so when the application has armed a CQ and waits with its own poll() on a channel whose
- * fd shows nothing but signals. */
+/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can
+ * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
+ * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* Has every event loop that watches notify fds itself asked for them since that change? */

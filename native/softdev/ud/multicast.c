@@ -3,9 +3,9 @@
  * A multicast GID is carried by an IPv4 multicast group: the same one for ::ffff:224.0.0.0/100, as
  * on RoCE, and for an IPv6 one a group that is made of its hash; the GID itself is in the header.
  * Every process with a member binds a socket to the group's address and a port that all share, and
- * joins on every interface that has one of our GIDs.  A message goes to the loopback interface, where
- * each process of the host gets it once, and out of the interface of the sender's GID, without the
- * kernel's loop back to the host.
+ * joins on every interface that has one of our GIDs.  A message goes to the loopback interface,
+ * where each process of the host gets it once, and out of the interface of the sender's GID,
+ * without the kernel's loop back to the host.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -270,7 +270,8 @@ static void detach(struct attachment *attachment)
 	free(attachment);
 }
 
-/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel. */
+/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel.
+ */
 int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
