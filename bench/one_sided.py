@@ -59,7 +59,7 @@ WORKS = {
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     for target in (AWAKE, ASLEEP):
-        everybody = {
+        runners = {
             "aiordma": contenders.python("aiordma"),
             "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
             "C": contenders.c("polling", MOODS[target]),
@@ -68,7 +68,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         for work, (kind, many, numbers) in WORKS.items():
             unit = numbers.get("window", 1) * numbers.get("under_way", 1)
             job = {**numbers, "count": options.count(many, unit), "awake": awake}
-            for who, contender in everybody.items():
+            for who, contender in runners.items():
                 yield Lane.of(contender, f"{work}, {target}", who, kind, **job)
             if work == LARGE:
                 for who, copy in MEMCPY.items():

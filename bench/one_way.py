@@ -44,7 +44,7 @@ TO_C = 0.75  # within 25 %
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
-    everybody = {
+    runners = {
         "aiordma": contenders.python("aiordma"),
         "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
         **{f"{loop} {way}": contenders.python(way, loop) for way, loop in RIVALS},
@@ -54,7 +54,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
         if size > options.most:
             continue
         numbers = {"size": size, "count": options.count(count, window), "window": window}
-        for who, contender in everybody.items():
+        for who, contender in runners.items():
             yield Lane.of(contender, size_name(size), who, "send_many", **numbers)
 
 

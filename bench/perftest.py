@@ -1,4 +1,4 @@
-"""perftest, the programs everybody measures RDMA devices with, on the same device: the embedded one
+"""perftest, the usual programs for measuring RDMA devices, on the same device: the embedded one
 under `aiordma run`, another one as they are."""
 
 from __future__ import annotations

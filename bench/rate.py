@@ -35,13 +35,13 @@ RIVALS = [
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     count = options.count(COUNT, WINDOW)
-    everybody = {
+    runners = {
         "aiordma": contenders.python("aiordma"),
         "aiordma on asyncio": contenders.python("aiordma", "asyncio"),
         **{f"{loop} {way}": contenders.python(way, loop) for way, loop in RIVALS},
         "C, polling": contenders.c(),
     }
-    for who, contender in everybody.items():
+    for who, contender in runners.items():
         yield Lane.of(contender, WORK, who, "echo_many", size=SIZE, count=count, window=WINDOW)
 
 

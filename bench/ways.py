@@ -1,8 +1,8 @@
 """Ways to move messages between two processes, and what a worker can be asked to measure on each.
 
-Everybody carries messages, not bytes: a receiver has the whole message before it does anything with
-it.  Over sockets a message is an 8-byte length and its contents, and the client makes that frame
-before the clock starts.
+Every contender carries messages, not bytes: a receiver handles a message when it is complete.  Over
+sockets a message is an 8-byte length and its contents, and the client makes that frame before the
+clock starts.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-SHARED_BYTES = 24576 + 2 * (1 << 20)  # of two processes: native/softdev/shm/segment.c
+SHARED_BYTES = 24576 + 2 * (1 << 20)  # what two processes share
 
 # Copies 8 bytes from its parent's memory and prints the errno value. A parent may always copy from
 # its child, so only this direction shows whether cross-memory attach is allowed.

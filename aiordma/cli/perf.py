@@ -1,4 +1,4 @@
-"""`aiordma perf`: latency, bandwidth and rate of every kind of operation, between two processes."""
+"""`aiordma perf`: latency, bandwidth and rate of each operation, between two processes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import aiordma
 from aiordma import Config, verbs
 from aiordma.config import DEFAULT
+from aiordma.errors import host_port
 from aiordma.perf.client import PerfClient, RefusedError, Result
 from aiordma.perf.gpu import GPUError
 from aiordma.perf.machine import machine
@@ -52,13 +53,13 @@ from .report import size_text
 
 DEFAULT_PORT = 7472
 
-# The program of the other end; its options follow.
+# The command of the server; its options follow.
 SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
 
-# As a shell has it for a program that Ctrl-C ended.
+# The exit status of a shell for a program that Ctrl-C ended.
 INTERRUPTED = 130
 
-# What a run may end with that is nobody's mistake here.
+# Errors of a run that are reported without a traceback.
 FAILURES = (
     aiordma.RDMAError,
     ChildError,
@@ -95,7 +96,7 @@ def perf(local: bool) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What every measurement is asked for."""
+    """The options of every measurement."""
 
     settings: Settings
     device: str | None
@@ -107,7 +108,7 @@ class Asked:
 
 
 def measures(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes `command`, which takes one Asked besides its own options, take their options."""
+    """Add the options of a measurement to `command`, which takes them as one `Asked`."""
     own = frozenset(signature(command).parameters)
     common = [field.name for field in fields(Asked)[1:]]
 
@@ -121,7 +122,7 @@ def measures(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def measurement_options(command: Command) -> Command:
-    """OPERATION, METRIC, how much of it, and what to make of it."""
+    """OPERATION, METRIC, and the options for amounts and output."""
     for option in (
         click.option(
             "--plot",
@@ -133,7 +134,9 @@ def measurement_options(command: Command) -> Command:
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option(
-            "--verify-all", is_flag=True, help="Compare every message, not first and last alone."
+            "--verify-all",
+            is_flag=True,
+            help="Compare every message, not only the first and the last.",
         ),
         click.option(
             "--gpu", is_flag=True, help="Write from and read into memory of this side's GPU."
@@ -144,7 +147,7 @@ def measurement_options(command: Command) -> Command:
         click.option(
             "--depth",
             type=int,
-            help="Operations under way on each connection [default: 64; for lat and stream 1].",
+            help="Operations outstanding on each connection [default: 64; for lat and stream 1].",
         ),
         click.option(
             "--warm-up",
@@ -156,9 +159,11 @@ def measurement_options(command: Command) -> Command:
             type=float,
             metavar="SECONDS",
             default=1.0,
-            help="How long each size is measured [default: 1].",
+            help="Seconds for each size [default: 1].",
         ),
-        click.option("--iterations", type=int, help="Operations of each size, instead of a time."),
+        click.option(
+            "--iterations", type=int, help="Operations of each size, instead of a duration."
+        ),
         click.option("--all", "every", is_flag=True, help="Powers of two from 2 B to 8 MiB."),
         click.option(
             "--sizes",
@@ -202,14 +207,14 @@ POLLING = click.option(
     metavar="US",
     default=round(DEFAULT.polling * 1e6),
     show_default=True,
-    help="For how long a process looks for completions before it sleeps, at most, in us; 0: never.",
+    help="Longest adaptive polling before a process sleeps, in us; 0: none.",
 )
 RECEIVES = click.option(
     "--receives",
     type=click.IntRange(1, 0xFFFF),
     default=DEFAULT.data_receives,
     show_default=True,
-    help="Messages that may be under way to the server on each connection.",
+    help="Messages that may be in flight to the server on each connection.",
 )
 
 
@@ -235,7 +240,7 @@ def local(asked: Asked, host: str | None, receives: int) -> None:
 
 
 def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: Asked) -> None:
-    """Runs, shows, draws, and exits with a status that says how it went."""
+    """Run, show and draw a measurement; exit with 1 if a transfer was wrong."""
     with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
             for target in asked.targets:
@@ -292,7 +297,7 @@ async def measure(asked: Asked, device: verbs.Device, host: str, port: int) -> R
 
 @contextmanager
 def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
-    """The first Ctrl-C ends the run in order, the second one at once."""
+    """The first Ctrl-C ends the run cleanly, the second one at once."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -308,7 +313,7 @@ def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float], None]]]:
-    """On a terminal; for each number of a size, what is told how much of it is done."""
+    """A progress bar on a terminal: a callback for each size."""
     errors = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -317,7 +322,7 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
         TimeElapsedColumn(),
         console=errors,
         transient=True,
-        auto_refresh=False,  # a thread would take the interpreter from what is timed
+        auto_refresh=False,  # a refresh thread would disturb the measurement
         disable=not errors.is_terminal,
     ) as progress:
         bar = progress.add_task("", total=len(settings.sizes))
@@ -364,16 +369,18 @@ def client(asked: Asked, server_host: str, port: int) -> None:
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The picture, .png or .svg.",
+    help="The picture to write, .png or .svg.",
 )
 def plot_files(files: tuple[Path, ...], target: Path) -> None:
-    """Draw what several runs have printed with --json in one picture."""
+    """Draw several runs, printed with --json, in one picture."""
     records = []
     for file in files:
         try:
             records.append(check_record(json.loads(file.read_text())))
         except ValueError as error:
-            raise click.ClickException(f"{file} is no output of aiordma perf: {error}") from error
+            raise click.ClickException(
+                f"{file} is not the output of aiordma perf --json: {error}"
+            ) from error
     draw(records, target)
 
 
@@ -390,14 +397,14 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
     type=SizeType(),
     default="1G",
     show_default=True,
-    help="Longest operation that is served, in bytes, as 64M.",
+    help="Largest operation, in bytes, as 64M.",
 )
 @click.option(
     "--max-memory",
     type=SizeType(),
     default="2G",
     show_default=True,
-    help="That of all connections' operations together.",
+    help="Largest total of all connections' operations.",
 )
 @click.option("--max-connections", type=click.IntRange(1, 0xFFFF), default=1024, show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
@@ -419,8 +426,8 @@ def server(
 ) -> None:
     """Serve measurements, one client after another, until Ctrl-C.
 
-    Without --host it listens on every address.  There are no passwords: whoever reaches the port
-    can make it work.
+    Without --host it listens on every address.  There is no authentication: any host that reaches
+    the port can use it.
     """
     limits = Limits(size=max_size, memory=max_memory, connections=max_connections)
     config = Config(data_receives=receives, polling=polling / 1e6)
@@ -440,7 +447,7 @@ def server(
                 await end_of_input()
             else:
                 at = server.listening
-                where = f"{at.device}, {at.host} port {at.port}, via {via}"
+                where = f"{at.device}, {host_port((at.host, at.port))}, via {via}"
                 click.echo(f"serving on {where}")
                 await server.forever()
 

@@ -53,8 +53,8 @@ def test_json_is_as_the_page_says(device_name: str) -> None:
     done = perf("local", "write", "lat", "--device", device_name, "--json", *FEW)
     assert done.exit_code == 0, done.output
     told: dict[str, Any] = json.loads(done.stdout)
-    assert set(told) == names("| name | what")
-    assert set(told["settings"]) == listed("| name | what", "`settings`")
+    assert set(told) == names("| name | meaning")
+    assert set(told["settings"]) == listed("| name | meaning", "`settings`")
     (row,) = told["results"]
     assert set(row) == names("| name in a result |")
     times = set(row["latency_us"])
@@ -110,7 +110,7 @@ class ServerProcess:
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        match = re.search(r" port (\d+), via ", line)
+        match = re.search(r":(\d+), via ", line)
         assert match, line
         self.port = match[1]
 

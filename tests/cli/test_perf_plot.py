@@ -169,7 +169,7 @@ def test_drawing_several_files(tmp_path: Path) -> None:
     [
         ("{}", "its format is not 'aiordma-perf'"),
         ("[1]", "its format is not"),
-        ("nonsense", "is no output of aiordma perf: Expecting value"),
+        ("nonsense", "is not the output of aiordma perf --json: Expecting value"),
         ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
     ],
 )

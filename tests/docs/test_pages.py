@@ -15,6 +15,7 @@ from tests.docs.__main__ import main
 from tests.docs.pages import DOCS, ROOT, differing, pages
 
 PAGES = sorted(DOCS.rglob("*.md"))
+PACKAGE = ROOT / "aiordma"
 
 # A program, and if a block of text follows at once, what it prints.
 PROGRAM = re.compile(
@@ -78,6 +79,17 @@ def test_the_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), f"{page.name} links to {target}"
         if anchor and there.suffix == ".md":
             assert anchor in anchors(there.read_text()), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["design", "how-to-add", "messages", "polling"])
+def test_the_paths_exist(name: str) -> None:
+    """Paths in the pages for contributors: from the root, or from one of the source folders."""
+    folders = [ROOT / folder for folder in ("", "aiordma", "native", "native/softdev", "docs")]
+    text = (DOCS / f"{name}.md").read_text().partition("\n## What connecting costs\n")[0]
+    for path in re.findall(r"`([\w./]+)`", text):
+        if "/" in path or path.endswith((".py", ".c", ".h", ".md")):
+            known = any((folder / path).exists() for folder in folders)
+            assert known or any(PACKAGE.rglob(path)), f"{name}.md names {path}"
 
 
 def anchors(text: str) -> set[str]:

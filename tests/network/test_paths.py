@@ -10,11 +10,11 @@ import pytest
 from .conftest import PATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
 from .namespaces import Namespace, Network
 
-# How many times its patience the device may take until it has noticed and told everybody: it looks
-# four times in that time, and the machine may be slow.
+# How many times its patience the device may take until it has noticed and told every connection: it
+# looks four times in that time, and the machine may be slow.
 BOUND = 5
 
-# Long enough that TCP has tried again in vain, short enough to be no loss of the path.
+# Long enough that a retransmission of TCP was lost, short enough to keep the path.
 A_WHILE = PATIENCE / 4
 
 
