@@ -72,7 +72,7 @@ logger = logging.getLogger("aiordma.transport")
 Via = Literal["cm", "tcp"]
 
 
-# Seconds that a loop goes by what it has found out about the machine's devices.  To ask for the
+# Seconds for which a loop caches the choice of a device.  To ask for the
 # default one opens the system's, which takes longer than all the rest of a connection.
 CHOICE_LASTS = 1.0
 
@@ -145,7 +145,7 @@ async def connect(
     `source` is a local (host, port) to connect from.
 
     `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
-    has it, without telling it, before anything else is said; AuthenticationError otherwise.  `ssl`
+    has it, without sending it, before anything else is sent; AuthenticationError otherwise.  `ssl`
     puts TLS on the TCP bootstrap (`via="tcp"` only), with `host` as the name to expect: a program
     that sees the bootstrap can connect in the peer's place.  What then travels by RDMA is not
     encrypted.

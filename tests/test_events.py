@@ -1,4 +1,4 @@
-"""`async for` over the events of a device: nothing is lost, everybody hears of it."""
+"""`async for` over the events of a device: nothing is lost, every subscriber gets it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_another_loop_that_has_ended_holds_nobody_up(
 
 
 async def test_what_was_heard_too_late(device: verbs.Device) -> None:
-    """An event on its way to a loop where nobody listens any more."""
+    """An event on its way to a loop that has no subscriber any more."""
     heard: list[AsyncEvent] = []
     with device.open() as context:
         router = EventRouter.of(context)

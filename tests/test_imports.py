@@ -238,6 +238,19 @@ def test_only_the_native_room_imports_the_compiled_module() -> None:
     assert not wrong
 
 
+def test_nothing_depends_on_what_is_experimental() -> None:
+    """But for the modules that keep its former names."""
+    experimental = "aiordma.verbs.experimental"
+    wrong = [
+        str(found)
+        for path in modules()
+        if path.parent.name != "experimental" and path.name not in {"efa.py", "mlx5.py"}
+        for found in imports(path)
+        if found.module.startswith(experimental)
+    ]
+    assert not wrong
+
+
 def test_only_the_driver_watches_file_descriptors() -> None:
     watching = {
         str(path.relative_to(PACKAGE))

@@ -47,5 +47,5 @@ def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes
 
 
 def proves(expected: bytes, given: bytes) -> bool:
-    """Compared in a time that tells nothing."""
+    """Compares in constant time."""
     return hmac.compare_digest(expected, given)

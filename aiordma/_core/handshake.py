@@ -1,4 +1,4 @@
-"""What both sides tell each other before the first message, in fixed layouts, little endian.
+"""What both sides send each other before the first message, in fixed layouts, little endian.
 
 :class:`Hello` is about the transport: sizes, credits, limits. It fits the private data of a
 connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives padded with zeros::

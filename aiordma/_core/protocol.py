@@ -127,7 +127,7 @@ class RegionGrant(NamedTuple):
 
 
 class RegionReturn(NamedTuple):
-    """A region that its owner lent goes back to the owner, as something to look at.
+    """A region that its owner lent goes back to the owner, for its contents.
 
     The sender is done with it and promises not to use its token any more.
     """

@@ -30,5 +30,5 @@ def unpack_refusal(data: bytes) -> str | None:
 
 
 def printable(text: str) -> str:
-    """What the peer has said, as it may be shown."""
+    """The peer's text with nothing in it that a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -142,7 +142,7 @@ class RegistrationCache:
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:
-        """Nothing is kept until it is set up anew; what is in use goes with its operation."""
+        """Keeps nothing until it is set up anew; what is in use is dropped after its operation."""
         self._set_up = False
         self._most = 0
         for kept in list(self._kept.values()):

@@ -17,7 +17,7 @@ from .._core.handshake import Hello
 from .._core.refusal import pack_refusal, unpack_refusal
 from .._loop.driver import Driver, EventDriver
 from ..config import Config
-from ..errors import ConnectionManagerError, RDMAError, RejectedError
+from ..errors import ConnectionManagerError, RDMAError, RejectedError, host_port
 from ..verbs._qp.bring_up import ACK_TIMEOUT
 from .acceptor import Acceptor
 from .auth import Security
@@ -177,8 +177,8 @@ def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> N
     assert id.context is not None
     if device is not None and id.context.name != device:
         raise ConnectionManagerError(
-            f"the route to {address[0]} is through device {id.context.name!r}, not {device!r}; "
-            f"name that one, none, or a source address of {device!r}"
+            f"the route to {host_port(address)} is through device {id.context.name!r}, not "
+            f"{device!r}; name that one, none, or a source address of {device!r}"
         )
 
 

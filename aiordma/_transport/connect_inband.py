@@ -15,8 +15,8 @@ Some facts, and what they mean here:
 - A side that cannot send a request at once, or gets no reply in time, falls back to a socket: the
   existing connection costs it nothing.  So nothing waits here for credits, and only the connection
   limit is a refusal: the socket would give the same.
-- The listener may have been closed meanwhile and another one be at its port: it says so, and the
-  socket reaches the one that listens now.
+- The listener may have been closed meanwhile and another one be at its port: its reply
+  is CANCELLED, and the socket reaches the one that listens now.
 - A request that has been sent cannot be taken back.  One that is given up keeps its number until
   the reply, and then the peer is told that its connection has ended.
 """
@@ -43,6 +43,7 @@ from ..errors import (
     ProtocolError,
     RDMAError,
     RejectedError,
+    host_port,
 )
 from .acceptor import Acceptor, ConnectionLimitError
 from .auth import Security
@@ -222,7 +223,7 @@ async def connect(
     try:
         return await _connect(group, initiator, device, config, security)
     except FallbackToSocket as error:
-        logger.info("connecting to %s port %s on a socket: %s", *key.address, error)
+        logger.info("connecting to %s on a socket: %s", host_port(key.address), error)
         return None
 
 
@@ -247,7 +248,7 @@ async def _connect(
         reply = await pending.reply
         remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
         if remote == attempt.endpoint.endpoint:
-            raise ProtocolError("the peer sends back what it is told")
+            raise ProtocolError("the peer sends back our own endpoint")
         security.agree(peer)
         attempt.endpoint.connect(remote)
         attempt.post_receives()

@@ -22,8 +22,8 @@ SIZE = ENDPOINT_SIZE + HELLO_SIZE
 class PendingConnection:
     """This side's half of a connection.  Made by `prepare_connection`; both sides do the same:
 
-    1. tell the peer `endpoint`, on a channel of your own;
-    2. `accept` what the peer told: from then on this side can receive;
+    1. send `endpoint` to the peer, on a channel of your own;
+    2. `accept` the peer's: from then on this side can receive;
     3. tell the peer so, and wait until it has told the same;
     4. `await start()`.
 
@@ -47,7 +47,7 @@ class PendingConnection:
             self._attempt.give_up(self._link, error)
             raise
         self.endpoint: bytes = self._attempt.endpoint.packed()
-        """What the peer must be told: 72 bytes, with a magic number and a version."""
+        """What is sent to the peer: 72 bytes, with a magic number and a version."""
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"

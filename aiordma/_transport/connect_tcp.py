@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 
 from .. import verbs
@@ -23,7 +24,7 @@ from .._core.refusal import pack_refusal
 from .._loop.driver import Driver, Watch
 from .._native import fork
 from ..config import Config
-from ..errors import AddressError, ProtocolError
+from ..errors import AddressError, ProtocolError, host_port
 from . import connect_inband
 from .acceptor import Acceptor, ConnectionLimitError
 from .auth import Security
@@ -82,7 +83,9 @@ async def connect(
         attempt.make()  # while the other side makes its own
         remote, peer = await read_message(tcp)
         if remote == endpoint.endpoint:
-            raise ProtocolError(f"{tcp.peer_address} sends back what it is told: an echo server?")
+            raise ProtocolError(
+                f"{host_port(address)} sends back this side's own endpoint: an echo server?"
+            )
         security.agree(peer)
         endpoint.connect(remote)
         attempt.post_receives()
@@ -118,7 +121,8 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
         )
     except OSError as error:
         raise AddressError(
-            f"cannot listen on {host} port {port}: {error}", status=-(error.errno or 0)
+            f"cannot listen on {host_port((host, port))}: {os.strerror(error.errno or 0)}",
+            status=-(error.errno or 0),
         ) from error
     listening.setblocking(False)
     return listening
@@ -148,7 +152,7 @@ class TCPListener:
                 return
             except OSError as error:
                 # Out of file descriptors, most likely; it would fail again at once.
-                logger.warning("accept on %s port %s: %s", *self.address, error)
+                logger.warning("accept on %s: %s", host_port(self.address), error)
                 self._watch.close()
                 self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return

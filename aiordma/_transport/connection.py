@@ -1,4 +1,4 @@
-"""A connection: the face that its user sees."""
+"""A connection: the user's interface."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..errors import (
     ConnectionClosedError,
     MessageTooLongError,
     RDMAError,
+    host_port,
 )
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
@@ -87,7 +88,8 @@ class Connection(ConnectionLifecycle):
             state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
         else:
             state = "closing" if self._state in CLOSING else "open"
-        return f"<Connection on {self.device} with {self.peer_address}, {state}>"
+        peer = host_port(self.peer_address) if self.peer_address is not None else "a peer"
+        return f"<Connection on {self.device} with {peer}, {state}>"
 
     @property
     def device(self) -> str:
@@ -116,7 +118,7 @@ class Connection(ConnectionLifecycle):
         return self._peer.max_message
 
     def statistics(self) -> Statistics:
-        """What has been sent, received and done so far; the object goes on counting."""
+        """Counts of messages, bytes and operations so far; the object goes on counting."""
         return self._statistics
 
     # ---- messages ------------------------------------------------------------------------
@@ -276,8 +278,8 @@ class Connection(ConnectionLifecycle):
 
         A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
         for `lease` seconds (None: until the Share that is returned is revoked, or the connection
-        ends).  Cancelled, nothing is shared.  If the peer had just been told, its key works no
-        more: should it use that nevertheless, the connection breaks, and no memory is touched.
+        ends).  Cancelled, nothing is shared.  If the peer has got the key already, that is
+        revoked: should the peer use it, the connection breaks, and no memory is touched.
         """
         self._check()
         check_lease(lease)
@@ -323,7 +325,7 @@ class Connection(ConnectionLifecycle):
     ) -> RemoteRegion:
         """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
 
-        RequestRefusedError when the peer says no.
+        RequestRefusedError when the peer refuses.
         """
         self._check()
         check_lease(lease)
@@ -420,7 +422,7 @@ class Connection(ConnectionLifecycle):
     # ---- the end --------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends the connection in order: waits for what is under way, says goodbye, disconnects.
+        """Ends the connection in order: waits for work under way, sends a goodbye, disconnects.
 
         Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
         be received.  A second call waits for the first.  Cancelled, it aborts.

@@ -35,6 +35,7 @@ from ..errors import (
     ProtocolError,
     RDMAError,
     WorkCompletionError,
+    host_port,
 )
 from .auth import KeyProof
 from .keep_alive import KeepAlive
@@ -457,10 +458,11 @@ class WaiterErrors:
         if isinstance(root, ConnectionClosedError):
             return ConnectionClosedError(str(root), by_peer=root.by_peer)
         error: Exception
+        peer = f" with {host_port(self.peer)}" if self.peer is not None else ""
         if isinstance(root, ProtocolError | AuthenticationError):
             error = type(root)(str(root))
         else:
-            error = ConnectionBrokenError(f"the connection with {self.peer} broke: {root}")
+            error = ConnectionBrokenError(f"the connection{peer} broke: {root}")
         error.__cause__ = root
         return error
 

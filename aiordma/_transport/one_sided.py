@@ -43,7 +43,7 @@ def writable_view(data: AnyMemory) -> memoryview:
 
 
 def staged(view: memoryview) -> bool:
-    """Whether it goes through the pool."""
+    """Whether it is copied through the pool."""
     return len(view) <= STAGING_LIMIT
 
 

@@ -1,4 +1,4 @@
-"""Memory that the other side may reach: shared, lent, handed over, taken back.
+"""Memory that the other side may use: shared, lent, handed over, taken back.
 
 Some facts, and what they mean here:
 
@@ -378,7 +378,7 @@ class Sharing:
         except BaseException:
             self._answered(request_id)
             if not future.cancel():
-                future.exception()  # the same end, told twice: once is enough
+                future.exception()  # retrieved: the same end is raised from here
             raise
 
     def _answered(self, request_id: int) -> asyncio.Future[RemoteRegion] | None:
@@ -424,7 +424,7 @@ class Sharing:
         self._messages.send_control(message, future)
         return future
 
-    # ---- what the peer says --------------------------------------------------------------
+    # ---- control messages of the peer ----------------------------------------------------
 
     def control(self, message: protocol.Message) -> None:
         match message:

@@ -33,7 +33,7 @@ class Target:
         return self.memory
 
     def close(self) -> None:
-        """What was registered for it goes, when no read is under way there any more."""
+        """Deregisters what was registered for it, once no read is under way there."""
         if self._own is not None:
             self._own.close()
         self._data = None

@@ -18,7 +18,7 @@ from typing import cast
 from .._core.refusal import REFUSAL_SIZE, unpack_refusal
 from .._loop.driver import writable
 from .._native import fork
-from ..errors import ProtocolError, RejectedError, UnreachableError
+from ..errors import ProtocolError, RejectedError, UnreachableError, host_port
 from .auth import Security
 from .lifecycle import Address
 
@@ -73,7 +73,7 @@ class TCPLink(asyncio.Protocol):
         self._on_end: Callable[[str], None] | None = None
         self._on_ended: Callable[[int], None] | None = None
 
-    # ---- what the socket says ------------------------------------------------------------
+    # ---- asyncio.Protocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -101,6 +101,10 @@ class TCPLink(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    @property
+    def _peer(self) -> str:
+        return host_port(self.peer_address) if self.peer_address is not None else "the peer"
+
     # ---- the bootstrap -------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
@@ -117,7 +121,7 @@ class TCPLink(asyncio.Protocol):
             return await self._read(size - len(greeting))
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
-        raise ProtocolError(f"{self.peer_address} does not speak aiordma's bootstrap: {start!r}")
+        raise ProtocolError(f"{self._peer} does not speak aiordma's bootstrap: {start!r}")
 
     async def _read(self, size: int) -> bytes:
         came = self._came
@@ -125,9 +129,7 @@ class TCPLink(asyncio.Protocol):
             if self._error is not None:
                 raise self._broken_off(self._error) from self._error
             if self._lost:
-                raise ProtocolError(
-                    f"{self.peer_address} ended the bootstrap after {len(came)} bytes"
-                )
+                raise ProtocolError(f"{self._peer} ended the bootstrap after {len(came)} bytes")
             self._waiter = self._loop.create_future()
             await self._waiter
         data = bytes(came[:size])
@@ -135,7 +137,7 @@ class TCPLink(asyncio.Protocol):
         return data
 
     def _broken_off(self, error: Exception) -> ProtocolError:
-        return ProtocolError(f"{self.peer_address} broke off the bootstrap: {error}")
+        return ProtocolError(f"{self._peer} broke off the bootstrap: {error}")
 
     # ---- after it ------------------------------------------------------------------------
 
@@ -234,14 +236,14 @@ async def open_link(address: Address, source: Address | None, security: Security
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
         raise RejectedError(
-            f"no listener on {address[0]} port {address[1]}",
+            f"no listener on {host_port(address)}",
             reason=-(error.errno or ECONNREFUSED),
             event="",
         ) from error
     except OSError as error:
         begin = f" from {source[0]}" if source else ""
         raise UnreachableError(
-            f"no route{begin} to {address[0]} port {address[1]}: {error}",
+            f"no route{begin} to {host_port(address)}: {error.strerror}",
             status=-(error.errno or 0),
         ) from error
     tls = security.tls
@@ -252,7 +254,7 @@ async def open_link(address: Address, source: Address | None, security: Security
         )
     except OSError as error:
         connected.close()
-        raise ProtocolError(f"no TLS with {address[0]} port {address[1]}: {error}") from error
+        raise ProtocolError(f"no TLS with {host_port(address)}: {error}") from error
     except BaseException:
         connected.close()
         raise

@@ -1,8 +1,8 @@
 /* `async for message in connection`: the messages of an inbox, one after another.
  *
- * Each step is an awaitable of its own, which takes the message that is here when it is first awaited,
- * or goes on as the coroutine that Python has for everything else: waiting, the wrong loop, the end.
- * A step that nobody awaits has taken nothing.
+ * Each step is an awaitable.  When it is first awaited it takes the buffered message, or continues as
+ * Python's coroutine for all other cases: waiting, the wrong loop, the end.  A step that is not awaited
+ * takes nothing.
  */
 #include "traffic.h"
 

@@ -1,8 +1,8 @@
-/* What is collected of a batch: reads and writes that are plain.
+/* Collects the reads and writes of a batch: the common case.
  *
- * The base of aiordma/_transport/batch.py, whose `_write` and `_read` have the same arguments, and are
- * called for everything else.  Whoever collects 64 calls 64 times, and a method of Python's that did no
- * more than ask a run took a fifth of the whole batch.
+ * The base of aiordma/_transport/batch.py, whose `_write` and `_read` take the same arguments and are
+ * called for all other cases.  A batch of 64 makes 64 calls, and a Python method that only asked the run
+ * took a fifth of the whole batch.
  */
 #include "run.h"
 

@@ -1,10 +1,10 @@
-/* Blocks of registered memory that are leased and given back, and where those stand that are ready.
+/* Blocks of registered memory, and the cache of free ones.
  *
- * A block is handed out again when nobody has it, no work request is under way on it and no view of
- * it exists: the views that users get are exports of the block, so it counts them itself.
+ * A block is free when it is not leased, no work request is under way on it and no view of it exists:
+ * the views that users get are exports of the block, so it counts them itself.
  *
- * The base of aiordma/mr_pool.py, which makes blocks, keeps to the limit, and knows who waits.  What
- * is here is a block that is ready, for somebody before whom nobody waits.
+ * The base of aiordma/mr_pool.py, which makes blocks, keeps the limit and the requests that wait.  This
+ * file leases a cached block while no request waits.
  */
 #include "block.h"
 
@@ -50,14 +50,14 @@ static void leased(struct shelf *shelf, struct block *block)
 		shelf->in_slabs += block->size;
 }
 
-static bool somebody(PyObject *waiting)
+static bool has_waiters(PyObject *waiting)
 {
 	return waiting && PyObject_Size(waiting) > 0;
 }
 
 struct block *fast_take_block(struct shelf *shelf, unsigned long long size)
 {
-	if (size > shelf->slab_size || somebody(shelf->before) || somebody(shelf->others))
+	if (size > shelf->slab_size || has_waiters(shelf->before) || has_waiters(shelf->others))
 		return NULL;
 	struct block *block = take(shelf, size);
 
@@ -93,8 +93,8 @@ static PyObject *come_back(struct shelf *shelf, struct block *block)
 	if (block->size <= shelf->slab_size)
 		shelf->in_slabs -= block->size;
 	bool plain = !shelf->closed && block->size <= shelf->slab_size &&
-		     shelf->in_slabs >= shelf->trim_below && !somebody(shelf->before) &&
-		     !somebody(shelf->others);
+		     shelf->in_slabs >= shelf->trim_below && !has_waiters(shelf->before) &&
+		     !has_waiters(shelf->others);
 	int rc = plain ? keep(shelf, block) : 0;
 	PyObject *done = NULL;
 
@@ -334,7 +334,8 @@ static PyMemberDef block_members[] = {
 };
 
 static PyMethodDef block_methods[] = {
-	{"export", block_export, METH_VARARGS, "A view for a user, whose life is watched."},
+	{"export", block_export, METH_VARARGS,
+	 "A view for a user; while it exists the block is not free."},
 	{NULL, NULL, 0, NULL},
 };
 

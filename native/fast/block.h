@@ -1,4 +1,4 @@
-/* Blocks of a memory pool, and the shelves of those that are ready; see block.c. */
+/* Blocks of a memory pool, and the cache of free ones; see block.c. */
 #ifndef AIORDMA_FAST_BLOCK_H
 #define AIORDMA_FAST_BLOCK_H
 
@@ -19,12 +19,12 @@ enum {
 	SHELVES = 64
 };
 
-/* Blocks that nobody has, by their size, a power of two. */
+/* Free blocks, by their size, a power of two. */
 struct shelf {
 	PyObject_HEAD
 	PyObject *ready[SHELVES];  /* lists; NULL: none yet */
-	PyObject *before;    /* those who wait for what is needed for a moment, sized */
-	PyObject *others;    /* those who wait for something else, sized */
+	PyObject *before;    /* internal requests that wait, sized */
+	PyObject *others;    /* users' requests that wait, sized */
 	unsigned long long leases; /* blocks that are not here */
 	unsigned long long leased_bytes;
 	unsigned long long in_slabs;   /* of these bytes, those that are not large */
@@ -43,7 +43,7 @@ extern PyTypeObject *fast_shelf_type;
  * when it is for Python to make one, or to wait. */
 struct block *fast_take_block(struct shelf *shelf, unsigned long long size);
 
-/* One who has it, or uses it, less. */
+/* One lease less, one pin less. */
 PyObject *fast_settle_block(struct block *block);
 
 /* The end of a lease; what is raised is reported. */

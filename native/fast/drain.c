@@ -1,14 +1,13 @@
-/* Completions: each finds its slot, its work and who waits, without a search.
+/* Dispatches completions: each finds its slot and its work without a search.
  *
- * What went well is told at once: a run and a frame tell those who wait, a receive goes to the traffic
- * of its queue pair, `done` of other work is called.  What did not goes to the queue's
- * `_went_wrong`, once for each completion.  When all are through, `_use_room` of each queue whose send
- * queue has got entries back is called once, however many they are, or its traffic told.  Last, the
- * tasks go on that wait for any of it (promise.c).
+ * Successful work is settled at once: a run and a frame settle their waiters, a receive goes to the
+ * traffic of its queue pair, `done` of other work is called.  Failed work goes to the queue's
+ * `_went_wrong`, once for each completion.  After all completions, `_use_room` of each queue whose send
+ * queue has got entries back is called once, or its traffic sends.  Last, the callbacks of all settled
+ * promises run (promise.c).
  *
- * What these raise is for the queue's `_broken`: a bug in the handling of one queue pair must not
- * cost the others their completions.  What is no Exception (KeyboardInterrupt) leaves the drain when
- * it is through.
+ * Exceptions of these go to the queue's `_broken`: a bug in the handling of one queue pair must not
+ * cost the others their completions.  BaseExceptions (KeyboardInterrupt) leave the drain at its end.
  */
 #include <limits.h>
 
@@ -75,7 +74,7 @@ static PyObject *receive(PyObject *traffic, PyObject *block, const struct aiordm
 	PyObject *done;
 
 	if (!traffic) {
-		PyErr_SetString(PyExc_TypeError, "a receive for nobody");
+		PyErr_SetString(PyExc_TypeError, "a receive on a queue without traffic");
 		return NULL;
 	}
 	Py_INCREF(traffic); /* what it calls may let it go */
@@ -127,7 +126,7 @@ static PyObject *went_wrong(struct held held, const struct aiordma_completion *w
 	return told;
 }
 
-/* The failure of one of several requests, of which the last is still to come. */
+/* The failure of an earlier request of a run, whose last one is still to complete. */
 static void one_before(struct table *table, const struct aiordma_completion *wc,
 		       struct raised *raised)
 {
@@ -150,7 +149,7 @@ static void one_before(struct table *table, const struct aiordma_completion *wc,
 	fast_drop(held);
 }
 
-/* The queue, if it has room now that it does not know of: a reference. */
+/* A reference to the queue if its send queue has got entries back; or NULL. */
 static struct queue *dispatch(struct table *table, const struct aiordma_completion *wc,
 			      struct raised *raised)
 {
@@ -279,7 +278,7 @@ PyObject *fast_drain(PyObject *self, PyObject *const *args, Py_ssize_t count)
 	return outcome == RAISED ? NULL : PyLong_FromLong(outcome);
 }
 
-/* What a channel's reader gives to who drains for it. */
+/* The arguments that a channel's reader passes to a drain. */
 struct reader {
 	struct aiordma_drain *state;
 	long most;
@@ -292,7 +291,7 @@ static bool read_by(struct reader *reader, PyObject *const *args, Py_ssize_t cou
 {
 	if (count != wanted || !PyList_Check(args[2])) {
 		PyErr_SetString(PyExc_TypeError,
-				"a channel's state, a number, a list, whom to call");
+				"a channel's state, a number, a list, what to call");
 		return false;
 	}
 	*reader = (struct reader){
@@ -347,7 +346,7 @@ PyObject *fast_look_soon(PyObject *self, PyObject *unused)
 
 	(void)unused;
 	if (!table->keep || table->keep == Py_None)
-		Py_RETURN_NONE; /* nobody is served any more */
+		Py_RETURN_NONE; /* the table is closed */
 	PyObject *handle =
 		PyObject_CallMethodObjArgs(table->loop, str_call_soon, table->keep, NULL);
 

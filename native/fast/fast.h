@@ -22,7 +22,7 @@
 struct pinned {
 	PyObject_HEAD
 	Py_ssize_t pins; /* requests under way on it */
-	Py_ssize_t leases; /* who has it */
+	Py_ssize_t leases; /* how many hold it */
 };
 
 /* Registered memory of this process, or a slice of it. */
@@ -45,7 +45,7 @@ struct remote {
 	unsigned int rkey;
 	unsigned int rights;
 	char usable; /* of the root */
-	PyObject *user; /* of the root: whose it is to use */
+	PyObject *user; /* of the root: the connection that may use it */
 	PyObject *root;
 };
 

@@ -1,9 +1,9 @@
-/* How messages are read that were offered.
+/* Reads offered messages (rendezvous).
  *
- * Plain is an offer before which no other waits, within what may be read ahead, or which somebody waits
- * for without memory of his own; that a single READ fetches, into a block that is ready.  It is read, put
- * in its place, and answered for here.  Whatever else there may be is aiordma/_transport/inbox.py's, which
- * makes the same READs.
+ * The common case: no earlier offer waits; the message is within the read-ahead limit, or a receiver
+ * without memory of its own waits for it; and a single READ fetches it into a cached block.  It is read,
+ * delivered in order and acknowledged here.  aiordma/_transport/inbox.py handles all other cases, with the
+ * same READs.
  */
 #include "fetch.h"
 
@@ -91,7 +91,7 @@ static PyObject *fetch_release(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* Its queue pair has, and with it everybody who waits for the message. */
+/* Does nothing: the queue pair has failed, and with it the receivers of the message. */
 static PyObject *fetch_failed(PyObject *self, PyObject *error)
 {
 	(void)self;
@@ -167,7 +167,7 @@ static PyType_Spec fetch_spec = {
 
 /* ---- reading it -------------------------------------------------------------------------------- */
 
-/* 1: it need not wait until more may be read ahead.  0: it may have to, or there is memory of somebody's
+/* 1: it need not wait until more may be read ahead.  0: it may have to, or there is memory of a receiver's
  * for it.  -1: an exception. */
 static int may_be_read(struct inbox *inbox, const struct incoming *incoming)
 {

@@ -1,6 +1,6 @@
 /* Messages that wait for their turn, and frames under way.
  *
- * A frame is a work request that holds its block until its completion, and tells those who wait for
+ * A frame is a work request that holds its block until its completion, and settles the waiters of
  * its messages.  Where the bytes of a waiting message lie is looked up once, when it comes: who sends
  * has promised that they stay.
  */

@@ -46,7 +46,7 @@ static inline void fast_put_header(unsigned char *bytes, unsigned char kind, uns
 	fast_put_word(bytes + 4, imm);
 }
 
-/* The bytes of a message of the user, and who keeps them there. */
+/* The bytes of a message of the user, and the object that keeps them. */
 struct parcel {
 	PyObject *source; /* a reference: bytes, a buffer, or a leased block */
 	Py_buffer buffer; /* of a buffer */
@@ -71,8 +71,8 @@ struct frame {
 	struct parcel parcel; /* that one */
 	PyObject *block;      /* NULL: let go */
 	PyObject *spares;     /* a list that the block belongs to; NULL: the pool */
-	PyObject *traffic;    /* whose messages are in it; NULL: there are none */
-	PyObject *one;     /* who waits, if it is one */
+	PyObject *traffic;    /* that of its messages; NULL: there are none */
+	PyObject *one;     /* the waiter, if there is one */
 	PyObject **waiters; /* if there are several */
 	uint32_t count;
 	unsigned int messages;   /* in it */

@@ -1,8 +1,8 @@
-/* Messages that have arrived, in order, and those who wait for them: what is plain of it.
+/* Messages that have arrived, in order, and the receivers that wait for them: the common case.
  *
- * The base of aiordma/_transport/inbox.py.  Plain is a message that is here, for the one who has
- * waited longest, or for one who comes when nobody waits.  What is offered is fetch.c's to read; who
- * brings memory of its own is Python's.
+ * The base of aiordma/_transport/inbox.py.  The common case is a buffered message for the receiver that
+ * has waited longest, or for a task that comes while no receiver waits.  fetch.c reads offered messages;
+ * Python handles receivers with memory of their own.
  */
 #include "traffic.h"
 
@@ -44,7 +44,7 @@ static PyObject *first_message(struct inbox *inbox)
 	return first;
 }
 
-/* 1 if somebody should look, -1 with an exception. */
+/* 1 if a receiver should look, -1 with an exception. */
 static int ready(struct inbox *inbox)
 {
 	if (inbox->ended)

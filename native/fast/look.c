@@ -1,8 +1,8 @@
-/* A task looks once before it waits.
+/* A task polls once before it waits.
  *
- * It need not go round the loop for what is all but here: it looks for completions itself
- * (`Table.look_again`), if hardly anybody else is waiting for the device.  What else it finds then is
- * called back by the loop, or by the drain that it is part of.
+ * A completion that is about to come need not wait for the next iteration of the loop: the task polls
+ * itself (`Table.look_again`) if hardly any other task waits for the device.  Callbacks of other promises
+ * that this settles are called by the loop, or by the enclosing drain.
  */
 #include "promise.h"
 
@@ -11,8 +11,8 @@ enum {
 	MOST_GLANCES = 255
 };
 
-/* A look costs less than going round the loop.  It must not keep the tasks of others waiting: nearly
- * nobody else waits for the device, and after so many looks the loop has its turn. */
+/* A look costs less than going round the loop.  It must not keep other tasks waiting: hardly any
+ * other one waits for the device, and after so many looks the loop has its turn. */
 static bool may_look(const struct table *table)
 {
 	return table->look && table->look != Py_None && !table->draining && table->looks &&

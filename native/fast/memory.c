@@ -1,4 +1,4 @@
-/* What a one-sided request is made of: memory here, memory there, and who holds it meanwhile.
+/* The memory of a one-sided request: local, remote, and what holds it meanwhile.
  *
  * These are the bases of the package's own classes (aiordma/mr_pool.py, _transport/sharing.py), which
  * set the members: so that making a request out of two of them reads a few words and calls nothing.
@@ -63,7 +63,7 @@ static PyObject *pinned_release(PyObject *self, PyObject *unused)
 static PyMethodDef pinned_methods[] = {
 	{"pin", pinned_pin, METH_NOARGS, "A work request is about to use the memory."},
 	{"unpin", pinned_unpin, METH_NOARGS, "The work request has been done."},
-	{"lease", pinned_lease, METH_NOARGS, "Somebody has it now, perhaps with others."},
+	{"lease", pinned_lease, METH_NOARGS, "One lease more."},
 	{"release", pinned_release, METH_NOARGS, "One of them has it no more."},
 	{NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,7 @@
 /* A received message: some bytes of a block, leased until the message is released, or garbage.
  *
- * The base of aiordma/_transport/message.py.  Nothing that a message refers to refers to it, so that
- * nobody has to look for cycles.
+ * The base of aiordma/_transport/message.py.  Nothing that a message refers to refers to it, so it
+ * needs no cycle collection.
  */
 #include "message.h"
 

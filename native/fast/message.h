@@ -4,7 +4,7 @@
 
 #include "block.h"
 
-/* Some bytes of a block, and who has them. */
+/* Some bytes of a block, and a lease of it. */
 struct message {
 	PyObject_HEAD
 	PyObject *block; /* NULL: released */

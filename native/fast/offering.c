@@ -54,7 +54,7 @@ static void hold(struct offers *offers, struct offered *offered, uint32_t reques
 	offers->count++;
 }
 
-/* Peers answer in order but for those who read ahead: it is nearly always the first. */
+/* Peers acknowledge in order unless they read ahead: it is nearly always the first. */
 static struct offered *take_out(struct offers *offers, uint32_t request_id)
 {
 	struct offered **place = &offers->first;

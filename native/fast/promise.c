@@ -1,9 +1,9 @@
-/* What one task waits for: a future, but for its way to the task.
+/* A future for one task, which the drain calls back.
  *
  * How it calls back: wake.c.  What a task does before it waits: look.c.
  *
  * It does what a task, and asyncio's functions for futures, ask of a future; nothing else of it is
- * offered to users.  A failure that nobody asks for is dropped.
+ * offered to users.  A failure that is not asked for is dropped.
  */
 #include "promise.h"
 

@@ -44,7 +44,7 @@ struct raised {
 	PyObject *type, *value, *traceback;
 };
 
-/* Calls back whom the drain has told something, all of them.  A drain in the middle of that, of who
+/* Calls the callbacks of all promises that the drain has settled.  A drain in the middle of that, of who
  * looks before it waits, leaves them to it. */
 void fast_wake(struct table *table, struct raised *raised);
 

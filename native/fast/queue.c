@@ -240,7 +240,7 @@ static unsigned int post_some_ready(struct queue *queue, struct shelf *shelf, un
 			fast_release_block(blocks[i]);
 		Py_DECREF((PyObject *)blocks[i]);
 	}
-	PyErr_Clear(); /* whoever tries again meets it again */
+	PyErr_Clear(); /* the next attempt meets it again */
 	return posted;
 }
 

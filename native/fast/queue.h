@@ -28,7 +28,7 @@ struct queue {
 	PyObject_HEAD
 	PyObject *table;
 	PyObject *user; /* what remote memory must be for */
-	PyObject *traffic; /* for whom messages are */
+	PyObject *traffic; /* takes the messages */
 	unsigned long long qp; /* struct ibv_qp *; 0: it is gone */
 	unsigned long long extended;
 	unsigned int capacity; /* of the send queue */
@@ -40,7 +40,7 @@ struct queue {
 	char backlogged; /* others have to be posted first */
 	char watched; /* Python is told of each room that comes, whatever the traffic makes of it */
 	char failed; /* nothing that completes is done any more: it is only over */
-	char touched; /* by the drain that is going on: has room that nobody knows of */
+	char touched; /* by the drain that is going on: has room that is not used yet */
 };
 
 struct slot {
@@ -59,24 +59,24 @@ struct table {
 	PyObject *loop; /* the event loop */
 	PyObject **woken; /* promises that this drain has settled */
 	uint32_t woken_count, woken_room;
-	char closed; /* nobody is served any more: the channel is gone, or this is a child of a fork */
+	char closed; /* the channel is closed, or this is a child of a fork */
 	char draining;
 	char waking; /* they are being called back, by this thread of the loop */
 	unsigned long thread;
 	char later; /* they are called back by the loop: this drain is in the middle of something */
-	char returns; /* whose drain this is looks again soon */
+	char returns; /* the caller of this drain polls again soon */
 	char looking; /* and so does the loop, before it sleeps */
-	PyObject *look; /* to be called by who is about to wait; NULL: nobody looks */
+	PyObject *look; /* called by a task before it waits; NULL: no polling */
 	PyObject *keep; /* to be called by the loop, as often as it finds something */
 	PyObject *ended; /* wake.c: a future, or NULL */
-	uint32_t waiting; /* promises under way that somebody has asked to be told of */
+	uint32_t waiting; /* promises under way that have callbacks */
 	uint16_t looks; /* that may still be made before the loop has its turn */
 	uint16_t misses,
 		glances; /* grows with looks that found nothing; those that are short for it */
 	unsigned int look_us; /* of one that is not */
 	unsigned int keep_us; /* of one of the loop's */
 	char found; /* by the loop's, since Python has asked */
-	unsigned long long stray; /* completions that belonged to nobody */
+	unsigned long long stray; /* completions that matched no work */
 };
 
 /* The references of a slot that is free now. */
@@ -88,8 +88,8 @@ struct held {
 extern PyTypeObject *fast_table_type;
 extern PyTypeObject *fast_queue_type;
 
-/* Whether this is a task that a drain has called back: then it is in the right loop, and nobody need
- * ask for that, which asyncio answers with a system call (before Python 3.12). */
+/* Whether this is a task that a drain has called back: then it is in the right loop, which
+ * asyncio would find out with a system call (before Python 3.12). */
 bool fast_is_here(const struct table *table);
 
 /* An index, or -1 with MemoryError. */
@@ -108,7 +108,7 @@ int fast_post_frame(struct queue *queue, PyObject *frame);
  * exception. */
 int fast_post_receive(struct queue *queue, struct block *block, uint32_t length);
 
-/* Receives in blocks that are ready, for whom nobody waits: how many.  What fails is not among them, and
+/* Receives in blocks that are ready, while no task waits for memory: how many.  What fails is not among them, and
  * comes again with Python. */
 unsigned int fast_post_ready(struct queue *queue, struct shelf *shelf, unsigned int most,
 			     uint32_t length);

@@ -1,7 +1,7 @@
 /* Receives that are posted again, and the credits that go to and fro for them: what is plain of it.
  *
  * The rules stand in aiordma/_transport/receives.py and aiordma/_core/credits.py.  Plain is it while
- * the receives keep their size, and there are blocks for them that nobody else waits for.
+ * the receives keep their size, and there are cached blocks for them while no task waits for memory.
  */
 #include "traffic.h"
 

@@ -325,7 +325,7 @@ static int run_clear(PyObject *self)
 	return 0;
 }
 
-/* One that was never posted, or whose queue pair is gone, lets go here at the latest. */
+/* A run that was never posted, or that has lost its queue pair, lets go here at the latest. */
 static void run_dealloc(PyObject *self)
 {
 	struct run *run = (struct run *)self;

@@ -8,7 +8,7 @@
 struct run {
 	PyObject_HEAD
 	PyObject *user;   /* what remote memory must be for */
-	PyObject *waiter; /* a future, or what does as one; NULL: nobody */
+	PyObject *waiter; /* a future, or what does as one; or NULL */
 	uint8_t kind;   /* of operation */
 	char partial;   /* what is left of the run tells the waiter that it is done */
 	uint32_t count;

@@ -9,7 +9,7 @@
  *   bits 30..24  kind of operation
  *   bits 23..0   index
  *
- * A completion that comes twice, or of a slot that has been used again since, finds nobody and is
+ * A completion that comes twice, or of a slot that has been used again since, matches no work and is
  * counted.  A slot holds its work and its queue; slots of one queue stand in two lists, in the order
  * of posting.
  */

@@ -15,21 +15,21 @@ struct counts {
 	unsigned long long reads, writes, atomics;
 };
 
-/* Messages that have arrived, in order, and those who wait for them. */
+/* Messages that have arrived, in order, and the receivers that wait. */
 struct inbox {
 	PyObject_HEAD
 	PyObject *incoming; /* a deque: messages, and what was offered */
 	PyObject *receivers; /* a deque of promises */
 	PyObject *table;
 	PyObject *counts;
-	PyObject *traffic; /* whose receives are posted again; None, or NULL: Python knows */
+	PyObject *traffic; /* posts receives again; None or NULL: Python does */
 	unsigned int woken; /* receivers that have been told and have not had their turn yet */
 	unsigned int offers; /* in `incoming`: no messages yet */
-	unsigned int unstarted; /* those of them that nobody reads */
+	unsigned int unstarted; /* those of them that are not being read */
 	unsigned long long
 		ahead; /* bytes of what was offered, is read or has been, and was not taken */
-	unsigned long long most_ahead; /* as long as nobody waits for it */
-	unsigned int taken; /* frames of which the last message has been, and nobody was told */
+	unsigned long long most_ahead; /* while no receiver waits */
+	unsigned int taken; /* frames of which the last message has been, not yet told to Python */
 	unsigned int refill; /* tell of so many */
 	char ended;
 };
@@ -73,7 +73,7 @@ struct traffic {
 	unsigned int peer_size; /* bytes of the receive that the next frame comes into */
 	unsigned long long max_message;
 	unsigned int latest_request; /* its number */
-	unsigned int sent; /* frames that nobody has been told of */
+	unsigned int sent; /* frames not yet told to Python */
 	unsigned int used; /* receives, the same */
 	unsigned int
 		fitted; /* of these the latest ones in a row that small receives would do for */
@@ -88,13 +88,13 @@ struct traffic {
 	char started;
 	char ended;
 	char closing; /* nothing is to be sent any more */
-	char takes; /* frames with messages: the peer may send some, and somebody is there */
+	char takes; /* frames with messages are accepted */
 	char blocked; /* no memory now */
 	char collecting; /* what is sent in this turn of the loop */
 	char counting; /* Python wants to know of each frame that is sent */
 	char grown; /* receives are larger than the small ones now */
 	char watching; /* Python wants to know of each frame that arrives */
-	char parting; /* somebody waits for the end of it all */
+	char parting; /* draining: Python waits for the end */
 };
 
 extern PyTypeObject *fast_counts_type;
@@ -115,7 +115,7 @@ static inline int fast_call(PyObject *object, PyObject *method, PyObject *argume
 int fast_arrived(struct inbox *inbox, PyObject *message);
 /* What was offered is here: the message stands in its place.  -1 with an exception. */
 int fast_put_message(struct inbox *inbox, PyObject *offered, PyObject *message);
-/* A message that is here, for a task that is and comes when nobody waits; else None. */
+/* A buffered message for a task in the right loop while no receiver waits; else None. */
 PyObject *fast_take_here(struct inbox *inbox);
 
 /* A frame of so many bytes: 0, or -1 with an exception. */
@@ -159,7 +159,7 @@ int fast_offer(struct traffic *traffic, struct parcel *parcel, PyObject *waiter)
 /* Posts the frame of an offer, in a leased block, whose lease it takes over.  -1 with an exception. */
 int fast_send_offer(struct traffic *traffic, struct block *block, const struct offer *offer);
 
-/* The peer has read it, or will not (the error is for who waits).  1; 0: nothing of that number was
+/* The peer has read it, or will not (the error is for its waiter).  1; 0: nothing of that number was
  * offered.  -1: an exception. */
 int fast_offer_over(struct traffic *traffic, uint32_t request_id, PyObject *error);
 

@@ -9,30 +9,6 @@
  * is opened and stops when the last one is closed. */
 const struct aiordma_calls *aiordma_embedded_calls(void);
 
-/* ---- what the table's `device` is made of (abi/device_calls.h) ------------------------------- */
-
-/* `progress` is the sum of these two: work found by threads of the application, and parts of messages
- * that were moved, either way, while more of the same message was to follow. */
-unsigned aiordma_embedded_steps(void);
-unsigned aiordma_embedded_parts(void);
-/* `peer_wakeups`: how often a peer was written to that had to be woken, and one that was awake. */
-unsigned aiordma_embedded_woke(void);
-unsigned aiordma_embedded_met_awake(void);
-/* `busy_poll` and `hold_polling`. */
-void aiordma_embedded_spin(int begins);
-void aiordma_embedded_stay(int change);
-/* `reg_own_mr`; NULL and SIZE_MAX, without any rights, are `reg_local_dma`. */
-struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length,
-					   int access);
-/* `wake_early`, `watch_fds`, `notify_version` and `notify_fds`. */
-enum {
-	AIORDMA_BELLS = AIORDMA_NOTIFY_FDS
-};
-void aiordma_wake_early(int fd);
-int aiordma_flat_fds(int fd, int flat[2]);
-unsigned aiordma_embedded_bells_changed(void);
-int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change);
-
 /* ---- events, faults, traces ------------------------------------------------------------------ */
 
 /* For tests: brings an event about in the embedded device of this process, and tells it to every open

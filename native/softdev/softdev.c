@@ -32,29 +32,29 @@ __attribute__((constructor)) static void put_together(void)
 
 static unsigned progress(void)
 {
-	return aiordma_embedded_steps() + aiordma_embedded_parts();
+	return soft_engine_steps() + soft_engine_parts();
 }
 
 static uint64_t peer_wakeups(void)
 {
-	return (uint64_t)aiordma_embedded_woke() << 32 | aiordma_embedded_met_awake();
+	return (uint64_t)soft_engine_writes(true) << 32 | soft_engine_writes(false);
 }
 
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
 {
-	return aiordma_embedded_reg_own_mr(pd, NULL, SIZE_MAX, 0);
+	return soft_reg_own_mr(pd, NULL, SIZE_MAX, 0);
 }
 
 static const struct aiordma_device_calls device = {
 	.progress = progress,
-	.busy_poll = aiordma_embedded_spin,
-	.hold_polling = aiordma_embedded_stay,
+	.busy_poll = soft_busy_poll,
+	.hold_polling = soft_hold_polling,
 	.peer_wakeups = peer_wakeups,
-	.wake_early = aiordma_wake_early,
-	.watch_fds = aiordma_flat_fds,
-	.notify_fds = aiordma_embedded_bells,
-	.notify_version = aiordma_embedded_bells_changed,
-	.reg_own_mr = aiordma_embedded_reg_own_mr,
+	.wake_early = soft_wake_early,
+	.watch_fds = soft_watch_fds,
+	.notify_fds = soft_notify_fds,
+	.notify_version = soft_notify_version,
+	.reg_own_mr = soft_reg_own_mr,
 	.reg_local_dma = reg_local_dma,
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,

@@ -75,7 +75,7 @@ static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
 	return total;
 }
 
-/* What a member of the CQ tells, 0 where it was not asked for. */
+/* A field of the completion, 0 if the CQ was not made to tell it. */
 #define READ(cq, field) ((cq)->read_##field ? (cq)->read_##field(cq) : 0)
 
 static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
@@ -118,7 +118,7 @@ static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	}
 }
 
-/* One start and end for each: rdma_rxe's library (rdma-core 44) goes one too far when end_poll follows
+/* One start and end for each: rdma_rxe's library (rdma-core 44) goes one entry too far when end_poll follows
  * a next_poll that has found nothing, as ibv_create_cq_ex(3) has it, and what comes next is lost. */
 static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 			 struct aiordma_completion_more *more, int capacity)

@@ -1,6 +1,6 @@
-/* Completions of all queues of a channel, in one crossing from Python into C.
+/* Completions of all queues of a channel, in one call from Python.
  *
- * A crossing costs more than a completion (measured: 190 ns per completion when each field is read
+ * A call costs more than a completion (measured: 190 ns per completion when each field is read
  * from Python, 50 ns when packed here), so Python gets them as an array.
  */
 #include <errno.h>
@@ -70,7 +70,7 @@ static void hold_polling(struct aiordma_drain *drain, int holds)
 }
 
 /* Polls for `spin_us` more, and for as long as the device is moving bytes, since a long transfer would
- * otherwise go round the caller's event loop with every buffer that fills.  A spin that ends in a
+ * otherwise take an iteration of the caller's event loop for every buffer that fills.  A spin that ends in a
  * timeout counts as a miss: otherwise two processes on one core starve each other. */
 static int spin(struct aiordma_drain *drain)
 {

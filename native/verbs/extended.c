@@ -1,8 +1,8 @@
-/* Calls that no library exports: they hang in the context, most of them in front of it.
+/* Calls that no library exports: pointers in the context, most of them in front of it.
  *
  * A context may be an old one without anything in front, or one of a library that knows fewer calls
  * (struct verbs_context grows at its head; `sz` says how much of it there is), or of a provider that
- * leaves a call out.  Each of these is EOPNOTSUPP here, never a jump to nowhere.  Where the manual
+ * leaves a call out.  Each of these is EOPNOTSUPP here, never a call of NULL.  Where the manual
  * page has a simpler exported call do the same work (ibv_create_srq, ibv_create_qp), the caller
  * chooses: only what needs the extended call comes here.
  */

@@ -1,4 +1,4 @@
-/* Work for receive queues, many requests per crossing from Python into C. */
+/* Work for receive queues, many requests per call from Python. */
 #include "boundary.h"
 
 /* Chains are built on the stack. */
@@ -6,7 +6,7 @@ enum {
 	BLOCK = 64
 };
 
-/* To a queue pair, or to a shared receive queue where there is one. */
+/* Posts to a queue pair, or to a shared receive queue if there is one. */
 static int post_recvs(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiordma_recv *recvs,
 		      uint32_t count, const struct ibv_sge *sges, uint32_t *posted)
 {

@@ -1,4 +1,4 @@
-/* Work for the send queue, many requests per crossing: by ibv_post_send, or by the ibv_wr_* builders
+/* Work for the send queue, many requests per call from Python: by ibv_post_send, or by the ibv_wr_* builders
  * where the queue pair was created for them (ibv_wr_post(3)).  Both take the same array.
  */
 #include <arpa/inet.h>
@@ -146,7 +146,7 @@ static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 {
 	const struct ibv_sge *sge = &sges[send->first_sge];
 
-	/* Nothing at all is no inline data either: not every provider takes an empty one. */
+	/* An empty message is not sent inline: not every provider takes that. */
 	if (send->send_flags & IBV_SEND_INLINE && send->num_sge)
 		return set_inline(qp, sge, send->num_sge);
 	if (send->num_sge == 1)

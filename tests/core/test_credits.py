@@ -404,7 +404,7 @@ def test_random_runs_never_overrun_and_never_stop(
         for _ in range(times):
             ends[which].step(name, ends[1 - which])
     settle(ends, ("deliver", "process", "credit"))
-    for end in ends:  # nobody has taken a message since, and still:
+    for end in ends:  # no message has been taken since, and still:
         assert end.credits.control_credits
     settle(ends, ("take", "deliver", "process", "credit"))
     for end in ends:

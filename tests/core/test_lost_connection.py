@@ -55,7 +55,7 @@ class Slot:
 
 @dataclass
 class Device:
-    """What one end has posted, in order, and completions that nobody has polled yet."""
+    """What one end has posted, in order, and completions that have not been polled yet."""
 
     sends: deque[tuple[int, bytes]] = field(default_factory=deque)
     receives: deque[int] = field(default_factory=deque)
@@ -328,7 +328,7 @@ def test_random_runs(
     for step in before:
         wire.step(*step)
     wire.lose(flushes)
-    for step in after:  # nobody has noticed yet, or one side only
+    for step in after:  # not noticed yet, or by one side only
         wire.step(*step)
     wire.finish()
 

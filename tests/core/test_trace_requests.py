@@ -38,7 +38,7 @@ def test_unsignaled_requests_end_with_the_next_that_completes() -> None:
     assert [it.posted for it in first] == silent
     for it in first:
         assert (it.outcome, it.ended, it.status) == (Outcome.IMPLICIT, told.t, "SUCCESS")
-        assert it.took is None  # nobody knows
+        assert it.took is None  # unknown
     assert (last.outcome, last.ended) == (Outcome.COMPLETED, told.t)
     assert (rest.posted, rest.outcome, rest.ended) == (after, Outcome.OPEN, None)
     assert rest.status == "OPEN"

@@ -12,7 +12,7 @@ IDLE_US = round(IDLE * 1e6) + 1
 
 
 class Clock:
-    """Time that passes when it is told to; the CPU's only while nobody sleeps."""
+    """Time that passes when it is told to; the CPU's only while the loop is awake."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -115,7 +115,7 @@ def test_idle_it_looks_for_less(clock: Clock) -> None:
 
 
 def test_a_busy_loop_looks_no_longer(clock: Clock) -> None:
-    """It came back late from other work: nobody has been asleep."""
+    """It came back late from other work and has not slept."""
     polling = AdaptivePolling(MOST_US)
     polling.missed()
     clock.work(MOST_US / 2)

@@ -295,7 +295,7 @@ async def test_failing_sink(device: verbs.Device) -> None:
 
 
 async def test_completions_of_a_queue_pair_that_is_gone(device: verbs.Device) -> None:
-    """Their slots have new tenants, or none: nobody is told, and they are counted."""
+    """Their slots are in use again, or free: they complete nothing, and are counted."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         for _ in range(5):
             first.send()
@@ -323,7 +323,7 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 
 @both_ways
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
-    """Or who looks before it waits."""
+    """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
         look = driver.operations.look
         assert isinstance(look, partial) == bool(polling)
@@ -374,7 +374,7 @@ async def test_looks_before_sleeping(
         async with asyncio.timeout(100):
             while sent < 3 or max(looks, default=0) < first:
                 delivered = there.send_nowait(b"a message")
-                await asyncio.wait([delivered])  # nobody looks but the loop
+                await asyncio.wait([delivered])  # only the loop polls
                 (await here.recv()).release()
                 sent += 1
     assert first <= max(looks, default=0) <= most
@@ -516,7 +516,7 @@ async def test_an_event_of_a_queue_concerns_every_queue_pair_on_it(
 async def test_fatal_event_of_the_device(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody hears of it, and who comes afterwards gets the device opened anew."""
+    """All connections are told, and later ones get the device opened anew."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         event = verbs.AsyncEvent(verbs.EventType.DEVICE_FATAL)
         monkeypatch.setattr(driver.context, "async_events", lambda: [event])
@@ -554,7 +554,7 @@ async def test_event_taken_by_another_loop(
         await asyncio.to_thread(asyncio.run, theirs(fatal))
         await asyncio.sleep(0)
         assert first.sink.events == [event, fatal]
-        assert second.sink.events == [fatal]  # which is everybody's
+        assert second.sink.events == [fatal]  # which concerns all
     driver.release()
     events.close()
 
@@ -574,7 +574,7 @@ def test_one_driver_per_loop_and_device(device: verbs.Device) -> None:
         assert not first.pd.closed
         second.release()
         third = Driver.for_device(device, LIMIT)
-        assert third is first  # who comes soon finds it still there
+        assert third is first  # it is still there for a while
         assert not third.pd.closed
         third.release()
         fourth = Driver.for_device(device, 2 * LIMIT)
@@ -612,7 +612,7 @@ async def test_a_driver_ends_a_moment_after_its_last_use(
     first.release()
     assert Driver.for_device(device, LIMIT) is first
     await turns(5)
-    assert not first.context.closed  # somebody has it when the moment is over
+    assert not first.context.closed  # it is in use when the idle timer expires
     first.release()
     Driver.for_device(device, LIMIT).release()
     await ends_soon(first)

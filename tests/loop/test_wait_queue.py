@@ -1,4 +1,4 @@
-"""A line of waiting tasks: order, turns passed on, nobody left behind."""
+"""A queue of waiting tasks: order, wake-ups passed on, none forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for memory of a pool: whose turn it is, and what becomes of it."""
+"""Tasks that wait for memory of a pool: their order, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: 
 
 
 async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
-    """One after another, more in all than their share, while who must release needs them."""
+    """More in all than their share, one after another, while the releasing task needs them."""
     held = pool.alloc(SLAB_SIZE)
     waiting = Waiting(pool)
     await waiting.start(LIMIT)
@@ -169,7 +169,7 @@ async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
 
 
 async def test_cancelled_in_line(pool: MemoryPool) -> None:
-    """Who was waiting behind it is served as if it had never been there."""
+    """A waiter behind it is served as if it had never been there."""
     held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
     waiting = Waiting(pool)
     await waiting.start(LIMIT, 300)
@@ -205,7 +205,7 @@ async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None
     held.release()
     waiting = Waiting(pool)
     await waiting.start(300)
-    del view  # the last one who saw it
+    del view  # the last view
     await waiting.release_all()
 
 
@@ -255,7 +255,7 @@ async def test_what_the_device_refuses(pool: MemoryPool, monkeypatch: pytest.Mon
 
 
 async def test_a_supply(pool: MemoryPool) -> None:
-    """One block at a time; what is too small by now, or for nobody, goes back."""
+    """One block at a time; a block that is too small by now, or not needed, goes back."""
     held = pool.alloc(LIMIT)
     wanted = [300, 5000]
     taken: list[Block] = []
@@ -303,7 +303,7 @@ async def test_a_supply(pool: MemoryPool) -> None:
         source.block(LIMIT + 1)
 
     held = pool.alloc(LIMIT)
-    assert source.block(300) is None  # asked for after the end: it is for nobody
+    assert source.block(300) is None  # requested after the end: it goes back
     held.release()
     await yield_loop()
     assert pool.statistics().leases == 0
@@ -326,7 +326,7 @@ STEP = st.one_of(
 async def test_nobody_waits_for_what_is_there(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever happens in whatever order: no memory is lost, no turn, nobody overtakes."""
+    """Whatever happens in whatever order: no memory is lost, no waiter forgotten or overtaken."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     waiting: list[asyncio.Task[Block]] = []

@@ -1,4 +1,4 @@
-"""The objects of the fast path: who holds memory, which requests are plain, and the stub of all."""
+"""The objects of the fast path: pins and leases, the common requests, and their stub."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def file_in_memory() -> memoryview:
 
 NOT_PLAIN: dict[str, Callable[[], Any]] = {
     "a mapping, which may have holes": file_in_memory,
-    "memory of somebody else": lambda: np.zeros(SIZE, np.uint8).data,
+    "memory of another library": lambda: np.zeros(SIZE, np.uint8).data,
     "a kind of bytes": lambda: type("Bytes", (bytes,), {})(SIZE),
     "a kind of bytearray": lambda: memoryview(type("Bytes", (bytearray,), {})(SIZE)),
 }
@@ -500,7 +500,7 @@ def test_nobody_waits_for_the_answer(side: Sender) -> None:
 
 
 def test_a_registration_that_does_not_end(side: Sender, library: Library) -> None:
-    """Who waits is told all the same."""
+    """The waiter is settled all the same."""
     data = bytearray(SIZE)
     promise = side.send(data)
     library.code = errno.EBUSY

@@ -1,4 +1,4 @@
-"""The plain part of the traffic, against what the pure modules say of frames and credits."""
+"""The fast path of messages, against the pure modules for frames and credits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pool(Shelf):
 
 
 class Side(Traffic):
-    """A connection that nobody is connected with: frames are given to it."""
+    """A connection without a peer: the test gives it frames."""
 
     def __init__(self) -> None:
         self.pool = self.shelf = Pool()
@@ -130,7 +130,7 @@ def test_frames_are_what_they_are_specified_to_be(frame: bytes, place: int, valu
         assert side.messages == messages
         assert side.last == [False] * (len(messages) - 1) + [True] * bool(messages)
         assert repr(side.account).partition(" ")[2] == repr(credits).partition(" ")[2]
-        assert side.pool.returned == 1  # when nobody has the last message of it any more
+        assert side.pool.returned == 1  # when its last message has been released
 
 
 def test_a_bundle_of_too_many() -> None:
@@ -196,7 +196,7 @@ def test_the_account_is_kept_in_the_same_way(steps: list[tuple[str, int, int]]) 
 
 
 class Counted(Side):
-    """Python hears of the frames that C does not count by itself."""
+    """C passes the frames that it does not count by itself to Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def offer_in(content: bytes) -> protocol.Message | None:
 def test_offers_are_what_they_are_specified_to_be(
     offer: protocol.Rendezvous, place: int, value: int
 ) -> None:
-    """Those that are plain; all others are for Python."""
+    """Those of the common case; Python handles all others."""
     content = protocol.encode(offer)
     changed = bytearray(content)
     if place < len(changed):

@@ -26,7 +26,7 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.transport.place import ALL, pattern
+from tests.transport.connection_factory import ALL, pattern
 
 DEVICE = "embedded0"
 PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed

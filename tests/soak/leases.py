@@ -14,7 +14,7 @@ from typing import ClassVar
 from aiordma import ConnectionBrokenError
 from aiordma.errors import RemoteAccessError
 from aiordma.mr_pool import LocalMemory
-from tests.transport.place import lease_over
+from tests.transport.connection_factory import lease_over
 
 from .memory import ALL, COUNTER, LANES, LENT, Lane, Memory, parts, some_memory
 from .pattern import Wrong

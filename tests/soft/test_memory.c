@@ -2,6 +2,7 @@
  * and the domains they are in.  ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3). */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
+#include "objects/objects.h"
 
 enum {
 	PAGE = 4096,
@@ -155,7 +156,7 @@ static void own(void)
 
 	open_pair(&a, &b, (struct options){0});
 	uint8_t *memory = pages(4);
-	struct ibv_mr *mr = aiordma_embedded_reg_own_mr(b.pd, memory, 4 * PAGE, rights);
+	struct ibv_mr *mr = soft_reg_own_mr(b.pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
 	for (int i = 0; i < 4; i++)
@@ -170,8 +171,8 @@ static void own(void)
 	again(&a, &b);
 	CHECK_EQUAL(write_to(&a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	REFUSED(aiordma_embedded_reg_own_mr(b.pd, memory, 0, rights), EINVAL);
-	REFUSED(aiordma_embedded_reg_own_mr(b.pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+	REFUSED(soft_reg_own_mr(b.pd, memory, 0, rights), EINVAL);
+	REFUSED(soft_reg_own_mr(b.pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
 	CHECK(mr = verbs->ibv_reg_mr(b.pd, memory, 4 * PAGE, rights));
 	CHECK(resident(memory + 2 * PAGE) && resident(memory + 3 * PAGE));
 	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
@@ -185,10 +186,10 @@ static void all(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){0});
-	REFUSED(aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EINVAL);
-	REFUSED(aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
-	REFUSED(aiordma_embedded_reg_own_mr(a.pd, a.memory, SIZE_MAX, 0), EINVAL);
-	struct ibv_mr *mr = aiordma_embedded_reg_own_mr(a.pd, NULL, SIZE_MAX, 0);
+	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+	REFUSED(soft_reg_own_mr(a.pd, NULL, SIZE_MAX, IBV_ACCESS_REMOTE_READ), EINVAL);
+	REFUSED(soft_reg_own_mr(a.pd, a.memory, SIZE_MAX, 0), EINVAL);
+	struct ibv_mr *mr = soft_reg_own_mr(a.pd, NULL, SIZE_MAX, 0);
 	uint8_t *memory = pages(2);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);

@@ -9,14 +9,14 @@
 #include "verbs_side.h"
 
 enum {
-	MANY = AIORDMA_BELLS + 2
+	MANY = AIORDMA_NOTIFY_FDS + 2
 };
 
 /* What a loop watches. */
 struct loop {
 	struct ibv_comp_channel *channel;
 	int flat[2];
-	int bells[AIORDMA_BELLS];
+	int bells[AIORDMA_NOTIFY_FDS];
 	int count;
 	unsigned change; /* that it knows of */
 };
@@ -63,7 +63,7 @@ static struct loop loop_of(struct ibv_context *context)
 
 	CHECK(loop.channel);
 	CHECK_EQUAL(aiordma_set_nonblocking(verbs, loop.channel->fd), 0);
-	CHECK_EQUAL(aiordma_flat_fds(loop.channel->fd, loop.flat), 2);
+	CHECK_EQUAL(soft_watch_fds(loop.channel->fd, loop.flat), 2);
 	return loop;
 }
 
@@ -76,8 +76,8 @@ static void forget(struct loop *loop)
 static void ask(struct loop *loop)
 {
 	forget(loop);
-	loop->count = aiordma_embedded_bells(loop->channel->fd, loop->bells, &loop->change);
-	CHECK_EQUAL(loop->change, aiordma_embedded_bells_changed());
+	loop->count = soft_notify_fds(loop->channel->fd, loop->bells, &loop->change);
+	CHECK_EQUAL(loop->change, soft_notify_version());
 }
 
 static void end(struct loop *loop)
@@ -108,7 +108,7 @@ static void comes_and_goes(struct ibv_context *context)
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
 	hang(&first);
-	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	CHECK(soft_notify_version() != loop.change);
 	wakes(&first, &loop, -1); /* it does not know yet */
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 1);
@@ -121,7 +121,7 @@ static void comes_and_goes(struct ibv_context *context)
 	wakes(&second, &loop, 1);
 	/* The loop's own descriptor stays open, and tells of the end. */
 	take_down(&first);
-	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	CHECK(soft_notify_version() != loop.change);
 	CHECK(readable(loop.bells[0]));
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 1);
@@ -145,7 +145,7 @@ static void several_loops(struct ibv_context *context)
 	CHECK(readable(other.flat[0]));
 	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
-	CHECK(aiordma_embedded_bells_changed() != one.change);
+	CHECK(soft_notify_version() != one.change);
 	ask(&one);
 	soft_lock();
 	soft_notify_pipe_notify(&pair.rings);
@@ -172,15 +172,15 @@ static void by_the_channel_alone(struct ibv_context *context)
 {
 	struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(context);
 	struct loop loop = loop_of(context);
-	int fds[AIORDMA_BELLS];
+	int fds[AIORDMA_NOTIFY_FDS];
 	struct pair pair;
 	unsigned change;
 
 	CHECK_EQUAL(aiordma_set_nonblocking(verbs, channel->fd), 0);
 	hang(&pair);
 	ask(&loop);
-	CHECK_EQUAL(aiordma_embedded_bells(channel->fd, fds, &change), 0);
-	CHECK_EQUAL(change, aiordma_embedded_bells_changed());
+	CHECK_EQUAL(soft_notify_fds(channel->fd, fds, &change), 0);
+	CHECK_EQUAL(change, soft_notify_version());
 	soft_lock();
 	soft_notify_pipe_notify(&pair.rings);
 	CHECK(readable(channel->fd));
@@ -201,13 +201,13 @@ static void many(struct ibv_context *context)
 	for (int i = 0; i < MANY; i++)
 		hang(&pairs[i]);
 	ask(&loop);
-	CHECK_EQUAL(loop.count, AIORDMA_BELLS);
+	CHECK_EQUAL(loop.count, AIORDMA_NOTIFY_FDS);
 	for (int i = 0; i < MANY; i++)
-		wakes(&pairs[i], &loop, i < AIORDMA_BELLS ? i : -1);
+		wakes(&pairs[i], &loop, i < AIORDMA_NOTIFY_FDS ? i : -1);
 	take_down(&pairs[0]);
 	ask(&loop);
 	for (int i = 1; i < MANY; i++)
-		wakes(&pairs[i], &loop, i <= AIORDMA_BELLS ? i - 1 : -1);
+		wakes(&pairs[i], &loop, i <= AIORDMA_NOTIFY_FDS ? i - 1 : -1);
 	for (int i = 1; i < MANY; i++)
 		take_down(&pairs[i]);
 	end(&loop);
@@ -224,7 +224,7 @@ static void port_down(struct ibv_context *context)
 	soft_lock();
 	soft_watches_silence(true);
 	soft_unlock();
-	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	CHECK(soft_notify_version() != loop.change);
 	ask(&loop);
 	CHECK_EQUAL(loop.count, 0);
 	soft_notify_pipe_notify(&pair.rings);
@@ -234,7 +234,7 @@ static void port_down(struct ibv_context *context)
 	CHECK(readable(loop.flat[0]));
 	CHECK(soft_notify_pipe_drain(&pair.rung));
 	soft_unlock();
-	CHECK(aiordma_embedded_bells_changed() != loop.change);
+	CHECK(soft_notify_version() != loop.change);
 	ask(&loop);
 	wakes(&pair, &loop, 0);
 	take_down(&pair);

@@ -166,18 +166,18 @@ static void busy_application(bool stays)
 		struct ibv_wc wc;
 
 		if (stays) {
-			aiordma_embedded_spin(1);
+			soft_busy_poll(1);
 			while (__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < POLLED)
 				CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
-			aiordma_embedded_stay(1);
-			aiordma_embedded_spin(0);
+			soft_hold_polling(1);
+			soft_busy_poll(0);
 		}
 		/* No call of ours: only looking at memory, as a computation does. */
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			;
 		CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == WRITES);
 		if (stays)
-			aiordma_embedded_stay(-1);
+			soft_hold_polling(-1);
 	}
 	meet(&process);
 	close_side(&side);
@@ -394,16 +394,16 @@ static void parts(void)
 			.remote = (uintptr_t)b.memory + LONG,
 			.rkey = b.mr->rkey,
 		};
-		unsigned before = aiordma_embedded_parts();
+		unsigned before = soft_engine_parts();
 
 		CHECK_EQUAL(post(&a, request), 0);
 		expect_wc(&a, 1, IBV_WC_SUCCESS);
-		CHECK_EQUAL(aiordma_embedded_parts(), before);
+		CHECK_EQUAL(soft_engine_parts(), before);
 		request.length = long_ones[i].length;
 		CHECK_EQUAL(post(&a, request), 0);
 		expect_wc(&a, 1, IBV_WC_SUCCESS);
 		/* Sent and taken in, by the same process here. */
-		CHECK(aiordma_embedded_parts() - before >= 4);
+		CHECK(soft_engine_parts() - before >= 4);
 	}
 	close_pair(&a, &b);
 }
@@ -519,29 +519,29 @@ static void meeting(void)
 
 	if (process.child) {
 		for (int i = 0; i <= TIMES; i++) {
-			unsigned awake = aiordma_embedded_met_awake();
+			unsigned awake = soft_engine_writes(false);
 
 			if (i == TIMES)
 				request.remote += 8 * DONE;
 			CHECK_EQUAL(post(&side, request), 0);
 			expect_wc(&side, 1, IBV_WC_SUCCESS);
 			if (i == TIMES / 2) /* it has been looking for a while */
-				CHECK_EQUAL(aiordma_embedded_met_awake() > awake, knows);
+				CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
 		}
 		meet(&process);
 		meet(&process);
-		unsigned woke = aiordma_embedded_woke();
+		unsigned woke = soft_engine_writes(true);
 
 		CHECK_EQUAL(post(&side, request), 0);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
-		CHECK_EQUAL(aiordma_embedded_woke() > woke, knows);
+		CHECK_EQUAL(soft_engine_writes(true) > woke, knows);
 	} else {
 		struct ibv_wc wc;
 
-		aiordma_embedded_spin(1);
+		soft_busy_poll(1);
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
-		aiordma_embedded_spin(0);
+		soft_busy_poll(0);
 		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 		meet(&process);
 		falls_asleep();

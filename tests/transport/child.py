@@ -17,7 +17,7 @@ from typing import cast
 from aiordma import Connection, connect, listen
 from aiordma.transport import Via
 
-from .place import ALL, SMALL, pattern
+from .connection_factory import ALL, SMALL, pattern
 
 
 def say(text: object) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the transport are coroutines; `place` is where they connect.
+"""Tests of the transport are coroutines; `factory` makes their connections.
 
 Such a test has an event loop, a connection method, "cm" or "tcp", and polls or not: in which
 combination, tests/combinations.py says.
@@ -16,7 +16,7 @@ from aiordma.transport import Via
 from tests import combinations
 from tests.conftest import EMBEDDED, SLOW, every_combination
 
-from .place import Place
+from .connection_factory import ConnectionFactory
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,5 +55,9 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(device_name: str, host: str, connection_method: Via, polling_mode: None) -> Place:
-    return Place(device_name, host, connection_method, 1.0 if device_name == EMBEDDED else SLOW)
+def factory(
+    device_name: str, host: str, connection_method: Via, polling_mode: None
+) -> ConnectionFactory:
+    return ConnectionFactory(
+        device_name, host, connection_method, 1.0 if device_name == EMBEDDED else SLOW
+    )

@@ -27,7 +27,7 @@ from aiordma.errors import BufferStateError, UnsupportedError, WrongLoopError
 from aiordma.transport import Via, start_server
 
 from .child import echo
-from .place import SMALL, Place, ends, pattern
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 METHODS = ("fork", "spawn", "forkserver")
@@ -50,31 +50,33 @@ async def talk(conn: Connection, seed: int) -> None:
 class Parent:
     """A server, a connection with it, and memory of that, all in this process."""
 
-    def __init__(self, place: Place, server: Server, conn: Connection, buffer: Buffer) -> None:
-        self.place = place
+    def __init__(
+        self, factory: ConnectionFactory, server: Server, conn: Connection, buffer: Buffer
+    ) -> None:
+        self.factory = factory
         self.server = server
         self.conn = conn
         self.buffer = buffer
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, place: Place) -> AsyncIterator[Parent]:
-        where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
+    async def open(cls, factory: ConnectionFactory) -> AsyncIterator[Parent]:
+        where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
         async with (
-            await start_server(echo, place.host, **where) as server,
-            await place.connect(server.port) as conn,
+            await start_server(echo, factory.host, **where) as server,
+            await factory.connect(server.port) as conn,
         ):
             with conn.alloc(64) as buffer:
-                parent = cls(place, server, conn, buffer)
+                parent = cls(factory, server, conn, buffer)
                 await parent.check()
                 yield parent
                 await parent.check()
 
     async def check(self) -> None:
         """All goes on as before, and new peers are served."""
-        async with self.place.within(20):
+        async with self.factory.within(20):
             await talk(self.conn, 1)
-            async with await self.place.connect(self.server.port) as another:
+            async with await self.factory.connect(self.server.port) as another:
                 await talk(another, 2)
 
 
@@ -130,10 +132,10 @@ def has_its_own(parent: Parent) -> None:
     """Connections of its own: within the child, and with its parent."""
 
     async def main() -> None:
-        place = parent.place
-        async with Parent.open(place):
+        factory = parent.factory
+        async with Parent.open(factory):
             pass
-        async with await place.connect(parent.server.port) as conn:
+        async with await factory.connect(parent.server.port) as conn:
             await talk(conn, 3)
 
     run(main())
@@ -149,27 +151,27 @@ def is_refused(parent: Parent) -> None:
     """By the connection manager; the other way is open."""
 
     async def main() -> None:
-        place = parent.place
-        for attempt in (place.connect(parent.server.port), place.listen()):
+        factory = parent.factory
+        for attempt in (factory.connect(parent.server.port), factory.listen()):
             error = await ends(attempt, UnsupportedError)
             assert "via='tcp'" in str(error)
-        async with Parent.open(replace(place, via="tcp")):
+        async with Parent.open(replace(factory, via="tcp")):
             pass
 
     run(main())
     assert not verbs.live(), verbs.live()
 
 
-async def fork(place: Place) -> None:
-    await forks(place, uses_what_it_inherited, has_its_own)
+async def fork(factory: ConnectionFactory) -> None:
+    await forks(factory, uses_what_it_inherited, has_its_own)
 
 
-async def fork_with_librdmacm(place: Place) -> None:
-    await forks(place, uses_what_it_inherited, is_refused)
+async def fork_with_librdmacm(factory: ConnectionFactory) -> None:
+    await forks(factory, uses_what_it_inherited, is_refused)
 
 
-async def forks(place: Place, *children: Callable[[Parent], None]) -> None:
-    async with Parent.open(place) as parent:
+async def forks(factory: ConnectionFactory, *children: Callable[[Parent], None]) -> None:
+    async with Parent.open(factory) as parent:
         for child in children:
             pid = forked(lambda child=child: child(parent))  # type: ignore[misc]
             await parent.check()
@@ -178,10 +180,10 @@ async def forks(place: Place, *children: Callable[[Parent], None]) -> None:
             say(child.__name__)
 
 
-def exits(place: Place) -> None:
+def exits(factory: ConnectionFactory) -> None:
     """Children that leave as programs do: what they inherited is finalized, in whatever order."""
     loop = asyncio.new_event_loop()
-    opened = Parent.open(place)
+    opened = Parent.open(factory)
     parent = loop.run_until_complete(opened.__aenter__())
     for end in (sys.exit, gc.collect, lambda: None):
         sys.stdout.flush()
@@ -198,25 +200,25 @@ def exits(place: Place) -> None:
     say("exits")
 
 
-async def grandchildren(place: Place) -> None:
+async def grandchildren(factory: ConnectionFactory) -> None:
     """A child that has made a device of its own has a child as well."""
 
     def child() -> None:
         run(generation(2))
 
     async def generation(more: int) -> None:
-        async with Parent.open(place):
+        async with Parent.open(factory):
             if more:
                 assert await ended(forked(lambda: run(generation(more - 1)))) == 0
 
-    async with Parent.open(place):
+    async with Parent.open(factory):
         assert await ended(forked(child)) == 0
     say("grandchildren")
 
 
-async def outlived(place: Place) -> None:
+async def outlived(factory: ConnectionFactory) -> None:
     """Dies while its child lives on, until their input ends: prints the child's number, a port."""
-    async with Parent.open(place) as parent:
+    async with Parent.open(factory) as parent:
         say(forked(lambda: (os.read(0, 1), None)[1]))
         say(parent.server.port)
         await parent.server.serve_forever()
@@ -225,24 +227,24 @@ async def outlived(place: Place) -> None:
 # ---- multiprocessing and subprocess --------------------------------------------------------------
 
 
-def visit(place: Place, port: int, number: int) -> int:
+def visit(factory: ConnectionFactory, port: int, number: int) -> int:
     """In a process of its own: talks with the server at `port`, and with itself."""
 
     async def main() -> None:
-        async with await place.connect(port) as conn:
+        async with await factory.connect(port) as conn:
             await talk(conn, number)
-        async with Parent.open(place):
+        async with Parent.open(factory):
             pass
 
     asyncio.run(main())
     return number
 
 
-async def processes(place: Place) -> None:
+async def processes(factory: ConnectionFactory) -> None:
     for method in METHODS:
         context: Any = multiprocessing.get_context(method)
-        async with Parent.open(place) as parent:
-            process = context.Process(target=visit, args=(place, parent.server.port, 5))
+        async with Parent.open(factory) as parent:
+            process = context.Process(target=visit, args=(factory, parent.server.port, 5))
             process.start()
             await parent.check()
             await asyncio.to_thread(process.join)
@@ -250,14 +252,14 @@ async def processes(place: Place) -> None:
         say(f"Process by {method}")
 
 
-async def pools(place: Place) -> None:
+async def pools(factory: ConnectionFactory) -> None:
     loop = asyncio.get_running_loop()
     for method in METHODS:
         context = multiprocessing.get_context(method)
-        async with Parent.open(place) as parent:
+        async with Parent.open(factory) as parent:
             with ProcessPoolExecutor(2, mp_context=context) as pool:
                 visits = [
-                    loop.run_in_executor(pool, visit, place, parent.server.port, number)
+                    loop.run_in_executor(pool, visit, factory, parent.server.port, number)
                     for number in range(4)
                 ]
                 assert await asyncio.gather(*visits) == [0, 1, 2, 3]
@@ -274,12 +276,12 @@ for fd in os.listdir("/proc/self/fd"):
 """
 
 
-async def programs(place: Place) -> None:
-    """Another program that is started inherits no descriptor, also when nobody closes them."""
+async def programs(factory: ConnectionFactory) -> None:
+    """Another program that is started inherits no descriptor, also when they are not closed."""
     before = set(os.listdir("/proc/self/fd"))
-    async with Parent.open(place) as parent:
+    async with Parent.open(factory) as parent:
         async with await streams.create_server(
-            asyncio.Protocol, place.host, device=place.device, via=place.via
+            asyncio.Protocol, factory.host, device=factory.device, via=factory.via
         ):
             listing = await asyncio.to_thread(
                 subprocess.run,
@@ -303,12 +305,12 @@ ROLES = {
 
 
 def main(role: str, loop: str, device: str, via: str, host: str, slow: str) -> None:
-    place = Place(device, host, cast(Via, via), float(slow))
+    factory = ConnectionFactory(device, host, cast(Via, via), float(slow))
     if role == "exits":
-        exits(place)
+        exits(factory)
         return
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(ROLES[role](place))
+        runner.run(ROLES[role](factory))
 
 
 if __name__ == "__main__":

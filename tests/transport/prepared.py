@@ -18,7 +18,7 @@ from aiordma import connect, listen
 from aiordma.transport import Via
 
 from .child import ROLES
-from .place import SMALL
+from .connection_factory import SMALL
 
 
 async def peer(device: str, via: Via, host: str, role: str, port: int) -> None:
@@ -35,7 +35,7 @@ async def peer(device: str, via: Via, host: str, role: str, port: int) -> None:
 
 
 def main(device: str, via: str, host: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are not waited for
     for line in sys.stdin:
         role, port = line.split()
         if os.fork() == 0:

@@ -29,7 +29,7 @@ from aiordma import (
 from aiordma._core.frames import HEADER_SIZE
 from aiordma.mr_pool import Region
 
-from .place import ALL, SMALL, pattern, turns
+from .connection_factory import ALL, SMALL, pattern, yield_loop
 
 EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
@@ -165,7 +165,7 @@ class End:
         self.receiving.append(self.tasks[-1])
 
     async def empty(self) -> None:
-        """After the end: gives back what nobody has taken, and what was kept."""
+        """After the end: gives back what was not taken, and what was kept."""
         while self.held:
             self.release()
         with suppress(*ENDED):
@@ -361,7 +361,7 @@ class End:
     # ---- the end ---------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Receives all that there is, up to the other's last message; then nobody waits here."""
+        """Receives all that there is, up to the other's last message; then no task waits here."""
         while not self.got_last.is_set():
             taking = asyncio.create_task(self.recv())
             last = asyncio.create_task(self.got_last.wait())
@@ -396,7 +396,7 @@ class End:
         for bit in self.model.added:
             assert total & bit, "an addition is lost"
             total -= bit
-        assert not total & ~sum(self.model.maybe_added), "added what nobody has asked for"
+        assert not total & ~sum(self.model.maybe_added), "added what was not asked for"
         done = [(expected, desired) for expected, desired, swapped in self.model.swaps if swapped]
         assert len({expected for expected, _ in done}) == len(done), "swapped twice"
         word = int.from_bytes(memory[WORD : WORD + 8], "little")
@@ -411,7 +411,7 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
             case "send_nowait" | "burst" | "release":
                 getattr(end, name)(*arguments)
             case "turns":
-                await turns(arguments[0])
+                await yield_loop(arguments[0])
             case "cancel":
                 running = [one for one in end.tasks if not (one.done() or one in end.steady)]
                 if running:

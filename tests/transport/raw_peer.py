@@ -17,7 +17,7 @@ from aiordma._core.handshake import Endpoint, Hello
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY
 from aiordma._transport.endpoint import RETRIES
 
-from .place import BUSY, Place, hello
+from .connection_factory import BUSY, ConnectionFactory, hello
 
 REMOTE = (
     verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_ATOMIC
@@ -30,7 +30,7 @@ SIGNALED = int(verbs.SendFlags.SIGNALED)
 
 
 def frame(kind: int, content: bytes = b"", *, control: int = 0, data: int = 0) -> bytes:
-    """A frame as the transport would make it; for an unknown kind, as nobody would."""
+    """A frame as the transport would make it; for an unknown kind, as it never would."""
     header = bytearray(HEADER_SIZE)
     pack_header(header, 0, FrameKind.CREDIT, control, data)
     header[0] = kind
@@ -139,12 +139,12 @@ class RawPeer:
     @staticmethod
     @asynccontextmanager
     async def connect(
-        place: Place, port: int, *, hello_data: bytes | None = None
+        factory: ConnectionFactory, port: int, *, hello_data: bytes | None = None
     ) -> AsyncIterator[RawPeer]:
-        """Connects to a listener of the transport, in the way that `place` says."""
+        """Connects to a listener of the transport, by the method of `factory`."""
         data = hello().pack() if hello_data is None else hello_data
-        made = connect_by_cm if place.via == "cm" else connect_by_tcp
-        async with made(place, port, data) as peer:
+        made = connect_by_cm if factory.via == "cm" else connect_by_tcp
+        async with made(factory, port, data) as peer:
             try:
                 yield peer
             finally:
@@ -174,15 +174,17 @@ class RawQueuePair:
 
 
 @asynccontextmanager
-async def connect_by_tcp(place: Place, port: int, data: bytes) -> AsyncIterator[RawPeer]:
-    reader, writer = await asyncio.open_connection(place.host, port)
+async def connect_by_tcp(
+    factory: ConnectionFactory, port: int, data: bytes
+) -> AsyncIterator[RawPeer]:
+    reader, writer = await asyncio.open_connection(factory.host, port)
     try:
-        with verbs.open_device(place.device) as context:
+        with verbs.open_device(factory.device) as context:
             made = RawQueuePair(context, lambda pd, cq: pd.create_qp(cq, cq, CAPABILITIES))
             qp = made.qp
             qp.to_init(access=REMOTE)
             made.memory.post_receives(qp)
-            local = qp.endpoint(context.find_gid(place.host))
+            local = qp.endpoint(context.find_gid(factory.host))
             writer.write(MAGIC + local.pack() + data)
             answer = await reader.readexactly(MESSAGE_SIZE)
             remote = Endpoint.unpack(answer[len(MAGIC) : -len(data)])
@@ -242,13 +244,13 @@ def parameters(data: bytes) -> cm.ConnectionParameters:
 
 @asynccontextmanager
 async def raw_request(
-    place: Place, port: int, data: bytes
+    factory: ConnectionFactory, port: int, data: bytes
 ) -> AsyncIterator[tuple[RawId, cm.ConnectionEvent]]:
     """Asks a listener for a connection; what comes of it: ESTABLISHED or REJECTED."""
-    events = Events(verbs.find_device(place.device).library)
+    events = Events(verbs.find_device(factory.device).library)
     try:
         id = events.channel.create_id()
-        id.resolve_addr((place.host, port))
+        id.resolve_addr((factory.host, port))
         await events.next(cm.EventType.ADDR_RESOLVED)
         id.resolve_route()
         await events.next(cm.EventType.ROUTE_RESOLVED)
@@ -264,8 +266,10 @@ async def raw_request(
 
 
 @asynccontextmanager
-async def connect_by_cm(place: Place, port: int, data: bytes) -> AsyncIterator[RawPeer]:
-    async with raw_request(place, port, data) as (raw, event):
+async def connect_by_cm(
+    factory: ConnectionFactory, port: int, data: bytes
+) -> AsyncIterator[RawPeer]:
+    async with raw_request(factory, port, data) as (raw, event):
         assert event.type is cm.EventType.ESTABLISHED
         yield RawPeer(raw.made, Hello.unpack(event.private_data))
 
@@ -273,10 +277,10 @@ async def connect_by_cm(place: Place, port: int, data: bytes) -> AsyncIterator[R
 class RawListener:
     """Listens with the connection manager alone."""
 
-    def __init__(self, place: Place) -> None:
-        self.events = Events(verbs.find_device(place.device).library)
+    def __init__(self, factory: ConnectionFactory) -> None:
+        self.events = Events(verbs.find_device(factory.device).library)
         self.id = self.events.channel.create_id()
-        self.id.bind_addr((place.host, 0))
+        self.id.bind_addr((factory.host, 0))
         self.id.listen()
         address = self.id.local_address
         assert address is not None

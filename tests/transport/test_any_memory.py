@@ -29,8 +29,8 @@ from aiordma.mr_pool import Registration
 from aiordma.verbs import bytes_of
 from tests.dlpack import BFLOAT, CUDA, OwnTensor
 
+from .connection_factory import ConnectionFactory, exchange, give, pattern, shared, yield_loop
 from .marks import one_loop
-from .place import Place, exchange, give, pattern, shared, turns
 
 LONG = 1 << 17  # neither staged nor eager
 SIZES = (64, LONG)
@@ -48,8 +48,8 @@ MAKE: dict[str, Callable[[int], Any]] = {
 
 @one_loop
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-async def test_any_call(place: Place, make: Callable[[int], Any]) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_any_call(factory: ConnectionFactory, make: Callable[[int], Any]) -> None:
+    async with factory.pair(Config()) as (client, server):
         for size in SIZES:
             data = pattern(size)
             full, empty = make(size), make(size)
@@ -66,7 +66,7 @@ async def test_any_call(place: Place, make: Callable[[int], Any]) -> None:
                 assert bytes_of(empty) == data
             bytes_of(empty)[:] = bytes(size)
             receiving = asyncio.create_task(server.recv_into(empty))
-            await turns(1)
+            await yield_loop(1)
             await client.send(full)
             assert (await receiving).length == size
             assert bytes_of(empty) == data
@@ -74,11 +74,11 @@ async def test_any_call(place: Place, make: Callable[[int], Any]) -> None:
                 assert region.view == data
 
 
-async def test_a_tensor_is_held_until_it_has_been_sent(place: Place) -> None:
-    async with place.pair(Config(fetch_ahead=0)) as (client, server):
+async def test_a_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory) -> None:
+    async with factory.pair(Config(fetch_ahead=0)) as (client, server):
         tensor = OwnTensor(bytearray(pattern(LONG)), (LONG,))
         sending = asyncio.create_task(client.send(tensor))
-        await turns(3)
+        await yield_loop(3)
         assert tensor.out == 1
         sending.cancel()
         await asyncio.wait([sending])
@@ -90,16 +90,16 @@ async def test_a_tensor_is_held_until_it_has_been_sent(place: Place) -> None:
         assert tensor.out == 0
 
 
-async def test_a_tensor_is_held_while_it_is_read_into(place: Place) -> None:
+async def test_a_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
     async with (
-        place.pair(Config()) as (client, server),
+        factory.pair(Config()) as (client, server),
         shared(server, client, LONG) as (buffer, remote),
     ):
         buffer.view[:] = pattern(LONG)
-        for count in place.turns:
+        for count in factory.cancel_points:
             tensor = OwnTensor(bytearray(LONG), (LONG,))
             reading = asyncio.create_task(client.read(remote[:], tensor))
-            await turns(count)
+            await yield_loop(count)
             reading.cancel()
             await asyncio.wait([reading])
             if not reading.cancelled():
@@ -110,10 +110,10 @@ async def test_a_tensor_is_held_while_it_is_read_into(place: Place) -> None:
 
 
 @one_loop
-async def test_what_cannot_be_used(place: Place) -> None:
+async def test_what_cannot_be_used(factory: ConnectionFactory) -> None:
     """It is told before anything happens, and changes nothing."""
     async with (
-        place.pair(Config()) as (client, server),
+        factory.pair(Config()) as (client, server),
         shared(server, client, 64) as (_, remote),
     ):
         wrong: list[tuple[Any, type[Exception], str]] = [
@@ -155,8 +155,8 @@ def file() -> Iterator[int]:
 
 
 @pytest.mark.needs("dma-buf")
-async def test_memory_of_another_device(place: Place, file: int) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_memory_of_another_device(factory: ConnectionFactory, file: int) -> None:
+    async with factory.pair(Config()) as (client, server):
         data = pattern(LONG)
         os.pwrite(file, data, LONG)
         with (
@@ -177,9 +177,9 @@ async def test_memory_of_another_device(place: Place, file: int) -> None:
 
 
 @pytest.mark.needs("dma-buf")
-async def test_only_the_part_that_is_shared(place: Place, file: int) -> None:
+async def test_only_the_part_that_is_shared(factory: ConnectionFactory, file: int) -> None:
     """The key covers exactly the slice, and the rights are those that were named."""
-    async with place.pair(Config()) as (client, server):
+    async with factory.pair(Config()) as (client, server):
         with server.register_dmabuf(file, LONG, offset=4096) as region:
             share, remote = await give(server, client, region[16:80], Rights.READ)
             assert (len(remote), remote.rights) == (64, Rights.READ)
@@ -193,9 +193,9 @@ async def test_only_the_part_that_is_shared(place: Place, file: int) -> None:
 
 @one_loop
 @pytest.mark.needs("dma-buf")
-async def test_what_another_devices_memory_cannot_do(place: Place, file: int) -> None:
+async def test_what_another_devices_memory_cannot_do(factory: ConnectionFactory, file: int) -> None:
     async with (
-        place.pair(Config()) as (client, server),
+        factory.pair(Config()) as (client, server),
         shared(server, client, 64) as (_, remote),
     ):
         region = client.register_dmabuf(file, 64, writable=False)
@@ -222,8 +222,8 @@ def forget(conn: Connection, file: int) -> None:
 
 @one_loop
 @pytest.mark.needs("dma-buf")
-async def test_closed_during_an_operation(place: Place, file: int) -> None:
-    async with place.pair(Config()) as (client, _):
+async def test_closed_during_an_operation(factory: ConnectionFactory, file: int) -> None:
+    async with factory.pair(Config()) as (client, _):
         region = client.register_dmabuf(file, LONG)
         registration = region.pinned
         assert isinstance(registration, Registration)
@@ -235,8 +235,10 @@ async def test_closed_during_an_operation(place: Place, file: int) -> None:
 
 
 @one_loop
-async def test_a_device_that_cannot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_a_device_that_cannot(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with factory.pair(Config()) as (client, server):
 
         def refuse(*arguments: object) -> NoReturn:
             raise failure("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP)

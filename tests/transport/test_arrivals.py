@@ -10,8 +10,8 @@ import pytest
 
 from aiordma import Connection, Message
 
+from .connection_factory import SMALL, ConnectionFactory, barrier, yield_loop
 from .marks import one_loop
-from .place import SMALL, Place, barrier, turns
 
 pytestmark = pytest.mark.any_device
 
@@ -29,7 +29,7 @@ async def received(server: Connection) -> bytes:
 
 
 async def test_what_is_here_is_taken_without_python(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
     otherwise = Connection._next_or_end
@@ -40,7 +40,7 @@ async def test_what_is_here_is_taken_without_python(
         return otherwise(conn)
 
     monkeypatch.setattr(Connection, "_next_or_end", counted)
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
 
         async def send() -> None:
             await asyncio.gather(*(client.send(bytes([n])) for n in range(100)))
@@ -53,8 +53,8 @@ async def test_what_is_here_is_taken_without_python(
 
 
 @one_loop
-async def test_a_step_that_nobody_awaits_has_taken_nothing(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_a_step_that_nobody_awaits_has_taken_nothing(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"kept")
         await barrier(client)
@@ -74,14 +74,14 @@ async def test_a_step_that_nobody_awaits_has_taken_nothing(place: Place) -> None
 
 
 @one_loop
-async def test_a_step_that_is_left_in_the_middle_loses_nothing(place: Place) -> None:
-    async with place.pair(SMALL) as (client, server):
+async def test_a_step_that_is_left_in_the_middle_loses_nothing(factory: ConnectionFactory) -> None:
+    async with factory.pair(SMALL) as (client, server):
         messages = aiter(server)
         begun(messages).close()
         with pytest.raises(LookupError, match="thrown"):
             begun(messages).throw(LookupError("thrown"))
         waiting = asyncio.ensure_future(anext(messages))
-        await turns(1)
+        await yield_loop(1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -90,8 +90,8 @@ async def test_a_step_that_is_left_in_the_middle_loses_nothing(place: Place) -> 
 
 
 @one_loop
-async def test_a_step_is_one_message_by_whatever_it_is_driven(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_a_step_is_one_message_by_whatever_it_is_driven(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         messages = aiter(server)
         assert aiter(messages) is messages
         for content in (b"send", b"next"):
@@ -109,8 +109,8 @@ async def test_a_step_is_one_message_by_whatever_it_is_driven(place: Place) -> N
             step.close()
 
 
-async def test_the_end_comes_again_and_again(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_the_end_comes_again_and_again(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"last")
         await client.close()

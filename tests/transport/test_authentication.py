@@ -27,16 +27,16 @@ from aiordma._core.frames import FrameKind
 from aiordma._core.handshake import Hello
 from aiordma.errors import ProtocolError, UnreachableError
 
-from .marks import by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     SMALL,
-    Place,
+    ConnectionFactory,
     check_alive,
     ends,
     hello,
-    turns,
     when_limits_pass,
+    yield_loop,
 )
+from .marks import by_tcp, one_loop
 from .raw_peer import RawPeer, control, frame
 
 pytestmark = pytest.mark.any_device
@@ -45,22 +45,22 @@ KEY = b"sixteen or more random bytes"
 OTHER = b"other sixteen and more bytes"
 
 
-async def listening(place: Place, auth: bytes | None) -> Listener:
+async def listening(factory: ConnectionFactory, auth: bytes | None) -> Listener:
     patient = replace(SMALL, handshake_timeout=1000)
     return await listen(
-        place.host, 0, device=place.device, via=place.via, config=patient, auth=auth
+        factory.host, 0, device=factory.device, via=factory.via, config=patient, auth=auth
     )
 
 
-async def dial(place: Place, port: int, auth: bytes | None) -> Connection:
+async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Connection:
     return await connect(
-        place.host, port, device=place.device, via=place.via, config=SMALL, auth=auth
+        factory.host, port, device=factory.device, via=factory.via, config=SMALL, auth=auth
     )
 
 
-async def test_the_same_key_on_both_sides(place: Place) -> None:
-    async with await listening(place, KEY) as listener:
-        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+async def test_the_same_key_on_both_sides(factory: ConnectionFactory) -> None:
+    async with await listening(factory, KEY) as listener:
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
             await check_alive(client, server)
             # The server may speak first, and at once.
@@ -74,36 +74,38 @@ async def test_the_same_key_on_both_sides(place: Place) -> None:
     ids=["another", "none", "too many", "shorter"],
 )
 async def test_without_the_same_key_there_is_no_connection(
-    place: Place, ours: bytes | None, theirs: bytes | None
+    factory: ConnectionFactory, ours: bytes | None, theirs: bytes | None
 ) -> None:
-    async with await listening(place, theirs) as listener:
-        error = await ends(dial(place, listener.port, ours), AuthenticationError)
+    async with await listening(factory, theirs) as listener:
+        error = await ends(dial(factory, listener.port, ours), AuthenticationError)
         assert isinstance(error, ConnectionRefusedError)
         # It was not delivered, and the listener goes on.
-        client, server = await asyncio.gather(dial(place, listener.port, theirs), listener.accept())
+        client, server = await asyncio.gather(
+            dial(factory, listener.port, theirs), listener.accept()
+        )
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
 @by_tcp
-async def test_keys_reach_servers_and_streams(place: Place) -> None:
+async def test_keys_reach_servers_and_streams(factory: ConnectionFactory) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read(100))
         writer.close()
 
     async with await streams.start_stream_server(
-        echo, place.host, device=place.device, via=place.via, auth=KEY
+        echo, factory.host, device=factory.device, via=factory.via, auth=KEY
     ) as server:
         port = server.address[1]
         reader, writer = await streams.open_connection(
-            place.host, port, device=place.device, via=place.via, auth=KEY
+            factory.host, port, device=factory.device, via=factory.via, auth=KEY
         )
         writer.write(b"hello")
         assert await reader.read() == b"hello"
         writer.close()
         await ends(
-            streams.open_connection(place.host, port, device=place.device, via=place.via),
+            streams.open_connection(factory.host, port, device=factory.device, via=factory.via),
             AuthenticationError,
         )
     handled = asyncio.Event()
@@ -112,15 +114,15 @@ async def test_keys_reach_servers_and_streams(place: Place) -> None:
         handled.set()
 
     async with await start_server(
-        handler, place.host, device=place.device, via=place.via, auth=KEY
+        handler, factory.host, device=factory.device, via=factory.via, auth=KEY
     ) as other:
-        await ends(dial(place, other.port, OTHER), AuthenticationError)
+        await ends(dial(factory, other.port, OTHER), AuthenticationError)
         assert not handled.is_set()
 
 
 @one_loop
-async def test_a_key_is_checked_first(place: Place) -> None:
-    for make in (listening(place, b"short"), dial(place, 1, b"short")):
+async def test_a_key_is_checked_first(factory: ConnectionFactory) -> None:
+    for make in (listening(factory, b"short"), dial(factory, 1, b"short")):
         error = await ends(make, ValueError)
         assert "16" in str(error)
 
@@ -149,45 +151,45 @@ LIES = {
 @one_loop
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_peer_without_the_key_gets_nowhere(
-    place: Place, lie: str, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with place.witness(), await listening(place, KEY) as listener:
-        async with RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer:
+    async with factory.witness(), await listening(factory, KEY) as listener:
+        async with RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
             peer.send(*LIES[lie])
-            async with place.within(5):
+            async with factory.within(5):
                 while True:
-                    said = await peer.control(5 * place.slow)
+                    said = await peer.control(5 * factory.slow)
                     if isinstance(said, protocol.Goodbye):
                         break
                     assert isinstance(said, protocol.AuthAnswer)
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 raise AssertionError(f"{await listener.accept()!r} was delivered")
-        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
-async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> None:
+async def test_an_answer_is_good_for_its_own_connection_only(factory: ConnectionFactory) -> None:
     """What a client said to one connection proves nothing on another."""
     heard: list[protocol.Message] = []
-    async with await listening(place, KEY) as listener:
-        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+    async with await listening(factory, KEY) as listener:
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
-            # What it said, said again: as one who listened would.
+            # What it said, said again: as an eavesdropper would.
             handshake = client._key_proof
             assert handshake is not None
             said: list[protocol.Message] = [
                 protocol.AuthHello(0, handshake._nonce),
                 protocol.AuthProof(0, handshake._proof("client")),
             ]
-            async with RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer:
+            async with RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
                 peer.send(*(control(message) for message in said))
-                async with place.within(5):
+                async with factory.within(5):
                     while not heard or not isinstance(heard[-1], protocol.Goodbye):
-                        heard.append(await peer.control(5 * place.slow))
+                        heard.append(await peer.control(5 * factory.slow))
             last = heard[-1]
             assert isinstance(last, protocol.Goodbye)
             assert last.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
@@ -195,43 +197,43 @@ async def test_an_answer_is_good_for_its_own_connection_only(place: Place) -> No
 
 
 @one_loop
-async def test_a_peer_may_speak_at_once_after_its_proof(place: Place) -> None:
+async def test_a_peer_may_speak_at_once_after_its_proof(factory: ConnectionFactory) -> None:
     """What comes with the proof finds the door open, however quick the peer is."""
     nonce = bytes(32)
     async with (
-        await listening(place, KEY) as listener,
-        RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES) as peer,
+        await listening(factory, KEY) as listener,
+        RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer,
     ):
         peer.send(control(protocol.AuthHello(0, nonce)))
-        answer = await peer.control(5 * place.slow)
+        answer = await peer.control(5 * factory.slow)
         assert isinstance(answer, protocol.AuthAnswer)
         said = transcript(
             Hello.unpack(AUTHENTICATES), peer.theirs, peer.qp.qp_num, peer.qp.query().dest_qp_num
         )
         shown = proof(KEY, "client", nonce, answer.nonce, said)
         peer.send(control(protocol.AuthProof(0, shown)), frame(FrameKind.DATA, b"at once"))
-        async with place.within(5), await listener.accept() as server:
+        async with factory.within(5), await listener.accept() as server:
             assert bytes(await server.recv()) == b"at once"
 
 
 @one_loop
-async def test_a_peer_that_never_answers_is_given_up(place: Place) -> None:
-    """It keeps nobody out, and nothing when its time is over."""
+async def test_a_peer_that_never_answers_is_given_up(factory: ConnectionFactory) -> None:
+    """It keeps no other peer out, and nothing when its time is over."""
     async with (
         await listen(
-            place.host, 0, device=place.device, via=place.via, config=SMALL, auth=KEY
+            factory.host, 0, device=factory.device, via=factory.via, config=SMALL, auth=KEY
         ) as listener,
-        RawPeer.connect(place, listener.port, hello_data=AUTHENTICATES),
+        RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES),
     ):
-        client, server = await asyncio.gather(dial(place, listener.port, KEY), listener.accept())
+        client, server = await asyncio.gather(dial(factory, listener.port, KEY), listener.accept())
         async with client, server:
             await check_alive(client, server)
         assert listener._port is not None
         handshakes = listener._port._acceptor._handshakes
-        async with place.within(10):
+        async with factory.within(10):
             while handshakes:
                 await when_limits_pass(asyncio.wait(handshakes))
-                await turns(1)
+                await yield_loop(1)
 
 
 # ---- TLS -----------------------------------------------------------------------------------------
@@ -243,20 +245,20 @@ def authority() -> trustme.CA:
 
 
 @by_tcp
-async def test_tls_on_the_exchange(place: Place, authority: trustme.CA) -> None:
+async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustme.CA) -> None:
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(place.host).configure_cert(serving)
+    authority.issue_cert(factory.host).configure_cert(serving)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     async with await listen(
-        place.host, 0, device=place.device, via="tcp", config=SMALL, ssl=serving, auth=KEY
+        factory.host, 0, device=factory.device, via="tcp", config=SMALL, ssl=serving, auth=KEY
     ) as listener:
 
         async def dialled(context: ssl.SSLContext | None) -> Connection:
             return await connect(
-                place.host,
+                factory.host,
                 listener.port,
-                device=place.device,
+                device=factory.device,
                 via="tcp",
                 config=SMALL,
                 ssl=context,
@@ -277,17 +279,17 @@ async def test_tls_on_the_exchange(place: Place, authority: trustme.CA) -> None:
 
 @one_loop
 @by_tcp
-async def test_tls_is_for_the_exchange_by_tcp(place: Place) -> None:
+async def test_tls_is_for_the_exchange_by_tcp(factory: ConnectionFactory) -> None:
     context = ssl.create_default_context()
     for make in (
-        connect(place.host, 1, device=place.device, via="cm", ssl=context),
-        listen(place.host, 0, device=place.device, via="cm", ssl=context),
+        connect(factory.host, 1, device=factory.device, via="cm", ssl=context),
+        listen(factory.host, 0, device=factory.device, via="cm", ssl=context),
     ):
         error = await ends(make, ValueError)
         assert "tcp" in str(error)
     wrong = "a certificate"
     error = await ends(
-        connect(place.host, 1, device=place.device, via="tcp", ssl=wrong),  # type: ignore[arg-type]
+        connect(factory.host, 1, device=factory.device, via="tcp", ssl=wrong),  # type: ignore[arg-type]
         TypeError,
     )
     assert "SSLContext" in str(error)

@@ -19,10 +19,9 @@ from aiordma._native import Run
 from aiordma._transport.work_queue import Work
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
-from .marks import by_cm, by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     SMALL,
-    Place,
+    ConnectionFactory,
     check_alive,
     ends,
     exchange,
@@ -30,8 +29,9 @@ from .place import (
     leases,
     pattern,
     shared,
-    turns,
+    yield_loop,
 )
+from .marks import by_cm, by_tcp, one_loop
 
 TRANSFER_SIZE = 8 << 20  # the longest single work request
 
@@ -39,8 +39,8 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 # ---- batches -------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_done_when_its_scope_ends(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+async def test_a_batch_is_done_when_its_scope_ends(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
         there.view[:8] = (7).to_bytes(8, "little")
         target = bytearray(100)
         with client.alloc(100) as pooled:
@@ -62,8 +62,10 @@ async def test_a_batch_is_done_when_its_scope_ends(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_a_batch_is_one_doorbell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+async def test_a_batch_is_one_doorbell(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
         posts: list[int] = []
         post = client._queue.post_work
 
@@ -88,9 +90,9 @@ async def test_a_batch_is_one_doorbell(place: Place, monkeypatch: pytest.MonkeyP
 
 @one_loop
 @by_cm
-async def test_what_is_collected_is_counted_by_its_references(place: Place) -> None:
+async def test_what_is_collected_is_counted_by_its_references(factory: ConnectionFactory) -> None:
     """By name and by place, registered and not: held until the end of the scope, and no longer."""
-    async with place.pair() as (client, server), shared(server, client, 64) as (there, remote):
+    async with factory.pair() as (client, server), shared(server, client, 64) as (there, remote):
         with client.alloc(8) as pooled:
             pooled.view[:] = b"12345678"
             here, before = remote[:8], sys.getrefcount(pooled)
@@ -115,10 +117,10 @@ async def test_what_is_collected_is_counted_by_its_references(place: Place) -> N
             assert sys.getrefcount(pooled) == before
 
 
-async def test_more_than_the_send_queue_holds(place: Place) -> None:
+async def test_more_than_the_send_queue_holds(factory: ConnectionFactory) -> None:
     count = 300  # the queue of SMALL has 16 entries
     size = 8 * count
-    async with place.pair() as (client, server), shared(server, client, size) as (there, remote):
+    async with factory.pair() as (client, server), shared(server, client, size) as (there, remote):
         async with client.batch() as batch:
             for number in range(count):
                 batch.write(number.to_bytes(8, "little"), remote[8 * number : 8 * number + 8])
@@ -127,8 +129,8 @@ async def test_more_than_the_send_queue_holds(place: Place) -> None:
 
 
 @one_loop
-async def test_an_exception_drops_the_batch(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 64) as (there, remote):
+async def test_an_exception_drops_the_batch(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 64) as (there, remote):
         before = await leases(client, server)
         old = []
 
@@ -146,9 +148,9 @@ async def test_an_exception_drops_the_batch(place: Place) -> None:
 
 
 @one_loop
-async def test_what_is_not_allowed_raises_from_its_own_call(place: Place) -> None:
+async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionFactory) -> None:
     async with (
-        place.pair() as (client, server),
+        factory.pair() as (client, server),
         shared(server, client, 64, Rights.WRITE) as (there, remote),
     ):
         async with client.batch() as batch:
@@ -163,8 +165,8 @@ async def test_what_is_not_allowed_raises_from_its_own_call(place: Place) -> Non
 
 
 @one_loop
-async def test_a_batch_collects_in_its_scope_only(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+async def test_a_batch_collects_in_its_scope_only(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
         batch = client.batch()
         with pytest.raises(BufferStateError):
             batch.write(b"x", remote[:1])
@@ -176,8 +178,8 @@ async def test_a_batch_collects_in_its_scope_only(place: Place) -> None:
 
 
 @one_loop
-async def test_a_batch_on_a_connection_that_ended(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+async def test_a_batch_on_a_connection_that_ended(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
 
         async def close_inside() -> None:
             async with client.batch() as batch:
@@ -191,8 +193,8 @@ async def test_a_batch_on_a_connection_that_ended(place: Place) -> None:
 
 
 @one_loop
-async def test_a_batch_whose_memory_was_taken_back_fails_once(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_a_batch_whose_memory_was_taken_back_fails_once(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer:
             share, remote = await give(server, client, buffer)
             share.revoke()
@@ -207,9 +209,9 @@ async def test_a_batch_whose_memory_was_taken_back_fails_once(place: Place) -> N
 
 
 @one_loop
-async def test_a_failure_in_the_middle_of_a_batch(place: Place) -> None:
-    """The device tells of it by a request that nobody asked to hear of; what was before is done."""
-    async with place.pair() as (client, server):
+async def test_a_failure_in_the_middle_of_a_batch(factory: ConnectionFactory) -> None:
+    """The device tells of it by a request that is not signaled; what was before is done."""
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.alloc(8) as other, client.alloc(8) as source:
             source.view[:] = bytes([1]) * 8
             share, remote = await give(server, client, buffer)
@@ -242,11 +244,11 @@ async def fill(conn: Connection, remote: RemoteRegion, value: int) -> None:
 
 
 @one_loop
-async def test_a_cancelled_batch_is_done_nevertheless(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 256) as (there, remote):
-        for count in place.turns:
+async def test_a_cancelled_batch_is_done_nevertheless(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 256) as (there, remote):
+        for count in factory.cancel_points:
             task = asyncio.create_task(fill(client, remote, 1))
-            await turns(count)
+            await yield_loop(count)
             task.cancel()
             await asyncio.wait([task])
             await fill(client, remote, 2)
@@ -257,8 +259,8 @@ async def test_a_cancelled_batch_is_done_nevertheless(place: Place) -> None:
 # ---- writes with immediate data ------------------------------------------------------------------
 
 
-async def test_a_write_with_immediate_data_wakes_the_peer(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+async def test_a_write_with_immediate_data_wakes_the_peer(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
         for imm, size in ((0, 1), (0xFFFFFFFF, 4096), (7, 0)):
             data = pattern(size, seed=imm)
             await client.write(data, remote[:size], imm=imm)
@@ -270,8 +272,8 @@ async def test_a_write_with_immediate_data_wakes_the_peer(place: Place) -> None:
         await exchange(client, server, b"after")
 
 
-async def test_such_writes_keep_their_place_among_messages(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+async def test_such_writes_keep_their_place_among_messages(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
         # Many more than the peer has receives: they wait for room, and so do messages behind them.
         sending = [
             asyncio.ensure_future(
@@ -290,13 +292,13 @@ async def test_such_writes_keep_their_place_among_messages(place: Place) -> None
 
 
 @one_loop
-async def test_writes_that_wait_for_room_can_be_cancelled(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+async def test_writes_that_wait_for_room_can_be_cancelled(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
         waiting = [
             asyncio.create_task(client.write(bytes([number]) * 8, remote, imm=number))
             for number in range(20)
         ]
-        await turns(20)
+        await yield_loop(20)
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
@@ -310,13 +312,13 @@ async def test_writes_that_wait_for_room_can_be_cancelled(place: Place) -> None:
 
 
 @one_loop
-async def test_writes_that_wait_fail_with_the_connection(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
         waiting = [
             asyncio.create_task(client.write(b"12345678", remote, imm=number))
             for number in range(20)
         ]
-        await turns(20)
+        await yield_loop(20)
         server.abort()
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(results[-1], ConnectionError)
@@ -324,8 +326,8 @@ async def test_writes_that_wait_fail_with_the_connection(place: Place) -> None:
 
 
 @one_loop
-async def test_immediate_data_is_a_number_of_32_bits(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+async def test_immediate_data_is_a_number_of_32_bits(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
         for imm in (-1, 1 << 32):
             with pytest.raises(ValueError, match="32-bit"):
                 await client.write(b"x", remote[:1], imm=imm)
@@ -337,11 +339,11 @@ async def test_immediate_data_is_a_number_of_32_bits(place: Place) -> None:
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("imm", [None, 5])
-async def test_progress_of_long_transfers(place: Place, imm: int | None) -> None:
+async def test_progress_of_long_transfers(factory: ConnectionFactory, imm: int | None) -> None:
     size = 2 * TRANSFER_SIZE + 5
     expected = [TRANSFER_SIZE, 2 * TRANSFER_SIZE, size]
     async with (
-        place.pair(Config()) as (client, server),
+        factory.pair(Config()) as (client, server),
         shared(server, client, size) as (there, remote),
     ):
         heard: list[int] = []

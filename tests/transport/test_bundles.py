@@ -1,4 +1,4 @@
-"""Small messages that share a frame: when they do, and that nobody can tell."""
+"""Small messages that share a frame: when they do, and that users cannot tell."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from tests.core.test_frames import packed_bundle, unpacked_bundle
 
-from .marks import by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     ALONE,
     BUSY,
     SMALL,
-    Place,
+    ConnectionFactory,
     at_rest,
     barrier,
     ends,
     pattern,
     pool_statistics,
-    turns,
+    yield_loop,
 )
+from .marks import by_tcp, one_loop
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
 
@@ -34,33 +34,33 @@ async def frames(peer: RawPeer, count: int, limit: float) -> list[tuple[FrameKin
         return [await peer.frames.get() for _ in range(count)]
 
 
-async def test_what_is_sent_in_one_turn_shares_a_frame(place: Place) -> None:
-    """But for the first, which has nobody to wait for."""
-    async with victim(place) as (conn, peer):
+async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactory) -> None:
+    """But for the first, which has no other to wait for."""
+    async with victim(factory) as (conn, peer):
         contents = [pattern(n, n) for n in range(0, 50, 7)]
         sends = [conn.send_nowait(data, imm=7 if data else None) for data in contents]
-        (kind, first), (other, rest) = await frames(peer, 2, place.slow)
+        (kind, first), (other, rest) = await frames(peer, 2, factory.slow)
         assert (kind, first) == (FrameKind.DATA, contents[0])
         assert other is FrameKind.BUNDLE
         assert unpacked_bundle(rest) == [(data, 7) for data in contents[1:]]
         await asyncio.gather(*sends)
 
 
-async def test_one_after_another_each_has_its_own_frame(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_one_after_another_each_has_its_own_frame(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         for n in range(SMALL.data_receives):
             await conn.send(pattern(n))
         expected = [(FrameKind.DATA, pattern(n)) for n in range(SMALL.data_receives)]
-        assert await frames(peer, SMALL.data_receives, place.slow) == expected
+        assert await frames(peer, SMALL.data_receives, factory.slow) == expected
 
 
 @one_loop
-async def test_a_bundle_fits_a_receive_of_the_peer(place: Place) -> None:
+async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
     """And what does not fit beside others goes alone, or is offered, in its turn."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         sizes = [0, ALONE, ALONE, 40, SMALL.eager_size - HEADER_SIZE]
         sends = [conn.send_nowait(pattern(size)) for size in sizes]
-        found = await frames(peer, 4, place.slow)
+        found = await frames(peer, 4, factory.slow)
         assert [kind for kind, _ in found] == [*[FrameKind.DATA] * 2, FrameKind.BUNDLE,
                                                FrameKind.DATA]  # fmt: skip
         assert unpacked_bundle(found[2][1]) == [(pattern(size), None) for size in (ALONE, 40)]
@@ -69,17 +69,17 @@ async def test_a_bundle_fits_a_receive_of_the_peer(place: Place) -> None:
 
 
 @one_loop
-async def test_no_more_in_one_bundle_than_is_allowed(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_no_more_in_one_bundle_than_is_allowed(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"") for _ in range(3 * MAX_BUNDLE)]
         for _ in sends:
             assert len(await server.recv()) == 0
         await asyncio.gather(*sends)
 
 
-async def test_order_and_contents_of_all_sizes(place: Place) -> None:
+async def test_order_and_contents_of_all_sizes(factory: ConnectionFactory) -> None:
     randomly = random.Random(5)
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         messages = [
             (pattern(randomly.choice((0, 1, 50, 300, ALONE, 2000)), n), randomly.choice((None, n)))
             for n in range(300)
@@ -92,8 +92,8 @@ async def test_order_and_contents_of_all_sizes(place: Place) -> None:
 
 
 @one_loop
-async def test_cancelled_before_its_turn_ends(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_cancelled_before_its_turn_ends(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"%d" % n) for n in range(10)]
         for n in (1, 4, 9):
             sends[n].cancel()
@@ -103,8 +103,8 @@ async def test_cancelled_before_its_turn_ends(place: Place) -> None:
 
 
 @one_loop
-async def test_the_memory_goes_with_the_last_that_looks(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_the_memory_goes_with_the_last_that_looks(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         await at_rest(client, server)
         before = pool_statistics(server).leased_bytes
         sends = [client.send_nowait(b"%d" % n) for n in range(5)]
@@ -130,37 +130,39 @@ async def taken(conn: Connection, count: int) -> None:
 
 @by_tcp
 @one_loop
-async def test_a_receive_is_free_when_its_last_message_is_taken(place: Place) -> None:
+async def test_a_receive_is_free_when_its_last_message_is_taken(factory: ConnectionFactory) -> None:
     """A peer cannot use up more memory than its credits are for by sending many in a frame."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         full = SMALL.data_receives
         bundle = frame(FrameKind.BUNDLE, packed_bundle((b"a", None), (b"b", None), (b"c", None)))
         peer.send(*[bundle] * full)
         peer.credits -= full
         await taken(conn, 3 * full - 1)
-        await barrier_of(peer, place)
+        await barrier_of(peer, factory)
         early = peer.credits
         await taken(conn, 1)
-        await peer.send_data(b"one more", place.slow)
+        await peer.send_data(b"one more", factory.slow)
         assert bytes(await conn.recv()) == b"one more"
         assert early < full
 
 
-async def barrier_of(peer: RawPeer, place: Place) -> None:
+async def barrier_of(peer: RawPeer, factory: ConnectionFactory) -> None:
     """Whatever was sent before has been dealt with."""
     peer.send_control(protocol.Ping(1))
-    assert isinstance(await peer.control(place.slow), protocol.Pong)
+    assert isinstance(await peer.control(factory.slow), protocol.Pong)
 
 
 @pytest.mark.parametrize("count", [1, 5])
 @one_loop
-async def test_the_connection_ends_with_messages_collected(place: Place, count: int) -> None:
-    async with place.pair() as (client, _):
+async def test_the_connection_ends_with_messages_collected(
+    factory: ConnectionFactory, count: int
+) -> None:
+    async with factory.pair() as (client, _):
         sends = [client.send_nowait(b"x") for _ in range(count)]
         client.abort()
         for send in sends:
             await ends(outcome(send), ConnectionClosedError)
-        await turns(2)
+        await yield_loop(2)
 
 
 async def outcome(future: asyncio.Future[None]) -> None:

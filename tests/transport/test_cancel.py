@@ -11,12 +11,11 @@ import pytest
 
 from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError
 
-from .marks import by_cm, one_loop
-from .place import (
+from .connection_factory import (
     ALL,
     ALONE,
     SMALL,
-    Place,
+    ConnectionFactory,
     at_rest,
     barrier,
     cancelled_after,
@@ -27,9 +26,10 @@ from .place import (
     pattern,
     pool_statistics,
     shared,
-    turns,
     wakes_in_the_next_turn,
+    yield_loop,
 )
+from .marks import by_cm, one_loop
 
 
 async def forgotten(task: asyncio.Task[None]) -> None:
@@ -41,22 +41,24 @@ async def forgotten(task: asyncio.Task[None]) -> None:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-async def test_recv_cancelled_while_waiting(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_recv_cancelled_while_waiting(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for size in (100, 5000):
             assert not await cancelled_after(3, server.recv)
             await exchange(client, server, pattern(size))
 
 
 @pytest.mark.parametrize("size", [100, 5000])
-async def test_recv_cancelled_at_any_time_loses_nothing(place: Place, size: int) -> None:
-    async with place.pair() as (client, server):
+async def test_recv_cancelled_at_any_time_loses_nothing(
+    factory: ConnectionFactory, size: int
+) -> None:
+    async with factory.pair() as (client, server):
         sending = []
         arrived = []
-        for number, count in enumerate(place.turns):
+        for number, count in enumerate(factory.cancel_points):
             sending.append(asyncio.create_task(client.send(pattern(size, number))))
             arrived += await cancelled_after(count, server.recv)
-        while len(arrived) < len(place.turns):
+        while len(arrived) < len(factory.cancel_points):
             arrived.append(await server.recv())
         await asyncio.gather(*sending)
         for number, message in enumerate(arrived):
@@ -64,14 +66,14 @@ async def test_recv_cancelled_at_any_time_loses_nothing(place: Place, size: int)
 
 
 @one_loop
-async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
+async def test_one_of_several_receivers_is_cancelled(factory: ConnectionFactory) -> None:
     """Also the very one that a message has just been given to."""
-    async with place.pair() as (client, server):
-        for count in place.turns:
+    async with factory.pair() as (client, server):
+        for count in factory.cancel_points:
             first, second, third = (asyncio.create_task(server.recv()) for _ in range(3))
-            await turns(2)
+            await yield_loop(2)
             sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(2)]
-            await turns(count)
+            await yield_loop(count)
             first.cancel()
             texts = [bytes(await second), bytes(await third) if first.cancelled() else b""]
             if first.cancelled():
@@ -84,29 +86,31 @@ async def test_one_of_several_receivers_is_cancelled(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_message_for_a_receiver_that_is_cancelled_just_then(place: Place) -> None:
+async def test_message_for_a_receiver_that_is_cancelled_just_then(
+    factory: ConnectionFactory,
+) -> None:
     """Between being told of the message and taking it: the next receiver gets it."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         first, second = (asyncio.create_task(server.recv()) for _ in range(2))
-        await turns(2)
+        await yield_loop(2)
         loop = asyncio.get_running_loop()
         wakes_in_the_next_turn(server, lambda: loop.call_soon(first.cancel))
         await client.send(b"x")
-        async with place.within(2):
+        async with factory.within(2):
             assert bytes(await second) == b"x"
         assert first.cancelled()
 
 
 @one_loop
-async def test_send_cancelled_in_the_queue_is_not_sent(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_send_cancelled_in_the_queue_is_not_sent(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(20)]
         await asyncio.gather(*sends[: SMALL.data_receives])
         await barrier(client)
         buffer = bytearray(pattern(5000))
         doomed = asyncio.create_task(client.send(buffer))
         last = asyncio.create_task(client.send(b"last"))
-        await turns(1)
+        await yield_loop(1)
         for task in (*sends[7:10], doomed):
             task.cancel()
         expected = [pattern(ALONE, n) for n in range(20) if not 7 <= n < 10] + [b"last"]
@@ -118,24 +122,24 @@ async def test_send_cancelled_in_the_queue_is_not_sent(place: Place) -> None:
 
 
 @one_loop
-async def test_send_cancelled_after_it_was_posted_is_sent(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_send_cancelled_after_it_was_posted_is_sent(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for number in range(30):
             sending = asyncio.create_task(client.send(pattern(100, number)))
-            await turns(2)  # in the second one what has waited for others is posted
+            await yield_loop(2)  # in the second one what has waited for others is posted
             sending.cancel()
             with await server.recv() as message:
                 assert message == pattern(100, number)
 
 
 @one_loop
-async def test_send_cancelled_after_it_was_offered_is_sent(place: Place) -> None:
+async def test_send_cancelled_after_it_was_offered_is_sent(factory: ConnectionFactory) -> None:
     """The buffer stays pinned, since the peer reads it: it cannot be resized until then."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         size = 2 * SMALL.fetch_ahead  # so that it is not read before `recv`
         buffer = bytearray(pattern(size))
         sending = asyncio.create_task(client.send(buffer))
-        await turns(1)
+        await yield_loop(1)
         sending.cancel()
         await forgotten(sending)
         await barrier(client)
@@ -149,9 +153,9 @@ async def test_send_cancelled_after_it_was_offered_is_sent(place: Place) -> None
         await check_alive(client, server)
 
 
-async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
+async def test_send_cancelled_at_any_time_keeps_order(factory: ConnectionFactory) -> None:
     """Every message arrives whole and in its place, or not at all."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         numbers: list[int] = []
 
         async def receive() -> None:
@@ -164,12 +168,12 @@ async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
         sent = []
         number = 0
         for size in (100, 5000, 100_000):
-            for count in place.turns:
+            for count in factory.cancel_points:
                 sends = [
                     asyncio.create_task(client.send(pattern(size, n), imm=n))
                     for n in range(number, number + 10)
                 ]
-                await turns(count)
+                await yield_loop(count)
                 for task in sends[::2]:
                     task.cancel()
                 await asyncio.gather(*sends, return_exceptions=True)
@@ -182,12 +186,12 @@ async def test_send_cancelled_at_any_time_keeps_order(place: Place) -> None:
 
 
 @one_loop
-async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
-    async with place.pair() as (anchor, other):
+async def test_cancelled_sends_leave_no_block_behind(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (anchor, other):
         await at_rest(anchor, other)
         before = pool_statistics(anchor)
-        async with place.pair() as (client, server):
-            for count in place.turns:
+        async with factory.pair() as (client, server):
+            for count in factory.cancel_points:
                 await cancelled_after(count, lambda: client.send(bytes(100)))
                 await cancelled_after(count, lambda: client.send(bytes(5000)))
             closing = asyncio.create_task(client.close())
@@ -203,8 +207,8 @@ async def test_cancelled_sends_leave_no_block_behind(place: Place) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "fetch_and_add", "compare_and_swap"])
-async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> None:
-    async with place.pair() as (client, server):
+async def test_one_sided_cancelled_at_any_time(factory: ConnectionFactory, operation: str) -> None:
+    async with factory.pair() as (client, server):
         size = 200_000
         async with shared(server, client, size) as (_, remote):
             before = await leases(client, server)
@@ -224,7 +228,7 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
                     case _:
                         await client.compare_and_swap(remote[:8], 0, 1)
 
-            for count in place.turns:
+            for count in factory.cancel_points:
                 await cancelled_after(count, work)
             region.close()
             # What was posted is done before what is posted now, on the same queue pair.
@@ -234,15 +238,15 @@ async def test_one_sided_cancelled_at_any_time(place: Place, operation: str) -> 
             await check_alive(client, server)
 
 
-async def test_request_region_cancelled_at_any_time(place: Place) -> None:
-    """What is granted to nobody goes back: afterwards the whole quota can still be borrowed."""
-    async with place.pair() as (client, server):
-        for count in place.turns:
+async def test_request_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+    """A grant without a waiter goes back: afterwards the whole quota can still be borrowed."""
+    async with factory.pair() as (client, server):
+        for count in factory.cancel_points:
             for region in await cancelled_after(
                 count, lambda: client.request_region(SMALL.lend_quota // 2)
             ):
                 await region.release()
-            await turns(3)
+            await yield_loop(3)
         await barrier(client)
         await barrier(client)
         assert server._sharing.shared == 0
@@ -251,10 +255,10 @@ async def test_request_region_cancelled_at_any_time(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_send_region_cancelled_at_any_time(place: Place) -> None:
-    async with place.pair(replace(SMALL, max_regions=100)) as (client, server):
+async def test_send_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+    async with factory.pair(replace(SMALL, max_regions=100)) as (client, server):
         with client.alloc(100) as buffer:
-            for count in place.turns:
+            for count in factory.cancel_points:
                 for share in await cancelled_after(
                     count, lambda: client.send_region(buffer, access=ALL)
                 ):
@@ -264,12 +268,12 @@ async def test_send_region_cancelled_at_any_time(place: Place) -> None:
 
 
 @one_loop
-async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_recv_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             arrived = []
             lengths = []
-            for number, count in enumerate(place.turns[: SMALL.max_regions], 1):
+            for number, count in enumerate(factory.cancel_points[: SMALL.max_regions], 1):
                 sending = asyncio.create_task(server.send_region(buffer[:number]))
                 arrived += await cancelled_after(count, client.recv_region)
                 await sending
@@ -279,10 +283,10 @@ async def test_recv_region_cancelled_at_any_time(place: Place) -> None:
             assert [len(region) for region in arrived] == lengths
 
 
-async def test_hand_over_cancelled_at_any_time(place: Place) -> None:
+async def test_hand_over_cancelled_at_any_time(factory: ConnectionFactory) -> None:
     """It is done all the same, once it has begun."""
-    async with place.pair() as (client, server):
-        for count in place.turns:
+    async with factory.pair() as (client, server):
+        for count in factory.cancel_points:
             region = await client.request_region(8)
             await cancelled_after(count, partial(client.hand_over, region))
             if region.usable:  # it had not begun
@@ -293,9 +297,9 @@ async def test_hand_over_cancelled_at_any_time(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_release_of_a_region_cancelled_at_any_time(place: Place) -> None:
-    async with place.pair() as (client, server):
-        for count in place.turns:
+async def test_release_of_a_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
+        for count in factory.cancel_points:
             region = await client.request_region(8)
             await cancelled_after(count, region.release)
             await region.release()
@@ -305,11 +309,11 @@ async def test_release_of_a_region_cancelled_at_any_time(place: Place) -> None:
 
 
 @one_loop
-async def test_recv_buffer_cancelled_at_any_time(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_recv_buffer_cancelled_at_any_time(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         arrived = []
-        sizes = range(1, 1 + min(len(place.turns), SMALL.max_regions))
-        for size, count in zip(sizes, place.turns, strict=False):
+        sizes = range(1, 1 + min(len(factory.cancel_points), SMALL.max_regions))
+        for size, count in zip(sizes, factory.cancel_points, strict=False):
             handing = asyncio.create_task(client.hand_over(await client.request_region(size)))
             arrived += await cancelled_after(count, server.recv_buffer)
             await handing
@@ -321,16 +325,16 @@ async def test_recv_buffer_cancelled_at_any_time(place: Place) -> None:
 
 
 @pytest.mark.parametrize("operation", ["batch", "write with imm", "lease"])
-async def test_others_cancelled_at_any_time(place: Place, operation: str) -> None:
-    async with place.pair() as (anchor, other):
+async def test_others_cancelled_at_any_time(factory: ConnectionFactory, operation: str) -> None:
+    async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
-        async with place.pair() as (client, server):
-            await cancel_others(place, operation, client, server)
+        async with factory.pair() as (client, server):
+            await cancel_others(factory, operation, client, server)
         assert await leases(anchor, other) == before
 
 
 async def cancel_others(
-    place: Place, operation: str, client: Connection, server: Connection
+    factory: ConnectionFactory, operation: str, client: Connection, server: Connection
 ) -> None:
     async with shared(server, client, 64) as (_, remote):
         arrived = 0
@@ -357,21 +361,21 @@ async def cancel_others(
                 arrived += 1
 
         receiving = asyncio.create_task(receive())
-        for count in place.turns:
+        for count in factory.cancel_points:
             await cancelled_after(count, work)
         # What was posted is done before what is posted now, on the same queue pair.
         await client.send(b"")
         await receiving
-        assert arrived <= len(place.turns) * (operation == "write with imm")
+        assert arrived <= len(factory.cancel_points) * (operation == "write with imm")
         await check_alive(client, server)
 
 
 # ---- connecting and closing ----------------------------------------------------------------------
 
 
-async def test_connect_cancelled_at_any_time(place: Place) -> None:
+async def test_connect_cancelled_at_any_time(factory: ConnectionFactory) -> None:
     """The listener goes on, also when the other side of the cancelled connection was made."""
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         made: list[Connection] = []
         first: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -386,25 +390,25 @@ async def test_connect_cancelled_at_any_time(place: Place) -> None:
                     group.create_task(receive(conn))
 
         accepting = asyncio.create_task(accept())
-        for count in (*place.turns, 80, 160):
-            for conn in await cancelled_after(count, lambda: place.connect(listener.port)):
+        for count in (*factory.cancel_points, 80, 160):
+            for conn in await cancelled_after(count, lambda: factory.connect(listener.port)):
                 await conn.close()
-        async with await place.connect(listener.port) as client:
+        async with await factory.connect(listener.port) as client:
             await client.send(b"hello")
-            async with place.within(2):
+            async with factory.within(2):
                 assert await first.get() == b"hello"
         await listener.close()
-        async with place.within(2):
+        async with factory.within(2):
             await accepting
         for conn in made:
-            async with place.within(2):
+            async with factory.within(2):
                 await conn.close()
 
 
-async def test_accept_cancelled_at_any_time_loses_no_connection(place: Place) -> None:
-    async with await place.listen() as listener:
-        for count in place.turns:
-            connecting = asyncio.create_task(place.connect(listener.port))
+async def test_accept_cancelled_at_any_time_loses_no_connection(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        for count in factory.cancel_points:
+            connecting = asyncio.create_task(factory.connect(listener.port))
             accepted = await cancelled_after(count, listener.accept)
             server = accepted[0] if accepted else await listener.accept()
             client = await connecting
@@ -418,14 +422,14 @@ async def drain(conn: Connection) -> None:
         (await conn.recv()).release()
 
 
-async def test_close_cancelled_at_any_time_ends_the_connection(place: Place) -> None:
-    async with await place.listen() as listener:
-        for count in place.turns:
-            client, server = await place.both(listener)
+async def test_close_cancelled_at_any_time_ends_the_connection(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        for count in factory.cancel_points:
+            client, server = await factory.both(listener)
             sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
-            await turns(2)
+            await yield_loop(2)
             await cancelled_after(count, client.close)
-            async with place.within(1):
+            async with factory.within(1):
                 if not count:  # then it was cancelled before its first step
                     client.abort()
                 await client.wait_closed()
@@ -437,9 +441,9 @@ async def test_close_cancelled_at_any_time_ends_the_connection(place: Place) -> 
 
 @one_loop
 @by_cm
-async def test_timeout_on_every_await(place: Place) -> None:
+async def test_timeout_on_every_await(factory: ConnectionFactory) -> None:
     """`asyncio.timeout` is a cancellation: the caller's limit holds, and the connection goes on."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         for wait in (client.recv, client.recv_region, client.recv_buffer, client.wait_closed):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -450,7 +454,7 @@ async def test_timeout_on_every_await(place: Place) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await client.send(b"one too many")
-        async with await place.listen() as listener:
+        async with await factory.listen() as listener:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await listener.accept()

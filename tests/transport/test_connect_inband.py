@@ -28,20 +28,20 @@ from aiordma._transport.connection_group import ConnectionGroup, GroupMember
 from aiordma._transport.lifecycle import ControlChannel
 from aiordma.errors import RejectedError, RemoteAccessError
 
-from .marks import by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     NEVER,
     SMALL,
-    Place,
+    ConnectionFactory,
     cancelled_after,
     check_alive,
     ends,
     exchange,
     give,
     hello,
-    turns,
     when_limits_pass,
+    yield_loop,
 )
+from .marks import by_tcp, one_loop
 from .raw_peer import RawPeer, control
 from .test_other_processes import Child
 
@@ -62,24 +62,24 @@ def share_a_group(*conns: Connection) -> bool:
 
 async def until(there: Callable[[], bool]) -> None:
     while not there():
-        await turns(1)
+        await yield_loop(1)
 
 
 @asynccontextmanager
 async def first(
-    place: Place, config: Config = SMALL
+    factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Listener, Connection, Connection]]:
     """A listener, and a connection with it."""
-    async with await place.listen(config) as listener:
-        client, server = await place.both(listener, config)
+    async with await factory.listen(config) as listener:
+        client, server = await factory.both(listener, config)
         async with client, server:
             yield listener, client, server
 
 
-async def next_of(place: Place, listener: Listener) -> tuple[Connection, Connection]:
+async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Connection, Connection]:
     """A further connection, soon; those that others have left behind are closed."""
-    async with place.within(5):
-        client = await place.connect(listener.port, replace(SMALL, connect_timeout=1000))
+    async with factory.within(5):
+        client = await factory.connect(listener.port, replace(SMALL, connect_timeout=1000))
         while True:
             server = await listener.accept()
             with suppress(ConnectionBrokenError, ConnectionClosedError):
@@ -91,23 +91,23 @@ async def next_of(place: Place, listener: Listener) -> tuple[Connection, Connect
 # ---- together ------------------------------------------------------------------------------------
 
 
-async def test_a_further_connection_shares_the_socket(place: Place) -> None:
-    async with first(place) as (listener, client, server):
-        other, its_server = await place.both(listener)
+async def test_a_further_connection_shares_the_socket(factory: ConnectionFactory) -> None:
+    async with first(factory) as (listener, client, server):
+        other, its_server = await factory.both(listener)
         async with other, its_server:
             assert share_a_group(client, other)
             assert share_a_group(server, its_server)
             assert other.local_address == client.local_address == its_server.peer_address
-            assert other.peer_address == (place.host, listener.port)
+            assert other.peer_address == (factory.host, listener.port)
             for pair in ((client, server), (other, its_server), (server, client)):
                 await check_alive(*pair)
 
 
 @one_loop
-async def test_each_has_limits_of_its_own(place: Place) -> None:
-    async with await place.listen(replace(SMALL, max_message=70_000)) as listener:
-        client, server = await place.both(listener)
-        other, its_server = await place.both(listener, replace(SMALL, max_message=50_000))
+async def test_each_has_limits_of_its_own(factory: ConnectionFactory) -> None:
+    async with await factory.listen(replace(SMALL, max_message=70_000)) as listener:
+        client, server = await factory.both(listener)
+        other, its_server = await factory.both(listener, replace(SMALL, max_message=50_000))
         async with client, server, other, its_server:
             assert share_a_group(client, other)
             assert (client.max_message, other.max_message) == (70_000, 70_000)
@@ -115,55 +115,55 @@ async def test_each_has_limits_of_its_own(place: Place) -> None:
 
 
 @one_loop
-async def test_the_server_may_speak_first(place: Place) -> None:
-    async with first(place) as (listener, client, _):
-        other, its_server = await place.both(listener)
+async def test_the_server_may_speak_first(factory: ConnectionFactory) -> None:
+    async with first(factory) as (listener, client, _):
+        other, its_server = await factory.both(listener)
         async with other, its_server:
             assert share_a_group(client, other)
             await exchange(its_server, other, b"hello")
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
-async def test_who_goes_first_leaves_the_others(place: Place, side: int) -> None:
+async def test_who_goes_first_leaves_the_others(factory: ConnectionFactory, side: int) -> None:
     """In order and without a word, and the other side hears of each; the next one is asked for."""
-    async with await place.listen() as listener:
-        pairs = [await place.both(listener) for _ in range(4)]
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(4)]
         assert share_a_group(*(pair[0] for pair in pairs))
         await pairs[0][side].close()
         pairs[1][side].abort()
-        async with place.within(1):
+        async with factory.within(1):
             assert await ends(pairs[0][1 - side].recv(), ConnectionClosedError)
             assert await ends(pairs[1][1 - side].recv(), ConnectionBrokenError)
         await check_alive(*pairs[2])
-        pairs.append(await place.both(listener))
+        pairs.append(await factory.both(listener))
         assert share_a_group(pairs[4][0], pairs[2][0])
         for pair in pairs[2:]:
             await check_alive(*pair)
             await pair[side].close()
-            async with place.within(1):
+            async with factory.within(1):
                 await pair[1 - side].wait_closed()
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
-async def test_all_are_closed_in_a_row(place: Place, side: int) -> None:
+async def test_all_are_closed_in_a_row(factory: ConnectionFactory, side: int) -> None:
     """The peer of each gets a ConnectionClosedError, the last one's too."""
     for _ in range(5):
-        async with await place.listen() as listener:
-            pairs = [await place.both(listener) for _ in range(4)]
+        async with await factory.listen() as listener:
+            pairs = [await factory.both(listener) for _ in range(4)]
             for pair in pairs:
                 await pair[side].close()
             for pair in pairs:
-                async with place.within(2):
+                async with factory.within(2):
                     error = await ends(pair[1 - side].recv(), ConnectionClosedError)
                 assert isinstance(error, ConnectionClosedError)
                 assert error.by_peer
 
 
 @one_loop
-async def test_all_close_in_one_turn(place: Place) -> None:
+async def test_all_close_in_one_turn(factory: ConnectionFactory) -> None:
     """None is left to share the socket, so it is closed on both sides."""
-    async with await place.listen() as listener:
-        pairs = [await place.both(listener) for _ in range(3)]
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(3)]
         known = [group(conn) for conn in pairs[0]]
 
         async def close_when_told(client: Connection) -> None:
@@ -172,24 +172,24 @@ async def test_all_close_in_one_turn(place: Place) -> None:
             await client.close()
 
         closing = [asyncio.create_task(close_when_told(pair[0])) for pair in pairs]
-        await turns(5)
+        await yield_loop(5)
         for pair in pairs:
             pair[1].send_nowait(b"x")
         await asyncio.gather(*closing)
         for pair in pairs:
             await pair[1].wait_closed()
-        async with place.within(5):
+        async with factory.within(5):
             await until(lambda: not any(one is None or list(one) for one in known))
 
 
-async def test_one_closes_before_the_listener_does(place: Place) -> None:
+async def test_one_closes_before_the_listener_does(factory: ConnectionFactory) -> None:
     for _ in range(5):
-        async with await place.listen() as listener:
-            client, server = await place.both(listener)
-            other, its_server = await place.both(listener)
+        async with await factory.listen() as listener:
+            client, server = await factory.both(listener)
+            other, its_server = await factory.both(listener)
             await its_server.close()
             await listener.close()
-            async with place.within(2):
+            async with factory.within(2):
                 error = await ends(other.recv(), ConnectionClosedError)
             assert isinstance(error, ConnectionClosedError)
             assert error.by_peer
@@ -198,17 +198,17 @@ async def test_one_closes_before_the_listener_does(place: Place) -> None:
 
 
 @one_loop
-async def test_a_key_ends_with_its_connection(place: Place) -> None:
+async def test_a_key_ends_with_its_connection(factory: ConnectionFactory) -> None:
     """A connection made later over the same socket cannot use the key of one that has ended."""
-    async with first(place) as (listener, _, _):
-        client, server = await place.both(listener)
+    async with first(factory) as (listener, _, _):
+        client, server = await factory.both(listener)
         with server.alloc(64) as buffer:
             share, remote = await give(server, client, buffer)
             token = share.token
             await client.write(bytes(64), remote)
             await client.close()
             await server.wait_closed()
-            other, its_server = await place.both(listener)
+            other, its_server = await factory.both(listener)
             with pytest.raises(ValueError, match="belongs to another connection"):
                 await other.write(bytes(64), remote)
             buffer.view[:] = b"\xff" * 64
@@ -223,22 +223,22 @@ async def test_a_key_ends_with_its_connection(place: Place) -> None:
 
 
 @one_loop
-async def test_what_is_dropped_is_told(place: Place) -> None:
-    async with first(place) as (listener, client, server):
-        other, its_server = await place.both(listener)
+async def test_what_is_dropped_is_told(factory: ConnectionFactory) -> None:
+    async with first(factory) as (listener, client, server):
+        other, its_server = await factory.both(listener)
         assert share_a_group(client, other)
         with pytest.warns(ResourceWarning, match="was not closed"):
             del other
-        async with place.within(1):
+        async with factory.within(1):
             assert await ends(its_server.recv(), ConnectionBrokenError)
         await check_alive(client, server)
 
 
-async def test_many_at_once(place: Place) -> None:
+async def test_many_at_once(factory: ConnectionFactory) -> None:
     """Those for whom there is no credit use a socket of their own."""
-    async with first(place) as (listener, client, server):
-        async with place.within(10):
-            clients = await asyncio.gather(*(place.connect(listener.port) for _ in range(20)))
+    async with first(factory) as (listener, client, server):
+        async with factory.within(10):
+            clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(20)))
             servers = [await listener.accept() for _ in clients]
         assert any(share_a_group(client, other) for other in clients)
         assert not all(share_a_group(client, other) for other in clients)
@@ -251,15 +251,17 @@ async def test_many_at_once(place: Place) -> None:
 
 
 @one_loop
-async def test_who_has_yet_to_show_the_key_is_not_asked(place: Place) -> None:
+async def test_no_request_over_a_connection_before_the_key_proof(
+    factory: ConnectionFactory,
+) -> None:
     async def dial() -> Connection:
         return await connect(
-            place.host, listener.port, device=place.device, via="tcp", config=SMALL, auth=KEY
+            factory.host, listener.port, device=factory.device, via="tcp", config=SMALL, auth=KEY
         )
 
     async with (
         await listen(
-            place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+            factory.host, 0, device=factory.device, via="tcp", config=SMALL, auth=KEY
         ) as listener,
         await dial() as client,
         await listener.accept(),
@@ -268,7 +270,7 @@ async def test_who_has_yet_to_show_the_key_is_not_asked(place: Place) -> None:
         assert known is not None
         connecting = asyncio.create_task(dial())
         while not connecting.done():
-            await turns(1)
+            await yield_loop(1)
             for member in known:
                 if member.channel is not None and member.channel.handler is not None:
                     assert member.channel.is_open
@@ -277,41 +279,41 @@ async def test_who_has_yet_to_show_the_key_is_not_asked(place: Place) -> None:
             assert other._inband is not None
 
 
-# ---- who is asked --------------------------------------------------------------------------------
+# ---- which connection takes the request ----------------------------------------------------------
 
 
 @one_loop
-async def test_who_does_not_want_to(place: Place) -> None:
+async def test_in_band_turned_off(factory: ConnectionFactory) -> None:
     """On either side, and from another address."""
     alone = replace(SMALL, in_band=False)
-    async with first(place) as (listener, client, _):
-        other, its_server = await place.both(listener, alone)
+    async with first(factory) as (listener, client, _):
+        other, its_server = await factory.both(listener, alone)
         async with other, its_server:
             assert group(other) is None
             assert not share_a_group(client, other)
         elsewhere = await connect(
-            place.host, listener.port, device=place.device, via="tcp", config=SMALL,
-            source=(place.host, 0),
+            factory.host, listener.port, device=factory.device, via="tcp", config=SMALL,
+            source=(factory.host, 0),
         )  # fmt: skip
         async with elsewhere, await listener.accept():
             assert not share_a_group(client, elsewhere)
-    async with first(place, alone) as (listener, client, _):
-        other, its_server = await place.both(listener)
+    async with first(factory, alone) as (listener, client, _):
+        other, its_server = await factory.both(listener)
         async with other, its_server:
             assert group(other) is None
 
 
 @one_loop
-async def test_with_a_key(place: Place) -> None:
-    """Each proves it anew, and who has another key does not come in over who has the right one."""
+async def test_with_a_key(factory: ConnectionFactory) -> None:
+    """Each proves it anew, and another key is refused also over a connection with the right one."""
 
     async def dial(key: bytes | None) -> Connection:
         return await connect(
-            place.host, listener.port, device=place.device, via="tcp", config=SMALL, auth=key
+            factory.host, listener.port, device=factory.device, via="tcp", config=SMALL, auth=key
         )
 
     async with await listen(
-        place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+        factory.host, 0, device=factory.device, via="tcp", config=SMALL, auth=KEY
     ) as listener:
         pairs = [(await dial(KEY), await listener.accept()) for _ in range(2)]
         assert share_a_group(*(pair[0] for pair in pairs))
@@ -324,36 +326,36 @@ async def test_with_a_key(place: Place) -> None:
 
 
 @one_loop
-async def test_a_listener_that_was_closed(place: Place) -> None:
-    """As without a connection to it; and whoever listens there next is found."""
-    async with first(place) as (listener, client, server):
+async def test_a_listener_that_was_closed(factory: ConnectionFactory) -> None:
+    """As without a connection to it; and the next listener there is found."""
+    async with first(factory) as (listener, client, server):
         port = listener.port
         await listener.close()
         for _ in range(2):
-            await ends(place.connect(port), RejectedError)
+            await ends(factory.connect(port), RejectedError)
         await check_alive(client, server)
         async with await listen(
-            place.host, port, device=place.device, via="tcp", config=SMALL
+            factory.host, port, device=factory.device, via="tcp", config=SMALL
         ) as following:
-            other, its_server = await place.both(following)
+            other, its_server = await factory.both(following)
             async with other, its_server:
                 assert not share_a_group(client, other)
-                third, its_third = await place.both(following)
+                third, its_third = await factory.both(following)
                 async with third, its_third:
                     assert share_a_group(other, third)
 
 
 @one_loop
-async def test_no_place(place: Place) -> None:
+async def test_no_place(factory: ConnectionFactory) -> None:
     """The reason is the same as on a socket, without one."""
     two = replace(SMALL, max_connections=2)
-    async with first(place, two) as (listener, client, _):
-        other, its_server = await place.both(listener)
-        error = await ends(place.connect(listener.port), RejectedError)
+    async with first(factory, two) as (listener, client, _):
+        other, its_server = await factory.both(listener)
+        error = await ends(factory.connect(listener.port), RejectedError)
         assert "as many connections as it takes (2)" in str(error)
         await other.close()
         await its_server.wait_closed()
-        other, its_server = await place.both(listener)
+        other, its_server = await factory.both(listener)
         async with other, its_server:
             assert share_a_group(client, other)
 
@@ -364,33 +366,35 @@ async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
 
 
 @one_loop
-async def test_too_many_handshakes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not ready counts."""
-    async with first(place, replace(SMALL, max_handshakes=1)) as (listener, client, server):
+async def test_too_many_handshakes(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not ready counts."""
+    async with first(factory, replace(SMALL, max_handshakes=1)) as (listener, client, server):
         monkeypatch.setattr(connect_inband, "first_arrival", never_arrives)
-        other = await place.connect(listener.port)
+        other = await factory.connect(listener.port)
         assert share_a_group(client, other)
-        await ends(place.connect(listener.port), ProtocolError)  # turned away on the socket
+        await ends(factory.connect(listener.port), ProtocolError)  # turned away on the socket
         await check_alive(client, server)
         await listener.close()
-        async with place.within(5):
+        async with factory.within(5):
             assert await ends(other.recv(), ConnectionBrokenError)
 
 
 @one_loop
 async def test_a_handshake_that_takes_too_long(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No longer than on a socket, and then there is room again."""
     one = replace(SMALL, max_handshakes=1)
-    async with first(place, one) as (listener, client, server):
+    async with first(factory, one) as (listener, client, server):
         with monkeypatch.context() as patched:
             patched.setattr(connect_inband, "first_arrival", never_arrives)
-            other = await place.connect(listener.port)
+            other = await factory.connect(listener.port)
             receiving = asyncio.create_task(ends(other.recv(), ConnectionBrokenError))
-            async with place.within(5):
+            async with factory.within(5):
                 assert await when_limits_pass(receiving)
-        other, its_server = await place.both(listener)
+        other, its_server = await factory.both(listener)
         async with other, its_server:
             assert share_a_group(client, other)
         await check_alive(client, server)
@@ -398,7 +402,7 @@ async def test_a_handshake_that_takes_too_long(
 
 @one_loop
 async def test_a_listener_that_does_not_answer(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the time is left for a socket, and is not lost twice; a late answer is heard."""
     asked: list[tuple[connect_inband.Responder, protocol.ConnectRequest]] = []
@@ -407,10 +411,10 @@ async def test_a_listener_that_does_not_answer(
     monkeypatch.setattr(
         connect_inband.Responder, "_requested", lambda self, ask: asked.append((self, ask))
     )
-    async with first(place) as (listener, client, server):
+    async with first(factory) as (listener, client, server):
         for _ in range(2):
-            async with place.within(5):
-                other = await place.connect(listener.port)
+            async with factory.within(5):
+                other = await factory.connect(listener.port)
             its_server = await listener.accept()
             async with other, its_server:
                 assert not share_a_group(client, other)
@@ -420,16 +424,16 @@ async def test_a_listener_that_does_not_answer(
         answer(*asked[0])
         known = group(client)
         assert known is not None
-        async with place.within(5):
+        async with factory.within(5):
             await until(lambda: known.usable)
             await until(lambda: len(list(known)) == 1)
-        other, its_server = await next_of(place, listener)
+        other, its_server = await next_of(factory, listener)
         async with other, its_server:
             assert share_a_group(client, other)
         await check_alive(client, server)
 
 
-# ---- the end of a connection that is asked, and of who asks --------------------------------------
+# ---- the end of the connection of the request, and of the requester ------------------------------
 
 
 def connections_counted(listener: Listener) -> int:
@@ -446,13 +450,15 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_the_connection_that_is_asked_ends_meanwhile(place: Place, how: str) -> None:
-    """At whatever step: whoever asks gets a connection all the same."""
-    async with await place.listen() as listener:
-        for count in place.turns:
-            client, server = await place.both(listener)
-            connecting = asyncio.create_task(next_of(place, listener))
-            await turns(count)
+async def test_the_connection_of_the_request_ends_meanwhile(
+    factory: ConnectionFactory, how: str
+) -> None:
+    """At whatever step: the client gets a connection all the same."""
+    async with await factory.listen() as listener:
+        for count in factory.cancel_points:
+            client, server = await factory.both(listener)
+            connecting = asyncio.create_task(next_of(factory, listener))
+            await yield_loop(count)
             ending = ENDS[how](client, server)
             if ending is not None:
                 await ending
@@ -460,20 +466,20 @@ async def test_the_connection_that_is_asked_ends_meanwhile(place: Place, how: st
             async with other, its_server:
                 await check_alive(other, its_server)
             await asyncio.gather(client.wait_closed(), server.wait_closed())
-        async with place.within(5):
+        async with factory.within(5):
             await until(lambda: connections_counted(listener) == 0)
 
 
-async def test_who_asks_is_cancelled(place: Place) -> None:
+async def test_a_connect_that_is_cancelled(factory: ConnectionFactory) -> None:
     """At whatever step: nothing is left of it on either side, and the others go on."""
-    async with first(place) as (listener, client, server):
+    async with first(factory) as (listener, client, server):
         accepting = asyncio.create_task(abandon(listener))
-        for count in place.turns:
-            made = await cancelled_after(count, lambda: place.connect(listener.port))
+        for count in factory.cancel_points:
+            made = await cancelled_after(count, lambda: factory.connect(listener.port))
             for other in made:
                 assert share_a_group(client, other)
                 await other.close()
-            async with place.within(5):
+            async with factory.within(5):
                 await until(lambda: connections_counted(listener) == 1)
                 for conn in (client, server):
                     known = group(conn)
@@ -489,35 +495,35 @@ async def abandon(listener: Listener) -> None:
 
 
 @one_loop
-async def test_the_listener_is_closed_meanwhile(place: Place) -> None:
-    """At whatever step: whoever asks hears of it at once."""
+async def test_the_listener_is_closed_meanwhile(factory: ConnectionFactory) -> None:
+    """At whatever step: the client is told at once."""
     patient = replace(SMALL, connect_timeout=1000)
-    for count in place.turns:
-        async with await place.listen() as listener:
-            client, server = await place.both(listener)
+    for count in factory.cancel_points:
+        async with await factory.listen() as listener:
+            client, server = await factory.both(listener)
             async with client, server:
-                connecting = asyncio.create_task(place.connect(listener.port, patient))
-                await turns(count)
+                connecting = asyncio.create_task(factory.connect(listener.port, patient))
+                await yield_loop(count)
                 await listener.close()
                 with suppress(ConnectionError, ProtocolError):
-                    async with place.within(5), await connecting as other:
+                    async with factory.within(5), await connecting as other:
                         await ends(other.recv(), ConnectionClosedError, ConnectionBrokenError)
                 await check_alive(client, server)
 
 
 @one_loop
-async def test_a_death_is_noticed_after_the_first_has_gone(place: Place) -> None:
+async def test_a_death_is_noticed_after_the_first_has_gone(factory: ConnectionFactory) -> None:
     """At once, by those that share a socket that they have not opened."""
-    async with Child.connected(place, "stay") as child:
+    async with Child.connected(factory, "stay") as child:
         assert child.conn.peer_address is not None
-        others = [await place.connect(child.conn.peer_address[1]) for _ in range(3)]
+        others = [await factory.connect(child.conn.peer_address[1]) for _ in range(3)]
         assert share_a_group(child.conn, *others)
         await child.conn.close()
         for other in others:
             await exchange_nothing(other)
         child.signal(signal.SIGKILL)
         for other in others:
-            async with place.within(1):
+            async with factory.within(1):
                 error = await ends(other.recv(), ConnectionBrokenError)
             # The socket's end or the device's event, whichever is noticed first.
             assert re.search("is gone|has ended", str(error))
@@ -554,13 +560,13 @@ LIES: dict[str, Callable[[RawPeer], list[bytes]]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @one_loop
-async def test_lies_to_a_listener(place: Place, lie: str) -> None:
-    async with first(place) as (listener, client, server):
-        async with RawPeer.connect(place, listener.port) as peer, await listener.accept() as conn:
+async def test_lies_to_a_listener(factory: ConnectionFactory, lie: str) -> None:
+    async with first(factory) as (listener, client, server):
+        async with RawPeer.connect(factory, listener.port) as peer, await listener.accept() as conn:
             peer.send(*LIES[lie](peer))
-            async with place.within(2):
+            async with factory.within(2):
                 await ends(conn.recv(), ProtocolError)
-        async with place.within(5):
+        async with factory.within(5):
             await until(lambda: connections_counted(listener) == 1)
         await check_alive(client, server)
 
@@ -569,45 +575,47 @@ async def test_lies_to_a_listener(place: Place, lie: str) -> None:
     "message", [REQUEST, protocol.ConnectReply(1, *REQUEST[2:]), protocol.ReadyToUse(0)]
 )
 @one_loop
-async def test_lies_to_who_asks(place: Place, message: protocol.Message) -> None:
-    async with first(place) as (_, client, server):
+async def test_lies_to_the_connecting_side(
+    factory: ConnectionFactory, message: protocol.Message
+) -> None:
+    async with first(factory) as (_, client, server):
         server._messages.send_control(message)
-        async with place.within(2):
+        async with factory.within(2):
             await ends(client.recv(), ProtocolError)
 
 
 @one_loop
-async def test_nobody_asks_before_the_proof(place: Place) -> None:
+async def test_no_request_before_the_proof(factory: ConnectionFactory) -> None:
     hello_with_key = replace(hello(), authenticates=True).pack()
     async with (
         await listen(
-            place.host, 0, device=place.device, via="tcp", config=SMALL, auth=KEY
+            factory.host, 0, device=factory.device, via="tcp", config=SMALL, auth=KEY
         ) as listener,
-        RawPeer.connect(place, listener.port, hello_data=hello_with_key) as peer,
+        RawPeer.connect(factory, listener.port, hello_data=hello_with_key) as peer,
     ):
         peer.send(ask(peer, 1, 1))
         message: protocol.Message = protocol.Ping(0)
         while not isinstance(message, protocol.Goodbye):
-            message = await peer.control(5 * place.slow)
+            message = await peer.control(5 * factory.slow)
         assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
         assert "before it has proved" in message.text
 
 
 @one_loop
-async def test_a_flood_of_asks_is_bounded(place: Place) -> None:
-    """By the same number as knocks on the listener's port, and each is answered."""
-    async with await place.listen(replace(SMALL, max_handshakes=3)) as listener:
-        async with RawPeer.connect(place, listener.port) as peer, await listener.accept():
+async def test_a_flood_of_requests_is_bounded(factory: ConnectionFactory) -> None:
+    """By the same number as handshakes on sockets, and each is answered."""
+    async with await factory.listen(replace(SMALL, max_handshakes=3)) as listener:
+        async with RawPeer.connect(factory, listener.port) as peer, await listener.accept():
             answers = []
             for number in range(1, 11):
                 peer.send_control(protocol.decode(ask(peer, number, number)[8:]))
-                answers.append(await peer.control(5 * place.slow))
+                answers.append(await peer.control(5 * factory.slow))
             assert [type(answer) for answer in answers[:3]] == [protocol.ConnectReply] * 3
             for answer in answers[3:]:
                 assert isinstance(answer, protocol.Error)
                 assert answer.code == protocol.ErrorCode.BUSY
             assert connections_counted(listener) == 4
-        async with place.within(5):
+        async with factory.within(5):
             await until(lambda: connections_counted(listener) == 0)
 
 
@@ -621,7 +629,7 @@ ANSWERS: dict[str, Callable[[protocol.ConnectRequest], protocol.Message]] = {
 @pytest.mark.parametrize("answer", ANSWERS)
 @one_loop
 async def test_nonsense_for_an_answer(
-    place: Place, monkeypatch: pytest.MonkeyPatch, answer: str
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     """Costs the connection that it was for, and no other."""
 
@@ -629,57 +637,57 @@ async def test_nonsense_for_an_answer(
         self.channel.send(ANSWERS[answer](ask))
 
     monkeypatch.setattr(connect_inband.Responder, "_requested", say)
-    async with first(place) as (listener, client, server):
-        await ends(place.connect(listener.port), ProtocolError)
+    async with first(factory) as (listener, client, server):
+        await ends(factory.connect(listener.port), ProtocolError)
         await check_alive(client, server)
 
 
 @one_loop
 async def test_what_a_refusal_says_is_shown_safely(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
         self.channel.send(protocol.Error(ask.request_id, protocol.ErrorCode.QUOTA, "no\x1b[2J"))
 
     monkeypatch.setattr(connect_inband.Responder, "_requested", refuse)
-    async with first(place) as (listener, client, server):
-        error = await ends(place.connect(listener.port), RejectedError)
+    async with first(factory) as (listener, client, server):
+        error = await ends(factory.connect(listener.port), RejectedError)
         assert "no?[2J" in str(error)
         await check_alive(client, server)
 
 
 @one_loop
-async def test_a_peer_that_asks_and_reads_no_socket(place: Place) -> None:
-    """Word of connections that end is not kept without end for who does not read it."""
-    async with await place.listen() as listener:
-        client, server = await place.both(listener)
+async def test_a_peer_that_does_not_read_its_socket(factory: ConnectionFactory) -> None:
+    """Numbers of connections that have ended do not pile up for a peer that does not read."""
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
         async with server:
             known = group(client)
             assert known is not None
             transport = group(server)._link._transport  # type: ignore[union-attr]
             assert transport is not None
             transport.pause_reading()
-            async with place.within(10):
+            async with factory.within(10):
                 while not client.closed:
                     known._link.send_ended([7] * 4096)
-                    await turns(1)
+                    await yield_loop(1)
                 error = await ends(client.recv(), ConnectionBrokenError)
             assert isinstance(error, ConnectionBrokenError)
 
 
 @one_loop
-async def test_numbers_of_others(place: Place) -> None:
+async def test_numbers_of_others(factory: ConnectionFactory) -> None:
     """What a peer says on its socket is about those that share it."""
-    async with first(place) as (listener, client, server):
-        pairs = [await place.both(listener, replace(SMALL, in_band=False)) for _ in range(2)]
-        other, its_server = await place.both(listener)
+    async with first(factory) as (listener, client, server):
+        pairs = [await factory.both(listener, replace(SMALL, in_band=False)) for _ in range(2)]
+        other, its_server = await factory.both(listener)
         assert share_a_group(client, other)
         known = group(client)
         assert known is not None
         known._link.send_ended([2, 3, 4, 0xFFFFFFFF])
         await check_alive(other, its_server)
         known._link.send_ended([1])
-        async with place.within(1):
+        async with factory.within(1):
             assert await ends(its_server.recv(), ConnectionBrokenError)
         for pair in ((client, server), *pairs):
             await check_alive(*pair)

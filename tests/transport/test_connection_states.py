@@ -25,8 +25,8 @@ from aiordma._core.connection_states import (
 from aiordma.errors import InternalError
 from aiordma.transport import PendingConnection
 
+from .connection_factory import SMALL, ConnectionFactory, limits_pass, yield_loop
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, limits_pass, turns
 
 pytestmark = [by_tcp, one_loop, pytest.mark.any_device]
 
@@ -82,14 +82,14 @@ class Case:
             case LifecycleEvent.RELEASED:
                 await conn.wait_closed()
         if event not in (LifecycleEvent.BROKEN, LifecycleEvent.ABORTED, LifecycleEvent.FINISHED):
-            await turns(3)
+            await yield_loop(3)
 
 
 @asynccontextmanager
-async def case(place: Place, key: bytes | None) -> AsyncIterator[Case]:
+async def case(factory: ConnectionFactory, key: bytes | None) -> AsyncIterator[Case]:
     async def pending() -> PendingConnection:
         return await prepare_connection(
-            device=place.device, address=place.host, config=SMALL, auth=key
+            device=factory.device, address=factory.host, config=SMALL, auth=key
         )
 
     first, second = await pending(), await pending()
@@ -131,11 +131,11 @@ def needs_key(state: ConnectionState, event: LifecycleEvent) -> bool:
 
 @asynccontextmanager
 async def in_state(
-    place: Place, state: ConnectionState, event: LifecycleEvent
+    factory: ConnectionFactory, state: ConnectionState, event: LifecycleEvent
 ) -> AsyncIterator[Case]:
     with_key = needs_key(state, event)
     first = LifecycleEvent.KEY_REQUIRED if with_key else LifecycleEvent.ESTABLISHED
-    async with case(place, KEY if with_key else None) as made:
+    async with case(factory, KEY if with_key else None) as made:
         for step in path_to(state, first):
             await made.happens(step)
         assert made.conn._state is state
@@ -148,10 +148,12 @@ def names(pair: object) -> str:
 
 
 @pytest.mark.parametrize("pair", TRANSITIONS, ids=names)
-async def test_a_transition(place: Place, pair: tuple[ConnectionState, LifecycleEvent]) -> None:
+async def test_a_transition(
+    factory: ConnectionFactory, pair: tuple[ConnectionState, LifecycleEvent]
+) -> None:
     state, event = pair
     row = TRANSITIONS[pair]
-    async with in_state(place, state, event) as made:
+    async with in_state(factory, state, event) as made:
         conn = made.conn
         await made.happens(event)
         assert conn._state is row.next
@@ -176,10 +178,10 @@ async def test_a_transition(place: Place, pair: tuple[ConnectionState, Lifecycle
 
 @pytest.mark.parametrize("pair", sorted(IGNORED, key=names), ids=names)
 async def test_an_event_that_is_ignored(
-    place: Place, pair: tuple[ConnectionState, LifecycleEvent]
+    factory: ConnectionFactory, pair: tuple[ConnectionState, LifecycleEvent]
 ) -> None:
     state, event = pair
-    async with in_state(place, state, event) as made:
+    async with in_state(factory, state, event) as made:
         conn = made.conn
         cause = conn._close_cause
         if event is LifecycleEvent.DRAINED:
@@ -192,9 +194,9 @@ async def test_an_event_that_is_ignored(
 
 
 @pytest.mark.parametrize("state", ConnectionState, ids=lambda state: state.name)
-async def test_an_event_that_cannot_be(place: Place, state: ConnectionState) -> None:
+async def test_an_event_that_cannot_be(factory: ConnectionFactory, state: ConnectionState) -> None:
     """It is reported as a bug, and changes nothing."""
-    async with in_state(place, state, LifecycleEvent.ABORTED) as made:
+    async with in_state(factory, state, LifecycleEvent.ABORTED) as made:
         for event in LifecycleEvent:
             if (state, event) not in TRANSITIONS and (state, event) not in IGNORED:
                 with pytest.raises(InternalError, match=event.name):

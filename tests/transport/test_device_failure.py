@@ -14,8 +14,8 @@ from aiordma._native import lib
 from aiordma.errors import DeviceEventError
 from aiordma.verbs import AsyncEvent, EventType
 
+from .connection_factory import ConnectionFactory, check_alive
 from .marks import by_tcp, one_loop
-from .place import Place, check_alive
 
 
 def causes(error: BaseException) -> list[BaseException]:
@@ -45,8 +45,8 @@ def waits(conn: Connection) -> list[asyncio.Task[object]]:
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-async def test_every_wait_ends_with_the_report(place: Place, kind: EventType) -> None:
-    async with place.pair() as (client, server):
+async def test_every_wait_ends_with_the_report(factory: ConnectionFactory, kind: EventType) -> None:
+    async with factory.pair() as (client, server):
         waiting = waits(client)
         await asyncio.sleep(0)
         side = client._endpoint
@@ -61,7 +61,7 @@ async def test_every_wait_ends_with_the_report(place: Place, kind: EventType) ->
             *_, root = await broken(task)
             assert isinstance(root, DeviceEventError)
             assert root.event == kind.name
-            assert root.device == place.device
+            assert root.device == factory.device
         *_, root = await broken(client.send(b"too late"))
         assert isinstance(root, DeviceEventError)
         await broken(server.recv())
@@ -69,12 +69,12 @@ async def test_every_wait_ends_with_the_report(place: Place, kind: EventType) ->
 
 @one_loop
 @by_tcp
-async def test_the_device_really_fails(place: Place) -> None:
+async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
     """The embedded device can be made to. What it flushes comes with the reason, not before it."""
-    if place.device != "embedded0":
+    if factory.device != "embedded0":
         assert lib.aiordma_embedded_raise(EventType.QP_FATAL) == errno.EINVAL  # not to be made
         return
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         waiting = [*waits(client), *waits(server)]
         await asyncio.sleep(0)
         assert lib.aiordma_embedded_raise(EventType.DEVICE_FATAL) == 0
@@ -83,5 +83,5 @@ async def test_the_device_really_fails(place: Place) -> None:
             assert isinstance(root, DeviceEventError), root
             assert root.event == "DEVICE_FATAL"
             assert "close everything on it and open it again" in str(root)
-    async with place.pair() as (client, server):  # on the device opened anew
+    async with factory.pair() as (client, server):  # on the device opened anew
         await check_alive(client, server)

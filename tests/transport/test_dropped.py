@@ -23,13 +23,13 @@ from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import live
 
+from .connection_factory import ALL, SMALL, ConnectionFactory, check_alive, ends, shared, yield_loop
 from .marks import one_loop
-from .place import ALL, SMALL, Place, check_alive, ends, shared, turns
 
 
 @pytest.fixture(autouse=True)
 def nothing_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what is left is nobody's."""
+    """So that nothing is left open for the next connection."""
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
 
 
@@ -50,32 +50,34 @@ def drop(kept: list[Any]) -> None:
     gc.collect()
 
 
-async def test_a_dropped_connection(place: Place) -> None:
+async def test_a_dropped_connection(factory: ConnectionFactory) -> None:
     """It goes with its last reference; the peer sees the end; nothing stays registered."""
     before = live()
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         with without_collector():
-            client, server = await place.both(listener)
+            client, server = await factory.both(listener)
             await check_alive(client, server)
             gone = weakref.ref(client)
             kept = [client]
             del client
-            with pytest.warns(ResourceWarning, match=r"place\.py:\d+\) was not closed"):
+            with pytest.warns(
+                ResourceWarning, match=r"connection_factory\.py:\d+\) was not closed"
+            ):
                 kept.clear()
-            async with place.within(5):
+            async with factory.within(5):
                 await ends(server.recv(), ConnectionBrokenError)
                 await server.close()
-            await turns(3)
+            await yield_loop(3)
             assert gone() is None
     assert live() == before
 
 
 @one_loop
-async def test_dropped_in_the_middle_of_everything(place: Place) -> None:
+async def test_dropped_in_the_middle_of_everything(factory: ConnectionFactory) -> None:
     """With work under way in both directions, shares, a batch, and memory that is still held."""
     before = live()
-    async with await place.listen() as listener:
-        client, server = await place.both(listener)
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
         buffer = client.alloc(4096)
         share = await client.send_region(buffer, access=Rights.READ)
         remote = await server.recv_region()
@@ -85,49 +87,49 @@ async def test_dropped_in_the_middle_of_everything(place: Place) -> None:
         del client, borrowed
         with pytest.warns(ResourceWarning, match="was not closed"):
             drop(kept)
-        async with place.within(5):
+        async with factory.within(5):
             await ends(sending, ConnectionBrokenError)
             await server.close()
         buffer.release()
         del share, remote, sending
-        await turns(3)
+        await yield_loop(3)
     assert live() == before
 
 
 @one_loop
-async def test_dropped_in_another_thread(place: Place) -> None:
+async def test_dropped_in_another_thread(factory: ConnectionFactory) -> None:
     """As when the collector runs there: it ends in its own loop all the same."""
-    async with await place.listen() as listener:
-        client, server = await place.both(listener)
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
         kept = [client]
         del client
         with pytest.warns(ResourceWarning, match="was not closed"):
             await asyncio.to_thread(kept.clear)
-        async with place.within(5):
+        async with factory.within(5):
             await ends(server.recv(), ConnectionBrokenError)
             await server.close()
 
 
-async def test_a_dropped_listener(place: Place) -> None:
-    """Its port is free, and who waited there to be accepted is told."""
+async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
+    """Its port is free, and peers that waited to be accepted are told."""
     before = live()
-    listener = await place.listen()
+    listener = await factory.listen()
     port = listener.port
-    client = await place.connect(port)
+    client = await factory.connect(port)
     kept = [listener]
     del listener
     with pytest.warns(ResourceWarning, match=r"<Listener on .*was not closed"):
         drop(kept)
-    async with place.within(5):
+    async with factory.within(5):
         await ends(client.recv(), ConnectionBrokenError)
         await client.close()
-        await ends(place.connect(port), RejectedError)
+        await ends(factory.connect(port), RejectedError)
         while live() != before:  # the side that was dropped has an end of its own
-            await turns(1)
+            await yield_loop(1)
 
 
 @one_loop
-async def test_a_server_that_nobody_keeps_goes_on(place: Place) -> None:
+async def test_a_server_that_nobody_keeps_goes_on(factory: ConnectionFactory) -> None:
     """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
 
     async def echo(conn: Connection) -> None:
@@ -135,11 +137,11 @@ async def test_a_server_that_nobody_keeps_goes_on(place: Place) -> None:
             with message:
                 await conn.send(message)
 
-    server = await start_server(echo, place.host, device=place.device, via=place.via)
+    server = await start_server(echo, factory.host, device=factory.device, via=factory.via)
     port, gone = server.port, weakref.ref(server)
     del server
     gc.collect()
-    async with place.within(5), await place.connect(port) as conn:
+    async with factory.within(5), await factory.connect(port) as conn:
         await conn.send(b"x")
         assert bytes(await conn.recv()) == b"x"
     kept = gone()
@@ -148,7 +150,7 @@ async def test_a_server_that_nobody_keeps_goes_on(place: Place) -> None:
 
 
 @one_loop
-async def test_a_dropped_stream(place: Place) -> None:
+async def test_a_dropped_stream(factory: ConnectionFactory) -> None:
     """`asyncio.StreamWriter` closes its transport when it is dropped."""
     before = live()
 
@@ -158,28 +160,28 @@ async def test_a_dropped_stream(place: Place) -> None:
         await writer.wait_closed()
 
     said: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
-    async with await streams.start_stream_server(read, place.host, **where) as server:
-        reader, writer = await streams.open_connection(place.host, server.address[1], **where)
+    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    async with await streams.start_stream_server(read, factory.host, **where) as server:
+        reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         writer.write(b"hello")
         kept = [reader, writer]
         del reader, writer
         with pytest.warns(ResourceWarning, match="unclosed <StreamWriter"):
             drop(kept)
-        async with place.within(5):
+        async with factory.within(5):
             assert await said == b"hello"
-    async with place.within(5):
+    async with factory.within(5):
         while live() != before:
-            await turns(1)
+            await yield_loop(1)
 
 
 # ---- cycles --------------------------------------------------------------------------------------
 
 
-async def use(place: Place) -> list[weakref.ref[object]]:
+async def use(factory: ConnectionFactory) -> list[weakref.ref[object]]:
     """Everything that a connection can do, in order, and its end."""
-    async with await place.listen() as listener:
-        client, server = await place.both(listener)
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
         await check_alive(client, server)
         waiting = asyncio.create_task(client.recv())
         with server.alloc(4096) as memory, client.alloc(4096) as buffer:
@@ -200,14 +202,14 @@ async def use(place: Place) -> list[weakref.ref[object]]:
         return [weakref.ref(each) for each in (client, server, listener)]
 
 
-async def test_a_closed_connection_goes_with_its_last_reference(place: Place) -> None:
+async def test_a_closed_connection_goes_with_its_last_reference(factory: ConnectionFactory) -> None:
     """Without a collector: nothing that it has been used for keeps it."""
-    await use(place)  # what is made once
-    await turns(5)
+    await use(factory)  # what is made once
+    await yield_loop(5)
     before = live()
     with without_collector():
-        gone = await use(place)
-        await turns(5)
+        gone = await use(factory)
+        await yield_loop(5)
         assert [ref() for ref in gone] == [None] * 3
         assert live() == before
 
@@ -218,9 +220,9 @@ async def test_a_closed_connection_goes_with_its_last_reference(place: Place) ->
 PARTS = ("_queue", "_messages", "_sharing", "_one_sided", "_memory", "_endpoint")
 
 
-async def used(place: Place, end: str) -> list[weakref.ref[object]]:
+async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]]:
     """All parts of two connections that were used, and have ended, for as long as they live."""
-    both = client, server = await pair_of(place)
+    both = client, server = await pair_of(factory)
     await asyncio.gather(*(client.send(bytes(size)) for size in (10, 5000)))
     async with shared(server, client, 64) as (_, remote):
         await client.write(bytes(64), remote, imm=1)
@@ -228,7 +230,7 @@ async def used(place: Place, end: str) -> list[weakref.ref[object]]:
         await client.read(remote, bytearray(64))
     for _ in range(3):
         (await server.recv()).release()
-    await client.send(b"nobody takes it")
+    await client.send(b"not received")
     match end:
         case "close":
             await asyncio.gather(client.close(), server.close())
@@ -241,17 +243,17 @@ async def used(place: Place, end: str) -> list[weakref.ref[object]]:
     return [weakref.ref(part) for part in parts]
 
 
-async def pair_of(place: Place) -> tuple[Connection, Connection]:
-    async with await place.listen() as listener:
-        return await place.both(listener)
+async def pair_of(factory: ConnectionFactory) -> tuple[Connection, Connection]:
+    async with await factory.listen() as listener:
+        return await factory.both(listener)
 
 
 @one_loop
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_what_has_ended_is_no_garbage(place: Place, end: str) -> None:
+async def test_what_has_ended_is_no_garbage(factory: ConnectionFactory, end: str) -> None:
     """It goes with the last reference, not when the collector comes round."""
-    async with place.pair():  # so that what they share stays
+    async with factory.pair():  # so that what they share stays
         with without_collector():
-            parts = await used(place, end)
-            await turns(5)
+            parts = await used(factory, end)
+            await yield_loop(5)
             assert [part() for part in parts if part() is not None] == []

@@ -24,8 +24,8 @@ from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
 from aiordma._transport import messages
 
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, ends, pattern
 from .raw_peer import RawPeer, control, frame
 from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
 
@@ -51,9 +51,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @one_loop
-async def test_answers_that_are_never_let_out(place: Place, question: str) -> None:
+async def test_answers_that_are_never_let_out(factory: ConnectionFactory, question: str) -> None:
     """The peer gives back just the credits that bring it new ones, and none for the answers."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         ask = QUESTIONS[question]
         ended = asyncio.create_task(conn.wait_closed())
         number = most = 0
@@ -62,18 +62,20 @@ async def test_answers_that_are_never_let_out(place: Place, question: str) -> No
                 number += 1
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
             # New ones come with every frame, and soon that is never one with an answer.
-            await frame_or_end(place, peer, ended)
+            await frame_or_end(factory, peer, ended)
             most = max(most, len(conn._messages.controls))
             if conn.closed:
                 break
-        await ends_with(place, conn, ProtocolError, "answers waiting")
+        await ends_with(factory, conn, ProtocolError, "answers waiting")
         assert 2 * FEW < most <= 4 * FEW
 
 
-async def frame_or_end(place: Place, peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | None:
+async def frame_or_end(
+    factory: ConnectionFactory, peer: RawPeer, ended: asyncio.Task[None]
+) -> FrameKind | None:
     """What the other side sends next; None if the connection is over instead."""
     frame = asyncio.create_task(peer.frames.get())
-    async with place.within(2):
+    async with factory.within(2):
         await asyncio.wait([frame, ended], return_when=asyncio.FIRST_COMPLETED)
     if frame.done():
         return frame.result()[0]
@@ -82,9 +84,9 @@ async def frame_or_end(place: Place, peer: RawPeer, ended: asyncio.Task[None]) -
 
 
 @one_loop
-async def test_messages_whose_end_is_never_let_out(place: Place) -> None:
+async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -> None:
     """The same with offers, which the user takes as they come."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
         taking = asyncio.create_task(drain(conn))
         ended = asyncio.create_task(conn.wait_closed())
@@ -95,31 +97,31 @@ async def test_messages_whose_end_is_never_let_out(place: Place) -> None:
                 offers += 1
                 offer = protocol.Rendezvous(offers, memory.addr, memory.rkey, 4096, None)
                 peer.send(frame(FrameKind.OFFER, protocol.encode(offer)))
-            if await frame_or_end(place, peer, ended) is FrameKind.CREDIT:
+            if await frame_or_end(factory, peer, ended) is FrameKind.CREDIT:
                 peer.send(frame(FrameKind.CREDIT, control=1))
             assert len(conn._messages.controls) <= 4 * FEW
         await ends(finish(taking), ProtocolError)
-        await ends_with(place, conn, ProtocolError, "answers waiting")
+        await ends_with(factory, conn, ProtocolError, "answers waiting")
         memory.close()
 
 
 @one_loop
-async def test_who_keeps_to_the_limits_never_meets_them(place: Place) -> None:
+async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFactory) -> None:
     """Many requests and large messages at once: they wait for their turn here."""
     many = 6 * FEW
     config = replace(SMALL, max_regions=2 * many, data_receives=2 * many)
-    async with place.pair(config) as (client, server):
+    async with factory.pair(config) as (client, server):
         data = pattern(2000)
         asking = [asyncio.create_task(client.request_region(8)) for _ in range(many)]
         sending = [asyncio.create_task(client.send(data)) for _ in range(many)]
         most_asked = most_offered = 0
         for _ in range(many):
-            async with place.within(5):
+            async with factory.within(5):
                 with await server.recv() as message:
                     assert message == data
             most_asked = max(most_asked, len(client._sharing._requests))
             most_offered = max(most_offered, len(client._messages.offers))
-        async with place.within(5):
+        async with factory.within(5):
             await asyncio.gather(*asking, *sending)
         assert most_asked <= FEW
         assert most_offered <= FEW
@@ -129,30 +131,30 @@ async def test_who_keeps_to_the_limits_never_meets_them(place: Place) -> None:
 
 
 @one_loop
-async def test_the_same_request_granted_twice(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_the_same_request_granted_twice(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         asking = asyncio.create_task(conn.request_region(8))
-        request = await peer.control(place.slow)
+        request = await peer.control(factory.slow)
         assert isinstance(request, protocol.RegionRequest)
         grant = protocol.RegionGrant(
             request.request_id, RegionToken(1, 0x1000, 8, 1, Rights.READ | Rights.WRITE)
         )
         peer.send(control(grant), control(grant))
         assert isinstance(await asking, RemoteRegion)
-        await ends_with(place, conn, ProtocolError, "not made")
+        await ends_with(factory, conn, ProtocolError, "not made")
 
 
 @one_loop
-async def test_the_same_message_read_twice(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_the_same_message_read_twice(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         sending = asyncio.create_task(conn.send(pattern(5000)))
-        async with place.within(1):
+        async with factory.within(1):
             kind, content = await peer.frames.get()
         assert kind is FrameKind.OFFER
         done = control(protocol.RendezvousDone(protocol.decode(content).request_id, 0))
         peer.send(done, done)
         await sending
-        await ends_with(place, conn, ProtocolError, "not offered")
+        await ends_with(factory, conn, ProtocolError, "not offered")
 
 
 # ---- ends ----------------------------------------------------------------------------------------
@@ -160,19 +162,19 @@ async def test_the_same_message_read_twice(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_half_closed_socket_of_the_exchange(place: Place) -> None:
+async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) -> None:
     """It is the peer's end: its socket says so, whatever its queue pair could still do."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         assert peer.socket is not None
         peer.socket.write_eof()
-        await ends_with(place, conn, ConnectionBrokenError, "without a goodbye")
+        await ends_with(factory, conn, ConnectionBrokenError, "without a goodbye")
 
 
 @one_loop
-async def test_the_end_while_a_message_is_offered(place: Place) -> None:
-    """What stands behind one that was never fetched cannot be had, and keeps nobody waiting."""
+async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) -> None:
+    """What stands behind one that was never fetched cannot be had, and no task waits for it."""
     config = replace(SMALL, fetch_ahead=0)
-    async with victim(place, config) as (conn, peer):
+    async with victim(factory, config) as (conn, peer):
         offer = protocol.Rendezvous(1, 0x1000, 1, 5000, None)
         peer.send(
             frame(FrameKind.DATA, b"first"),
@@ -183,7 +185,7 @@ async def test_the_end_while_a_message_is_offered(place: Place) -> None:
         assert (await conn.recv_into(small)).length == 5
         await ends(conn.recv_into(small), MessageTooLongError)
         peer.send(frame(0x55))
-        async with place.within(1):
+        async with factory.within(1):
             await conn.wait_closed()
         await ends(conn.recv_into(small), ProtocolError)
         await ends(conn.recv(), ProtocolError)

@@ -15,8 +15,8 @@ from aiordma.errors import AddressError
 from aiordma.transport import Via
 from tests.conftest import EMBEDDED
 
+from .connection_factory import ConnectionFactory, ends
 from .marks import by_cm, by_tcp, one_loop
-from .place import Place, ends
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,18 +32,18 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return wire
 
 
-def command(place: Place, role: str, loop: str) -> list[str]:
+def command(factory: ConnectionFactory, role: str, loop: str) -> list[str]:
     return [
         # Python 3.12 warns of every fork of a process with threads.
         sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-m",
-        "tests.transport.forking", role, loop, place.device, place.via, place.host,
-        str(place.slow),
+        "tests.transport.forking", role, loop, factory.device, factory.via, factory.host,
+        str(factory.slow),
     ]  # fmt: skip
 
 
-def start(place: Place, role: str) -> subprocess.Popen[str]:
+def start(factory: ConnectionFactory, role: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(place, role, "asyncio"),
+        command(factory, role, "asyncio"),
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -51,15 +51,15 @@ def start(place: Place, role: str) -> subprocess.Popen[str]:
     )
 
 
-def report(place: Place, role: str, loop: str) -> list[str]:
+def report(factory: ConnectionFactory, role: str, loop: str) -> list[str]:
     """What the program has printed; a failure unless it ended well, and by itself."""
     done = subprocess.run(
-        command(place, role, loop),
+        command(factory, role, loop),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100 * place.slow,
+        timeout=100 * factory.slow,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,45 +70,45 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 
 
 @by_tcp
-def test_fork(place: Place) -> None:
+def test_fork(factory: ConnectionFactory) -> None:
     """The parent's connections go on, the child's use of them is refused, it has its own."""
-    assert report(place, "fork", "asyncio") == FORK
+    assert report(factory, "fork", "asyncio") == FORK
 
 
 @by_cm
-def test_fork_by_the_connection_manager(place: Place) -> None:
+def test_fork_by_the_connection_manager(factory: ConnectionFactory) -> None:
     """The child of a process that has used librdmacm is told that it cannot, and what it can do."""
-    if place.device == EMBEDDED:
-        assert report(place, "fork", "asyncio") == FORK
+    if factory.device == EMBEDDED:
+        assert report(factory, "fork", "asyncio") == FORK
     else:
         refused = ["uses_what_it_inherited", "is_refused"]
-        assert report(place, "fork_with_librdmacm", "asyncio") == refused
+        assert report(factory, "fork_with_librdmacm", "asyncio") == refused
 
 
 # What follows is about the embedded device: librdmacm is not made for the child of a fork.
 
 
 @pytest.fixture
-def here(connection_method: Via) -> Place:
-    return Place(EMBEDDED, "127.0.0.1", connection_method, 1.0)
+def here(connection_method: Via) -> ConnectionFactory:
+    return ConnectionFactory(EMBEDDED, "127.0.0.1", connection_method, 1.0)
 
 
-def test_fork_by_every_way(here: Place, wire: str, loop_name: str) -> None:
+def test_fork_by_every_way(here: ConnectionFactory, wire: str, loop_name: str) -> None:
     assert report(here, "fork", loop_name) == FORK
 
 
 # With libuv's threads in the parent, libuv itself crashes at the child's exit.
-def test_children_that_end(here: Place) -> None:
+def test_children_that_end(here: ConnectionFactory) -> None:
     """What runs at the end of an interpreter neither hangs nor disturbs the parent."""
     assert report(here, "exits", "asyncio") == ["exits"]
 
 
 @by_cm
-def test_grandchildren(here: Place, wire: str) -> None:
+def test_grandchildren(here: ConnectionFactory, wire: str) -> None:
     assert report(here, "grandchildren", "asyncio") == ["grandchildren"]
 
 
-async def port_is_free(here: Place, port: int) -> None:
+async def port_is_free(here: ConnectionFactory, port: int) -> None:
     """The kernel is not always done with a process's sockets when the process is gone."""
     while True:
         try:
@@ -121,7 +121,7 @@ async def port_is_free(here: Place, port: int) -> None:
 
 
 @one_loop
-async def test_a_child_that_outlives_its_parent(here: Place) -> None:
+async def test_a_child_that_outlives_its_parent(here: ConnectionFactory) -> None:
     """The parent's peers notice the parent's death, and its port is free."""
     process = start(here, "outlived")
     assert process.stdin is not None
@@ -146,14 +146,14 @@ async def test_a_child_that_outlives_its_parent(here: Place) -> None:
 
 
 @by_cm
-def test_start_methods_of_multiprocessing(here: Place, wire: str) -> None:
+def test_start_methods_of_multiprocessing(here: ConnectionFactory, wire: str) -> None:
     assert report(here, "processes", "asyncio") == PROCESSES
 
 
 @by_tcp
-def test_pools_of_processes(here: Place) -> None:
+def test_pools_of_processes(here: ConnectionFactory) -> None:
     assert report(here, "pools", "asyncio") == POOLS
 
 
-def test_other_programs(here: Place) -> None:
+def test_other_programs(here: ConnectionFactory) -> None:
     assert report(here, "programs", "asyncio") == ["no descriptor"]

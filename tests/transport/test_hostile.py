@@ -31,11 +31,10 @@ from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
 from aiordma.errors import QuotaError, RejectedError, RemoteAccessError, UnreachableError
 
-from .marks import by_cm, by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     ALONE,
     SMALL,
-    Place,
+    ConnectionFactory,
     cancelled_after,
     check_alive,
     ends,
@@ -43,8 +42,9 @@ from .place import (
     limits_pass,
     pattern,
     pool_statistics,
-    turns,
+    yield_loop,
 )
+from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import RawId, RawListener, RawPeer, control, frame, parameters, raw_request
 
 pytestmark = pytest.mark.any_device
@@ -56,22 +56,24 @@ REMOTE_READ = verbs.AccessFlags.REMOTE_READ
 
 
 @asynccontextmanager
-async def victim(place: Place, config: Config = SMALL) -> AsyncIterator[tuple[Connection, RawPeer]]:
+async def victim(
+    factory: ConnectionFactory, config: Config = SMALL
+) -> AsyncIterator[tuple[Connection, RawPeer]]:
     """A connection of the transport with a peer that lies, beside one that must not notice.
 
     However it ends, the memory that it had goes back to the pool.
     """
-    async with place.witness() as witness, await place.listen(config) as listener:
+    async with factory.witness() as witness, await factory.listen(config) as listener:
         before = pool_statistics(witness.client).leases
         accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
             yield conn, peer
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
-        if place.via == "cm":  # "tcp" opens the device for itself, and so has a pool of its own
+        if factory.via == "cm":  # "tcp" opens the device for itself, and so has a pool of its own
             # Fewer where a frame of the witness was still under way.
             assert pool_statistics(witness.client).leases <= before
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             await check_alive(client, server)
 
 
@@ -81,10 +83,10 @@ async def drain(conn: Connection) -> None:
 
 
 async def ends_with(
-    place: Place, conn: Connection, kind: type[Exception], match: str = ""
+    factory: ConnectionFactory, conn: Connection, kind: type[Exception], match: str = ""
 ) -> BaseException:
     """Every waiter gets it, and the connection is over, within a second."""
-    async with place.within(1):
+    async with factory.within(1):
         await conn.wait_closed()
         error = await ends(drain(conn), kind)
     assert match in str(error)
@@ -160,15 +162,15 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @one_loop
-async def test_lie(place: Place, lie: str) -> None:
-    async with victim(place) as (conn, peer):
+async def test_lie(factory: ConnectionFactory, lie: str) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(*LIES[lie]())
-        await ends_with(place, conn, ProtocolError)
+        await ends_with(factory, conn, ProtocolError)
 
 
-async def test_lie_while_much_is_under_way(place: Place) -> None:
+async def test_lie_while_much_is_under_way(factory: ConnectionFactory) -> None:
     """Every kind of waiter gets the same answer, at once."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
         waiting = [
@@ -182,9 +184,9 @@ async def test_lie_while_much_is_under_way(place: Place) -> None:
                 *(conn.send(b"x") for _ in range(30)),
             )
         ]
-        await turns(3)
+        await yield_loop(3)
         peer.send(frame(0x55))
-        async with place.within(1):
+        async with factory.within(1):
             results = await asyncio.gather(*waiting, return_exceptions=True)
             await conn.wait_closed()
         # The peer has receives: what fits its credits is delivered, and nothing else.
@@ -196,47 +198,47 @@ async def test_lie_while_much_is_under_way(place: Place) -> None:
 
 
 @one_loop
-async def test_the_peer_is_told(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
-        await ends_with(place, conn, ProtocolError)
-        message = await peer.control(place.slow)
+        await ends_with(factory, conn, ProtocolError)
+        message = await peer.control(factory.slow)
         assert isinstance(message, protocol.Goodbye)
         assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
         assert "0x55" in message.text
 
 
 @one_loop
-async def test_what_arrived_before_the_lie_can_be_received(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
-        async with place.within(1):
+        async with factory.within(1):
             await conn.wait_closed()
         assert bytes(await conn.recv()) == b"first"
         assert bytes(await conn.recv()) == b"second"
-        await ends_with(place, conn, ProtocolError)
+        await ends_with(factory, conn, ProtocolError)
 
 
 @one_loop
-async def test_too_many_regions(place: Place) -> None:
+async def test_too_many_regions(factory: ConnectionFactory) -> None:
     config = Config(max_regions=2, control_receives=16)
-    async with victim(place, config) as (conn, peer):
+    async with victim(factory, config) as (conn, peer):
         peer.send(*(control(protocol.RegionGrant(0, token(n))) for n in range(3)))
         await asyncio.sleep(0)
-        async with place.within(1):
+        async with factory.within(1):
             await conn.wait_closed()
         assert (await conn.recv_region()).token.region_id == 0
         assert (await conn.recv_region()).token.region_id == 1
-        await ends_with(place, conn, ProtocolError, "regions")
+        await ends_with(factory, conn, ProtocolError, "regions")
 
 
 @pytest.mark.parametrize("seed", range(10))
 @one_loop
 @by_tcp
-async def test_random_frames(place: Place, seed: int) -> None:
+async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
     """Whatever it is, it is received, or the connection ends by ProtocolError or brokenness."""
     generator = random.Random(seed)
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         for _ in range(generator.randrange(1, 5)):
             kind = generator.choice([DATA, CONTROL, CREDIT, OFFER, DATA | IMMEDIATE])
             content = generator.randbytes(generator.choice([0, 1, 8, 60, 500]))
@@ -246,7 +248,7 @@ async def test_random_frames(place: Place, seed: int) -> None:
                 content = bytes(valid)
             peer.send(frame(kind, content))
         peer.send(frame(0x55))
-        async with place.within(1):
+        async with factory.within(1):
             # Closed is what a goodbye does, which it may be by chance.
             await ends(drain(conn), ProtocolError, ConnectionBrokenError, ConnectionClosedError)
             await conn.wait_closed()
@@ -273,32 +275,32 @@ LIES_ABOUT_FIELDS = [
 
 @pytest.mark.parametrize("length", [1, 100, 50_000, 10 << 20])
 @one_loop
-async def test_offer_with_a_key_of_nothing(place: Place, length: int) -> None:
+async def test_offer_with_a_key_of_nothing(factory: ConnectionFactory, length: int) -> None:
     """The read fails at the peer's device; the memory it was meant for goes back."""
-    async with victim(place, Config()) as (conn, peer):
+    async with victim(factory, Config()) as (conn, peer):
         peer.send(offered(length))
-        error = await ends_with(place, conn, ConnectionBrokenError)
+        error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
 
 
 @one_loop
-async def test_offer_of_more_than_there_is(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_offer_of_more_than_there_is(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
         peer.send(offered(4097, memory.addr, memory.rkey))
-        error = await ends_with(place, conn, ConnectionBrokenError)
+        error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
         memory.close()
 
 
 @one_loop
-async def test_region_of_nothing(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_region_of_nothing(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
         error = await ends(conn.read(remote, bytearray(8)), RemoteAccessError)
         assert isinstance(error, RemoteAccessError)
-        error = await ends_with(place, conn, ConnectionBrokenError)
+        error = await ends_with(factory, conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
 
 
@@ -306,8 +308,8 @@ async def test_region_of_nothing(place: Place) -> None:
 
 
 @one_loop
-async def test_requests_beyond_the_quota_are_refused(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         before = pool_statistics(conn).registered_bytes
         requests = {
             1: protocol.RegionRequest(1, (1 << 64) - 1, Rights.READ, 0),
@@ -316,7 +318,7 @@ async def test_requests_beyond_the_quota_are_refused(place: Place) -> None:
         }
         for number, request in requests.items():
             peer.send(control(request))
-            answer = await peer.control(place.slow)
+            answer = await peer.control(factory.slow)
             assert isinstance(answer, protocol.Error)
             assert answer.request_id == number
             peer.send(frame(CREDIT, control=1))
@@ -326,12 +328,12 @@ async def test_requests_beyond_the_quota_are_refused(place: Place) -> None:
 
 
 @one_loop
-async def test_regions_that_nobody_knows(place: Place) -> None:
+async def test_regions_that_nobody_knows(factory: ConnectionFactory) -> None:
     """Given back although it was never given: it may have been taken back in the meantime."""
-    async with victim(place, SLOW_PEER) as (conn, peer):
+    async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:
             share = await conn.send_region(buffer)
-            grant = await peer.control(place.slow)
+            grant = await peer.control(factory.slow)
             assert isinstance(grant, protocol.RegionGrant)
             peer.send(
                 control(protocol.RegionReturn(0, 12345)),
@@ -347,25 +349,25 @@ async def test_regions_that_nobody_knows(place: Place) -> None:
 
 
 @one_loop
-async def test_peer_does_not_take_the_message(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_peer_does_not_take_the_message(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         sending = asyncio.create_task(conn.send(bytes(5000)))
-        async with place.within(1):
+        async with factory.within(1):
             kind, content = await peer.frames.get()
         assert kind is FrameKind.OFFER
         offer = protocol.decode(content)
         refusal = protocol.RendezvousDone(offer.request_id, protocol.ErrorCode.BUSY)
         peer.send(control(refusal))
         with pytest.raises(RDMAError, match="could not take the message"):
-            async with place.within(1):
+            async with factory.within(1):
                 await sending
         assert not conn.closed
 
 
 @one_loop
-async def test_peer_that_never_reads(place: Place) -> None:
+async def test_peer_that_never_reads(factory: ConnectionFactory) -> None:
     """`send` waits for the caller's timeout, `close` for its own."""
-    async with victim(place, SLOW_PEER) as (conn, _):
+    async with victim(factory, SLOW_PEER) as (conn, _):
         data = pattern(ALONE)
         sends = [asyncio.create_task(conn.send(data)) for _ in range(SMALL.data_receives + 1)]
         large = asyncio.create_task(conn.send(bytes(5000)))
@@ -373,7 +375,7 @@ async def test_peer_that_never_reads(place: Place) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await asyncio.shield(sends[-1])
-        async with place.within(1):
+        async with factory.within(1):
             await conn.close()
             for task in (sends[-1], large):
                 await ends(finish(task), ConnectionClosedError)
@@ -384,22 +386,22 @@ async def finish(task: asyncio.Task[None]) -> None:
 
 
 @one_loop
-async def test_pool_held_by_the_user(place: Place) -> None:
-    """Who holds all of it waits to send, but receives, and answers what the peer asks."""
-    async with await place.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
+async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
+    """A side that holds all of it waits to send, but receives and answers its peer."""
+    async with await factory.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
         accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
             held = take_all(conn)
             for n in range(30):
-                await peer.send_data(b"%d" % n, place.slow)
+                await peer.send_data(b"%d" % n, factory.slow)
                 assert bytes(await conn.recv()) == b"%d" % n
             for n in range(1, 10):
                 peer.send_control(protocol.Ping(n))
-                assert await peer.control(place.slow) == protocol.Pong(n)
+                assert await peer.control(factory.slow) == protocol.Pong(n)
             held += take_all(conn)  # of what has become free meanwhile
             sending = asyncio.create_task(conn.send(b"x"))
             peer.send_control(protocol.Ping(99))
-            assert await peer.control(place.slow) == protocol.Pong(99)
+            assert await peer.control(factory.slow) == protocol.Pong(99)
             assert conn.pool_statistics().waiting
             assert not sending.done()
             for buffer in held:
@@ -418,35 +420,35 @@ def take_all(conn: Connection) -> list[Buffer]:
 
 
 @one_loop
-async def test_messages_held_by_the_user(place: Place) -> None:
+async def test_messages_held_by_the_user(factory: ConnectionFactory) -> None:
     """Nothing is left to receive into; it goes on when the messages are released."""
-    async with await place.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
+    async with await factory.listen(replace(SMALL, pool_limit=4 << 20)) as listener:
         accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
             held = take_all(conn)
             kept = []
             for n in range(SMALL.data_receives):
-                await peer.send_data(b"%d" % n, place.slow)
+                await peer.send_data(b"%d" % n, factory.slow)
                 kept.append(await conn.recv())
             for message in kept:
                 message.release()
             receiving = asyncio.create_task(conn.recv())
-            await peer.send_data(b"next", place.slow)
+            await peer.send_data(b"next", factory.slow)
             assert bytes(await receiving) == b"next"
             for buffer in held:
                 buffer.release()
 
 
 @one_loop
-async def test_peer_gives_up(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_peer_gives_up(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(control(protocol.Goodbye(0, protocol.GoodbyeCode.TIMEOUT, "no patience")))
-        await ends_with(place, conn, ConnectionBrokenError, "no patience")
+        await ends_with(factory, conn, ConnectionBrokenError, "no patience")
 
 
 @one_loop
-async def test_nothing_counts_after_the_goodbye(place: Place) -> None:
-    async with victim(place) as (conn, peer):
+async def test_nothing_counts_after_the_goodbye(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
         peer.send(
             frame(DATA, b"last"),
             control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")),
@@ -454,23 +456,23 @@ async def test_nothing_counts_after_the_goodbye(place: Place) -> None:
             frame(0x55),
         )
         assert bytes(await conn.recv()) == b"last"
-        error = await ends_with(place, conn, ConnectionClosedError)
+        error = await ends_with(factory, conn, ConnectionClosedError)
         assert isinstance(error, ConnectionClosedError)
         assert error.by_peer
 
 
 @one_loop
-async def test_ping_is_answered(place: Place) -> None:
-    async with victim(place) as (_, peer):
+async def test_ping_is_answered(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (_, peer):
         peer.send(control(protocol.Ping(77)))
-        assert await peer.control(place.slow) == protocol.Pong(77)
+        assert await peer.control(factory.slow) == protocol.Pong(77)
 
 
-async def test_queue_pair_of_the_peer_dies(place: Place) -> None:
+async def test_queue_pair_of_the_peer_dies(factory: ConnectionFactory) -> None:
     """Not the link but the queue pair: the next work request that needs it tells."""
-    async with victim(place) as (conn, peer):
+    async with victim(factory) as (conn, peer):
         peer.qp.to_error()
-        async with place.within(3):
+        async with factory.within(3):
             sending = asyncio.create_task(conn.send(b"x"))
             await ends(conn.recv(), ConnectionBrokenError)
             await asyncio.wait([sending])
@@ -498,15 +500,15 @@ BAD_HELLOS = {
 @pytest.mark.parametrize("kind", BAD_HELLOS)
 @one_loop
 @by_cm
-async def test_wrong_hello_in_a_request(place: Place, kind: str) -> None:
-    async with place.witness(), await place.listen() as listener:
+async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -> None:
+    async with factory.witness(), await factory.listen() as listener:
         async with (
-            place.within(1),
-            raw_request(place, listener.port, BAD_HELLOS[kind]) as (_, event),
+            factory.within(1),
+            raw_request(factory, listener.port, BAD_HELLOS[kind]) as (_, event),
         ):
             assert event.type is cm.EventType.REJECTED
             assert event.private_data.startswith(b"AIOX")
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
@@ -514,16 +516,16 @@ async def test_wrong_hello_in_a_request(place: Place, kind: str) -> None:
 @pytest.mark.parametrize("kind", BAD_HELLOS)
 @one_loop
 @by_cm
-async def test_wrong_hello_in_an_answer(place: Place, kind: str) -> None:
-    async with place.witness():
-        listener = RawListener(place)
+async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -> None:
+    async with factory.witness():
+        listener = RawListener(factory)
         try:
-            connecting = asyncio.create_task(place.connect(listener.port))
+            connecting = asyncio.create_task(factory.connect(listener.port))
             request = await listener.request()
             raw = RawId(request.id)
             raw.id.accept(parameters(BAD_HELLOS[kind]))
             with pytest.raises(ProtocolError):
-                async with place.within(1):
+                async with factory.within(1):
                     await connecting
             raw.close()
         finally:
@@ -532,15 +534,15 @@ async def test_wrong_hello_in_an_answer(place: Place, kind: str) -> None:
 
 @one_loop
 @by_cm
-async def test_listener_that_refuses(place: Place) -> None:
-    listener = RawListener(place)
+async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
+    listener = RawListener(factory)
     try:
-        connecting = asyncio.create_task(place.connect(listener.port))
+        connecting = asyncio.create_task(factory.connect(listener.port))
         request = await listener.request()
         request.id.reject(b"go away")
         request.id.close()
         with pytest.raises(RejectedError) as caught:
-            async with place.within(1):
+            async with factory.within(1):
                 await connecting
         assert caught.value.private_data.rstrip(b"\0") == b"go away"
     finally:
@@ -549,15 +551,15 @@ async def test_listener_that_refuses(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_listener_that_never_answers(place: Place) -> None:
-    async with place.witness():
-        listener = RawListener(place)
+async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
+    async with factory.witness():
+        listener = RawListener(factory)
         try:
-            connecting = asyncio.create_task(place.connect(listener.port))
+            connecting = asyncio.create_task(factory.connect(listener.port))
             request = await listener.request()
             limits_pass()
             with pytest.raises(UnreachableError):
-                async with place.within(1):
+                async with factory.within(1):
                     await connecting
             request.id.close()
         finally:
@@ -566,20 +568,20 @@ async def test_listener_that_never_answers(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_request_that_is_withdrawn(place: Place) -> None:
+async def test_request_that_is_withdrawn(factory: ConnectionFactory) -> None:
     """The peer is gone between its request and the answer to it."""
-    async with place.witness(), await place.listen() as listener:
+    async with factory.witness(), await factory.listen() as listener:
         for count in (0, 1, 2, 5, 10, 20):
-            requesting = asyncio.create_task(give_up_soon(place, listener.port, count))
+            requesting = asyncio.create_task(give_up_soon(factory, listener.port, count))
             await requesting
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
 
-async def give_up_soon(place: Place, port: int, count: int) -> None:
+async def give_up_soon(factory: ConnectionFactory, port: int, count: int) -> None:
     async def request() -> None:
-        async with raw_request(place, port, GOOD):
+        async with raw_request(factory, port, GOOD):
             pass
 
     await cancelled_after(count, request)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aiordma.errors import WorkCompletionError
 
+from .connection_factory import SMALL, ConnectionFactory
 from .marks import one_loop
-from .place import SMALL, Place
 from .programs import ENDED, LAST, PROGRAMS, STEPS, End, play
 
 Program = list[tuple[Any, ...]]
@@ -27,18 +27,18 @@ FUZZ = settings(
 EXPECTED = (*ENDED, WorkCompletionError)
 
 
-async def run_program(place: Place, program: Program, rest: Program | None) -> None:
+async def run_program(factory: ConnectionFactory, program: Program, rest: Program | None) -> None:
     """Plays it, lets all of it come to its end, and looks at what there is then.
 
     With a `rest`, which begins with the end of the connection, everything ends with that.
     """
-    config = replace(SMALL, max_regions=64, close_timeout=0.3 * place.slow)
-    async with place.pair(config) as (client, server):
+    config = replace(SMALL, max_regions=64, close_timeout=0.3 * factory.slow)
+    async with factory.pair(config) as (client, server):
         first, second = ends = End(client), End(server)
         drivers = {end.conn._endpoint.driver for end in ends}
         await asyncio.gather(first.open(second), second.open(first))
         try:
-            async with place.within(10):
+            async with factory.within(10):
                 await play(ends, program + (rest or []))
                 if rest is None:
                     await settle(first, second)
@@ -72,8 +72,10 @@ async def settle(first: End, second: End) -> None:
 
 @FUZZ
 @given(program=PROGRAMS)
-async def test_whatever_is_done_nothing_is_lost(place: Place, program: Program) -> None:
-    await run_program(place, program, None)
+async def test_whatever_is_done_nothing_is_lost(
+    factory: ConnectionFactory, program: Program
+) -> None:
+    await run_program(factory, program, None)
 
 
 ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
@@ -83,6 +85,6 @@ ENDINGS = st.tuples(st.sampled_from(["close", "abort"]), st.integers(0, 1))
 @FUZZ
 @given(program=PROGRAMS, ending=ENDINGS, rest=st.lists(STEPS | ENDINGS, max_size=8))
 async def test_whenever_it_ends_everything_ends(
-    place: Place, program: Program, ending: tuple[str, int], rest: Program
+    factory: ConnectionFactory, program: Program, ending: tuple[str, int], rest: Program
 ) -> None:
-    await run_program(place, program, [ending, *rest])
+    await run_program(factory, program, [ending, *rest])

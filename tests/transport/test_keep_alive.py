@@ -27,8 +27,8 @@ from aiordma import (
 from aiordma.errors import RejectedError
 from tests.conftest import EMBEDDED
 
+from .connection_factory import SMALL, ConnectionFactory, at_rest, check_alive, ends, yield_loop
 from .marks import by_cm, by_tcp, one_loop
-from .place import SMALL, Place, at_rest, check_alive, ends, turns
 
 CHILD = """
 import asyncio, sys
@@ -46,10 +46,10 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextmanager
-def echoing(place: Place) -> Iterator[tuple[int, int]]:
+def echoing(factory: ConnectionFactory) -> Iterator[tuple[int, int]]:
     """A process that echoes: its pid, and the port where it listens."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, place.device, place.host, place.via],
+        [sys.executable, "-c", CHILD, factory.device, factory.host, factory.via],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,60 +64,60 @@ def echoing(place: Place) -> Iterator[tuple[int, int]]:
 
 
 @one_loop
-async def test_a_stopped_process_is_found(place: Place) -> None:
+async def test_a_stopped_process_is_found(factory: ConnectionFactory) -> None:
     """Nothing is sent and nothing breaks: only asking tells.
 
     The embedded device stops with its process.  One that is not a part of it goes on answering,
     and so the peer is there, and goes on with its work one day.
     """
-    config = Config(keep_alive=0.05 * place.slow, keep_alive_timeout=1000)
-    with echoing(place) as (pid, port):
-        conn = await place.connect(port, config)
+    config = Config(keep_alive=0.05 * factory.slow, keep_alive_timeout=1000)
+    with echoing(factory) as (pid, port):
+        conn = await factory.connect(port, config)
         async with conn:
             await conn.send(b"x")
             assert bytes(await conn.recv()) == b"x"
             receiving = asyncio.create_task(conn.recv())
             os.kill(pid, signal.SIGSTOP)
-            if place.device == EMBEDDED:
+            if factory.device == EMBEDDED:
                 asked = conn._keep_alive
                 assert asked
                 asked._patience = 0.5  # before it was stopped it may have been slow
                 asked._timer.cancel()
                 asked._look()
-                async with place.within(10):
+                async with factory.within(10):
                     error = await ends(asyncio.wait_for(receiving, None), ConnectionBrokenError)
                 assert "keep_alive" in str(error.__cause__ or error)
             else:
-                await answers(place, conn, 3)
+                await answers(factory, conn, 3)
                 os.kill(pid, signal.SIGCONT)
                 await conn.send(b"still there")
                 assert bytes(await receiving) == b"still there"
 
 
-async def answers(place: Place, conn: Connection, count: int) -> None:
+async def answers(factory: ConnectionFactory, conn: Connection, count: int) -> None:
     """Until the peer's device has been asked so often, and has answered."""
     queue = conn._queue
     before = queue.completions
-    async with place.within(10):
+    async with factory.within(10):
         while queue.completions < before + count:  # noqa: ASYNC110 - that time passes is tested
             await asyncio.sleep(0.01)
 
 
 @one_loop
-async def test_a_quiet_peer_is_not_a_silent_one(place: Place) -> None:
+async def test_a_quiet_peer_is_not_a_silent_one(factory: ConnectionFactory) -> None:
     """It is asked time and again, its program does nothing, and all is well."""
     config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=1000)
-    async with place.pair(config, server=SMALL) as (client, server):
-        await answers(place, client, 5)
+    async with factory.pair(config, server=SMALL) as (client, server):
+        await answers(factory, client, 5)
         await check_alive(client, server)
 
 
 @one_loop
-async def test_the_loop_has_no_timer_for_it(place: Place) -> None:
+async def test_the_loop_has_no_timer_for_it(factory: ConnectionFactory) -> None:
     """Which would cost something whenever it sleeps."""
     scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     before = list(scheduled)
-    async with place.pair(replace(SMALL, keep_alive=1000.0)) as (client, server):
+    async with factory.pair(replace(SMALL, keep_alive=1000.0)) as (client, server):
         await check_alive(client, server)
         assert client._keep_alive
         assert all(timer.cancelled() for timer in scheduled if timer not in before)
@@ -125,10 +125,10 @@ async def test_the_loop_has_no_timer_for_it(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_traffic_needs_no_questions(place: Place) -> None:
+async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
     """How long either takes does not matter: here the test says when it is time to ask."""
     config = replace(SMALL, keep_alive=1000)
-    async with place.pair(config, server=SMALL) as (client, server):
+    async with factory.pair(config, server=SMALL) as (client, server):
         keep_alive = client._keep_alive
         assert keep_alive
         posted: list[str] = []
@@ -164,11 +164,11 @@ def test_times_that_cannot_be() -> None:
 # ---- connecting again ----------------------------------------------------------------------------
 
 
-async def test_a_new_connection_for_each_round(place: Place) -> None:
-    async with await place.listen() as listener:
+async def test_a_new_connection_for_each_round(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
         rounds = 0
         async for conn in reconnect(
-            place.host, listener.port, device=place.device, via=place.via, config=SMALL
+            factory.host, listener.port, device=factory.device, via=factory.via, config=SMALL
         ):
             server = await listener.accept()
             rounds += 1
@@ -187,7 +187,9 @@ async def test_a_new_connection_for_each_round(place: Place) -> None:
 
 
 @one_loop
-async def test_it_waits_for_a_listener(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_waits_for_a_listener(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempts = 0
 
     async def counted(*arguments: Any, **options: Any) -> Connection:
@@ -196,17 +198,17 @@ async def test_it_waits_for_a_listener(place: Place, monkeypatch: pytest.MonkeyP
         return await connect(*arguments, **options)
 
     monkeypatch.setattr(reconnecting, "connect", counted)
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         port = listener.port
 
     async def first() -> str:
         async for conn in reconnect(
-            place.host,
+            factory.host,
             port,
             first_delay=0.01,
             longest_delay=0.02,
-            device=place.device,
-            via=place.via,
+            device=factory.device,
+            via=factory.via,
             config=SMALL,
         ):
             await conn.send(b"at last")
@@ -215,15 +217,15 @@ async def test_it_waits_for_a_listener(place: Place, monkeypatch: pytest.MonkeyP
         raise AssertionError("it ended")
 
     connecting = asyncio.create_task(first())
-    async with place.within(10):
+    async with factory.within(10):
         while attempts < 3:  # in vain
-            await turns(1)
+            await yield_loop(1)
     assert not connecting.done()
     async with (
         await listen(
-            place.host, port, device=place.device, via=place.via, config=SMALL
+            factory.host, port, device=factory.device, via=factory.via, config=SMALL
         ) as listener,
-        place.within(10),
+        factory.within(10),
     ):
         async with await listener.accept() as server:
             assert bytes(await server.recv()) == b"at last"
@@ -232,27 +234,32 @@ async def test_it_waits_for_a_listener(place: Place, monkeypatch: pytest.MonkeyP
 
 @one_loop
 @by_cm
-async def test_attempts_are_counted(place: Place) -> None:
-    async with await place.listen() as listener:
+async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
         port = listener.port
 
     async def all_of_them() -> None:
         async for _ in reconnect(
-            place.host, port, first_delay=0.001, attempts=3, device=place.device, via=place.via
+            factory.host,
+            port,
+            first_delay=0.001,
+            attempts=3,
+            device=factory.device,
+            via=factory.via,
         ):
-            raise AssertionError("nobody listens")
+            raise AssertionError("there is no listener")
 
     await ends(all_of_them(), RejectedError)
 
 
 @one_loop
-async def test_what_will_not_pass_is_raised_at_once(place: Place) -> None:
+async def test_what_will_not_pass_is_raised_at_once(factory: ConnectionFactory) -> None:
     key = b"a key that the listener does not have"
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
 
         async def once() -> None:
             async for _ in reconnect(
-                place.host, listener.port, device=place.device, via=place.via, auth=key
+                factory.host, listener.port, device=factory.device, via=factory.via, auth=key
             ):
                 raise AssertionError("it has no key")
 

@@ -1,4 +1,4 @@
-"""Peers that are killed or stopped at any moment, one after the other, and the one who survives.
+"""Peers that are killed or stopped at any moment, one after the other, and the one that survives.
 
 `tests/soft/test_killed.c` does it hundreds of times to the embedded device; this is about what is
 above it.
@@ -26,23 +26,23 @@ from aiordma import (
     RDMAError,
 )
 
-from .place import Place, at_rest, pattern, pool_statistics
+from .connection_factory import ConnectionFactory, at_rest, pattern, pool_statistics
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 24
 
-# What a connection to somebody who is being killed can end with, before it is there and after; and
-# ProtocolError, if it was in the middle of an exchange over TCP.
+# The end of a connection to a process that is being killed, before it is established and after; and
+# ProtocolError, if it was in the middle of the TCP bootstrap.
 ENDS = (ConnectionBrokenError, ConnectionManagerError)
 
 
 class Prepared:
     """`tests.transport.prepared`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, factory: ConnectionFactory) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.transport.prepared", place.device,
-             place.via, place.host],
+            [sys.executable, "-W", "error", "-m", "tests.transport.prepared", factory.device,
+             factory.via, factory.host],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -105,9 +105,9 @@ ROLES = {role.__name__: role for role in (echo, talk, share)}
 
 @dataclass
 class Survivor:
-    """Listens, and connects to those who listen."""
+    """Listens, and connects to the other listeners."""
 
-    place: Place
+    factory: ConnectionFactory
     port: int
     accepted: asyncio.Queue[Connection]
     chance: random.Random
@@ -117,7 +117,7 @@ class Survivor:
         if port == self.port:
             conn = await self.accepted.get()
         else:
-            conn = await self.place.connect(port)
+            conn = await self.factory.connect(port)
         try:
             await ROLES[role](conn, self.chance)
             await conn.recv()  # has ended
@@ -127,9 +127,9 @@ class Survivor:
 
 
 @asynccontextmanager
-async def survivor(place: Place) -> AsyncIterator[Survivor]:
+async def survivor(factory: ConnectionFactory) -> AsyncIterator[Survivor]:
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
 
         async def accept() -> None:
             async for conn in listener:
@@ -137,7 +137,7 @@ async def survivor(place: Place) -> AsyncIterator[Survivor]:
 
         accepting = asyncio.create_task(accept())
         try:
-            yield Survivor(place, listener.port, accepted, random.Random(42))
+            yield Survivor(factory, listener.port, accepted, random.Random(42))
         finally:
             accepting.cancel()
             while not accepted.empty():
@@ -146,20 +146,20 @@ async def survivor(place: Place) -> AsyncIterator[Survivor]:
 
 @pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
-async def test_killed_at_any_moment(place: Place) -> None:
-    """Whoever waits is told; nothing else notices, nothing is left."""
-    peers = Prepared(place)
+async def test_killed_at_any_moment(factory: ConnectionFactory) -> None:
+    """All waiters are told; nothing else notices, nothing is left."""
+    peers = Prepared(factory)
     try:
-        async with place.witness() as witness, survivor(place) as we:
+        async with factory.witness() as witness, survivor(factory) as we:
             chance = we.chance
             await at_rest(witness.client, witness.server)
             before = pool_statistics(witness.client)
-            for number in range(ROUNDS if place.slow == 1 else 6):
+            for number in range(ROUNDS if factory.slow == 1 else 6):
                 role = chance.choice(list(ROLES))
                 pid, port = await peers.start(role, chance.choice((0, we.port)))
                 meeting = asyncio.create_task(we.meet(role, port))
                 # The moment is chance itself: often in the handshake, as often long after.
-                await asyncio.sleep(place.slow * chance.choice((0.005, 0.1)) * chance.random())
+                await asyncio.sleep(factory.slow * chance.choice((0.005, 0.1)) * chance.random())
                 if chance.random() < 0.3:
                     os.kill(pid, signal.SIGSTOP)  # it is not dead: nothing fails meanwhile
                     await asyncio.sleep(0.03)
@@ -168,14 +168,14 @@ async def test_killed_at_any_moment(place: Place) -> None:
                 assert not meeting.done()
                 os.kill(pid, signal.SIGKILL)
                 if port == we.port and not meeting.done():
-                    # It may have been killed before we could hear of it: then nobody comes.
-                    await asyncio.wait([meeting], timeout=place.slow / 2)
+                    # It may have been killed before we could hear of it: then none comes.
+                    await asyncio.wait([meeting], timeout=factory.slow / 2)
                     if not meeting.done():
                         assert we.accepted.empty()
                         meeting.cancel()
                         await asyncio.wait([meeting])
                         continue
-                async with place.within(10):
+                async with factory.within(10):
                     await asyncio.wait([meeting])
                 error = meeting.exception()
                 assert isinstance(error, ENDS) or "exchange" in str(error), error

@@ -29,11 +29,10 @@ from aiordma._core import protocol
 from aiordma._transport.keep_alive import Probe
 from aiordma.errors import QuotaError, RejectedError
 
-from .marks import by_cm, by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     ALONE,
     SMALL,
-    Place,
+    ConnectionFactory,
     barrier,
     check_alive,
     ends,
@@ -41,26 +40,27 @@ from .place import (
     give,
     leases,
     pattern,
-    turns,
+    yield_loop,
 )
+from .marks import by_cm, by_tcp, one_loop
 from .raw_peer import RawPeer
 
 # ---- connecting ----------------------------------------------------------------------------------
 
 
-async def test_what_a_connection_says_of_itself(place: Place) -> None:
-    async with await place.listen() as listener:
-        assert listener.host == place.host
+async def test_what_a_connection_says_of_itself(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        assert listener.host == factory.host
         assert listener.port > 0
-        assert listener.device == place.device
-        assert place.device in repr(listener)
-        client, server = await place.both(listener)
+        assert listener.device == factory.device
+        assert factory.device in repr(listener)
+        client, server = await factory.both(listener)
         async with client, server:
-            assert client.device == server.device == place.device
+            assert client.device == server.device == factory.device
             assert not client.closed
             assert client.peer_address is not None
             assert server.local_address is not None
-            assert client.peer_address[0] == server.local_address[0] == place.host
+            assert client.peer_address[0] == server.local_address[0] == factory.host
             assert client.peer_address[1] == listener.port
             assert client.local_address == server.peer_address
             assert "open" in repr(client)
@@ -72,19 +72,19 @@ async def test_what_a_connection_says_of_itself(place: Place) -> None:
 
 @pytest.mark.parametrize("address", ["", "::", "0.0.0.0"])
 @one_loop
-async def test_listening_on_every_address(place: Place, address: str) -> None:
-    async with await place.listen(host=address) as listener:
-        client, server = await place.both(listener)
+async def test_listening_on_every_address(factory: ConnectionFactory, address: str) -> None:
+    async with await factory.listen(host=address) as listener:
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
-async def test_host_by_name(place: Place) -> None:
+async def test_host_by_name(factory: ConnectionFactory) -> None:
     """The loopback interface is reached by the embedded device; a card has no way there."""
-    by_name = replace(place, host="localhost")
-    if place.device != "embedded0":
-        async with await place.listen() as listener:
+    by_name = replace(factory, host="localhost")
+    if factory.device != "embedded0":
+        async with await factory.listen() as listener:
             await ends(by_name.connect(listener.port), ConnectionManagerError, OSError)
         return
     async with await by_name.listen() as listener:
@@ -96,7 +96,7 @@ async def test_host_by_name(place: Place) -> None:
 @pytest.mark.parametrize(("lasts", "times"), [(3600.0, 1), (0.0, 3)])
 @one_loop
 async def test_a_choice_of_a_device_lasts_for_a_while(
-    place: Place, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
 ) -> None:
     asked = []
     find = verbs.find_device
@@ -107,43 +107,45 @@ async def test_a_choice_of_a_device_lasts_for_a_while(
 
     monkeypatch.setattr(verbs, "find_device", found)
     monkeypatch.setattr("aiordma.transport.CHOICE_LASTS", lasts)
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         for _ in range(2):
-            client, server = await place.both(listener)
+            client, server = await factory.both(listener)
             async with client, server:
                 await check_alive(client, server)
-    assert asked == [place.device] * times
+    assert asked == [factory.device] * times
 
 
 @one_loop
 @by_cm
-async def test_device_from_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIORDMA_DEVICE", place.device)
-    async with await listen(place.host) as listener:
-        assert listener.device == place.device
+async def test_device_from_the_environment(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", factory.device)
+    async with await listen(factory.host) as listener:
+        assert listener.device == factory.device
 
 
 @one_loop
-async def test_source_address(place: Place) -> None:
-    async with await place.listen() as listener:
+async def test_source_address(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
         accepting = asyncio.create_task(listener.accept())
         async with await connect(
-            place.host,
+            factory.host,
             listener.port,
-            device=place.device,
-            via=place.via,
-            source=(place.host, 0),
+            device=factory.device,
+            via=factory.via,
+            source=(factory.host, 0),
             config=SMALL,
         ) as client:
             assert client.local_address is not None
-            assert client.local_address[0] == place.host
+            assert client.local_address[0] == factory.host
             async with await accepting as server:
                 await check_alive(client, server)
 
 
-async def test_many_connections_to_one_listener(place: Place) -> None:
-    async with await place.listen() as listener:
-        clients = await asyncio.gather(*(place.connect(listener.port) for _ in range(10)))
+async def test_many_connections_to_one_listener(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
+        clients = await asyncio.gather(*(factory.connect(listener.port) for _ in range(10)))
         servers = [await listener.accept() for _ in clients]
         for number, client in enumerate(clients):
             await client.send(b"%d" % number)
@@ -153,11 +155,11 @@ async def test_many_connections_to_one_listener(place: Place) -> None:
 
 
 @one_loop
-async def test_two_listeners(place: Place) -> None:
-    async with await place.listen() as first, await place.listen() as second:
+async def test_two_listeners(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as first, await factory.listen() as second:
         assert first.port != second.port
         for listener in (first, second):
-            client, server = await place.both(listener)
+            client, server = await factory.both(listener)
             async with client, server:
                 await check_alive(client, server)
 
@@ -183,23 +185,23 @@ def test_limits_that_cannot_be(limits: dict[str, Any]) -> None:
 
 
 @one_loop
-async def test_pool_too_small_for_a_connection(place: Place) -> None:
-    """A named error for whoever connects; nothing stays behind (the fixture looks)."""
-    async with await place.listen() as listener:
+async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> None:
+    """A named error on the connecting side; nothing stays behind (the fixture looks)."""
+    async with await factory.listen() as listener:
         # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
-        kind = QuotaError if place.via == "cm" else ProtocolError
+        kind = QuotaError if factory.via == "cm" else ProtocolError
         with pytest.raises(kind, match="pool_limit" if kind is QuotaError else "ended"):
-            await place.connect(listener.port, replace(SMALL, pool_limit=1 << 20))
+            await factory.connect(listener.port, replace(SMALL, pool_limit=1 << 20))
 
 
 # ---- close ---------------------------------------------------------------------------------------
 
 
-async def test_goodbye(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_goodbye(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         waiting = asyncio.create_task(server.recv())
-        await turns(2)
-        async with place.within(1):
+        await yield_loop(2)
+        async with factory.within(1):
             await client.close()
             error = await ends(server.recv(), ConnectionClosedError)
             assert isinstance(error, ConnectionClosedError)
@@ -231,9 +233,9 @@ CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "peer closes", "peer aborts"])
-async def test_used_again_after_the_end(place: Place, end: str) -> None:
+async def test_used_again_after_the_end(factory: ConnectionFactory, end: str) -> None:
     """The same answer however often and to whatever call."""
-    async with place.witness(), place.pair() as (client, server):
+    async with factory.witness(), factory.pair() as (client, server):
         remote = await client.request_region(8)
         kind = ConnectionBrokenError if end == "peer aborts" else ConnectionClosedError
         match end:
@@ -245,7 +247,7 @@ async def test_used_again_after_the_end(place: Place, end: str) -> None:
                 await server.close()
             case _:
                 server.abort()
-        async with place.within(2):
+        async with factory.within(2):
             await client.wait_closed()
         for _ in range(2):
             for name, call in CALLS.items():
@@ -260,9 +262,9 @@ async def test_used_again_after_the_end(place: Place, end: str) -> None:
 
 
 @one_loop
-async def test_used_again_after_the_end_of_all(place: Place) -> None:
+async def test_used_again_after_the_end_of_all(factory: ConnectionFactory) -> None:
     """With the last connection its loop's memory pool has gone as well, which is not the reason."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         await client.close()
         await server.wait_closed()
@@ -272,8 +274,8 @@ async def test_used_again_after_the_end_of_all(place: Place) -> None:
 
 
 @one_loop
-async def test_second_close(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_second_close(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         await exchange(client, server, b"x")
         await asyncio.gather(client.close(), client.close(), client.close())
         await client.close()
@@ -283,26 +285,26 @@ async def test_second_close(place: Place) -> None:
         await server.close()
 
 
-async def test_close_delivers_what_was_to_be_sent(place: Place) -> None:
+async def test_close_delivers_what_was_to_be_sent(factory: ConnectionFactory) -> None:
     """Queued, under way and offered: all of it arrives, then the goodbye."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         messages = [pattern([10, 5000, 100_000][n % 3], n) for n in range(30)]
         sends = [asyncio.create_task(client.send(data)) for data in messages]
-        await turns(1)
+        await yield_loop(1)
         closing = asyncio.create_task(client.close())
         assert [bytes(message) async for message in server] == messages
-        async with place.within(1):
+        async with factory.within(1):
             await closing
             await asyncio.gather(*sends)
 
 
 @one_loop
-async def test_nothing_new_while_closing(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_nothing_new_while_closing(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(200_000)))
-        await turns(1)
+        await yield_loop(1)
         closing = asyncio.create_task(client.close())
-        await turns(1)
+        await yield_loop(1)
         with pytest.raises(ConnectionClosedError, match="being closed"):
             await client.send(b"too late")
         assert "closing" in repr(client)
@@ -312,10 +314,10 @@ async def test_nothing_new_while_closing(place: Place) -> None:
         await ends(server.recv(), ConnectionClosedError)
 
 
-async def test_both_close_at_once(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_both_close_at_once(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         await check_alive(client, server)
-        async with place.within(1):
+        async with factory.within(1):
             await asyncio.gather(client.close(), server.close())
         for conn in (client, server):
             assert conn.closed
@@ -323,12 +325,12 @@ async def test_both_close_at_once(place: Place) -> None:
 
 
 @one_loop
-async def test_close_is_closed_in_order_every_time(place: Place) -> None:
+async def test_close_is_closed_in_order_every_time(factory: ConnectionFactory) -> None:
     """The peer's disconnect, which answers our goodbye, must not be taken for a break."""
     for _ in range(20):
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             waiting = asyncio.create_task(client.recv())
-            await turns(1)
+            await yield_loop(1)
             await client.close()
             error = await ends(finish(waiting), ConnectionClosedError)
             assert isinstance(error, ConnectionClosedError)
@@ -340,21 +342,21 @@ async def test_close_is_closed_in_order_every_time(place: Place) -> None:
 
 @one_loop
 async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers the goodbye so quickly that it looks like a break: it was closed in order."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         tell = client._sharing.tell
 
         async def tell_and_lose(message: protocol.Message) -> None:
             telling = asyncio.create_task(tell(message))
-            await turns(1)
+            await yield_loop(1)
             client._disconnected("the peer is gone")
             await telling
 
         monkeypatch.setattr(client._sharing, "tell", tell_and_lose)
         waiting = asyncio.create_task(client.recv())
-        await turns(1)
+        await yield_loop(1)
         await client.close()
         error = await ends(finish(waiting), ConnectionClosedError)
         assert isinstance(error, ConnectionClosedError)
@@ -363,14 +365,14 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
 
 
 @one_loop
-async def test_disconnect_that_overtakes_the_goodbye(place: Place) -> None:
+async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory) -> None:
     """The goodbye lies in the completion queue when the link tells of its end."""
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         accepting = asyncio.create_task(listener.accept())
-        async with RawPeer.connect(place, listener.port) as peer, await accepting as conn:
+        async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
             peer.send_control(GOODBYE)
             channel = conn._endpoint.driver.channel
-            readable, _, _ = select.select([channel.fd], [], [], 5 * place.slow)
+            readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
             assert readable
             conn._disconnected("the peer is gone")
             error = await ends(conn.recv(), ConnectionClosedError)
@@ -382,12 +384,12 @@ async def finish(task: asyncio.Task[Any]) -> object:
     return await task
 
 
-async def test_messages_that_arrived_outlive_the_end(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_messages_that_arrived_outlive_the_end(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for n in range(SMALL.data_receives):
             await client.send(pattern(1000 if n else 5000, n))
         await client.close()
-        async with place.within(1):
+        async with factory.within(1):
             await server.wait_closed()
         for n in range(SMALL.data_receives):
             with await server.recv() as message:
@@ -396,14 +398,14 @@ async def test_messages_that_arrived_outlive_the_end(place: Place) -> None:
 
 
 @one_loop
-async def test_messages_nobody_takes_go_back(place: Place) -> None:
-    async with place.pair() as (anchor, other):
+async def test_messages_nobody_takes_go_back(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             for n in range(SMALL.data_receives):
                 await client.send(pattern(1000 if n else 5000, n))
             await client.close()
-            async with place.within(1):
+            async with factory.within(1):
                 await server.wait_closed()
         del client, server
         gc.collect()
@@ -411,16 +413,16 @@ async def test_messages_nobody_takes_go_back(place: Place) -> None:
 
 
 @one_loop
-async def test_close_with_a_peer_that_does_not_read(place: Place) -> None:
+async def test_close_with_a_peer_that_does_not_read(factory: ConnectionFactory) -> None:
     config = replace(SMALL, close_timeout=0.2)
-    async with place.pair(config) as (client, server):
+    async with factory.pair(config) as (client, server):
         sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(10)]
         await asyncio.gather(*sends[: SMALL.data_receives])
-        async with place.within(1):
+        async with factory.within(1):
             await client.close()
         for task in sends[SMALL.data_receives :]:
             await ends(finish(task), ConnectionClosedError)
-        async with place.within(1):
+        async with factory.within(1):
             await server.wait_closed()
         arrived = [bytes(await server.recv()) for _ in range(SMALL.data_receives)]
         assert arrived == [pattern(ALONE, n) for n in range(SMALL.data_receives)]
@@ -428,8 +430,8 @@ async def test_close_with_a_peer_that_does_not_read(place: Place) -> None:
 
 
 @one_loop
-async def test_leaving_the_block_closes(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_leaving_the_block_closes(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with pytest.raises(ZeroDivisionError):
             async with client:
                 raise ZeroDivisionError
@@ -440,13 +442,13 @@ async def test_leaving_the_block_closes(place: Place) -> None:
 # ---- abort ---------------------------------------------------------------------------------------
 
 
-async def test_abort_is_seen_as_broken(place: Place) -> None:
-    async with place.witness(), place.pair() as (client, server):
+async def test_abort_is_seen_as_broken(factory: ConnectionFactory) -> None:
+    async with factory.witness(), factory.pair() as (client, server):
         waiting = asyncio.create_task(server.recv())
         requests = asyncio.create_task(server.recv_region())
-        await turns(2)
+        await yield_loop(2)
         client.abort()
-        async with place.within(1):
+        async with factory.within(1):
             for task in (waiting, requests):
                 error = await ends(finish(task), ConnectionBrokenError)
                 assert error.__cause__ is not None
@@ -457,8 +459,8 @@ async def test_abort_is_seen_as_broken(place: Place) -> None:
         assert "broken" in repr(server)
 
 
-async def test_abort_in_the_middle_of_everything(place: Place) -> None:
-    async with place.witness(), place.pair() as (client, server):
+async def test_abort_in_the_middle_of_everything(factory: ConnectionFactory) -> None:
+    async with factory.witness(), factory.pair() as (client, server):
         buffer = server.alloc(1 << 20)
         _, remote = await give(server, client, buffer)
         work: list[asyncio.Task[Any]] = [
@@ -473,9 +475,9 @@ async def test_abort_in_the_middle_of_everything(place: Place) -> None:
                 server.recv_region(),
             )
         ]
-        await turns(3)
+        await yield_loop(3)
         client.abort()
-        async with place.within(2):
+        async with factory.within(2):
             results = await asyncio.gather(*work, return_exceptions=True)
             await server.wait_closed()
         kinds = (ConnectionClosedError, ConnectionBrokenError, int, type(None))
@@ -485,8 +487,8 @@ async def test_abort_in_the_middle_of_everything(place: Place) -> None:
 
 
 @one_loop
-async def test_async_for_over_a_broken_connection(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_async_for_over_a_broken_connection(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         await client.send(b"one")
         client.abort()
         seen = []
@@ -495,7 +497,7 @@ async def test_async_for_over_a_broken_connection(place: Place) -> None:
             async for message in server:
                 seen.append(bytes(message))
 
-        async with place.within(1):
+        async with factory.within(1):
             await ends(iterate(), ConnectionBrokenError)
         assert seen in ([b"one"], [])
 
@@ -503,25 +505,25 @@ async def test_async_for_over_a_broken_connection(place: Place) -> None:
 # ---- listeners -----------------------------------------------------------------------------------
 
 
-async def test_listener_close(place: Place) -> None:
+async def test_listener_close(factory: ConnectionFactory) -> None:
     """It refuses, its waiters end, and what it had accepted goes on."""
-    listener = await place.listen()
-    client, server = await place.both(listener)
+    listener = await factory.listen()
+    client, server = await factory.both(listener)
     waiting = asyncio.create_task(listener.accept())
 
     async def iterate() -> int:
         return len([conn async for conn in listener])
 
     iterating = asyncio.create_task(iterate())
-    await turns(2)
-    async with place.within(1):
+    await yield_loop(2)
+    async with factory.within(1):
         await listener.close()
         await listener.close()
         await ends(finish(waiting), ConnectionClosedError)
         assert await iterating == 0
         await ends(listener.accept(), ConnectionClosedError)
-    async with place.within(2):
-        await ends(place.connect(listener.port), RejectedError)
+    async with factory.within(2):
+        await ends(factory.connect(listener.port), RejectedError)
     async with client, server:
         await check_alive(client, server)
 
@@ -529,12 +531,12 @@ async def test_listener_close(place: Place) -> None:
 @one_loop
 @by_cm
 async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between being told of it and taking it: the next acceptor gets it."""
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         first, second = (asyncio.create_task(listener.accept()) for _ in range(2))
-        await turns(2)
+        await yield_loop(2)
         wake = listener._waiters.wake
 
         def wake_and_cancel() -> None:
@@ -542,19 +544,19 @@ async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
             first.cancel()
 
         monkeypatch.setattr(listener._waiters, "wake", wake_and_cancel)
-        client = await place.connect(listener.port)
-        async with place.within(2):
+        client = await factory.connect(listener.port)
+        async with factory.within(2):
             server = await second
         assert first.cancelled()
         async with client, server:
             await check_alive(client, server)
 
 
-async def test_connections_that_nobody_accepted(place: Place) -> None:
-    listener = await place.listen()
-    clients = [await place.connect(listener.port) for _ in range(3)]
+async def test_connections_that_nobody_accepted(factory: ConnectionFactory) -> None:
+    listener = await factory.listen()
+    clients = [await factory.connect(listener.port) for _ in range(3)]
     await barrier(clients[0])
-    async with place.within(2):
+    async with factory.within(2):
         await listener.close()
         for client in clients:
             await ends(client.recv(), ConnectionBrokenError, ConnectionClosedError)
@@ -562,33 +564,33 @@ async def test_connections_that_nobody_accepted(place: Place) -> None:
 
 
 @one_loop
-async def test_listener_closes_during_a_handshake(place: Place) -> None:
+async def test_listener_closes_during_a_handshake(factory: ConnectionFactory) -> None:
     for count in (0, 1, 2, 3, 5, 8, 13, 21):
-        listener = await place.listen()
-        connecting = asyncio.create_task(place.connect(listener.port))
-        await turns(count)
-        async with place.within(1):
+        listener = await factory.listen()
+        connecting = asyncio.create_task(factory.connect(listener.port))
+        await yield_loop(count)
+        async with factory.within(1):
             await listener.close()
         try:
-            async with place.within(2):
+            async with factory.within(2):
                 conn = await connecting
         except (OSError, ProtocolError):
             continue
-        async with place.within(1):
+        async with factory.within(1):
             await ends(conn.recv(), ConnectionBrokenError, ConnectionClosedError)
 
 
 @one_loop
-async def test_port_is_free_after_close(place: Place) -> None:
-    listener = await place.listen()
+async def test_port_is_free_after_close(factory: ConnectionFactory) -> None:
+    listener = await factory.listen()
     port = listener.port
-    client, server = await place.both(listener)
+    client, server = await factory.both(listener)
     await listener.close()
     async with await listen(
-        place.host, port, device=place.device, via=place.via, config=SMALL
+        factory.host, port, device=factory.device, via=factory.via, config=SMALL
     ) as again:
         assert again.port == port
-        other, its_server = await place.both(again)
+        other, its_server = await factory.both(again)
         async with client, server, other, its_server:
             await check_alive(client, server)
             await check_alive(other, its_server)
@@ -596,11 +598,13 @@ async def test_port_is_free_after_close(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(place: Place) -> None:
+async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
+    factory: ConnectionFactory,
+) -> None:
     """After the bootstrap the socket is for its end alone."""
-    async with place.witness(), place.pair() as (client, server):
+    async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
-        async with place.within(1):
+        async with factory.within(1):
             error = await ends(server.recv(), ConnectionBrokenError)
             assert "sent something after the bootstrap" in str(error)
 
@@ -618,15 +622,15 @@ def wake_ups() -> int:
 
 
 @one_loop
-async def test_idle_connection_costs_nothing(place: Place) -> None:
+async def test_idle_connection_costs_nothing(factory: ConnectionFactory) -> None:
     """No timer, no polling: a process that waits for a message does not wake up.
 
     What a burst of work leaves behind settles at some time; what looks again and again never does.
     """
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         await check_alive(client, server)
         waiting = asyncio.create_task(server.recv())
-        async with place.within(2):
+        async with factory.within(2):
             while True:
                 before = wake_ups()
                 with pytest.raises(TimeoutError):
@@ -644,14 +648,14 @@ GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 @one_loop
 @pytest.mark.needs("faults")
 async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
-    place: Place,
+    factory: ConnectionFactory,
 ) -> None:
     """Nothing orders the completions of sends and of receives."""
-    async with place.pair() as (client, server):
-        with testing.faults(delay=0.05, device=place.device):
+    async with factory.pair() as (client, server):
+        with testing.faults(delay=0.05, device=factory.device):
             sending = client.send_nowait(b"the last one")
             client._take_control(GOODBYE)
-            await turns(10)  # that of the loop in which it was read is not all it has
+            await yield_loop(10)  # that of the loop in which it was read is not all it has
             await sending
         await ends(client.recv(), ConnectionClosedError)
         assert bytes(await server.recv()) == b"the last one"
@@ -659,11 +663,11 @@ async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
 
 @one_loop
 @pytest.mark.needs("faults")
-async def test_goodbye_of_a_peer_that_takes_nothing_any_more(place: Place) -> None:
+async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: ConnectionFactory) -> None:
     """It says goodbye and stays: what is under way is lost when a close would have its end."""
     config = replace(SMALL, close_timeout=0.1)
-    async with place.pair(config) as (client, _):
-        with testing.faults(delay=60, device=place.device):
+    async with factory.pair(config) as (client, _):
+        with testing.faults(delay=60, device=factory.device):
             sending = client.send_nowait(b"the last one")
             client._take_control(GOODBYE)
             for waiting in (sending, client.recv()):
@@ -674,27 +678,29 @@ async def test_goodbye_of_a_peer_that_takes_nothing_any_more(place: Place) -> No
 
 
 @one_loop
-async def test_the_end_comes_with_the_last_of_what_was_under_way(place: Place) -> None:
+async def test_the_end_comes_with_the_last_of_what_was_under_way(
+    factory: ConnectionFactory,
+) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
-    async with place.pair(replace(SMALL, close_timeout=1000)) as (client, _):
+    async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
         client._queue.capacity += 1  # as if one more were under way
         client._take_control(GOODBYE)
-        await turns(20)
+        await yield_loop(20)
         assert not client.closed
         client._queue.capacity -= 1
         client._queue.post_work(Probe(lambda: None))
-        async with place.within(2):
+        async with factory.within(2):
             await client.wait_closed()
 
 
 @one_loop
 @pytest.mark.needs("faults")
-async def test_writes_under_way_when_the_peer_closes(place: Place) -> None:
+async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory) -> None:
     """Their memory is no more shared, but what their caller hears is that the peer has closed."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, client.alloc(64) as local:
             share, remote = await give(server, client, buffer)
-            with testing.faults(delay=0.05, device=place.device):
+            with testing.faults(delay=0.05, device=factory.device):
                 writes = [client._queue.write(local, remote) for _ in range(3)]
                 share.revoke()
                 client._take_control(GOODBYE)
@@ -706,13 +712,13 @@ async def test_writes_under_way_when_the_peer_closes(place: Place) -> None:
 
 
 @one_loop
-async def test_one_closes_while_the_other_does(place: Place) -> None:
+async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> None:
     """A `close` that waits for a message to be read ends with the peer's goodbye."""
-    async with place.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
+    async with factory.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
         client.send_nowait(bytes(100_000)).add_done_callback(lambda done: done.exception())
         closing = asyncio.create_task(client.close())
-        await turns(10)
+        await yield_loop(10)
         assert not closing.done()
-        async with place.within(5):
+        async with factory.within(5):
             await server.close()
             await closing

@@ -24,80 +24,82 @@ from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE
 from aiordma._transport.tcp_link import REFUSED
 from aiordma.errors import RejectedError
 
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, check_alive, ends
 
 pytestmark = pytest.mark.any_device
 
 TWO = replace(SMALL, max_connections=2)
 
 
-async def turned_away(place: Place, port: int) -> str:
+async def turned_away(factory: ConnectionFactory, port: int) -> str:
     """The reason that a peer is given."""
-    async with place.within(5):
-        error = await ends(place.connect(port), RejectedError)
+    async with factory.within(5):
+        error = await ends(factory.connect(port), RejectedError)
     return str(error)
 
 
-async def test_who_comes_too_many(place: Place) -> None:
-    """The reason is told, those who are in notice nothing, and a place that is free is given."""
-    async with await place.listen(TWO) as listener:
-        first, second = await place.both(listener), await place.both(listener)
+async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
+    """The reason is told, other connections go on, and one that has ended counts no more."""
+    async with await factory.listen(TWO) as listener:
+        first, second = await factory.both(listener), await factory.both(listener)
         for _ in range(3):
-            assert "as many connections as it takes (2)" in await turned_away(place, listener.port)
+            assert "as many connections as it takes (2)" in await turned_away(
+                factory, listener.port
+            )
         await check_alive(*first)
         await second[0].close()
-        async with place.within(5):
+        async with factory.within(5):
             await second[1].wait_closed()
-        third = await place.both(listener)
-        await turned_away(place, listener.port)
+        third = await factory.both(listener)
+        await turned_away(factory, listener.port)
         first[1].abort()
         await first[1].wait_closed()
-        fourth = await place.both(listener)
+        fourth = await factory.both(listener)
         await check_alive(*fourth)
         for end in (*first, *third, *fourth):
             await end.close()
 
 
-async def test_one_host_takes_no_more_than_its_share(place: Place) -> None:
+async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory) -> None:
     limits = replace(SMALL, max_connections=5, max_connections_per_host=1)
-    async with await place.listen(limits) as listener:
-        client, server = await place.both(listener)
+    async with await factory.listen(limits) as listener:
+        client, server = await factory.both(listener)
         assert client.local_address is not None
-        why = await turned_away(place, listener.port)
+        why = await turned_away(factory, listener.port)
         assert f"with {client.local_address[0]} as it takes (1)" in why
         await client.close()
-        async with place.within(5):
+        async with factory.within(5):
             await server.wait_closed()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
-async def test_who_has_not_been_accepted_counts(place: Place) -> None:
+async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> None:
     """A connection that waits for `accept` costs as much as another."""
-    async with await place.listen(TWO) as listener:
-        clients = [await place.connect(listener.port) for _ in range(2)]
-        await turned_away(place, listener.port)
+    async with await factory.listen(TWO) as listener:
+        clients = [await factory.connect(listener.port) for _ in range(2)]
+        await turned_away(factory, listener.port)
     for client in clients:
-        async with place.within(5):
+        async with factory.within(5):
             await client.wait_closed()
 
 
 @one_loop
-async def test_who_has_ended_before_anybody_accepted_it(place: Place) -> None:
-    """A listener that is slow does not keep all of them; who is still there is, in its turn."""
+async def test_who_has_ended_before_anybody_accepted_it(factory: ConnectionFactory) -> None:
+    """A slow listener does not keep all of them; those still open are accepted in order."""
     async with await listen(
-        place.host, 0, device=place.device, via=place.via, backlog=4, config=SMALL
+        factory.host, 0, device=factory.device, via=factory.via, backlog=4, config=SMALL
     ) as listener:
-        first = await place.connect(listener.port)
+        first = await factory.connect(listener.port)
         for _ in range(20):
-            other = await place.connect(listener.port)
+            other = await factory.connect(listener.port)
             await other.close()
         assert len(listener._ready) <= 10
-        last = await place.connect(listener.port)
-        async with first, last, place.within(5):
+        last = await factory.connect(listener.port)
+        async with first, last, factory.within(5):
             async with await listener.accept() as server:
                 await check_alive(first, server)
             while (server := await listener.accept()).closed:
@@ -106,7 +108,7 @@ async def test_who_has_ended_before_anybody_accepted_it(place: Place) -> None:
                 await check_alive(last, server)
 
 
-async def test_a_failed_handshake_keeps_no_place(place: Place) -> None:
+async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> None:
     key = bytes(range(16))
 
     async def wait(conn: Connection) -> None:
@@ -114,29 +116,29 @@ async def test_a_failed_handshake_keeps_no_place(place: Place) -> None:
 
     server = await start_server(
         wait,
-        place.host,
-        device=place.device,
-        via=place.via,
+        factory.host,
+        device=factory.device,
+        via=factory.via,
         config=replace(SMALL, max_connections=1),
         auth=key,
     )
 
     async def with_key(auth: bytes) -> Connection:
-        """The listener has its place back when it has heard of the end, a moment later."""
+        """It counts until the listener has noticed its end, a moment later."""
         while True:
             try:
                 return await connect(
-                    place.host,
+                    factory.host,
                     server.port,
-                    device=place.device,
-                    via=place.via,
+                    device=factory.device,
+                    via=factory.via,
                     config=SMALL,
                     auth=auth,
                 )
             except RejectedError:
                 continue
 
-    async with server, place.within(10):
+    async with server, factory.within(10):
         for _ in range(3):
             await ends(with_key(bytes(16)), AuthenticationError)
             async with await with_key(key):
@@ -153,8 +155,8 @@ async def aborting(server: streams.StreamServer) -> AsyncIterator[None]:
 
 
 @one_loop
-async def test_servers_of_streams(place: Place) -> None:
-    """The same setting; a place is free again when the transport is closed."""
+async def test_servers_of_streams(factory: ConnectionFactory) -> None:
+    """The same setting; a closed transport counts no more."""
     ended: asyncio.Queue[None] = asyncio.Queue()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,18 +167,18 @@ async def test_servers_of_streams(place: Place) -> None:
 
     server = await streams.start_stream_server(
         echo,
-        place.host,
-        device=place.device,
-        via=place.via,
+        factory.host,
+        device=factory.device,
+        via=factory.via,
         config=replace(SMALL, max_connections=1),
     )
 
     async def visit() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await streams.open_connection(
-            place.host, server.address[1], device=place.device, via=place.via, config=SMALL
+            factory.host, server.address[1], device=factory.device, via=factory.via, config=SMALL
         )
 
-    async with server, aborting(server), place.within(10):
+    async with server, aborting(server), factory.within(10):
         for _ in range(2):
             reader, writer = await visit()
             await ends(visit(), RejectedError)
@@ -198,7 +200,7 @@ REFUSALS = {
 @pytest.mark.parametrize("kind", REFUSALS)
 @one_loop
 @by_tcp
-async def test_what_a_server_may_answer(place: Place, kind: str) -> None:
+async def test_what_a_server_may_answer(factory: ConnectionFactory, kind: str) -> None:
     answer, expected = REFUSALS[kind]
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -206,9 +208,9 @@ async def test_what_a_server_may_answer(place: Place, kind: str) -> None:
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(refuse, place.host, 0)
-    async with server, place.within(2):
-        error = await ends(place.connect(server.sockets[0].getsockname()[1]), expected)
+    server = await asyncio.start_server(refuse, factory.host, 0)
+    async with server, factory.within(2):
+        error = await ends(factory.connect(server.sockets[0].getsockname()[1]), expected)
         assert ("closed today" in str(error)) == (kind == "a reason")
 
 

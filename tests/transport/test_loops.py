@@ -17,8 +17,8 @@ from aiordma.errors import ConnectionClosedError, WrongLoopError
 from aiordma.verbs import live
 from tests.combinations import LOOPS
 
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern
 from .marks import by_cm, one_loop
-from .place import SMALL, Place, check_alive, ends, pattern
 
 LIMIT = 300.0
 
@@ -65,8 +65,8 @@ async def echo(conn: Connection) -> None:
             await conn.send(message)
 
 
-async def talk(place: Place, port: int, seed: int) -> None:
-    async with await place.connect(port) as conn:
+async def talk(factory: ConnectionFactory, port: int, seed: int) -> None:
+    async with await factory.connect(port) as conn:
         for size in (0, 100, 5000, 200_000):
             data = pattern(size, seed)
             sending = asyncio.create_task(conn.send(data))
@@ -75,17 +75,17 @@ async def talk(place: Place, port: int, seed: int) -> None:
             await sending
 
 
-def test_servers_and_clients_in_many_threads(place: Place) -> None:
+def test_servers_and_clients_in_many_threads(factory: ConnectionFactory) -> None:
     """One device, four loops of two kinds; each has a server and talks with all the servers."""
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
 
     async def serve() -> Any:
         return await start_server(
-            echo, place.host, device=place.device, via=place.via, config=SMALL
+            echo, factory.host, device=factory.device, via=factory.via, config=SMALL
         )
 
     async def visit(ports: list[int], number: int) -> None:
-        await asyncio.gather(*(talk(place, port, number) for port in ports for _ in range(2)))
+        await asyncio.gather(*(talk(factory, port, number) for port in ports for _ in range(2)))
 
     with threads(*kinds) as loops:
         servers = [thread.run(serve()) for thread in loops]
@@ -145,15 +145,15 @@ USES: dict[str, Use] = {
 
 @by_cm
 @pytest.mark.parametrize("other", LOOPS)
-async def test_a_connection_in_another_loop(place: Place, other: str) -> None:
+async def test_a_connection_in_another_loop(factory: ConnectionFactory, other: str) -> None:
     """Each use is refused, and the connection has not noticed."""
 
     async def use_all(conn: Connection) -> None:
         for name, use in USES.items():
             error = await ends(use(conn), WrongLoopError)
-            assert re.search(r"another event loop.*place\.py:\d+", str(error)), name
+            assert re.search(r"another event loop.*connection_factory\.py:\d+", str(error)), name
 
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         with threads(other) as (thread,):
             await asyncio.wrap_future(thread.start(use_all(client)))
         await check_alive(client, server)
@@ -161,8 +161,8 @@ async def test_a_connection_in_another_loop(place: Place, other: str) -> None:
 
 @by_cm
 @one_loop
-async def test_a_connection_in_a_thread_without_a_loop(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_a_connection_in_a_thread_without_a_loop(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for use in (lambda: client.send_nowait(b"x"), client.abort, lambda: client.alloc(64)):
             with pytest.raises(WrongLoopError, match="run_coroutine_threadsafe"):
                 await asyncio.to_thread(use)
@@ -171,16 +171,16 @@ async def test_a_connection_in_a_thread_without_a_loop(place: Place) -> None:
 
 @by_cm
 @one_loop
-async def test_listeners_and_servers_in_another_loop(place: Place) -> None:
+async def test_listeners_and_servers_in_another_loop(factory: ConnectionFactory) -> None:
     async def refused(use: Callable[[], Awaitable[object]]) -> None:
         with pytest.raises(WrongLoopError, match="another event loop"):
             await use()
 
-    where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
+    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
     async with (
-        await place.listen() as listener,
-        await start_server(echo, place.host, **where) as server,
-        await streams.create_server(asyncio.Protocol, place.host, **where) as stream_server,
+        await factory.listen() as listener,
+        await start_server(echo, factory.host, **where) as server,
+        await streams.create_server(asyncio.Protocol, factory.host, **where) as stream_server,
     ):
 
         async def close_stream_server() -> None:
@@ -196,7 +196,7 @@ async def test_listeners_and_servers_in_another_loop(place: Place) -> None:
                 close_stream_server,
             ):
                 await asyncio.wrap_future(thread.start(refused(use)))
-        ends = await place.both(listener)
+        ends = await factory.both(listener)
         await check_alive(*ends)
         for end in ends:
             await end.close()
@@ -204,16 +204,16 @@ async def test_listeners_and_servers_in_another_loop(place: Place) -> None:
 
 @by_cm
 @one_loop
-async def test_a_stream_in_another_thread(place: Place) -> None:
+async def test_a_stream_in_another_thread(factory: ConnectionFactory) -> None:
     """What was refused has not become a part of the stream."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()
 
-    where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
-    async with await streams.start_stream_server(answer, place.host, **where) as server:
-        reader, writer = await streams.open_connection(place.host, server.address[1], **where)
+    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
+    async with await streams.start_stream_server(answer, factory.host, **where) as server:
+        reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
         transport = writer.transport
         assert isinstance(transport, streams.StreamTransport)
         for use in (
@@ -233,14 +233,14 @@ async def test_a_stream_in_another_thread(place: Place) -> None:
         await writer.wait_closed()
 
 
-def test_between_two_runs_of_a_loop(place: Place) -> None:
+def test_between_two_runs_of_a_loop(factory: ConnectionFactory) -> None:
     """Its own thread may use it while the loop does not run."""
     loop = asyncio.new_event_loop()
     try:
 
         async def make() -> tuple[Listener, Connection, Connection]:
-            listener = await place.listen()
-            return listener, *await place.both(listener)
+            listener = await factory.listen()
+            return listener, *await factory.both(listener)
 
         listener, client, server = loop.run_until_complete(make())
         with client.alloc(64) as buffer:
@@ -256,23 +256,23 @@ def test_between_two_runs_of_a_loop(place: Place) -> None:
 # ---- one loop after the other --------------------------------------------------------------------
 
 
-def test_loops_that_end_with_everything_open(place: Place, loop_name: str) -> None:
+def test_loops_that_end_with_everything_open(factory: ConnectionFactory, loop_name: str) -> None:
     """`asyncio.run` several times: each warns of what was left open, and leaves nothing behind."""
-    where: dict[str, Any] = {"device": place.device, "via": place.via, "config": SMALL}
+    where: dict[str, Any] = {"device": factory.device, "via": factory.via, "config": SMALL}
     left: list[Any] = []
 
     async def main() -> None:
-        listener = await place.listen()
-        client, server = await place.both(listener)
+        listener = await factory.listen()
+        client, server = await factory.both(listener)
         await check_alive(client, server)
         waiting = asyncio.create_task(server.recv())
-        serving = await start_server(echo, place.host, **where)
-        served = await place.connect(serving.port)
+        serving = await start_server(echo, factory.host, **where)
+        served = await factory.connect(serving.port)
         await served.send(b"x")
         assert bytes(await served.recv()) == b"x"
-        stream_server = await streams.create_server(asyncio.Protocol, place.host, **where)
+        stream_server = await streams.create_server(asyncio.Protocol, factory.host, **where)
         stream, _ = await streams.create_connection(
-            asyncio.Protocol, place.host, stream_server.address[1], **where
+            asyncio.Protocol, factory.host, stream_server.address[1], **where
         )
         stream.write(b"x")
         left[:] = [listener, client, server, serving, served, stream_server, stream, waiting]
@@ -300,18 +300,18 @@ def test_loops_that_end_with_everything_open(place: Place, loop_name: str) -> No
 
 
 @by_cm  # asyncio itself complains of sockets that were left open
-def test_a_loop_that_is_closed_without_a_word(place: Place) -> None:
+def test_a_loop_that_is_closed_without_a_word(factory: ConnectionFactory) -> None:
     """What it had is given back when the next loop comes to use the device."""
     before = live()
     loop = asyncio.new_event_loop()
     kept: list[Any] = []
 
     async def leave() -> None:
-        listener = await place.listen()
-        kept[:] = [listener, *await place.both(listener)]
+        listener = await factory.listen()
+        kept[:] = [listener, *await factory.both(listener)]
 
     async def come() -> None:
-        async with place.pair() as ends:
+        async with factory.pair() as ends:
             await check_alive(*ends)
 
     loop.run_until_complete(leave())

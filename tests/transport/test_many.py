@@ -18,8 +18,8 @@ from aiordma import Connection, Server, start_server, verbs
 from aiordma.mr_pool import SPARE_SLABS
 from aiordma.testing import Held
 
+from .connection_factory import SMALL, ConnectionFactory, pattern, pool_statistics, yield_loop
 from .marks import one_loop
-from .place import SMALL, Place, pattern, pool_statistics, turns
 
 # The virtual machine sets up some ten connections a second, and its device has room for few.
 IN_A_ROW = {"embedded0": 1000}
@@ -56,12 +56,14 @@ async def others_end(server: Server, first: asyncio.Task[None]) -> None:
     await asyncio.gather(*(task for task in server._tasks if task is not first))
 
 
-async def check_growth(place: Place, anchor: Connection, before: Held, leases: int) -> None:
+async def check_growth(
+    factory: ConnectionFactory, anchor: Connection, before: Held, leases: int
+) -> None:
     gc.collect()
     try:
-        async with place.within(2):  # a peer's descriptors go when its end has been noticed
+        async with factory.within(2):  # a peer's descriptors go when its end has been noticed
             while before.growth(Held.now()):
-                await turns(1)
+                await yield_loop(1)
     except TimeoutError:
         pytest.fail(f"left behind:\n{before.growth(Held.now())}")
     assert pool_statistics(anchor).leases <= leases
@@ -70,61 +72,61 @@ async def check_growth(place: Place, anchor: Connection, before: Held, leases: i
 @one_loop
 @pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
-async def test_one_after_another(place: Place) -> None:
-    count = IN_A_ROW.get(place.device, FEWER_IN_A_ROW)
+async def test_one_after_another(factory: ConnectionFactory) -> None:
+    count = IN_A_ROW.get(factory.device, FEWER_IN_A_ROW)
     async with await start_server(
-        echo, place.host, 0, device=place.device, via=place.via, config=SMALL
+        echo, factory.host, 0, device=factory.device, via=factory.via, config=SMALL
     ) as server:
 
         async def once(seed: int) -> None:
-            async with await place.connect(server.port) as client:
+            async with await factory.connect(server.port) as client:
                 await talk(client, seed)
             await others_end(server, first)
 
-        async with await place.connect(server.port) as anchor:
+        async with await factory.connect(server.port) as anchor:
             await talk(anchor, 0)
             (first,) = server._tasks
             for seed in range(count // 10):  # until caches are filled
                 await once(seed)
-            await turns(1)
+            await yield_loop(1)
             gc.collect()
             before, memory = Held.now(), resident()
             leases = pool_statistics(anchor).leases
             for seed in range(count - count // 10):
                 await once(seed)
-            await turns(1)
-            await check_growth(place, anchor, before, leases)
+            await yield_loop(1)
+            await check_growth(factory, anchor, before, leases)
             assert resident() - memory < GROWTH
 
 
 @pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
-async def test_at_once(place: Place) -> None:
-    count = AT_ONCE.get(place.device, FEWER_AT_ONCE)
+async def test_at_once(factory: ConnectionFactory) -> None:
+    count = AT_ONCE.get(factory.device, FEWER_AT_ONCE)
     patient = SMALL
     server = await start_server(
-        echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
+        echo, factory.host, 0, device=factory.device, via=factory.via, backlog=count, config=patient
     )
-    async with server, await place.connect(server.port) as anchor:
+    async with server, await factory.connect(server.port) as anchor:
         await talk(anchor, 0)
         (first,) = server._tasks
 
         async def crowd() -> None:
             clients = await asyncio.gather(
-                *(place.connect(server.port, patient) for _ in range(count))
+                *(factory.connect(server.port, patient) for _ in range(count))
             )
             assert verbs.live()["QueuePair"] >= 2 * count
             await asyncio.gather(*(talk(client, n) for n, client in enumerate(clients)))
             await asyncio.gather(*(client.close() for client in clients))
             await others_end(server, first)
-            await turns(1)
+            await yield_loop(1)
 
         await crowd()  # fills caches: slabs of the pool, threads of the resolver
         gc.collect()
         before, memory = Held.now(), resident()
         leases = pool_statistics(anchor).leases
         await crowd()
-        await check_growth(place, anchor, before, leases)
+        await check_growth(factory, anchor, before, leases)
         assert resident() - memory < GROWTH
 
 
@@ -141,21 +143,21 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.time_limit(500)
 @pytest.mark.timeout(600)
-async def test_from_another_process(place: Place) -> None:
+async def test_from_another_process(factory: ConnectionFactory) -> None:
     """All at a time into one process, which then has what it had before."""
-    count = FROM_ELSEWHERE.get(place.device, FEWER_AT_ONCE)
+    count = FROM_ELSEWHERE.get(factory.device, FEWER_AT_ONCE)
     patient = replace(SMALL, max_handshakes=count)
     server = await start_server(
-        echo, place.host, 0, device=place.device, via=place.via, backlog=count, config=patient
+        echo, factory.host, 0, device=factory.device, via=factory.via, backlog=count, config=patient
     )
-    async with server, await place.connect(server.port) as anchor:
+    async with server, await factory.connect(server.port) as anchor:
         await talk(anchor, 0)
         (first,) = server._tasks
 
         async def crowd(size: int) -> None:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-W", "error", "-m", "tests.transport.child", "crowd",
-                place.device, place.via, place.host, str(size),
+                factory.device, factory.via, factory.host, str(size),
                 cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
             assert process.stdin is not None
@@ -166,12 +168,12 @@ async def test_from_another_process(place: Place) -> None:
             process.stdin.write(b"close\n")
             await others_end(server, first)
             assert await process.wait() == 0
-            await turns(1)
+            await yield_loop(1)
 
         await crowd(10)  # what a child process needs, and the first rush leaves behind
         gc.collect()
         before, leases = Held.now(), pool_statistics(anchor).leases
         before.objects["MemoryRegion"] += SPARE_SLABS  # the others were given back
         await crowd(count)
-        await check_growth(place, anchor, before, leases)
+        await check_growth(factory, anchor, before, leases)
         await talk(anchor, 1)

@@ -10,8 +10,15 @@ import pytest
 
 from aiordma import BufferStateError, Connection, Message
 
+from .connection_factory import (
+    ConnectionFactory,
+    exchange,
+    leases,
+    pattern,
+    pool_statistics,
+    yield_loop,
+)
 from .marks import by_cm, one_loop
-from .place import Place, exchange, leases, pattern, pool_statistics, turns
 
 pytestmark = [one_loop, by_cm, pytest.mark.any_device]
 
@@ -25,8 +32,8 @@ async def transfer(sender: Connection, receiver: Connection, data: bytes) -> Mes
 
 
 @SIZES
-async def test_what_a_message_shows(place: Place, size: int) -> None:
-    async with place.pair() as (client, server):
+async def test_what_a_message_shows(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair() as (client, server):
         data = pattern(size)
         message = await transfer(client, server, data)
         assert len(message) == size
@@ -47,8 +54,8 @@ async def test_what_a_message_shows(place: Place, size: int) -> None:
 
 
 @SIZES
-async def test_released_message_is_inert(place: Place, size: int) -> None:
-    async with place.pair() as (client, server):
+async def test_released_message_is_inert(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         with message:
             assert bytes(message) == pattern(size)
@@ -66,9 +73,9 @@ async def test_released_message_is_inert(place: Place, size: int) -> None:
 
 
 @SIZES
-async def test_view_outlives_its_message(place: Place, size: int) -> None:
-    """Its bytes are not handed out again while somebody looks at them."""
-    async with place.pair() as (client, server):
+async def test_view_outlives_its_message(factory: ConnectionFactory, size: int) -> None:
+    """Its bytes are not handed out again while a view of them exists."""
+    async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         view = message.data
         array = np.frombuffer(message.data, dtype=np.uint8)
@@ -83,8 +90,8 @@ async def test_view_outlives_its_message(place: Place, size: int) -> None:
 
 
 @SIZES
-async def test_view_outlives_its_connection(place: Place, size: int) -> None:
-    async with place.pair() as (client, server):
+async def test_view_outlives_its_connection(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         view = message.data
     assert bytes(message) == pattern(size)
@@ -94,9 +101,9 @@ async def test_view_outlives_its_connection(place: Place, size: int) -> None:
 
 
 @SIZES
-async def test_memory_comes_back(place: Place, size: int) -> None:
+async def test_memory_comes_back(factory: ConnectionFactory, size: int) -> None:
     """By release, by the end of the last view, and by being forgotten."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         before = await leases(client, server)
         message.release()
@@ -111,9 +118,9 @@ async def test_memory_comes_back(place: Place, size: int) -> None:
         assert pool_statistics(server).leases == before - 1
 
         message = await transfer(client, server, pattern(size))
-        await turns(1)  # whoever the end of a task has woken holds it, and its result, until then
+        await yield_loop(1)  # the callbacks of a task that has ended hold its result until then
         before = await leases(client, server)
-        gc.disable()  # nothing refers back to a message, so nobody has to look for cycles
+        gc.disable()  # nothing refers back to a message, so no cycle has to be found
         try:
             del message
             assert pool_statistics(server).leases == before - 1
@@ -121,9 +128,9 @@ async def test_memory_comes_back(place: Place, size: int) -> None:
             gc.enable()
 
 
-async def test_release_with_a_view_elsewhere(place: Place) -> None:
+async def test_release_with_a_view_elsewhere(factory: ConnectionFactory) -> None:
     """A view of one message keeps nothing of another one."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         first = await transfer(client, server, pattern(100))
         second = await transfer(client, server, pattern(100, 1))
         view = first.data
@@ -134,9 +141,9 @@ async def test_release_with_a_view_elsewhere(place: Place) -> None:
         assert view == pattern(100)
 
 
-async def test_messages_that_are_kept(place: Place) -> None:
+async def test_messages_that_are_kept(factory: ConnectionFactory) -> None:
     """More than there are receives: each keeps its own bytes."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         kept = [await transfer(client, server, pattern(900, n)) for n in range(100)]
         for n, message in enumerate(kept):
             assert message == pattern(900, n)

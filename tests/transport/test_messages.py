@@ -21,18 +21,18 @@ from aiordma import (
 )
 from aiordma._core.frames import HEADER_SIZE
 
-from .marks import by_cm, one_loop
-from .place import (
+from .connection_factory import (
     SMALL,
-    Place,
+    ConnectionFactory,
     barrier,
     check_alive,
     exchange,
     pattern,
     pool_statistics,
-    turns,
     wakes_in_the_next_turn,
+    yield_loop,
 )
+from .marks import by_cm, one_loop
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -46,24 +46,24 @@ LARGE_SIZES = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, READ_SIZE, READ_SIZE + 1, 
 # ---- one message ---------------------------------------------------------------------------------
 
 
-async def test_sizes(place: Place) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_sizes(factory: ConnectionFactory) -> None:
+    async with factory.pair(Config()) as (client, server):
         for size in SIZES:
             await exchange(client, server, pattern(size))
             await exchange(server, client, pattern(size, 1))
 
 
 @pytest.mark.parametrize("size", LARGE_SIZES)
-async def test_large_sizes(place: Place, size: int) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair(Config()) as (client, server):
         await exchange(client, server, pattern(size))
         await exchange(server, client, pattern(size, 1))
 
 
 @one_loop
-async def test_a_message_is_sent_from_where_it_lies(place: Place) -> None:
+async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) -> None:
     """Unless the device would have to pin it first: then it is copied, as short ones are."""
-    async with place.pair(Config()) as (client, server):
+    async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.everything
         for size, pinned in ((1000, False), (EAGER, not copies)):
             memory = bytearray(pattern(size))
@@ -81,8 +81,10 @@ async def test_a_message_is_sent_from_where_it_lies(place: Place) -> None:
 
 
 @one_loop
-async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(place: Place) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.everything
         with client.alloc(EAGER) as buffer:
             address = buffer.address
@@ -96,8 +98,8 @@ async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(place: Place)
 
 
 @one_loop
-async def test_memory_is_let_go_of_when_the_connection_breaks(place: Place) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_memory_is_let_go_of_when_the_connection_breaks(factory: ConnectionFactory) -> None:
+    async with factory.pair(Config()) as (client, server):
         memory = bytearray(EAGER)
         sending = [client.send_nowait(memory) for _ in range(40)]  # more than the peer has room for
         server.abort()
@@ -110,8 +112,8 @@ async def test_memory_is_let_go_of_when_the_connection_breaks(place: Place) -> N
 @pytest.mark.parametrize("size", [0, 1, EAGER, EAGER + 1, 1 << 20])
 @pytest.mark.parametrize("imm", [None, 0, 1, 0x01020304, 0xFFFFFFFF])
 @one_loop
-async def test_immediate_data(place: Place, size: int, imm: int | None) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_immediate_data(factory: ConnectionFactory, size: int, imm: int | None) -> None:
+    async with factory.pair(Config()) as (client, server):
         data = pattern(size)
         receiving = asyncio.create_task(server.recv())
         await client.send(data, imm=imm)
@@ -122,18 +124,18 @@ async def test_immediate_data(place: Place, size: int, imm: int | None) -> None:
 
 @pytest.mark.parametrize("imm", [-1, 1 << 32])
 @one_loop
-async def test_immediate_data_that_does_not_fit(place: Place, imm: int) -> None:
-    async with place.pair() as (client, server):
+async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm: int) -> None:
+    async with factory.pair() as (client, server):
         with pytest.raises(ValueError, match="32-bit"):
             await client.send(b"x", imm=imm)
         await check_alive(client, server)
 
 
-async def test_first_message_right_after_connecting(place: Place) -> None:
+async def test_first_message_right_after_connecting(factory: ConnectionFactory) -> None:
     """It may arrive before the other side's handshake is through."""
-    async with await place.listen() as listener:
+    async with await factory.listen() as listener:
         accepting = asyncio.create_task(listener.accept())
-        async with await place.connect(listener.port) as client:
+        async with await factory.connect(listener.port) as client:
             await asyncio.gather(*(client.send(bytes([n])) for n in range(SMALL.data_receives)))
             async with await accepting as server:
                 for n in range(SMALL.data_receives):
@@ -141,10 +143,10 @@ async def test_first_message_right_after_connecting(place: Place) -> None:
 
 
 @one_loop
-async def test_each_side_keeps_to_the_receives_of_the_other(place: Place) -> None:
+async def test_each_side_keeps_to_the_receives_of_the_other(factory: ConnectionFactory) -> None:
     small = Config(eager_size=1024, data_receives=2, control_receives=4)
     large = Config(eager_size=64 << 10, data_receives=50, control_receives=20)
-    async with place.pair(small, server=large) as (client, server):
+    async with factory.pair(small, server=large) as (client, server):
         for size in (0, 1015, 1016, 1017, 60_000, 70_000):
             await exchange(client, server, pattern(size))
             await exchange(server, client, pattern(size, 1))
@@ -179,8 +181,8 @@ BUFFERS: dict[str, Callable[[], BufferLike]] = {
 @pytest.mark.parametrize("kind", BUFFERS)
 @one_loop
 @by_cm
-async def test_every_kind_of_buffer(place: Place, kind: str) -> None:
-    async with place.pair() as (client, server):
+async def test_every_kind_of_buffer(factory: ConnectionFactory, kind: str) -> None:
+    async with factory.pair() as (client, server):
         buffer = BUFFERS[kind]()
         expected = memoryview(buffer).tobytes()
         receiving = asyncio.create_task(server.recv())
@@ -204,16 +206,16 @@ async def test_every_kind_of_buffer(place: Place, kind: str) -> None:
 )
 @one_loop
 @by_cm
-async def test_what_is_no_contiguous_buffer(place: Place, bad: object) -> None:
-    async with place.pair() as (client, server):
+async def test_what_is_no_contiguous_buffer(factory: ConnectionFactory, bad: object) -> None:
+    async with factory.pair() as (client, server):
         with pytest.raises((TypeError, BufferError)):
             await client.send(bad)  # type: ignore[arg-type]
         await check_alive(client, server)
 
 
 @one_loop
-async def test_sender_may_change_its_buffer_afterwards(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_sender_may_change_its_buffer_afterwards(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for size in (500, 5000):
             buffer = bytearray(pattern(size))
             receiving = asyncio.create_task(server.recv())
@@ -225,8 +227,8 @@ async def test_sender_may_change_its_buffer_afterwards(place: Place) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 5000, 300_000])
-async def test_sending_a_received_message_back(place: Place, size: int) -> None:
-    async with place.pair() as (client, server):
+async def test_sending_a_received_message_back(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair() as (client, server):
         await_there = asyncio.create_task(server.recv())
         await client.send(pattern(size))
         there = await await_there
@@ -238,9 +240,9 @@ async def test_sending_a_received_message_back(place: Place, size: int) -> None:
 
 
 @one_loop
-async def test_longer_than_the_peer_takes(place: Place) -> None:
+async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
     limited = Config(max_message=10_000)
-    async with place.pair(SMALL, server=limited) as (client, server):
+    async with factory.pair(SMALL, server=limited) as (client, server):
         assert client.max_message == 10_000
         await exchange(client, server, pattern(10_000))
         with pytest.raises(MessageTooLongError) as caught:
@@ -266,9 +268,9 @@ async def receive_all(conn: Connection, expected: list[bytes]) -> None:
             assert message == data, f"message {number} is not the one that was sent"
 
 
-async def test_order_of_concurrent_sends(place: Place) -> None:
+async def test_order_of_concurrent_sends(factory: ConnectionFactory) -> None:
     """Many more than there are credits and entries of the send queue."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         messages = mixed(200, seed=1)
         async with asyncio.TaskGroup() as group:
             group.create_task(receive_all(server, messages))
@@ -280,15 +282,15 @@ async def test_order_of_concurrent_sends(place: Place) -> None:
         assert server.statistics().bytes_received == sum(map(len, messages))
 
 
-async def test_many_small_messages_in_flight(place: Place) -> None:
-    async with place.pair() as (client, server), asyncio.TaskGroup() as group:
+async def test_many_small_messages_in_flight(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), asyncio.TaskGroup() as group:
         group.create_task(receive_all(server, [b"%d" % n for n in range(1000)]))
         for n in range(1000):
             group.create_task(client.send(b"%d" % n))
 
 
-async def test_both_sides_at_full_blast(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_both_sides_at_full_blast(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         there, back = mixed(150, seed=2), mixed(150, seed=3)
         async with asyncio.TaskGroup() as group:
             group.create_task(receive_all(server, there))
@@ -299,8 +301,8 @@ async def test_both_sides_at_full_blast(place: Place) -> None:
                 group.create_task(server.send(data))
 
 
-async def test_both_sides_fill_up_before_either_receives(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_both_sides_fill_up_before_either_receives(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         there, back = mixed(40, seed=4), mixed(40, seed=5)
         async with asyncio.TaskGroup() as group:
             sends = [group.create_task(client.send(data)) for data in there]
@@ -314,9 +316,9 @@ async def test_both_sides_fill_up_before_either_receives(place: Place) -> None:
 
 @pytest.mark.parametrize("data_receives", [1, 2, 3, 5, 24])
 @one_loop
-async def test_any_number_of_receives(place: Place, data_receives: int) -> None:
+async def test_any_number_of_receives(factory: ConnectionFactory, data_receives: int) -> None:
     config = Config(eager_size=1024, data_receives=data_receives, control_receives=4)
-    async with place.pair(config) as (client, server):
+    async with factory.pair(config) as (client, server):
         there, back = mixed(30, seed=6), mixed(30, seed=7)
         async with asyncio.TaskGroup() as group:
             group.create_task(receive_all(server, there))
@@ -327,9 +329,9 @@ async def test_any_number_of_receives(place: Place, data_receives: int) -> None:
                 group.create_task(server.send(data))
 
 
-async def test_request_and_answer(place: Place) -> None:
+async def test_request_and_answer(factory: ConnectionFactory) -> None:
     """One message at a time, more often than there are credits of any kind."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         for n in range(100):
             await exchange(client, server, b"question %d" % n)
             await exchange(server, client, b"answer %d" % n)
@@ -338,8 +340,8 @@ async def test_request_and_answer(place: Place) -> None:
 # ---- receivers -----------------------------------------------------------------------------------
 
 
-async def test_several_receivers(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_several_receivers(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         receivers = [asyncio.create_task(server.recv()) for _ in range(20)]
         await barrier(client)
         for n in range(20):
@@ -350,8 +352,8 @@ async def test_several_receivers(place: Place) -> None:
             message.release()
 
 
-async def test_async_for(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_async_for(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
 
         async def talk() -> None:
             for data in mixed(20, seed=8):
@@ -366,8 +368,8 @@ async def test_async_for(place: Place) -> None:
 # ---- bounds --------------------------------------------------------------------------------------
 
 
-async def test_slow_reader_slows_its_writer(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_slow_reader_slows_its_writer(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         before = pool_statistics(client).leased_bytes
         messages = [pattern(1000, n) for n in range(50)]
         sends = [asyncio.create_task(client.send(data)) for data in messages]
@@ -379,9 +381,9 @@ async def test_slow_reader_slows_its_writer(place: Place) -> None:
         await asyncio.gather(*sends)
 
 
-async def test_slow_reader_of_large_messages(place: Place) -> None:
+async def test_slow_reader_of_large_messages(factory: ConnectionFactory) -> None:
     """No more than `fetch_ahead` is read before it is asked for."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         before = pool_statistics(server).leased_bytes
         messages = [pattern(SMALL.fetch_ahead // 2, n) for n in range(4)]
         sends = [asyncio.create_task(client.send(data)) for data in messages]
@@ -394,9 +396,9 @@ async def test_slow_reader_of_large_messages(place: Place) -> None:
         await asyncio.gather(*sends)
 
 
-async def test_message_larger_than_fetch_ahead(place: Place) -> None:
-    """It is read when somebody waits for it, also behind others."""
-    async with place.pair() as (client, server):
+async def test_message_larger_than_fetch_ahead(factory: ConnectionFactory) -> None:
+    """It is read when a task waits for it, also behind others."""
+    async with factory.pair() as (client, server):
         messages = [b"first", pattern(3 * SMALL.fetch_ahead), b"last", pattern(SMALL.fetch_ahead)]
         sends = [asyncio.create_task(client.send(data)) for data in messages]
         await sends[0]
@@ -407,8 +409,8 @@ async def test_message_larger_than_fetch_ahead(place: Place) -> None:
 
 
 @one_loop
-async def test_traffic_leaves_no_block_behind(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_traffic_leaves_no_block_behind(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         await check_alive(client, server)
         await barrier(client)
         leases = pool_statistics(client).leases
@@ -427,9 +429,11 @@ async def test_traffic_leaves_no_block_behind(place: Place) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_who_comes_later_does_not_overtake_who_was_told(place: Place, count: int) -> None:
+async def test_who_comes_later_does_not_overtake_who_was_told(
+    factory: ConnectionFactory, count: int
+) -> None:
     """In the moment between a message's arrival and the turn of the task that waits for it."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         told = asyncio.Event()
         wakes_in_the_next_turn(server, told.set)
 
@@ -439,7 +443,7 @@ async def test_who_comes_later_does_not_overtake_who_was_told(place: Place, coun
 
         tasks = [asyncio.create_task(recv(server)) for _ in range(count)]
         tasks.append(asyncio.create_task(late()))
-        await turns(2)
+        await yield_loop(2)
         for n in range(count + 1):
             await client.send(b"%d" % n)
         assert await asyncio.gather(*tasks) == [b"%d" % n for n in range(count + 1)]
@@ -450,11 +454,11 @@ async def recv(conn: Connection) -> bytes:
 
 
 @one_loop
-async def test_turns_are_kept_when_the_connection_ends(place: Place) -> None:
-    """What is here goes to those who waited, in their order; the others hear of the end."""
-    async with place.pair() as (client, server):
+async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactory) -> None:
+    """Messages that are here go to the waiters in their order; the others get the error."""
+    async with factory.pair() as (client, server):
         waiting = [asyncio.create_task(recv(server)) for _ in range(2)]
-        await turns(2)
+        await yield_loop(2)
         for n in range(3):
             await client.send(b"%d" % n)
         await client.close()
@@ -483,16 +487,20 @@ async def test_turns_are_kept_when_the_connection_ends(place: Place) -> None:
     ids=["plain", "two reads", "all of it", "more than that", "nothing"],
 )
 async def test_what_is_plain_is_read_without_being_looked_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch, config: Config, sizes: list[int], plain: bool
+    factory: ConnectionFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    config: Config,
+    sizes: list[int],
+    plain: bool,
 ) -> None:
     """Offers within what may be read ahead, each with one read: native/fast does it all."""
     messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
-    async with place.pair(config) as (client, server):
+    async with factory.pair(config) as (client, server):
 
         async def carry() -> None:
             sending = [client.send_nowait(message) for message in messages]
             while client._messages.under_way:  # until then they are offered
-                await turns(1)
+                await yield_loop(1)
             for message in messages:
                 with await server.recv() as received:
                     assert received == message
@@ -508,7 +516,7 @@ async def test_what_is_plain_is_read_without_being_looked_for(
             look()
 
         monkeypatch.setattr(inbox, "_fetch_ahead", counted)
-        async with place.within(10):
+        async with factory.within(10):
             await carry()
         assert (looks == 0) is plain
         assert (inbox.ahead, inbox.offers, inbox.unstarted) == (0, 0, 0)
@@ -516,17 +524,17 @@ async def test_what_is_plain_is_read_without_being_looked_for(
 
 @one_loop
 @by_cm
-async def test_none_is_read_before_those_that_wait(place: Place) -> None:
+async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -> None:
     """Nor one that is short enough to be read ahead: else the long one might wait for ever."""
     sizes = [2 << 20, 2 << 20, 1 << 20]
-    async with place.pair(Config(fetch_ahead=3 << 20)) as (client, server):
+    async with factory.pair(Config(fetch_ahead=3 << 20)) as (client, server):
         await exchange(client, server, pattern(1 << 20))  # now the pool has a block for it
         messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
         sending = [client.send_nowait(message) for message in messages]
         inbox = server._messages.inbox
-        async with place.within(10):
+        async with factory.within(10):
             while len(inbox.incoming) < len(sizes):
-                await turns(1)
+                await yield_loop(1)
             assert (inbox.unstarted, inbox.ahead) == (2, 2 << 20)
             for message in messages:
                 with await server.recv() as received:
@@ -537,14 +545,14 @@ async def test_none_is_read_before_those_that_wait(place: Place) -> None:
 @one_loop
 @by_cm
 async def test_whom_somebody_waits_for_is_read_whatever_may_be_read_ahead(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with place.pair(Config(fetch_ahead=0)) as (client, server):
+    async with factory.pair(Config(fetch_ahead=0)) as (client, server):
         await exchange(client, server, pattern(1 << 20))
         monkeypatch.setattr(server._messages.inbox, "_fetch_ahead", None)
         receiving = asyncio.create_task(server.recv())
-        await turns(3)
-        async with place.within(10):
+        await yield_loop(3)
+        async with factory.within(10):
             await client.send(pattern(1 << 20, 1), imm=7)
             with await receiving as received:
                 assert received == pattern(1 << 20, 1)

@@ -25,10 +25,9 @@ from aiordma._transport.work_queue import CONTROL_ENTRIES
 from aiordma.errors import LocalRangeError
 from aiordma.mr_pool import LocalMemory
 
-from .marks import by_cm, one_loop
-from .place import (
+from .connection_factory import (
     ALL,
-    Place,
+    ConnectionFactory,
     check_alive,
     ends,
     exchange,
@@ -36,8 +35,9 @@ from .place import (
     leases,
     pattern,
     shared,
-    turns,
+    yield_loop,
 )
+from .marks import by_cm, one_loop
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -81,8 +81,8 @@ async def round_trip(client: Connection, server: Connection, size: int) -> None:
             assert registered.view == expected
 
 
-async def test_sizes(place: Place) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_sizes(factory: ConnectionFactory) -> None:
+    async with factory.pair(Config()) as (client, server):
         for size in SIZES:
             await round_trip(client, server, size)
         assert client.statistics().writes == 5 * len(SIZES)
@@ -91,15 +91,15 @@ async def test_sizes(place: Place) -> None:
 
 @pytest.mark.parametrize("size", LARGE_SIZES)
 @one_loop
-async def test_large_sizes(place: Place, size: int) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_large_sizes(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair(Config()) as (client, server):
         await round_trip(client, server, size)
 
 
 @one_loop
-async def test_nothing(place: Place) -> None:
+async def test_nothing(factory: ConnectionFactory) -> None:
     """Zero bytes are a request like any other, done at once."""
-    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
         await client.write(b"", remote[3:3])
         await client.read(remote[8:], bytearray())
         await client.read(remote[:0], cast("BufferLike", np.zeros((0, 4))))
@@ -117,9 +117,9 @@ MEMORY: dict[str, Callable[[], BufferLike]] = {
 @pytest.mark.parametrize("kind", MEMORY)
 @one_loop
 @by_cm
-async def test_registered_memory_of_every_kind(place: Place, kind: str) -> None:
+async def test_registered_memory_of_every_kind(factory: ConnectionFactory, kind: str) -> None:
     """At the owner, where it is shared, and at the user, where it is read into."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         there, here = MEMORY[kind](), MEMORY[kind]()
         with server.register(there) as region, client.register(here) as local:
             share, remote = await give(server, client, region)
@@ -132,8 +132,8 @@ async def test_registered_memory_of_every_kind(place: Place, kind: str) -> None:
 
 @one_loop
 @by_cm
-async def test_read_only_memory_is_a_source_and_no_target(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+async def test_read_only_memory_is_a_source_and_no_target(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
         with client.register(pattern(100)) as region:
             await client.write(region, remote)
             assert there.view == pattern(100)
@@ -146,10 +146,10 @@ async def test_read_only_memory_is_a_source_and_no_target(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_many_at_once(place: Place) -> None:
+async def test_many_at_once(factory: ConnectionFactory) -> None:
     """More than the send queue has entries, and more reads than the device has at a time."""
     async with (
-        place.pair() as (client, server),
+        factory.pair() as (client, server),
         shared(server, client, 100 * 64) as (
             there,
             remote,
@@ -167,8 +167,8 @@ async def test_many_at_once(place: Place) -> None:
         assert targets == [pattern(64, n) for n in range(100)]
 
 
-async def test_writes_and_messages_side_by_side(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+async def test_writes_and_messages_side_by_side(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
 
         async def messages() -> None:
             for n in range(40):
@@ -182,13 +182,13 @@ async def test_writes_and_messages_side_by_side(place: Place) -> None:
         await asyncio.gather(messages(), writes())
 
 
-async def test_write_before_a_message_is_there_before_it(place: Place) -> None:
+async def test_write_before_a_message_is_there_before_it(factory: ConnectionFactory) -> None:
     """Work requests of one queue pair are done in order at the peer."""
-    async with place.pair() as (client, server), shared(server, client, 4096) as (there, remote):
+    async with factory.pair() as (client, server), shared(server, client, 4096) as (there, remote):
         for n in range(20):
             receiving = asyncio.create_task(server.recv())
             writing = asyncio.create_task(client.write(pattern(4096, n), remote))
-            await turns(1)
+            await yield_loop(1)
             sending = asyncio.create_task(client.send(b"look"))
             (await receiving).release()
             assert there.view == pattern(4096, n)
@@ -197,19 +197,19 @@ async def test_write_before_a_message_is_there_before_it(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_a_full_send_queue_keeps_room_for_credits(place: Place) -> None:
+async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFactory) -> None:
     """What the peer waits for is not kept back by what this side has to do."""
-    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
         reads = [asyncio.create_task(client.read(remote, bytearray(64))) for _ in range(100)]
-        await turns(1)
+        await yield_loop(1)
         assert client._queue.room <= 0
         assert client._queue.control_room == CONTROL_ENTRIES
         await asyncio.gather(*reads)
 
 
 @one_loop
-async def test_slices(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+async def test_slices(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
         assert len(remote) == len(remote[:]) == 100
         assert len(remote[10:]) == 90
         assert len(remote[10:50][5:15]) == 10
@@ -242,8 +242,8 @@ BAD_SLICES = [
 
 @one_loop
 @by_cm
-async def test_out_of_range(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+async def test_out_of_range(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
         with client.alloc(100) as buffer, client.register(bytearray(100)) as region:
             for key in BAD_SLICES:
                 with pytest.raises(RemoteRangeError):
@@ -265,8 +265,8 @@ async def test_out_of_range(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_lengths_that_differ(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+async def test_lengths_that_differ(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
         with pytest.raises(ValueError, match="99 bytes here and 100 there"):
             await client.write(bytes(99), remote)
         with pytest.raises(ValueError, match="101 bytes here and 100 there"):
@@ -283,9 +283,9 @@ async def test_lengths_that_differ(place: Place) -> None:
     ids=repr,
 )
 @one_loop
-async def test_missing_right(place: Place, access: Rights) -> None:
+async def test_missing_right(factory: ConnectionFactory, access: Rights) -> None:
     async with (
-        place.pair() as (client, server),
+        factory.pair() as (client, server),
         shared(server, client, 8, access) as (there, remote),
     ):
         assert remote.rights == access
@@ -308,8 +308,8 @@ async def test_missing_right(place: Place, access: Rights) -> None:
 
 @one_loop
 @by_cm
-async def test_released_memory(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 100) as (there, remote):
+async def test_released_memory(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 100) as (there, remote):
         buffer = client.alloc(100)
         part = buffer[10:20]
         buffer.release()
@@ -337,10 +337,10 @@ async def test_released_memory(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_memory_of_another_connection(place: Place) -> None:
+async def test_memory_of_another_connection(factory: ConnectionFactory) -> None:
     async with (
-        place.pair() as (client, server),
-        place.pair() as (other, its_peer),
+        factory.pair() as (client, server),
+        factory.pair() as (other, its_peer),
         shared(server, client, 8) as (there, remote),
     ):
         attempts: list[Callable[[], Awaitable[object]]] = [
@@ -364,8 +364,8 @@ def number(buffer: Buffer, offset: int = 0) -> int:
     return int.from_bytes(buffer.view[offset : offset + 8], sys.byteorder)
 
 
-async def test_fetch_and_add(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 16) as (there, remote):
+async def test_fetch_and_add(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 16) as (there, remote):
         assert await client.fetch_and_add(remote[8:16], 5) == 0
         assert await client.fetch_and_add(remote[8:16], 1) == 5
         assert await client.fetch_and_add(remote[8:16], 0) == 6
@@ -380,9 +380,9 @@ async def test_fetch_and_add(place: Place) -> None:
         assert client.statistics().atomics == 7
 
 
-async def test_compare_and_swap(place: Place) -> None:
+async def test_compare_and_swap(factory: ConnectionFactory) -> None:
     largest = (1 << 64) - 1
-    async with place.pair() as (client, server), shared(server, client, 8) as (there, remote):
+    async with factory.pair() as (client, server), shared(server, client, 8) as (there, remote):
         assert await client.compare_and_swap(remote, 0, 42) == 0
         assert number(there) == 42
         assert await client.compare_and_swap(remote, 41, 7) == 42
@@ -394,8 +394,8 @@ async def test_compare_and_swap(place: Place) -> None:
 
 @one_loop
 @by_cm
-async def test_atomics_that_cannot_be(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 24) as (there, remote):
+async def test_atomics_that_cannot_be(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 24) as (there, remote):
         for part in (remote[4:12], remote[:4], remote[:16], remote, remote[1:9], remote[:0]):
             with pytest.raises(RemoteRangeError):
                 await client.fetch_and_add(part, 1)
@@ -414,10 +414,10 @@ async def test_atomics_that_cannot_be(place: Place) -> None:
 
 
 @one_loop
-async def test_counter_of_several_connections(place: Place) -> None:
+async def test_counter_of_several_connections(factory: ConnectionFactory) -> None:
     users, each = 4, 50
-    async with await place.listen() as listener:
-        pairs = [await place.both(listener) for _ in range(users)]
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(users)]
         buffer = pairs[0][1].alloc(8)
         buffer.view[:] = bytes(8)
         seen: list[int] = []
@@ -439,10 +439,10 @@ async def test_counter_of_several_connections(place: Place) -> None:
 
 
 @one_loop
-async def test_lock_by_compare_and_swap(place: Place) -> None:
+async def test_lock_by_compare_and_swap(factory: ConnectionFactory) -> None:
     """Two users take turns with a number that only the holder of the lock may touch."""
-    async with await place.listen() as listener:
-        pairs = [await place.both(listener) for _ in range(2)]
+    async with await factory.listen() as listener:
+        pairs = [await factory.both(listener) for _ in range(2)]
         buffer = pairs[0][1].alloc(16)
         buffer.view[:] = bytes(16)
 
@@ -466,10 +466,10 @@ async def test_lock_by_compare_and_swap(place: Place) -> None:
 
 
 @one_loop
-async def test_large_transfers_in_both_directions(place: Place) -> None:
+async def test_large_transfers_in_both_directions(factory: ConnectionFactory) -> None:
     size = 3 << 20
     async with (
-        place.pair() as (client, server),
+        factory.pair() as (client, server),
         shared(server, client, size, ALL) as (there, remote_there),
         shared(client, server, size, ALL) as (here, remote_here),
     ):
@@ -482,9 +482,9 @@ async def test_large_transfers_in_both_directions(place: Place) -> None:
 
 
 @one_loop
-async def test_after_the_last_connection_has_ended(place: Place) -> None:
-    """The pool has gone with it; what everybody is told is still that the connection has ended."""
-    async with place.pair() as (client, server):
+async def test_after_the_last_connection_has_ended(factory: ConnectionFactory) -> None:
+    """The pool has gone with it; the error is still that the connection has ended."""
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer:
             _, remote = await give(server, client, buffer)
         await client.close()

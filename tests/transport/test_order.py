@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from aiordma import Connection, RemoteRegion
 from aiordma._transport.sharing import RemoteSlice
 
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    barrier,
+    check_alive,
+    leases,
+    pattern,
+    shared,
+    yield_loop,
+)
 from .marks import by_cm, counts_turns, one_loop
-from .place import SMALL, Place, barrier, check_alive, leases, pattern, shared, turns
 
 # The shortest send queue that there can be, and more room at the peer than that.
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
@@ -95,9 +104,9 @@ class Writer:
         ]
 
 
-async def run_program(place: Place, program: list[tuple[str, int]]) -> None:
+async def run_program(factory: ConnectionFactory, program: list[tuple[str, int]]) -> None:
     async with (
-        place.pair(SHORT) as (client, server),
+        factory.pair(SHORT) as (client, server),
         shared(server, client, CELL * CELLS) as (there, remote),
     ):
         writer = Writer(client, remote)
@@ -113,7 +122,7 @@ async def run_program(place: Place, program: list[tuple[str, int]]) -> None:
         receiving = asyncio.create_task(receive())
         for name, argument in program:
             if name == "turns":
-                await turns(argument)
+                await yield_loop(argument)
             else:
                 writer.step(name, argument)
         for ended in await asyncio.gather(*writer.tasks, return_exceptions=True):
@@ -132,15 +141,17 @@ async def run_program(place: Place, program: list[tuple[str, int]]) -> None:
 @given(program=st.lists(STEPS, max_size=40))
 @example(program=EACH)
 async def test_writes_are_there_before_word_of_them(
-    place: Place, program: list[tuple[str, int]]
+    factory: ConnectionFactory, program: list[tuple[str, int]]
 ) -> None:
-    async with place.within(10):
-        await run_program(place, program)
+    async with factory.within(10):
+        await run_program(factory, program)
 
 
-async def test_borrowed_memory_is_handed_over_after_what_was_written(place: Place) -> None:
+async def test_borrowed_memory_is_handed_over_after_what_was_written(
+    factory: ConnectionFactory,
+) -> None:
     """Its key would work no more for what comes later, which would cost the connection."""
-    async with place.pair(SHORT) as (client, server):
+    async with factory.pair(SHORT) as (client, server):
         remote = await client.request_region(CELL * 30)
         writes = [
             asyncio.create_task(client.write(FILLED, remote[CELL * n : CELL * (n + 1)]))
@@ -153,11 +164,11 @@ async def test_borrowed_memory_is_handed_over_after_what_was_written(place: Plac
         await check_alive(client, server)
 
 
-async def test_long_write_with_immediate_keeps_its_turn(place: Place) -> None:
+async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFactory) -> None:
     """It is several work requests, and the message after it comes after the last of them."""
     size = (8 << 20) + 1
     done: list[int] = []
-    async with place.pair() as (client, server), shared(server, client, size) as (there, remote):
+    async with factory.pair() as (client, server), shared(server, client, size) as (there, remote):
         data = pattern(size)
         writing = asyncio.create_task(client.write(data, remote, imm=1, progress=done.append))
         sending = asyncio.create_task(client.send(b"after it"))
@@ -169,15 +180,17 @@ async def test_long_write_with_immediate_keeps_its_turn(place: Place) -> None:
         assert done == [8 << 20, size]
 
 
-# ---- what nobody waits for any more --------------------------------------------------------------
+# ---- what is not awaited any more ----------------------------------------------------------------
 
 
 @counts_turns
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
-async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operation: str) -> None:
+async def test_cancelled_before_it_was_posted_is_not_done(
+    factory: ConnectionFactory, operation: str
+) -> None:
     """Nor does it keep the memory, or anything of the pool, or those behind it."""
     async with (
-        place.pair(SHORT) as (client, server),
+        factory.pair(SHORT) as (client, server),
         shared(server, client, 512) as (there, there_),
     ):
         before = await leases(client, server)
@@ -203,7 +216,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operatio
         ahead = [asyncio.create_task(client.read(there_[256:], bytearray(256))) for _ in range(20)]
         doomed = [asyncio.create_task(work()) for _ in range(3)]
         last = asyncio.create_task(client.write(b"z" * 8, there_[8:16]))
-        await turns(1)
+        await yield_loop(1)
         assert client._queue.backlogged
         for task in doomed:
             task.cancel()
@@ -222,9 +235,9 @@ async def test_cancelled_before_it_was_posted_is_not_done(place: Place, operatio
         await check_alive(client, server)
 
 
-async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
+async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFactory) -> None:
     async with (
-        place.pair(SHORT) as (client, server),
+        factory.pair(SHORT) as (client, server),
         shared(server, client, 512) as (there, remote),
     ):
         before = await leases(client, server)
@@ -235,7 +248,7 @@ async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
                 olds.extend(batch.fetch_and_add(remote[:8], 1) for _ in range(20))
 
         doomed = asyncio.create_task(work())
-        await turns(1)
+        await yield_loop(1)
         doomed.cancel()
         await asyncio.wait([doomed])
         assert all(old.cancelled() for old in olds)
@@ -246,20 +259,20 @@ async def test_batch_cancelled_when_half_of_it_was_posted(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_messages_that_gave_up_leave_nothing_in_the_queue(place: Place) -> None:
-    """Who sends again and again with a timeout to a peer that does not read keeps no memory."""
-    async with place.pair() as (client, server):
+async def test_messages_that_gave_up_leave_nothing_in_the_queue(factory: ConnectionFactory) -> None:
+    """Sends that time out again and again, to a peer that does not read, keep no memory."""
+    async with factory.pair() as (client, server):
         full = [asyncio.create_task(client.send(pattern(600, n))) for n in range(20)]
-        await turns(2)
+        await yield_loop(2)
         waiting = len(client._messages.waiting)
         given_up = [asyncio.create_task(client.send(bytes(5000))) for _ in range(50)]
         given_up += [asyncio.create_task(client.write(b"x", (await borrowed(client))[:1], imm=1))]
-        await turns(2)
+        await yield_loop(2)
         nowait = client.send_nowait(bytes(5000))
         for task in (*given_up, nowait):
             task.cancel()
         await asyncio.wait(given_up)
-        await turns(2)
+        await yield_loop(2)
         assert len(client._messages.waiting) <= waiting
         for n in range(20):
             assert bytes(await server.recv()) == pattern(600, n)
@@ -271,9 +284,9 @@ async def borrowed(conn: Connection) -> RemoteRegion:
     return await conn.request_region(8)
 
 
-async def test_progress_that_raises_is_heard_of(place: Place) -> None:
-    """By the one who waits; the connection goes on."""
-    async with place.pair() as (client, server), shared(server, client, 64) as (_, remote):
+async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> None:
+    """By its await; the connection goes on."""
+    async with factory.pair() as (client, server), shared(server, client, 64) as (_, remote):
 
         def fail(done: int) -> None:
             raise LookupError(done)
@@ -288,13 +301,15 @@ async def test_progress_that_raises_is_heard_of(place: Place) -> None:
 
 
 @counts_turns
-async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(place: Place) -> None:
+async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(
+    factory: ConnectionFactory,
+) -> None:
     """Its key works no more, so the peer must not come by it."""
-    async with place.pair(SHORT) as (client, server), shared(server, client, 256) as (_, remote):
+    async with factory.pair(SHORT) as (client, server), shared(server, client, 256) as (_, remote):
         with client.alloc(8) as first, client.alloc(16) as second:
             ahead = [asyncio.create_task(client.read(remote, bytearray(256))) for _ in range(20)]
             doomed = asyncio.create_task(client.send_region(first))
-            await turns(1)
+            await yield_loop(1)
             doomed.cancel()
             await asyncio.wait([doomed])
             share = await client.send_region(second)

@@ -26,8 +26,8 @@ from aiordma import (
 )
 from tests.conftest import EMBEDDED
 
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop, sets_polling
-from .place import SMALL, Place, ends, pattern, turns
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[2]
 class Child:
     """A child process in one of the roles of `tests.transport.child`, and a connection to it."""
 
-    def __init__(self, place: Place, role: str) -> None:
-        self._place = place
+    def __init__(self, factory: ConnectionFactory, role: str) -> None:
+        self._factory = factory
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.transport.child", role, place.device,
-             place.via, place.host],
+            [sys.executable, "-W", "error", "-m", "tests.transport.child", role, factory.device,
+             factory.via, factory.host],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -49,11 +49,11 @@ class Child:
     async def line(self) -> str:
         """The next line that it prints, or nothing when it is gone."""
         assert self._process.stdout is not None
-        async with self._place.within(10):
+        async with self._factory.within(10):
             return (await asyncio.to_thread(self._process.stdout.readline)).strip()
 
     async def ended(self) -> int:
-        async with self._place.within(5):
+        async with self._factory.within(5):
             return await asyncio.to_thread(self._process.wait)
 
     def signal(self, number: signal.Signals) -> None:
@@ -65,13 +65,15 @@ class Child:
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, place: Place, role: str, **other: float) -> AsyncIterator[Child]:
+    async def connected(
+        cls, factory: ConnectionFactory, role: str, **other: float
+    ) -> AsyncIterator[Child]:
         """`other` are values of its configuration."""
-        child = cls(place, role)
+        child = cls(factory, role)
         config = replace(SMALL, **other)  # type: ignore[arg-type]
         try:
             port = await child.line()
-            async with await place.connect(int(port), config) as conn:
+            async with await factory.connect(int(port), config) as conn:
                 child.conn = conn
                 yield child
         finally:
@@ -82,8 +84,8 @@ async def region(child: Child) -> RemoteRegion:
     return await child.conn.recv_region()
 
 
-async def test_echo(place: Place) -> None:
-    async with Child.connected(place, "echo") as child:
+async def test_echo(factory: ConnectionFactory) -> None:
+    async with Child.connected(factory, "echo") as child:
         for size in (0, 100, 5000, 1 << 20):
             await child.conn.send(pattern(size))
             with await child.conn.recv() as message:
@@ -96,36 +98,41 @@ async def test_echo(place: Place) -> None:
 @by_tcp
 @sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
-async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(place: Place, polling: float) -> None:
+async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(
+    factory: ConnectionFactory, polling: float
+) -> None:
     """What the other process writes to is in the loop's own epoll set; a card has no bells."""
-    there_is_one = place.device == EMBEDDED and os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
-    async with Child.connected(place, "echo", polling=polling) as child, place.witness() as witness:
+    there_is_one = factory.device == EMBEDDED and os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
+    async with (
+        Child.connected(factory, "echo", polling=polling) as child,
+        factory.witness() as witness,
+    ):
         await child.conn.send(b"x")
         (await child.conn.recv()).release()
-        await turns(1)  # this may be the middle of the drain that tells of the bell
+        await yield_loop(1)  # this may be the middle of the drain that tells of the bell
         driver = child.conn._endpoint.driver
         bells = driver._notify_fds
         assert len(bells) == there_is_one
         for fd in bells:
             assert stat.S_ISFIFO(os.fstat(fd).st_mode)
         child.signal(signal.SIGKILL)
-        async with place.within(5):
+        async with factory.within(5):
             await child.conn.wait_closed()
             while driver._notify_fds:
-                await turns(1)
+                await yield_loop(1)
         await witness.check()
 
 
 @one_loop
-async def test_peer_that_is_busy_in_python(place: Place) -> None:
+async def test_peer_that_is_busy_in_python(factory: ConnectionFactory) -> None:
     """Its memory is served by its device: it computes until that has seen to all of this."""
-    async with Child.connected(place, "busy") as child:
+    async with Child.connected(factory, "busy") as child:
         conn = child.conn
         remote = await region(child)
         await conn.send(b"go")
         assert await child.line() == "busy"
         idle = asyncio.create_task(child.line())
-        async with place.within(2):
+        async with factory.within(2):
             for n in range(10):
                 data = pattern(100_000, n)
                 await conn.write(data, remote[8:100_008])
@@ -143,15 +150,17 @@ async def test_peer_that_is_busy_in_python(place: Place) -> None:
 # ---- killed --------------------------------------------------------------------------------------
 
 
-async def broken_soon(place: Place, conn: Connection, *work: asyncio.Task[Any]) -> None:
+async def broken_soon(
+    factory: ConnectionFactory, conn: Connection, *work: asyncio.Task[Any]
+) -> None:
     """Everything that waits ends with a named exception, within a second."""
-    async with place.within(1):
+    async with factory.within(1):
         results = await asyncio.gather(*work, return_exceptions=True)
         await conn.wait_closed()
     # A kernel that clears up after the peer may take its memory away before its queue pair: then
     # the operation under way is refused, and that is what ends the connection.
     refused = [result for result in results if isinstance(result, WorkCompletionError)]
-    assert len(refused) <= (place.device != EMBEDDED), refused
+    assert len(refused) <= (factory.device != EMBEDDED), refused
     others = [result for result in results if result not in refused]
     assert {type(result) for result in others} <= {type(None), int, ConnectionBrokenError}
     assert any(isinstance(result, ConnectionBrokenError) for result in results)
@@ -160,39 +169,39 @@ async def broken_soon(place: Place, conn: Connection, *work: asyncio.Task[Any]) 
         assert error.__cause__ is not None
 
 
-async def test_killed_while_idle(place: Place) -> None:
-    async with place.witness() as witness, Child.connected(place, "echo") as child:
+async def test_killed_while_idle(factory: ConnectionFactory) -> None:
+    async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         waiting = [asyncio.create_task(child.conn.recv()) for _ in range(2)]
-        await turns(2)
+        await yield_loop(2)
         child.signal(signal.SIGKILL)
-        await broken_soon(place, child.conn, *waiting)
+        await broken_soon(factory, child.conn, *waiting)
         await witness.check()
 
 
-async def test_killed_while_we_send(place: Place) -> None:
+async def test_killed_while_we_send(factory: ConnectionFactory) -> None:
     """It takes nothing: what had credits is there, the rest waits."""
-    async with place.witness() as witness, Child.connected(place, "deaf") as child:
+    async with factory.witness() as witness, Child.connected(factory, "deaf") as child:
         sends = [
             asyncio.create_task(child.conn.send(pattern(size)))
             for size in (10, 10, 10, 10, 10, 500_000, 500_000)
         ]
         await asyncio.gather(*sends[: SMALL.data_receives])
         child.signal(signal.SIGKILL)
-        await broken_soon(place, child.conn, *sends)
+        await broken_soon(factory, child.conn, *sends)
         await witness.check()
 
 
-async def test_killed_while_it_reads_our_message(place: Place) -> None:
-    async with place.witness() as witness, Child.connected(place, "echo") as child:
+async def test_killed_while_it_reads_our_message(factory: ConnectionFactory) -> None:
+    async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         sends = [asyncio.create_task(child.conn.send(bytes(8 << 20))) for _ in range(8)]
         await sends[0]
         child.signal(signal.SIGKILL)
-        await broken_soon(place, child.conn, *sends)
+        await broken_soon(factory, child.conn, *sends)
         await witness.check()
 
 
-async def test_killed_while_we_read_its_messages(place: Place) -> None:
-    async with place.witness() as witness, Child.connected(place, "talk") as child:
+async def test_killed_while_we_read_its_messages(factory: ConnectionFactory) -> None:
+    async with factory.witness() as witness, Child.connected(factory, "talk") as child:
         conn = child.conn
 
         async def receive() -> None:
@@ -203,12 +212,12 @@ async def test_killed_while_we_read_its_messages(place: Place) -> None:
             (await conn.recv()).release()
         receiving = asyncio.create_task(receive())
         child.signal(signal.SIGKILL)
-        await broken_soon(place, conn, receiving)
+        await broken_soon(factory, conn, receiving)
         await witness.check()
 
 
-async def test_killed_in_the_middle_of_one_sided_operations(place: Place) -> None:
-    async with place.witness() as witness, Child.connected(place, "share") as child:
+async def test_killed_in_the_middle_of_one_sided_operations(factory: ConnectionFactory) -> None:
+    async with factory.witness() as witness, Child.connected(factory, "share") as child:
         conn = child.conn
         remote = await region(child)
         with conn.register(bytearray(1 << 20)) as memory:
@@ -222,35 +231,35 @@ async def test_killed_in_the_middle_of_one_sided_operations(place: Place) -> Non
             ]
             await work[0]
             child.signal(signal.SIGKILL)
-            await broken_soon(place, conn, *work)
+            await broken_soon(factory, conn, *work)
         await witness.check()
 
 
-async def test_killed_while_it_borrows(place: Place) -> None:
+async def test_killed_while_it_borrows(factory: ConnectionFactory) -> None:
     """What it had of ours is ours again."""
-    async with place.witness() as witness, Child.connected(place, "deaf") as child:
+    async with factory.witness() as witness, Child.connected(factory, "deaf") as child:
         conn = child.conn
         with conn.alloc(100) as buffer:
             share = await conn.send_region(buffer)
             child.signal(signal.SIGKILL)
-            async with place.within(1):
+            async with factory.within(1):
                 await conn.wait_closed()
             assert share.revoked
         await witness.check()
 
 
 @one_loop
-async def test_killed_during_the_handshake(place: Place) -> None:
+async def test_killed_during_the_handshake(factory: ConnectionFactory) -> None:
     """The listener's process is gone between connecting and the answer, at any moment."""
-    async with place.witness():
+    async with factory.witness():
         for count in (0, 1, 2, 4, 8, 16):
-            child = Child(place, "echo")
+            child = Child(factory, "echo")
             try:
                 port = int(await child.line())
-                connecting = asyncio.create_task(place.connect(port))
-                await turns(count)
+                connecting = asyncio.create_task(factory.connect(port))
+                await yield_loop(count)
                 child.signal(signal.SIGKILL)
-                async with place.within(2):
+                async with factory.within(2):
                     await asyncio.wait([connecting])
                     error = connecting.exception()
                     # Which one depends on the moment.
@@ -263,9 +272,9 @@ async def test_killed_during_the_handshake(place: Place) -> None:
 
 
 @one_loop
-async def test_stopped_peer(place: Place) -> None:
+async def test_stopped_peer(factory: ConnectionFactory) -> None:
     """It is not dead: waiting for it ends at the caller's timeout, and it can come back."""
-    async with place.witness() as witness, Child.connected(place, "echo") as child:
+    async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         conn = child.conn
         await conn.send(b"before")
         assert bytes(await conn.recv()) == b"before"
@@ -275,7 +284,7 @@ async def test_stopped_peer(place: Place) -> None:
                 await conn.request_region(8)
         await witness.check()
         child.signal(signal.SIGCONT)
-        async with place.within(3):
+        async with factory.within(3):
             await conn.send(b"after")
             assert bytes(await conn.recv()) == b"after"
             with pytest.raises(RequestRefusedError):

@@ -18,22 +18,22 @@ from aiordma import (
 from aiordma.errors import RemoteAccessError
 from aiordma.transport import PendingConnection
 
+from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, shared
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, check_alive, ends, pattern, shared
 
 pytestmark = [by_tcp, pytest.mark.any_device]  # how else they could have met does not matter
 
 
-async def half(place: Place, auth: bytes | None = None) -> PendingConnection:
+async def half(factory: ConnectionFactory, auth: bytes | None = None) -> PendingConnection:
     return await prepare_connection(
-        device=place.device, address=place.host, config=SMALL, auth=auth
+        device=factory.device, address=factory.host, config=SMALL, auth=auth
     )
 
 
 async def joined(
-    place: Place, *, auth: tuple[bytes | None, bytes | None] = (None, None)
+    factory: ConnectionFactory, *, auth: tuple[bytes | None, bytes | None] = (None, None)
 ) -> tuple[Connection, Connection]:
-    first, second = await half(place, auth[0]), await half(place, auth[1])
+    first, second = await half(factory, auth[0]), await half(factory, auth[1])
     async with first, second:
         first.accept(second.endpoint)
         second.accept(first.endpoint)
@@ -41,8 +41,8 @@ async def joined(
     return one, other
 
 
-async def test_two_halves_make_a_connection(place: Place) -> None:
-    one, other = await joined(place)
+async def test_two_halves_make_a_connection(factory: ConnectionFactory) -> None:
+    one, other = await joined(factory)
     async with one, other:
         await check_alive(one, other)
         async with shared(one, other, 4096) as (there, remote):
@@ -54,21 +54,21 @@ async def test_two_halves_make_a_connection(place: Place) -> None:
     assert other.closed
 
 
-async def test_with_a_key(place: Place) -> None:
+async def test_with_a_key(factory: ConnectionFactory) -> None:
     key = b"a key of sixteen bytes or more"
-    one, other = await joined(place, auth=(key, key))
+    one, other = await joined(factory, auth=(key, key))
     async with one, other:
         await check_alive(one, other)
-    await ends(joined(place, auth=(key, b"another key of many bytes")), AuthenticationError)
-    first, second = await half(place, key), await half(place)
+    await ends(joined(factory, auth=(key, b"another key of many bytes")), AuthenticationError)
+    first, second = await half(factory, key), await half(factory)
     async with first, second:
         with pytest.raises(AuthenticationError):
             first.accept(second.endpoint)
 
 
 @one_loop
-async def test_the_steps_in_another_order(place: Place) -> None:
-    first, second = await half(place), await half(place)
+async def test_the_steps_in_another_order(factory: ConnectionFactory) -> None:
+    first, second = await half(factory), await half(factory)
     async with first, second:
         assert "new" in repr(first)
         await ends(first.start(), BufferStateError)
@@ -85,8 +85,8 @@ async def test_the_steps_in_another_order(place: Place) -> None:
 
 
 @one_loop
-async def test_what_is_no_endpoint(place: Place) -> None:
-    first, second = await half(place), await half(place)
+async def test_what_is_no_endpoint(factory: ConnectionFactory) -> None:
+    first, second = await half(factory), await half(factory)
     async with first, second:
         good = second.endpoint
         for wrong in (b"", good[:-1], good + b"x", b"x" + good[1:], good[:5] + b"\xff" + good[6:]):
@@ -98,19 +98,19 @@ async def test_what_is_no_endpoint(place: Place) -> None:
 
 
 @one_loop
-async def test_halves_that_are_given_up_leave_nothing(place: Place) -> None:
-    pending = await half(place)
+async def test_halves_that_are_given_up_leave_nothing(factory: ConnectionFactory) -> None:
+    pending = await half(factory)
     await pending.close()
     await pending.close()
-    async with await prepare_connection(device=place.device) as other:
+    async with await prepare_connection(device=factory.device) as other:
         assert len(other.endpoint) == len(pending.endpoint) == 72
 
 
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-async def test_a_token_by_another_way(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_a_token_by_another_way(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(4096) as buffer:
             buffer.view[:] = pattern(4096)
             rights = Rights.READ | Rights.WRITE
@@ -132,8 +132,8 @@ async def test_a_token_by_another_way(place: Place) -> None:
 
 
 @one_loop
-async def test_what_is_no_token(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_what_is_no_token(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, server.share(buffer) as share:
             good = share.token.pack()
             for wrong in (b"", good[:-1], good + b"x", b"x" + good[1:]):
@@ -145,8 +145,8 @@ async def test_what_is_no_token(place: Place) -> None:
 
 
 @one_loop
-async def test_shares_end_with_their_connection(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_shares_end_with_their_connection(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(64) as buffer:
             share = server.share(buffer)
             await client.close()

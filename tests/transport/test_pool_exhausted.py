@@ -1,4 +1,4 @@
-"""Where the memory pool has reached its limit: everybody waits for memory, nobody for ever."""
+"""Where the memory pool has reached its limit: all tasks wait for memory, none for ever."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aiordma import (
 )
 from aiordma.errors import QuotaError
 
+from .connection_factory import SMALL, ConnectionFactory, barrier, ends, pattern, shared, yield_loop
 from .marks import counts_turns, one_loop
-from .place import SMALL, Place, barrier, ends, pattern, shared, turns
 
 LIMIT = 4 << 20
 CONFIG = replace(SMALL, pool_limit=LIMIT, fetch_ahead=1 << 20)
@@ -36,9 +36,11 @@ def take_all(conn: Connection) -> list[Buffer]:
 
 
 @asynccontextmanager
-async def exhausted(place: Place) -> AsyncIterator[tuple[Connection, Connection, Held]]:
+async def exhausted(
+    factory: ConnectionFactory,
+) -> AsyncIterator[tuple[Connection, Connection, Held]]:
     """Two ends that share a pool, all of which is held by their user."""
-    async with place.pair(CONFIG) as (client, server):
+    async with factory.pair(CONFIG) as (client, server):
         held = Held(client)
         try:
             yield client, server, held
@@ -66,8 +68,8 @@ class Held:
         self._buffers.clear()
 
 
-async def test_messages_wait_and_keep_their_order(place: Place) -> None:
-    async with exhausted(place) as (client, server, held):
+async def test_messages_wait_and_keep_their_order(factory: ConnectionFactory) -> None:
+    async with exhausted(factory) as (client, server, held):
         sizes = [10, 0, LONG, 20, 900, LONG + 1, 30]
         sending = [asyncio.create_task(client.send(pattern(size))) for size in sizes]
         receiving = asyncio.create_task(server.recv())
@@ -84,8 +86,8 @@ async def test_messages_wait_and_keep_their_order(place: Place) -> None:
         assert client.pool_statistics().waiting == 0
 
 
-async def test_cancelled_while_it_waits_a_message_is_not_sent(place: Place) -> None:
-    async with exhausted(place) as (client, server, held):
+async def test_cancelled_while_it_waits_a_message_is_not_sent(factory: ConnectionFactory) -> None:
+    async with exhausted(factory) as (client, server, held):
         sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(4)]
         await held.until_waiting(1)
         for n in (0, 2):
@@ -100,11 +102,11 @@ async def test_cancelled_while_it_waits_a_message_is_not_sent(place: Place) -> N
 
 @counts_turns
 @pytest.mark.parametrize("also_gone", [False, True])
-async def test_fetching_waits(place: Place, also_gone: bool) -> None:
+async def test_fetching_waits(factory: ConnectionFactory, also_gone: bool) -> None:
     """And goes on for the next `recv` when the first one is gone."""
-    async with place.pair(CONFIG) as (client, server):
+    async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
-        await turns(1)
+        await yield_loop(1)
         held = Held(client)  # the offer is on its way with what it needs
         receiving = asyncio.create_task(server.recv())
         await held.until_waiting(1)
@@ -120,10 +122,10 @@ async def test_fetching_waits(place: Place, also_gone: bool) -> None:
 
 
 @counts_turns
-async def test_memory_of_ones_own_need_not_wait(place: Place) -> None:
-    async with place.pair(CONFIG) as (client, server):
+async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> None:
+    async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
-        await turns(1)
+        await yield_loop(1)
         held = Held(client)
         await held.until_waiting(1)
         memory = bytearray(LONG)
@@ -135,9 +137,9 @@ async def test_memory_of_ones_own_need_not_wait(place: Place) -> None:
             await asyncio.sleep(0)
 
 
-async def test_one_sided_operations_wait(place: Place) -> None:
+async def test_one_sided_operations_wait(factory: ConnectionFactory) -> None:
     async with (
-        place.pair(CONFIG) as (client, server),
+        factory.pair(CONFIG) as (client, server),
         shared(server, client, 64) as (buffer, remote),
     ):
         held = Held(client)
@@ -161,8 +163,8 @@ async def test_one_sided_operations_wait(place: Place) -> None:
         assert int.from_bytes(buffer.view[56:], "little") == 7
 
 
-async def test_leases_wait(place: Place) -> None:
-    async with exhausted(place) as (client, server, held):
+async def test_leases_wait(factory: ConnectionFactory) -> None:
+    async with exhausted(factory) as (client, server, held):
         leasing = [asyncio.create_task(conn.lease(1 << 20)) for conn in (client, server)]
         await held.until_waiting(2)
         with pytest.raises(QuotaError, match="2 wait"):
@@ -173,12 +175,12 @@ async def test_leases_wait(place: Place) -> None:
 
 
 @one_loop
-async def test_a_lease_that_waits_does_not_keep_messages_back(place: Place) -> None:
-    """Who holds what another waits for can send, and then release it."""
-    async with place.pair(CONFIG) as (client, server):
+async def test_a_lease_that_waits_does_not_keep_messages_back(factory: ConnectionFactory) -> None:
+    """A task that holds what another waits for can send, and then release it."""
+    async with factory.pair(CONFIG) as (client, server):
         with client.alloc(1 << 20) as buffer:
             leasing = asyncio.create_task(server.lease(4 << 20))
-            await turns(3)
+            await yield_loop(3)
             assert client.pool_statistics().waiting == 1
             sending = asyncio.create_task(client.send(buffer.view[:100]))
             with await server.recv() as message:
@@ -188,8 +190,8 @@ async def test_a_lease_that_waits_does_not_keep_messages_back(place: Place) -> N
         await asyncio.wait([leasing])
 
 
-async def test_the_end_of_the_connection_ends_the_waiting(place: Place) -> None:
-    async with place.pair(CONFIG) as (anchor, _), place.pair(CONFIG) as (client, server):
+async def test_the_end_of_the_connection_ends_the_waiting(factory: ConnectionFactory) -> None:
+    async with factory.pair(CONFIG) as (anchor, _), factory.pair(CONFIG) as (client, server):
         async with shared(server, client, 8) as (_, remote):
             held = Held(client)
             waiting = [
@@ -214,10 +216,10 @@ async def test_the_end_of_the_connection_ends_the_waiting(place: Place) -> None:
 
 @one_loop
 @pytest.mark.parametrize("fetch_ahead", [0, 1 << 30])
-async def test_what_the_pool_can_never_hold(place: Place, fetch_ahead: int) -> None:
-    """It is told at once, and the message stays for who brings memory."""
+async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ahead: int) -> None:
+    """It is told at once, and the message stays for `recv_into`."""
     size = LIMIT + 1
-    async with place.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):
+    async with factory.pair(replace(CONFIG, fetch_ahead=fetch_ahead)) as (client, server):
         early = [asyncio.create_task(ends(server.recv(), QuotaError)) for _ in range(2)]
         sending = asyncio.create_task(client.send(pattern(size)))
         for task in early:
@@ -237,9 +239,9 @@ async def test_what_the_pool_can_never_hold(place: Place, fetch_ahead: int) -> N
 
 
 @one_loop
-async def test_receives_are_posted_when_memory_comes_back(place: Place) -> None:
-    """Also when the one who waits for a message has long been waiting."""
-    async with place.pair(CONFIG) as (client, server):
+async def test_receives_are_posted_when_memory_comes_back(factory: ConnectionFactory) -> None:
+    """Also when the receiver has long been waiting."""
+    async with factory.pair(CONFIG) as (client, server):
         for n in range(CONFIG.data_receives):
             await client.send(b"%d" % n)
         held = Held(client)

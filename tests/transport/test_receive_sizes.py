@@ -13,17 +13,17 @@ from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._core.receive_sizes import GROW_AFTER, NEVER_LONGER, SHRINK_AFTER
 
-from .marks import by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     BUSY,
     SMALL,
-    Place,
+    ConnectionFactory,
     barrier,
     exchange,
     pattern,
     pool_statistics,
-    turns,
+    yield_loop,
 )
+from .marks import by_tcp, one_loop
 from .raw_peer import RawPeer
 from .test_hostile import ends_with, victim
 
@@ -46,9 +46,9 @@ def block_of(message: object) -> int:
     return size
 
 
-async def test_they_grow_and_shrink(place: Place) -> None:
+async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
     """And each message arrives as it was sent, whatever way it took."""
-    async with place.pair(GROWING) as (client, server):
+    async with factory.pair(GROWING) as (client, server):
         before = pool_statistics(server).leased_bytes
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await barrier(client)
@@ -62,10 +62,10 @@ async def test_they_grow_and_shrink(place: Place) -> None:
 
 
 async def test_what_is_plain_goes_without_python(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Receives are posted again, and their credits told and taken, by C alone."""
-    async with place.pair(GROWING) as (client, server):
+    async with factory.pair(GROWING) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await barrier(client)
         asked: list[str] = []
@@ -91,9 +91,9 @@ async def test_what_is_plain_goes_without_python(
         assert server._messages.receive_size == GROWING.eager_size
 
 
-async def test_what_c_counts_does_not_grow_for_ever(place: Place) -> None:
-    """Python takes it over in time; with SMALL nobody asks for these numbers."""
-    async with place.pair(SMALL) as (client, server):
+async def test_what_c_counts_does_not_grow_for_ever(factory: ConnectionFactory) -> None:
+    """Python takes it over in time; with SMALL these numbers are not read."""
+    async with factory.pair(SMALL) as (client, server):
         for sent, used in ((UNTOLD - 1, NEVER_LONGER - 1), (UNTOLD - 2, NEVER_LONGER - 2)):
             client._messages.sent = sent
             server._messages.used = used
@@ -102,9 +102,9 @@ async def test_what_c_counts_does_not_grow_for_ever(place: Place) -> None:
             assert server._messages.used < 5
 
 
-async def test_in_both_directions_with_all_that_travels(place: Place) -> None:
+async def test_in_both_directions_with_all_that_travels(factory: ConnectionFactory) -> None:
     sizes = (0, 10, 1000, 1020, 5000, MEDIUM, MEDIUM + 1, 70_000)
-    async with place.pair(GROWING) as (client, server):
+    async with factory.pair(GROWING) as (client, server):
 
         async def send(conn: Connection) -> None:
             await asyncio.gather(
@@ -121,9 +121,9 @@ async def test_in_both_directions_with_all_that_travels(place: Place) -> None:
 
 
 @one_loop
-async def test_nothing_is_offered_that_fits(place: Place) -> None:
+async def test_nothing_is_offered_that_fits(factory: ConnectionFactory) -> None:
     """The point of it: a message that fits needs one frame, not an offer and an answer."""
-    async with place.pair(GROWING) as (client, server):
+    async with factory.pair(GROWING) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         before = client.statistics().messages_sent
         await client.send(pattern(MEDIUM))  # an offer would not end before it is read
@@ -133,12 +133,12 @@ async def test_nothing_is_offered_that_fits(place: Place) -> None:
 
 
 @one_loop
-async def test_the_long_do_not_wait_for_each_other(place: Place) -> None:
+async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -> None:
     """They would not share a frame.  Of the shorter ones of a turn only the first is posted."""
-    async with place.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
+    async with factory.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
         await several(client, server, GROW_AFTER + 2 * 8, AT_ONCE)
         for size, posted in ((AT_ONCE, 3), (AT_ONCE - 1, 1)):
-            await turns(2)  # so that these are the first ones of theirs
+            await yield_loop(2)  # so that these are the first ones of theirs
             sends = [client.send_nowait(pattern(size, n)) for n in range(3)]
             assert client._messages.under_way == posted
             for n in range(3):
@@ -148,9 +148,11 @@ async def test_the_long_do_not_wait_for_each_other(place: Place) -> None:
 
 
 @one_loop
-async def test_they_grow_while_answers_to_offers_use_up_every_credit(place: Place) -> None:
+async def test_they_grow_while_answers_to_offers_use_up_every_credit(
+    factory: ConnectionFactory,
+) -> None:
     """Each offer is answered, and what tells the peer of the receives is no answer."""
-    async with place.pair(GROWING) as (client, server):
+    async with factory.pair(GROWING) as (client, server):
         before = pool_statistics(server).leased_bytes
 
         async def send() -> None:
@@ -170,9 +172,9 @@ async def test_they_grow_while_answers_to_offers_use_up_every_credit(place: Plac
 
 
 @one_loop
-async def test_not_where_the_pool_has_no_room(place: Place) -> None:
+async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> None:
     config = replace(GROWING, pool_limit=4 << 20)
-    async with place.pair(config) as (client, server):
+    async with factory.pair(config) as (client, server):
         with server.alloc(2 << 20):
             before = pool_statistics(server).leased_bytes
             await several(client, server, 5 * GROW_AFTER, MEDIUM)
@@ -181,8 +183,8 @@ async def test_not_where_the_pool_has_no_room(place: Place) -> None:
 
 
 @one_loop
-async def test_messages_that_are_held_while_they_grow(place: Place) -> None:
-    async with place.pair(GROWING) as (client, server):
+async def test_messages_that_are_held_while_they_grow(factory: ConnectionFactory) -> None:
+    async with factory.pair(GROWING) as (client, server):
         sends = [client.send_nowait(pattern(MEDIUM, n)) for n in range(30)]
         held = [await server.recv() for _ in sends]
         await asyncio.gather(*sends)
@@ -194,25 +196,27 @@ async def test_messages_that_are_held_while_they_grow(place: Place) -> None:
 @by_tcp
 @one_loop
 @pytest.mark.parametrize(("first", "text"), [(0, "which has been used"), (1 << 40, "all the time")])
-async def test_a_peer_that_lies_about_its_receives(place: Place, first: int, text: str) -> None:
-    async with victim(place) as (conn, peer):
+async def test_a_peer_that_lies_about_its_receives(
+    factory: ConnectionFactory, first: int, text: str
+) -> None:
+    async with victim(factory) as (conn, peer):
         sending = [conn.send_nowait(b"x") for _ in range(2)]
         await asyncio.gather(*sending)
         for n in range(1 if first == 0 else 9):
             peer.send_control(protocol.ReceiveSize(0, first + n, 4096))
-        await ends_with(place, conn, ProtocolError, text)
+        await ends_with(factory, conn, ProtocolError, text)
 
 
 @by_tcp
 @one_loop
-async def test_frames_are_never_longer_than_this_side_allows(place: Place) -> None:
+async def test_frames_are_never_longer_than_this_side_allows(factory: ConnectionFactory) -> None:
     """A peer with huge receives cannot make this side's frames, and so its memory, as large."""
-    async with victim(place, replace(SMALL, close_timeout=0.05)) as (conn, peer):
+    async with victim(factory, replace(SMALL, close_timeout=0.05)) as (conn, peer):
         peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))
         peer.send_control(protocol.Ping(1))
-        assert isinstance(await peer.control(place.slow), protocol.Pong)
+        assert isinstance(await peer.control(factory.slow), protocol.Pong)
         sending = conn.send_nowait(bytes(SMALL.eager_size))
-        assert await next_message(peer, place.slow) is FrameKind.OFFER
+        assert await next_message(peer, factory.slow) is FrameKind.OFFER
         sending.cancel()
 
 
@@ -224,8 +228,8 @@ async def next_message(peer: RawPeer, limit: float) -> FrameKind:
                 return kind
 
 
-async def test_as_it_comes(place: Place) -> None:
-    async with place.pair(Config()) as (client, server):
+async def test_as_it_comes(factory: ConnectionFactory) -> None:
+    async with factory.pair(Config()) as (client, server):
         for _ in range(2):
             await several(client, server, 40, 64 << 10)
             await several(server, client, 40, 64 << 10)

@@ -17,8 +17,17 @@ from aiordma._native import Incoming
 from aiordma.errors import ConnectionBrokenError, ConnectionClosedError
 from aiordma.mr_pool import LocalMemory
 
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    exchange,
+    pattern,
+    pool_statistics,
+    yield_loop,
+)
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, check_alive, ends, exchange, pattern, pool_statistics, turns
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -32,15 +41,15 @@ SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
 @pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
 @pytest.mark.parametrize("size", SIZES)
 @one_loop
-async def test_sizes(place: Place, size: int, early: bool) -> None:
+async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None:
     """Whether it waits for the message or the message for it."""
     data = pattern(size)
     room = 10
-    async with place.pair(Config()) as (client, server):
+    async with factory.pair(Config()) as (client, server):
         memory = bytearray(size + room)
         sending = asyncio.create_task(client.send(data, imm=size)) if early else None
         if sending is not None:
-            await turns(30)
+            await yield_loop(30)
         receiving = asyncio.create_task(server.recv_into(memory))
         await (sending or client.send(data, imm=size))
         assert await receiving == (size, size)
@@ -52,10 +61,10 @@ async def test_sizes(place: Place, size: int, early: bool) -> None:
 
 
 @one_loop
-async def test_every_kind_of_memory(place: Place) -> None:
+async def test_every_kind_of_memory(factory: ConnectionFactory) -> None:
     size = STAGED * 2
     data = pattern(size)
-    async with place.pair(Config()) as (client, server):
+    async with factory.pair(Config()) as (client, server):
         with server.alloc(size) as buffer, server.register(bytearray(size)) as region:
             numbers = array.array("q", bytes(size))
             matrix = np.zeros((size // 64, 16), np.int32)
@@ -79,11 +88,11 @@ async def test_every_kind_of_memory(place: Place) -> None:
 
 
 @one_loop
-async def test_more_than_the_pool_holds(place: Place) -> None:
+async def test_more_than_the_pool_holds(factory: ConnectionFactory) -> None:
     small_pool = replace(SMALL, pool_limit=4 << 20)
     size = 24 << 20
     data = pattern(size)
-    async with place.pair(small_pool) as (client, server):
+    async with factory.pair(small_pool) as (client, server):
         memory = bytearray(size)
         receiving = asyncio.create_task(server.recv_into(memory))
         await client.send(data)
@@ -93,8 +102,8 @@ async def test_more_than_the_pool_holds(place: Place) -> None:
 
 
 @pytest.mark.parametrize("size", [100, EAGER + 1, STAGED + 1, 1 << 20])
-async def test_a_message_that_does_not_fit_stays(place: Place, size: int) -> None:
-    async with place.pair(replace(SMALL, fetch_ahead=0)) as (client, server):
+async def test_a_message_that_does_not_fit_stays(factory: ConnectionFactory, size: int) -> None:
+    async with factory.pair(replace(SMALL, fetch_ahead=0)) as (client, server):
         data = pattern(size)
         sending = asyncio.create_task(client.send(data))
         first = asyncio.create_task(server.recv_into(bytearray(size - 1)))
@@ -108,15 +117,15 @@ async def test_a_message_that_does_not_fit_stays(place: Place, size: int) -> Non
         await sending
 
 
-async def test_cancelled_at_any_moment_nothing_is_lost(place: Place) -> None:
+async def test_cancelled_at_any_moment_nothing_is_lost(factory: ConnectionFactory) -> None:
     size = 1 << 20
-    async with place.pair(Config()) as (client, server):
-        for count in place.turns:
+    async with factory.pair(Config()) as (client, server):
+        for count in factory.cancel_points:
             data = pattern(size, seed=count)
             memory = bytearray(size)
             receiving = asyncio.create_task(server.recv_into(memory))
             sending = asyncio.create_task(client.send(data))
-            await turns(count)
+            await yield_loop(count)
             receiving.cancel()
             await asyncio.wait([receiving])
             if receiving.cancelled():
@@ -130,15 +139,15 @@ async def test_cancelled_at_any_moment_nothing_is_lost(place: Place) -> None:
 
 
 @one_loop
-async def test_cancelled_the_next_in_the_line_gets_it(place: Place) -> None:
+async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory) -> None:
     size = 1 << 20
-    async with place.pair(Config()) as (client, server):
-        for count in place.turns:
+    async with factory.pair(Config()) as (client, server):
+        for count in factory.cancel_points:
             data = pattern(size, seed=count)
             first = asyncio.create_task(server.recv_into(bytearray(size)))
             second = asyncio.create_task(server.recv())
             sending = asyncio.create_task(client.send(data))
-            await turns(count)
+            await yield_loop(count)
             first.cancel()
             await asyncio.wait([first])
             if first.cancelled():
@@ -151,11 +160,11 @@ async def test_cancelled_the_next_in_the_line_gets_it(place: Place) -> None:
 
 @one_loop
 async def test_who_comes_just_then_waits_for_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between being told that a message has landed and taking it, nobody else can take it."""
+    """Between being told that a message has landed and taking it, no other task can take it."""
     size = 1 << 20
-    async with place.pair(Config()) as (client, server):
+    async with factory.pair(Config()) as (client, server):
         inbox = server._messages.inbox
         late: list[asyncio.Task[Message]] = []
         fetched = inbox.fetched
@@ -166,10 +175,10 @@ async def test_who_comes_just_then_waits_for_the_next(
 
         memory = bytearray(size)
         first = asyncio.create_task(server.recv_into(memory))
-        await turns(5)
+        await yield_loop(5)
         monkeypatch.setattr(inbox, "fetched", fetched_and_called)
         await client.send(pattern(size))
-        async with place.within(5):
+        async with factory.within(5):
             assert (await first).length == size
             assert memory == pattern(size)
             await client.send(b"the next")
@@ -178,25 +187,25 @@ async def test_who_comes_just_then_waits_for_the_next(
 
 @one_loop
 @by_tcp
-async def test_the_end_while_it_waits(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_the_end_while_it_waits(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         memory = bytearray(1 << 20)
         receiving = asyncio.create_task(server.recv_into(memory))
-        await turns(5)
+        await yield_loop(5)
         await client.close()
         await ends(asyncio.wait_for(receiving, 10), ConnectionClosedError)
         memory.clear()
 
 
 @one_loop
-async def test_the_end_in_the_middle(place: Place) -> None:
+async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
     """Whatever had come of it: the memory is the caller's again when the connection has gone."""
-    for count in place.turns:
-        async with place.pair(Config()) as (client, server):
+    for count in factory.cancel_points:
+        async with factory.pair(Config()) as (client, server):
             memory = bytearray(16 << 20)
             receiving = asyncio.create_task(server.recv_into(memory))
             sending = asyncio.create_task(client.send(bytes(16 << 20)))
-            await turns(count)
+            await yield_loop(count)
             client.abort()
             await asyncio.wait([receiving, sending])
             await server.wait_closed()
@@ -207,9 +216,9 @@ async def test_the_end_in_the_middle(place: Place) -> None:
 
 
 @one_loop
-async def test_who_was_refused_keeps_no_memory(place: Place) -> None:
+async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(STAGED)))
         kept = await ends(server.recv_into(bytearray(1)), MessageTooLongError)
         collecting = gc.isenabled()

@@ -16,8 +16,8 @@ from aiordma._native import embedded
 from aiordma._transport import offers
 from aiordma.verbs._memory.memory_region import reg_mr
 
+from .connection_factory import SMALL, ConnectionFactory, exchange, pattern, shared, yield_loop
 from .marks import one_loop
-from .place import SMALL, Place, exchange, pattern, shared, turns
 from .raw_peer import frame
 from .test_hostile import victim
 
@@ -76,20 +76,20 @@ def rights(registrations: list[Registered]) -> list[verbs.AccessFlags]:
 async def receive_into(
     client: Connection, server: Connection, data: bytes, memory: memoryview
 ) -> None:
-    """A message for one who waits with memory of its own."""
+    """A message for a receiver that has brought memory."""
     receiving = asyncio.create_task(server.recv_into(memory))
-    await turns(1)
+    await yield_loop(1)
     await client.send(data)
     assert (await receiving).length == len(data)
     assert memory == data
 
 
 async def test_regions_are_not_registered_again(
-    place: Place, registrations: list[Registered]
+    factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     """By `recv_into`, `read`, `write` and batches.  A long `send` shows the peer its own bytes."""
     async with (
-        place.pair(CONFIG) as (client, server),
+        factory.pair(CONFIG) as (client, server),
         shared(server, client, LONG) as (_, remote),
     ):
         data, memory = pattern(LONG), np.zeros(LONG, np.uint8)
@@ -99,7 +99,7 @@ async def test_regions_are_not_registered_again(
                 memory[:] = 0
                 expected = data[part]
                 receiving = asyncio.create_task(server.recv_into(sink[part]))
-                await turns(1)
+                await yield_loop(1)
                 await client.send(source[part], imm=7)
                 assert await receiving == (len(expected), 7)
                 assert memory[part].tobytes() == expected
@@ -116,8 +116,8 @@ async def test_regions_are_not_registered_again(
             assert not registrations
 
 
-async def test_registered_memory_of_any_kind_can_be_sent(place: Place) -> None:
-    async with place.pair(SMALL) as (client, server):
+async def test_registered_memory_of_any_kind_can_be_sent(factory: ConnectionFactory) -> None:
+    async with factory.pair(SMALL) as (client, server):
         with client.alloc(5000) as buffer, client.register(pattern(5000)) as region:
             buffer.view[:] = pattern(5000)
             for memory in (buffer, region, buffer[10:100], region[:2000], region[7:7]):
@@ -133,8 +133,8 @@ async def test_registered_memory_of_any_kind_can_be_sent(place: Place) -> None:
             await client.send(buffer)
 
 
-async def test_a_region_closed_while_it_is_sent(place: Place) -> None:
-    async with place.pair(CONFIG) as (client, server):
+async def test_a_region_closed_while_it_is_sent(factory: ConnectionFactory) -> None:
+    async with factory.pair(CONFIG) as (client, server):
         memory = bytearray(pattern(LONG))
         region = client.register(memory)
         sending = client.send_nowait(region)
@@ -147,9 +147,11 @@ async def test_a_region_closed_while_it_is_sent(place: Place) -> None:
         memory.append(1)
 
 
-async def test_a_view_is_registered_once(place: Place, registrations: list[Registered]) -> None:
+async def test_a_view_is_registered_once(
+    factory: ConnectionFactory, registrations: list[Registered]
+) -> None:
     async with (
-        place.pair(CONFIG) as (client, server),
+        factory.pair(CONFIG) as (client, server),
         shared(server, client, LONG) as (_, remote),
     ):
         memory = bytearray(LONG)
@@ -173,9 +175,11 @@ async def test_a_view_is_registered_once(place: Place, registrations: list[Regis
         memory.append(1)
 
 
-async def test_what_is_sent_is_never_kept(place: Place, registrations: list[Registered]) -> None:
+async def test_what_is_sent_is_never_kept(
+    factory: ConnectionFactory, registrations: list[Registered]
+) -> None:
     """The peer knows the key, and must not read what the memory holds after the message."""
-    async with place.pair(CONFIG) as (client, server):
+    async with factory.pair(CONFIG) as (client, server):
         memory = bytearray(pattern(LONG))
         view = memoryview(memory)
         registrations.clear()
@@ -190,14 +194,14 @@ async def test_what_is_sent_is_never_kept(place: Place, registrations: list[Regi
         memory.append(1)
 
 
-async def test_cancelled_at_any_moment_the_memory_comes_back(place: Place) -> None:
-    async with place.pair(CONFIG) as (client, server):
+async def test_cancelled_at_any_moment_the_memory_comes_back(factory: ConnectionFactory) -> None:
+    async with factory.pair(CONFIG) as (client, server):
         memory = bytearray(LONG)
         view = memoryview(memory)
-        for count in place.turns:
+        for count in factory.cancel_points:
             receiving = asyncio.create_task(server.recv_into(view))
             sending = asyncio.create_task(client.send(pattern(LONG, count)))
-            await turns(count)
+            await yield_loop(count)
             receiving.cancel()
             await asyncio.wait([receiving])
             if receiving.cancelled():
@@ -211,8 +215,8 @@ async def test_cancelled_at_any_moment_the_memory_comes_back(place: Place) -> No
 
 
 @one_loop
-async def test_the_end_of_the_connection_lets_go(place: Place) -> None:
-    async with place.pair(CONFIG) as (client, server):
+async def test_the_end_of_the_connection_lets_go(factory: ConnectionFactory) -> None:
+    async with factory.pair(CONFIG) as (client, server):
         memory = bytearray(LONG)
         view = memoryview(memory)
         await receive_into(client, server, pattern(LONG), view)
@@ -227,8 +231,8 @@ async def test_the_end_of_the_connection_lets_go(place: Place) -> None:
 
 
 @one_loop
-async def test_nothing_is_kept_if_told_so(place: Place) -> None:
-    async with place.pair(replace(CONFIG, cached_registrations=0)) as (client, server):
+async def test_nothing_is_kept_if_told_so(factory: ConnectionFactory) -> None:
+    async with factory.pair(replace(CONFIG, cached_registrations=0)) as (client, server):
         view = memoryview(bytearray(LONG))
         for _ in range(2):
             await receive_into(client, server, pattern(LONG), view)
@@ -237,15 +241,17 @@ async def test_nothing_is_kept_if_told_so(place: Place) -> None:
 
 @pytest.mark.parametrize("aborted", [False, True])
 @one_loop
-async def test_the_end_lets_go_of_what_is_offered(place: Place, aborted: bool) -> None:
-    """Whether C has registered it or Python, and whether somebody still waits."""
-    async with victim(place) as (conn, peer):
+async def test_the_end_lets_go_of_what_is_offered(
+    factory: ConnectionFactory, aborted: bool
+) -> None:
+    """Whether C has registered it or Python, and whether a task still waits."""
+    async with victim(factory) as (conn, peer):
         several = [bytearray(5000) for _ in range(3)]
         numbers = np.frombuffer(several[2], np.uint8)
         sending = [conn.send_nowait(data) for data in (several[0], several[1], numbers)]
         sending[0].cancel()
         for _ in several:
-            async with place.within(1):
+            async with factory.within(1):
                 kind, _ = await peer.frames.get()
             assert kind is FrameKind.OFFER
         assert len(conn._messages.offers) == 3
@@ -257,7 +263,7 @@ async def test_the_end_lets_go_of_what_is_offered(place: Place, aborted: bool) -
             conn.abort()
         else:
             peer.send(frame(0x55))
-        async with place.within(5):
+        async with factory.within(5):
             await conn.wait_closed()
         assert sending[0].cancelled()
         for future in sending[1:]:

@@ -11,13 +11,13 @@ from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError, Se
 from aiordma.errors import RejectedError
 from aiordma.transport import Handler
 
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import one_loop
-from .place import SMALL, Place, ends, pattern, turns
 
 
-async def serve(place: Place, handler: Handler) -> Server:
+async def serve(factory: ConnectionFactory, handler: Handler) -> Server:
     return await start_server(
-        handler, place.host, 0, device=place.device, via=place.via, config=SMALL
+        handler, factory.host, 0, device=factory.device, via=factory.via, config=SMALL
     )
 
 
@@ -27,11 +27,11 @@ async def echo(conn: Connection) -> None:
             await conn.send(message)
 
 
-async def test_echo(place: Place) -> None:
-    async with await serve(place, echo) as server:
-        assert server.host == place.host
-        assert server.device == place.device
-        clients = await asyncio.gather(*(place.connect(server.port) for _ in range(5)))
+async def test_echo(factory: ConnectionFactory) -> None:
+    async with await serve(factory, echo) as server:
+        assert server.host == factory.host
+        assert server.device == factory.device
+        clients = await asyncio.gather(*(factory.connect(server.port) for _ in range(5)))
 
         async def talk(seed: int, client: Connection) -> None:
             for size in (0, 10, 5000, 100_000):
@@ -42,20 +42,20 @@ async def test_echo(place: Place) -> None:
         await asyncio.gather(*(talk(n, client) for n, client in enumerate(clients)))
         assert server.connections == 5
         await asyncio.gather(*(client.close() for client in clients))
-        async with place.within(1):
+        async with factory.within(1):
             await asyncio.gather(*server._tasks)
         assert server.connections == 0
 
 
-async def test_connection_is_closed_when_its_handler_returns(place: Place) -> None:
+async def test_connection_is_closed_when_its_handler_returns(factory: ConnectionFactory) -> None:
     async def greet(conn: Connection) -> None:
         await conn.send(b"hello")
 
-    async with await serve(place, greet) as server, await place.connect(server.port) as client:
+    async with await serve(factory, greet) as server, await factory.connect(server.port) as client:
         assert [bytes(message) async for message in client] == [b"hello"]
 
 
-async def test_close_cancels_the_handlers(place: Place) -> None:
+async def test_close_cancels_the_handlers(factory: ConnectionFactory) -> None:
     started: asyncio.Queue[Connection] = asyncio.Queue()
     cancelled = []
 
@@ -67,10 +67,10 @@ async def test_close_cancels_the_handlers(place: Place) -> None:
             cancelled.append(conn)
             raise
 
-    server = await serve(place, wait)
-    clients = [await place.connect(server.port) for _ in range(3)]
+    server = await serve(factory, wait)
+    clients = [await factory.connect(server.port) for _ in range(3)]
     waiting = [asyncio.create_task(client.recv()) for client in clients]
-    async with place.within(2):
+    async with factory.within(2):
         for _ in clients:
             await started.get()
         await server.close()
@@ -80,14 +80,14 @@ async def test_close_cancels_the_handlers(place: Place) -> None:
         for task in waiting:
             with pytest.raises((ConnectionClosedError, ConnectionBrokenError)):
                 await task
-        await ends(place.connect(server.port), RejectedError)
+        await ends(factory.connect(server.port), RejectedError)
     for client in clients:
         await client.close()
 
 
 @one_loop
-async def test_close_gives_the_handlers_time(place: Place) -> None:
-    """Those that end by themselves meanwhile are not cancelled; nobody new is let in."""
+async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None:
+    """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
     ended: list[str] = []
     started: asyncio.Queue[None] = asyncio.Queue()
 
@@ -102,14 +102,17 @@ async def test_close_gives_the_handlers_time(place: Place) -> None:
             raise
         ended.append(f"{name} by itself")
 
-    server = await serve(place, answer)
-    async with await place.connect(server.port) as good, await place.connect(server.port) as bad:
+    server = await serve(factory, answer)
+    async with (
+        await factory.connect(server.port) as good,
+        await factory.connect(server.port) as bad,
+    ):
         for client, name in ((good, b"good"), (bad, b"bad")):
             await client.send(name)
             await started.get()
-        closing = asyncio.create_task(server.close(grace=0.5 * place.slow))
-        await turns(1)
-        await ends(place.connect(server.port), RejectedError)
+        closing = asyncio.create_task(server.close(grace=0.5 * factory.slow))
+        await yield_loop(1)
+        await ends(factory.connect(server.port), RejectedError)
         assert not ended
         await good.send(b"go on")
         assert bytes(await good.recv()) == b"answer"
@@ -118,21 +121,21 @@ async def test_close_gives_the_handlers_time(place: Place) -> None:
 
 
 @one_loop
-async def test_close_waits_no_longer_than_the_handlers(place: Place) -> None:
-    async with place.within(5):
-        server = await serve(place, echo)
-        async with await place.connect(server.port) as client:
+async def test_close_waits_no_longer_than_the_handlers(factory: ConnectionFactory) -> None:
+    async with factory.within(5):
+        server = await serve(factory, echo)
+        async with await factory.connect(server.port) as client:
             await client.send(b"served")
             assert bytes(await client.recv()) == b"served"
             closing = asyncio.create_task(server.close(grace=1000))
-            await turns(1)
+            await yield_loop(1)
             await client.send(b"still served")
             assert bytes(await client.recv()) == b"still served"
         await closing
 
 
 @one_loop
-async def test_handler_that_fails(place: Place) -> None:
+async def test_handler_that_fails(factory: ConnectionFactory) -> None:
     """It is reported to the loop, its peer is told, the others and the server go on."""
     reported: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -144,12 +147,12 @@ async def test_handler_that_fails(place: Place) -> None:
             raise ZeroDivisionError
         await echo(conn)
 
-    async with await serve(place, fail) as server:
-        good = await place.connect(server.port)
+    async with await serve(factory, fail) as server:
+        good = await factory.connect(server.port)
         await good.send(b"go on")
-        async with await place.connect(server.port) as bad:
+        async with await factory.connect(server.port) as bad:
             await bad.send(b"fail")
-            async with place.within(1):
+            async with factory.within(1):
                 await ends(bad.recv(), ConnectionClosedError)
         (context,) = reported
         assert isinstance(context["exception"], ZeroDivisionError)
@@ -160,29 +163,29 @@ async def test_handler_that_fails(place: Place) -> None:
 
 
 @one_loop
-async def test_peer_that_breaks_is_no_failure(place: Place) -> None:
+async def test_peer_that_breaks_is_no_failure(factory: ConnectionFactory) -> None:
     """The test fails if the loop hears of it (tests/conftest.py)."""
-    async with await serve(place, echo) as server:
-        client = await place.connect(server.port)
+    async with await serve(factory, echo) as server:
+        client = await factory.connect(server.port)
         await client.send(b"x")
         client.abort()
         await client.wait_closed()
-        async with place.within(1), await place.connect(server.port) as another:
+        async with factory.within(1), await factory.connect(server.port) as another:
             await another.send(b"y")
             assert bytes(await another.recv()) == b"y"
 
 
 @one_loop
-async def test_serve_forever(place: Place) -> None:
-    server = await serve(place, echo)
+async def test_serve_forever(factory: ConnectionFactory) -> None:
+    server = await serve(factory, echo)
     serving = asyncio.create_task(server.serve_forever())
-    client = await place.connect(server.port)
+    client = await factory.connect(server.port)
     await client.send(b"x")
     assert bytes(await client.recv()) == b"x"
     serving.cancel()
-    async with place.within(2):
+    async with factory.within(2):
         with pytest.raises(asyncio.CancelledError):
             await serving
         await ends(client.recv(), ConnectionClosedError, ConnectionBrokenError)
-        await ends(place.connect(server.port), RejectedError)
+        await ends(factory.connect(server.port), RejectedError)
         await client.close()

@@ -22,11 +22,10 @@ from aiordma._core.protocol import ErrorCode
 from aiordma.errors import RemoteAccessError, WorkCompletionError
 from aiordma.transport import Config
 
-from .marks import by_cm, one_loop
-from .place import (
+from .connection_factory import (
     ALL,
     SMALL,
-    Place,
+    ConnectionFactory,
     barrier,
     check_alive,
     give,
@@ -34,21 +33,24 @@ from .place import (
     leases,
     pattern,
     shared,
-    turns,
+    yield_loop,
 )
+from .marks import by_cm, one_loop
 
 READ_WRITE = Rights.READ | Rights.WRITE
 
 
-async def refused_by_the_device(place: Place, conn: Connection, remote: RemoteRegion) -> None:
+async def refused_by_the_device(
+    factory: ConnectionFactory, conn: Connection, remote: RemoteRegion
+) -> None:
     """The key works no more: the device at the other end says so, and that ends the connection."""
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
-        async with place.within(2):
+        async with factory.within(2):
             await conn.read(remote, bytearray(len(remote)))
     error = caught.value
     assert isinstance(error if isinstance(error, WorkCompletionError) else error.__cause__,
                       RemoteAccessError)  # fmt: skip
-    async with place.within(1):
+    async with factory.within(1):
         await conn.wait_closed()
 
 
@@ -57,8 +59,8 @@ async def refused_by_the_device(place: Place, conn: Connection, remote: RemoteRe
 
 @pytest.mark.parametrize("access", [Rights.READ, Rights.WRITE, READ_WRITE, ALL], ids=repr)
 @one_loop
-async def test_share_with_each_right(place: Place, access: Rights) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8, access) as (_, remote):
+async def test_share_with_each_right(factory: ConnectionFactory, access: Rights) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8, access) as (_, remote):
         assert remote.rights == access
         assert not remote.lent
         assert len(remote) == 8
@@ -71,8 +73,8 @@ async def test_share_with_each_right(place: Place, access: Rights) -> None:
         await check_alive(client, server)
 
 
-async def test_default_is_reading(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_default_is_reading(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.register(bytearray(pattern(100))) as memory:
             share = await server.send_region(memory)
             remote = await client.recv_region()
@@ -84,9 +86,9 @@ async def test_default_is_reading(place: Place) -> None:
 
 
 @one_loop
-async def test_slice_shares_nothing_but_its_bytes(place: Place) -> None:
+async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) -> None:
     """The key covers the slice, so also a user that ignores the length reaches nothing else."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         with server.alloc(300) as buffer:
             buffer.view[:] = pattern(300)
             share, remote = await give(server, client, buffer[100:200], Rights.READ)
@@ -96,19 +98,19 @@ async def test_slice_shares_nothing_but_its_bytes(place: Place) -> None:
             assert share.token.address == buffer.address + 100
             assert share.token.length == 100
             for offset in (-1, 1):
-                async with place.pair() as (user, owner):
+                async with factory.pair() as (user, owner):
                     with owner.alloc(300) as memory:
                         _, bad = await give(owner, user, memory[100:200], Rights.READ)
                         bad.address += offset
-                        await refused_by_the_device(place, user, bad)
+                        await refused_by_the_device(factory, user, bad)
             await check_alive(client, server)
 
 
 @one_loop
-async def test_right_is_held_by_the_device(place: Place) -> None:
+async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
     """A user that ignores its rights is refused by the owner's device."""
     async with (
-        place.pair() as (client, server),
+        factory.pair() as (client, server),
         shared(server, client, 8, Rights.WRITE) as (
             _,
             remote,
@@ -116,12 +118,12 @@ async def test_right_is_held_by_the_device(place: Place) -> None:
     ):
         token = remote.token
         object.__setattr__(token, "access", ALL)
-        await refused_by_the_device(place, client, remote)
+        await refused_by_the_device(factory, client, remote)
 
 
 @one_loop
-async def test_several_regions_in_order(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_several_regions_in_order(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             for size in range(1, 6):
                 await server.send_region(buffer[:size])
@@ -130,18 +132,18 @@ async def test_several_regions_in_order(place: Place) -> None:
 
 
 @one_loop
-async def test_several_receivers_of_regions(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_several_receivers_of_regions(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             receivers = [asyncio.create_task(client.recv_region()) for _ in range(3)]
-            await turns(2)
+            await yield_loop(2)
             for size in (1, 2, 3):
                 await server.send_region(buffer[:size])
             assert [len(region) for region in await asyncio.gather(*receivers)] == [1, 2, 3]
 
 
-async def test_revoke(place: Place) -> None:
-    async with place.witness(), place.pair() as (client, server):
+async def test_revoke(factory: ConnectionFactory) -> None:
+    async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer)
             await client.read(remote, bytearray(100))
@@ -150,27 +152,27 @@ async def test_revoke(place: Place) -> None:
             assert share.revoked
             share.revoke()  # again: nothing
             assert server._sharing.shared == 0
-            await refused_by_the_device(place, client, remote)
+            await refused_by_the_device(factory, client, remote)
 
 
-async def test_end_of_the_lease(place: Place) -> None:
-    async with place.witness(), place.pair() as (client, server):
+async def test_end_of_the_lease(factory: ConnectionFactory) -> None:
+    async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
-            share, remote = await give(server, client, buffer, lease=0.3 * place.slow)
-            assert remote.token.lease_ms == round(300 * place.slow)
-            await lease_over(share, 5 * place.slow)
+            share, remote = await give(server, client, buffer, lease=0.3 * factory.slow)
+            assert remote.token.lease_ms == round(300 * factory.slow)
+            await lease_over(share, 5 * factory.slow)
             assert server._sharing.shared == 0
-            await refused_by_the_device(place, client, remote)
+            await refused_by_the_device(factory, client, remote)
 
 
 @one_loop
-async def test_lease_that_ends_and_one_that_does_not(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_lease_that_ends_and_one_that_does_not(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             short, _ = await give(server, client, buffer, lease=0.01)
             long, remote = await give(server, client, buffer, lease=3600)
             endless, another = await give(server, client, buffer)
-            await lease_over(short, 5 * place.slow)
+            await lease_over(short, 5 * factory.slow)
             assert not long.revoked
             assert not endless.revoked
             await client.read(remote, bytearray(100))
@@ -180,8 +182,8 @@ async def test_lease_that_ends_and_one_that_does_not(place: Place) -> None:
 @pytest.mark.parametrize("lease", [0, -1, 1e9, float("nan")])
 @one_loop
 @by_cm
-async def test_lease_that_cannot_be(place: Place, lease: float) -> None:
-    async with place.pair() as (client, server):
+async def test_lease_that_cannot_be(factory: ConnectionFactory, lease: float) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(8) as buffer, pytest.raises(ValueError, match="lease"):
             await server.send_region(buffer, lease=lease)
         with pytest.raises(ValueError, match="lease"):
@@ -190,9 +192,9 @@ async def test_lease_that_cannot_be(place: Place, lease: float) -> None:
 
 
 @one_loop
-async def test_memory_stays_while_it_is_shared(place: Place) -> None:
+async def test_memory_stays_while_it_is_shared(factory: ConnectionFactory) -> None:
     """Released by its owner too early, it is not handed out to others before the share's end."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         buffer = server.alloc(1000)
         share, remote = await give(server, client, buffer)
         buffer.release()
@@ -207,8 +209,8 @@ async def test_memory_stays_while_it_is_shared(place: Place) -> None:
 
 
 @one_loop
-async def test_peer_gives_a_region_back(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_peer_gives_a_region_back(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             share, remote = await give(server, client, buffer)
             await remote.release()
@@ -220,11 +222,11 @@ async def test_peer_gives_a_region_back(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_end_of_the_connection_revokes(place: Place) -> None:
+async def test_end_of_the_connection_revokes(factory: ConnectionFactory) -> None:
     """However it ends; and the token works nowhere else."""
-    async with place.pair() as (other, _):
+    async with factory.pair() as (other, _):
         for end in ("close", "abort", "peer"):
-            async with place.pair() as (client, server):
+            async with factory.pair() as (client, server):
                 buffer = server.alloc(8)
                 share, _ = await give(server, client, buffer)
                 if end == "close":
@@ -234,7 +236,7 @@ async def test_end_of_the_connection_revokes(place: Place) -> None:
                     await server.wait_closed()
                 else:
                     await client.close()
-                    async with place.within(1):
+                    async with factory.within(1):
                         await server.wait_closed()
                 assert share.revoked
                 assert server._sharing.shared == 0
@@ -245,9 +247,9 @@ async def test_end_of_the_connection_revokes(place: Place) -> None:
 # ---- lent ----------------------------------------------------------------------------------------
 
 
-async def test_request_region(place: Place) -> None:
+async def test_request_region(factory: ConnectionFactory) -> None:
     """Zeroed, with exactly what was asked for."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         with server.alloc(1000) as dirty:
             dirty.view[:] = pattern(1000)
         remote = await client.request_region(1000)
@@ -264,8 +266,8 @@ async def test_request_region(place: Place) -> None:
 
 
 @one_loop
-async def test_request_region_with_rights(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_request_region_with_rights(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         remote = await client.request_region(8, access=Rights.ATOMIC)
         assert remote.rights == Rights.ATOMIC
         assert await client.fetch_and_add(remote, 1) == 0
@@ -274,9 +276,9 @@ async def test_request_region_with_rights(place: Place) -> None:
 
 
 @one_loop
-async def test_quota(place: Place) -> None:
+async def test_quota(factory: ConnectionFactory) -> None:
     quota = SMALL.lend_quota
-    async with place.witness(), place.pair() as (client, server):
+    async with factory.witness(), factory.pair() as (client, server):
         with pytest.raises(RequestRefusedError) as caught:
             await client.request_region(quota + 1)
         assert caught.value.code == ErrorCode.QUOTA
@@ -296,8 +298,8 @@ async def test_quota(place: Place) -> None:
 
 
 @one_loop
-async def test_request_beyond_all_reason(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_request_beyond_all_reason(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         for size in ((1 << 64) - 1, 1 << 62, 1 << 40):
             with pytest.raises(RequestRefusedError):
                 await client.request_region(size)
@@ -308,8 +310,8 @@ async def test_request_beyond_all_reason(place: Place) -> None:
 
 
 @one_loop
-async def test_number_of_regions(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_number_of_regions(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         regions = [await client.request_region(8) for _ in range(SMALL.max_regions)]
         with pytest.raises(RequestRefusedError, match="regions") as caught:
             await client.request_region(8)
@@ -322,8 +324,8 @@ async def test_number_of_regions(place: Place) -> None:
 
 
 @one_loop
-async def test_lending_nothing(place: Place) -> None:
-    async with place.pair(SMALL, server=Config(lend_quota=0)) as (client, server):
+async def test_lending_nothing(factory: ConnectionFactory) -> None:
+    async with factory.pair(SMALL, server=Config(lend_quota=0)) as (client, server):
         with pytest.raises(RequestRefusedError):
             await client.request_region(1)
         region = await server.request_region(8)
@@ -331,23 +333,23 @@ async def test_lending_nothing(place: Place) -> None:
         await check_alive(client, server)
 
 
-async def test_lease_of_a_loan(place: Place) -> None:
+async def test_lease_of_a_loan(factory: ConnectionFactory) -> None:
     """Its end gives the quota back and ends the access."""
-    async with place.pair() as (client, server):
-        remote = await client.request_region(SMALL.lend_quota, lease=0.3 * place.slow)
+    async with factory.pair() as (client, server):
+        remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
         for share in list(server._sharing._shares.values()):  # it may be over by now
-            await lease_over(share, 5 * place.slow)
+            await lease_over(share, 5 * factory.slow)
         again = await client.request_region(SMALL.lend_quota)
         await again.release()
-        await refused_by_the_device(place, client, remote)
+        await refused_by_the_device(factory, client, remote)
 
 
 # ---- handed over ---------------------------------------------------------------------------------
 
 
-async def test_hand_over(place: Place) -> None:
+async def test_hand_over(factory: ConnectionFactory) -> None:
     """The scenario of the examples: borrow, write the second half, hand over; the owner looks."""
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         remote = await client.request_region(1000)
         await client.write(b"\1" * 500, remote[500:])
         await client.hand_over(remote)
@@ -358,8 +360,8 @@ async def test_hand_over(place: Place) -> None:
 
 
 @one_loop
-async def test_handed_over_is_gone_here(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         part = remote[:8]
         await client.hand_over(remote)
@@ -380,8 +382,8 @@ async def test_handed_over_is_gone_here(place: Place) -> None:
 
 
 @one_loop
-async def test_handed_over_frees_the_quota(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_handed_over_frees_the_quota(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         kept = []
         for _ in range(5):
             remote = await client.request_region(SMALL.lend_quota)
@@ -393,10 +395,10 @@ async def test_handed_over_frees_the_quota(place: Place) -> None:
 
 
 @one_loop
-async def test_handed_over_counts_until_it_is_received(place: Place) -> None:
+async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactory) -> None:
     """Else a peer could have all memory by borrowing, handing over and borrowing again."""
     half = SMALL.lend_quota // 2
-    async with place.pair() as (client, server):
+    async with factory.pair() as (client, server):
         for _ in range(2):
             await client.hand_over(await client.request_region(half))
         with pytest.raises(RequestRefusedError):
@@ -409,7 +411,7 @@ async def test_handed_over_counts_until_it_is_received(place: Place) -> None:
             region.release()
         await third.release()
     few = replace(SMALL, max_regions=2)
-    async with place.pair(few) as (client, server):
+    async with factory.pair(few) as (client, server):
         for _ in range(2):
             await client.hand_over(await client.request_region(8))
         with pytest.raises(RequestRefusedError, match="not received"):
@@ -418,24 +420,24 @@ async def test_handed_over_counts_until_it_is_received(place: Place) -> None:
 
 
 @one_loop
-async def test_key_is_dead_after_the_hand_over(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         remote = await client.request_region(8)
         await client.hand_over(remote)
         received = await server.recv_buffer()
         remote.usable = True
-        await refused_by_the_device(place, client, remote)
+        await refused_by_the_device(factory, client, remote)
         assert received.view == bytes(8)
         received.release()
 
 
 @one_loop
-async def test_only_what_was_borrowed_can_be_handed_over(place: Place) -> None:
-    async with place.pair() as (client, server), shared(server, client, 8) as (_, remote):
+async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server), shared(server, client, 8) as (_, remote):
         with pytest.raises(ValueError, match="borrowed"):
             await client.hand_over(remote)
         await client.read(remote, bytearray(8))
-        async with place.pair() as (other, its_peer):
+        async with factory.pair() as (other, its_peer):
             lent = await other.request_region(8)
             with pytest.raises(ValueError, match="another connection"):
                 await client.hand_over(lent)
@@ -444,10 +446,10 @@ async def test_only_what_was_borrowed_can_be_handed_over(place: Place) -> None:
 
 
 @one_loop
-async def test_handed_over_memory_outlives_the_connection(place: Place) -> None:
-    async with place.pair() as (anchor, other):
+async def test_handed_over_memory_outlives_the_connection(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             remote = await client.request_region(1000)
             await client.write(pattern(1000), remote)
             await client.hand_over(remote)
@@ -458,11 +460,11 @@ async def test_handed_over_memory_outlives_the_connection(place: Place) -> None:
 
 
 @one_loop
-async def test_nothing_of_a_connection_stays_in_the_pool(place: Place) -> None:
+async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFactory) -> None:
     """Lent, handed over and never received: all of it returns when the connection ends."""
-    async with place.pair() as (anchor, other):
+    async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             await client.request_region(1000)
             never_received = await client.request_region(1000)
             await client.hand_over(never_received)
@@ -475,24 +477,26 @@ async def test_nothing_of_a_connection_stays_in_the_pool(place: Place) -> None:
 # ---- waiters at the end --------------------------------------------------------------------------
 
 
-async def test_waiters_fail_when_the_connection_ends(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_waiters_fail_when_the_connection_ends(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, server):
         waiting = asyncio.create_task(client.recv_region())
-        await turns(2)
+        await yield_loop(2)
         await server.close()
         with pytest.raises(ConnectionClosedError) as caught:
-            async with place.within(1):
+            async with factory.within(1):
                 await waiting
         assert caught.value.by_peer
 
 
 @one_loop
-async def test_regions_that_arrived_can_be_received_after_the_end(place: Place) -> None:
-    async with place.pair() as (client, server):
+async def test_regions_that_arrived_can_be_received_after_the_end(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             await server.send_region(buffer)
             await server.close()
-            async with place.within(1):
+            async with factory.within(1):
                 await client.wait_closed()
             remote = await client.recv_region()
             with pytest.raises(ConnectionClosedError):
@@ -502,12 +506,12 @@ async def test_regions_that_arrived_can_be_received_after_the_end(place: Place) 
 
 
 @one_loop
-async def test_request_waits_while_the_connection_ends(place: Place) -> None:
+async def test_request_waits_while_the_connection_ends(factory: ConnectionFactory) -> None:
     """Whatever its fate, the request ends, and leaves no unnoticed exception."""
     for count in (0, 1, 2, 3, 4, 6, 10):
-        async with place.pair() as (client, server):
+        async with factory.pair() as (client, server):
             requesting = asyncio.create_task(client.request_region(8))
-            await turns(count)
+            await yield_loop(count)
             server.abort()
-            async with place.within(1):
+            async with factory.within(1):
                 await asyncio.gather(requesting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Peers that are not aiordma at all: plain TCP clients and servers, nobody, nowhere."""
+"""Peers that are not aiordma at all: plain TCP clients and servers, closed ports, no host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from aiordma.errors import (
     UnreachableError,
 )
 
-from .marks import by_cm, by_tcp, one_loop
-from .place import (
+from .connection_factory import (
     SMALL,
-    Place,
+    ConnectionFactory,
     check_alive,
     hello,
     limits_pass,
     pattern,
     when_limits_pass,
 )
+from .marks import by_cm, by_tcp, one_loop
 
 pytestmark = pytest.mark.any_device
 
@@ -37,22 +37,22 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def closed_port(host: str) -> int:
-    """A port that nobody listens on, a moment ago at least."""
+    """A port without a listener, a moment ago at least."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port
 
 
-async def stranger(place: Place, port: int) -> Streams | None:
+async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
     """A TCP client at a listener's port; None where the device does not listen on TCP at all.
 
     A card's connection manager has ports of its own, which TCP cannot reach.
     """
     try:
-        return await asyncio.open_connection(place.host, port)
+        return await asyncio.open_connection(factory.host, port)
     except ConnectionRefusedError:
-        assert place.via == "cm"
-        assert place.device != "embedded0"
+        assert factory.via == "cm"
+        assert factory.device != "embedded0"
         return None
 
 
@@ -79,73 +79,73 @@ NOISE = {
 
 @pytest.mark.parametrize("noise", NOISE)
 @one_loop
-async def test_noise(place: Place, noise: str) -> None:
+async def test_noise(factory: ConnectionFactory, noise: str) -> None:
     """It is hung up on as soon as that is clear; one byte may be the beginning of anything."""
-    async with place.witness() as witness, await place.listen() as listener:
-        streams = await stranger(place, listener.port)
+    async with factory.witness() as witness, await factory.listen() as listener:
+        streams = await stranger(factory, listener.port)
         if streams is not None:
             reader, writer = streams
             writer.write(NOISE[noise])
             if noise == "one byte":
                 writer.write_eof()
-            async with place.within(1):
+            async with factory.within(1):
                 await hung_up(reader)
             writer.close()
         await witness.check()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
-async def test_silent_stranger(place: Place) -> None:
-    """It costs a place among the handshakes until its time is up, and nothing else."""
-    async with place.witness() as witness, await place.listen() as listener:
-        streams = await stranger(place, listener.port)
-        client, server = await place.both(listener)
+async def test_silent_stranger(factory: ConnectionFactory) -> None:
+    """It counts as a handshake until its time is up, and nothing else."""
+    async with factory.witness() as witness, await factory.listen() as listener:
+        streams = await stranger(factory, listener.port)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
             await witness.check()
             # The handshake's limit is the transport's by "tcp"; the embedded device has its own.
             if streams is not None:
-                if place.via == "tcp":
-                    async with place.within(1):
+                if factory.via == "tcp":
+                    async with factory.within(1):
                         await when_limits_pass(hung_up(streams[0]))
                 streams[1].close()
             await check_alive(client, server)
 
 
 @one_loop
-async def test_strangers_that_hang_up(place: Place) -> None:
-    async with await place.listen() as listener:
+async def test_strangers_that_hang_up(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
         for _ in range(20):
-            streams = await stranger(place, listener.port)
+            streams = await stranger(factory, listener.port)
             if streams is not None:
                 streams[1].close()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
 
 @one_loop
-async def test_crowd_of_silent_strangers(place: Place) -> None:
+async def test_crowd_of_silent_strangers(factory: ConnectionFactory) -> None:
     """As many as may shake hands at a time are let in, the others are turned away at once."""
     limits = replace(SMALL, max_handshakes=3)
-    async with place.witness(), await place.listen(limits) as listener:
-        crowd = [await stranger(place, listener.port) for _ in range(8)]
-        if place.via == "tcp":
+    async with factory.witness(), await factory.listen(limits) as listener:
+        crowd = [await stranger(factory, listener.port) for _ in range(8)]
+        if factory.via == "tcp":
             for streams in crowd[3:]:
                 assert streams is not None
-                async with place.within(1):
+                async with factory.within(1):
                     await hung_up(streams[0])
             with pytest.raises(ProtocolError):
-                async with place.within(1):
-                    await place.connect(listener.port)
+                async with factory.within(1):
+                    await factory.connect(listener.port)
             for streams in crowd[:3]:
                 assert streams is not None
-                async with place.within(1):
+                async with factory.within(1):
                     await when_limits_pass(hung_up(streams[0]))
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
         for streams in crowd:
@@ -154,14 +154,14 @@ async def test_crowd_of_silent_strangers(place: Place) -> None:
 
 
 @one_loop
-async def test_listener_closes_while_strangers_are_silent(place: Place) -> None:
-    listener = await place.listen()
-    crowd = [await stranger(place, listener.port) for _ in range(3)]
-    async with place.within(1):
+async def test_listener_closes_while_strangers_are_silent(factory: ConnectionFactory) -> None:
+    listener = await factory.listen()
+    crowd = [await stranger(factory, listener.port) for _ in range(3)]
+    async with factory.within(1):
         await listener.close()
     for streams in crowd:
         if streams is not None:
-            async with place.within(1):
+            async with factory.within(1):
                 await hung_up(streams[0])
             streams[1].close()
 
@@ -187,14 +187,14 @@ BAD_OFFERS = {
 @pytest.mark.parametrize("kind", BAD_OFFERS)
 @one_loop
 @by_tcp
-async def test_wrong_offer(place: Place, kind: str) -> None:
-    async with place.witness(), await place.listen() as listener:
-        reader, writer = await asyncio.open_connection(place.host, listener.port)
+async def test_wrong_offer(factory: ConnectionFactory, kind: str) -> None:
+    async with factory.witness(), await factory.listen() as listener:
+        reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(BAD_OFFERS[kind])
-        async with place.within(1):
+        async with factory.within(1):
             await hung_up(reader)
         writer.close()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
@@ -203,18 +203,18 @@ async def test_wrong_offer(place: Place, kind: str) -> None:
 @pytest.mark.parametrize("end", ["hangs up", "falls silent"])
 @one_loop
 @by_tcp
-async def test_cut_offer(place: Place, length: int, end: str) -> None:
-    async with place.witness(), await place.listen() as listener:
-        reader, writer = await asyncio.open_connection(place.host, listener.port)
+async def test_cut_offer(factory: ConnectionFactory, length: int, end: str) -> None:
+    async with factory.witness(), await factory.listen() as listener:
+        reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(OFFER[:length])
-        async with place.within(1):
+        async with factory.within(1):
             if end == "hangs up":
                 writer.write_eof()
                 await hung_up(reader)
             else:
                 await when_limits_pass(hung_up(reader))
         writer.close()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
@@ -222,14 +222,16 @@ async def test_cut_offer(place: Place, length: int, end: str) -> None:
 @pytest.mark.parametrize("end", ["hangs up", "falls silent", "is not ready"])
 @one_loop
 @by_tcp
-async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -> None:
+async def test_offer_of_a_queue_pair_that_is_not_there(
+    factory: ConnectionFactory, end: str
+) -> None:
     """All of it in form; the connection never comes about."""
-    gid = verbs.GID.from_ip(place.host)
+    gid = verbs.GID.from_ip(factory.host)
     offer = MAGIC + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
-    async with place.witness(), await place.listen() as listener:
-        reader, writer = await asyncio.open_connection(place.host, listener.port)
+    async with factory.witness(), await factory.listen() as listener:
+        reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(offer + hello().pack())
-        async with place.within(1):
+        async with factory.within(1):
             await reader.readexactly(MESSAGE_SIZE)
             if end == "hangs up":
                 writer.write_eof()
@@ -239,7 +241,7 @@ async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -
                 limits_pass()
             await hung_up(reader)
         writer.close()
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)
 
@@ -249,7 +251,8 @@ async def test_offer_of_a_queue_pair_that_is_not_there(place: Place, end: str) -
 
 @asynccontextmanager
 async def tcp_server(
-    place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    factory: ConnectionFactory,
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
     """A plain TCP server."""
     tasks: set[asyncio.Task[None]] = set()
@@ -265,7 +268,7 @@ async def tcp_server(
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, place.host, 0)
+    server = await asyncio.start_server(serve, factory.host, 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
     for task in tasks:
@@ -305,115 +308,118 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 )
 @one_loop
 async def test_connecting_to_a_stranger(
-    place: Place, server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    factory: ConnectionFactory,
+    server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> None:
     """A named error, at once; an echo offers us ourselves, and that is no peer either."""
-    async with place.witness(), tcp_server(place, server) as port:
+    async with factory.witness(), tcp_server(factory, server) as port:
         with pytest.raises((ProtocolError, ConnectionManagerError)):
-            async with place.within(1):
-                await place.connect(port)
+            async with factory.within(1):
+                await factory.connect(port)
 
 
-async def test_connecting_to_a_silent_stranger(place: Place) -> None:
-    config = replace(SMALL, connect_timeout=0.3 * place.slow)
-    async with place.witness(), tcp_server(place, is_silent) as port:
-        # A card's connection manager finds nobody there; the embedded one and TCP find silence.
+async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> None:
+    config = replace(SMALL, connect_timeout=0.3 * factory.slow)
+    async with factory.witness(), tcp_server(factory, is_silent) as port:
+        # A card's connection manager finds no host there; the embedded one and TCP find silence.
         with pytest.raises((UnreachableError, RejectedError)):
-            async with place.within(1):
-                await place.connect(port, config)
+            async with factory.within(1):
+                await factory.connect(port, config)
 
 
-async def test_port_that_nobody_listens_on(place: Place) -> None:
-    async with place.witness():
+async def test_port_that_nobody_listens_on(factory: ConnectionFactory) -> None:
+    async with factory.witness():
         with pytest.raises(RejectedError):
-            async with place.within(2):
-                await place.connect(closed_port(place.host))
+            async with factory.within(2):
+                await factory.connect(closed_port(factory.host))
 
 
 @one_loop
-async def test_listener_that_is_gone(place: Place) -> None:
-    listener = await place.listen()
+async def test_listener_that_is_gone(factory: ConnectionFactory) -> None:
+    listener = await factory.listen()
     port = listener.port
     await listener.close()
     with pytest.raises(RejectedError):
-        async with place.within(2):
-            await place.connect(port)
+        async with factory.within(2):
+            await factory.connect(port)
 
 
 @one_loop
-async def test_host_that_is_not_known(place: Place) -> None:
+async def test_host_that_is_not_known(factory: ConnectionFactory) -> None:
     with pytest.raises(AddressError, match="no-such-host"):
-        async with place.within(5):
-            await connect("no-such-host.invalid", 1, device=place.device, via=place.via)
+        async with factory.within(5):
+            await connect("no-such-host.invalid", 1, device=factory.device, via=factory.via)
 
 
 @one_loop
-async def test_host_that_is_not_reached(place: Place) -> None:
-    """TEST-NET-2 (RFC 5737) belongs to nobody: no way there, no answer from there, or a proxy's."""
-    config = replace(SMALL, connect_timeout=0.5 * place.slow)
+async def test_host_that_is_not_reached(factory: ConnectionFactory) -> None:
+    """TEST-NET-2 (RFC 5737) is no network: no route there, no answer from there, or a proxy's."""
+    config = replace(SMALL, connect_timeout=0.5 * factory.slow)
     with pytest.raises((ConnectionManagerError, ProtocolError)):
-        async with place.within(1.5):
-            await connect("198.51.100.1", 7471, device=place.device, via=place.via, config=config)
+        async with factory.within(1.5):
+            await connect(
+                "198.51.100.1", 7471, device=factory.device, via=factory.via, config=config
+            )
 
 
 @one_loop
-async def test_device_that_is_not_there(place: Place) -> None:
-    async with place.witness():
+async def test_device_that_is_not_there(factory: ConnectionFactory) -> None:
+    async with factory.witness():
         attempts: list[Callable[[], Awaitable[object]]] = [
-            lambda: connect(place.host, 1, device="mlx9_0", via=place.via),
-            lambda: listen(place.host, device="mlx9_0", via=place.via),
+            lambda: connect(factory.host, 1, device="mlx9_0", via=factory.via),
+            lambda: listen(factory.host, device="mlx9_0", via=factory.via),
         ]
         for attempt in attempts:
             with pytest.raises(DeviceNotFoundError) as caught:
                 await attempt()
             assert caught.value.name == "mlx9_0"
-            assert place.device in caught.value.known
+            assert factory.device in caught.value.known
 
 
 @one_loop
 @by_cm
-async def test_way_of_connecting_that_is_not_there(place: Place) -> None:
+async def test_way_of_connecting_that_is_not_there(factory: ConnectionFactory) -> None:
     with pytest.raises(ValueError, match="pigeon"):
-        await connect(place.host, 1, via="pigeon")  # type: ignore[arg-type]
+        await connect(factory.host, 1, via="pigeon")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pigeon"):
-        await listen(place.host, via="pigeon")  # type: ignore[arg-type]
+        await listen(factory.host, via="pigeon")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("port", [-1, 1 << 16, 70_000])
 @one_loop
 @by_cm
-async def test_port_that_cannot_be(place: Place, port: int) -> None:
+async def test_port_that_cannot_be(factory: ConnectionFactory, port: int) -> None:
     with pytest.raises(ValueError, match=str(port)):
-        await place.connect(port)
+        await factory.connect(port)
     with pytest.raises(ValueError, match=str(port)):
-        await listen(place.host, port, device=place.device, via=place.via)
+        await listen(factory.host, port, device=factory.device, via=factory.via)
 
 
 @one_loop
-async def test_port_that_is_taken(place: Place) -> None:
-    async with await place.listen() as listener:
+async def test_port_that_is_taken(factory: ConnectionFactory) -> None:
+    async with await factory.listen() as listener:
         with pytest.raises(OSError, match=r".*") as caught:
-            await listen(place.host, listener.port, device=place.device, via=place.via)
+            await listen(factory.host, listener.port, device=factory.device, via=factory.via)
         assert caught.value.errno == errno.EADDRINUSE
         assert isinstance(caught.value, AddressError)
 
 
 @one_loop
-async def test_address_that_is_not_ours(place: Place) -> None:
+async def test_address_that_is_not_ours(factory: ConnectionFactory) -> None:
     with pytest.raises(OSError, match=r".*") as caught:
-        await listen("198.51.100.1", 0, device=place.device, via=place.via)
+        await listen("198.51.100.1", 0, device=factory.device, via=factory.via)
     assert isinstance(caught.value, RDMAError)
 
 
 @one_loop
-async def test_both_ways_at_the_same_port(place: Place) -> None:
+async def test_both_ways_at_the_same_port(factory: ConnectionFactory) -> None:
     """A client of one way at a listener of the other: refused, or silence; the listener goes on."""
-    config = replace(SMALL, connect_timeout=0.5 * place.slow)
-    other = replace(place, via="tcp" if place.via == "cm" else "cm")
-    async with await place.listen() as listener:
+    config = replace(SMALL, connect_timeout=0.5 * factory.slow)
+    other = replace(factory, via="tcp" if factory.via == "cm" else "cm")
+    async with await factory.listen() as listener:
         with pytest.raises((ProtocolError, ConnectionManagerError)):
-            async with place.within(1):
+            async with factory.within(1):
                 await other.connect(listener.port, config)
-        client, server = await place.both(listener)
+        client, server = await factory.both(listener)
         async with client, server:
             await check_alive(client, server)

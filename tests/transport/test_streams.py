@@ -16,8 +16,8 @@ from aiordma.errors import RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import HIGH_WATER, PIECE, WINDOW
 
+from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop
-from .place import SMALL, Place, ends, pattern, turns
 
 pytestmark = pytest.mark.any_device
 
@@ -102,10 +102,10 @@ class Buffered(asyncio.BufferedProtocol):
 
 @asynccontextmanager
 async def serving(
-    place: Place, factory: Callable[[], asyncio.BaseProtocol]
+    factory: ConnectionFactory, make_protocol: Callable[[], asyncio.BaseProtocol]
 ) -> AsyncIterator[StreamServer]:
     server = await streams.create_server(
-        factory, place.host, device=place.device, via=place.via, config=SMALL
+        make_protocol, factory.host, device=factory.device, via=factory.via, config=SMALL
     )
     try:
         yield server
@@ -116,14 +116,14 @@ async def serving(
 
 
 async def dial(
-    place: Place, server: StreamServer, factory: Callable[[], Any]
+    factory: ConnectionFactory, server: StreamServer, make_protocol: Callable[[], Any]
 ) -> tuple[StreamTransport, Any]:
     transport, protocol = await streams.create_connection(
-        factory,
-        place.host,
+        make_protocol,
+        factory.host,
         server.address[1],
-        device=place.device,
-        via=place.via,
+        device=factory.device,
+        via=factory.via,
         config=SMALL,
     )
     assert isinstance(transport, StreamTransport)
@@ -132,20 +132,20 @@ async def dial(
 
 @asynccontextmanager
 async def pair(
-    place: Place,
+    factory: ConnectionFactory,
     client: Callable[[], Any] = Recorder,
     server: Callable[[], Any] = Recorder,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The protocols of the two ends of one stream: client, server."""
     made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def factory() -> Any:
+    def make_protocol() -> Any:
         protocol = server()
         made.set_result(protocol)
         return protocol
 
-    async with serving(place, factory) as listening:
-        transport, protocol = await dial(place, listening, client)
+    async with serving(factory, make_protocol) as listening:
+        transport, protocol = await dial(factory, listening, client)
         try:
             yield protocol, await made
         finally:
@@ -171,11 +171,13 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     await writer.wait_closed()
 
 
-async def test_streams_echo_what_was_written(place: Place) -> None:
-    server = await streams.start_stream_server(echo, place.host, device=place.device, via=place.via)
+async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None:
+    server = await streams.start_stream_server(
+        echo, factory.host, device=factory.device, via=factory.via
+    )
     async with server:
         reader, writer = await streams.open_connection(
-            place.host, server.address[1], device=place.device, via=place.via
+            factory.host, server.address[1], device=factory.device, via=factory.via
         )
         for size in (1, 100, HIGH_WATER, PIECE, PIECE + 1, WINDOW + PIECE + 1):
             data = pattern(size)
@@ -190,11 +192,11 @@ async def test_streams_echo_what_was_written(place: Place) -> None:
 
 
 @one_loop
-async def test_a_refused_address_is_as_with_connect(place: Place) -> None:
-    async with serving(place, Recorder) as server:
+async def test_a_refused_address_is_as_with_connect(factory: ConnectionFactory) -> None:
+    async with serving(factory, Recorder) as server:
         port = server.address[1]
     error = await ends(
-        streams.open_connection(place.host, port, device=place.device, via=place.via),
+        streams.open_connection(factory.host, port, device=factory.device, via=factory.via),
         RejectedError,
     )
     assert isinstance(error, ConnectionRefusedError)
@@ -203,8 +205,8 @@ async def test_a_refused_address_is_as_with_connect(place: Place) -> None:
 # ---- transports: order, sizes, buffers -----------------------------------------------------------
 
 
-async def test_many_small_writes_arrive_as_one_stream(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_many_small_writes_arrive_as_one_stream(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         pieces = [pattern(size, seed=size) for size in range(1, 400)]
         transport = await made(client)
         for piece in pieces:
@@ -218,8 +220,8 @@ async def test_many_small_writes_arrive_as_one_stream(place: Place) -> None:
 
 
 @one_loop
-async def test_written_memory_may_be_reused_at_once(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         transport = await made(client)
         memory = bytearray(pattern(PIECE))
         transport.write(memory)
@@ -232,9 +234,9 @@ async def test_written_memory_may_be_reused_at_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-async def test_a_buffered_protocol_gets_every_byte(place: Place, size: int) -> None:
+async def test_a_buffered_protocol_gets_every_byte(factory: ConnectionFactory, size: int) -> None:
     data = pattern(300_000 if size > 1 else 3000)
-    async with pair(place, server=lambda: Buffered(size)) as (client, server):
+    async with pair(factory, server=lambda: Buffered(size)) as (client, server):
         transport = await made(client)
         transport.write(data)
         transport.write_eof()
@@ -243,8 +245,8 @@ async def test_a_buffered_protocol_gets_every_byte(place: Place, size: int) -> N
 
 
 @one_loop
-async def test_what_cannot_be_written_is_refused(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         transport = await made(client)
         with pytest.raises(TypeError, match="bytes"):
             transport.write(cast(bytes, "text"))
@@ -259,12 +261,12 @@ async def test_what_cannot_be_written_is_refused(place: Place) -> None:
 
 
 @one_loop
-async def test_extra_info(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_extra_info(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         here, there = await made(client), await made(server)
-        assert here.get_extra_info("peername")[0] == place.host
+        assert here.get_extra_info("peername")[0] == factory.host
         assert here.get_extra_info("sockname") == there.get_extra_info("peername")
-        assert here.get_extra_info("connection").device == place.device
+        assert here.get_extra_info("connection").device == factory.device
         assert here.get_extra_info("socket") is None
         assert here.get_extra_info("nothing", "else") == "else"
         assert "open" in repr(here)
@@ -273,8 +275,8 @@ async def test_extra_info(place: Place) -> None:
 
 
 @one_loop
-async def test_a_transport_changes_its_protocol(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_a_transport_changes_its_protocol(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         there = await made(server)
         (await made(client)).write(b"one")
         await server.until(3)
@@ -290,15 +292,15 @@ async def test_a_transport_changes_its_protocol(place: Place) -> None:
 # ---- backpressure --------------------------------------------------------------------------------
 
 
-async def test_a_paused_reader_stops_its_writer(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         there, here = await made(server), await made(client)
         there.pause_reading()
         assert not there.is_reading()
         data = pattern(TOO_MUCH)
         here.write(data)
         assert client.paused.is_set()
-        await turns(50)
+        await yield_loop(50)
         assert here.get_write_buffer_size() > TOO_MUCH // 2
         assert not server.data
         there.resume_reading()
@@ -310,8 +312,8 @@ async def test_a_paused_reader_stops_its_writer(place: Place) -> None:
 
 
 @one_loop
-async def test_water_marks(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_water_marks(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         here = await made(client)
         assert here.get_write_buffer_limits() == (HIGH_WATER // 4, HIGH_WATER)
         here.set_write_buffer_limits(high=1000)
@@ -328,8 +330,8 @@ async def test_water_marks(place: Place) -> None:
 
 
 @one_loop
-async def test_pausing_twice_and_resuming_twice_is_allowed(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_pausing_twice_and_resuming_twice_is_allowed(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         there = await made(server)
         for _ in range(2):
             there.pause_reading()
@@ -342,8 +344,8 @@ async def test_pausing_twice_and_resuming_twice_is_allowed(place: Place) -> None
 # ---- the end -------------------------------------------------------------------------------------
 
 
-async def test_half_closing_leaves_the_other_direction(place: Place) -> None:
-    async with pair(place, server=lambda: Recorder(eof_result=True)) as (client, server):
+async def test_half_closing_leaves_the_other_direction(factory: ConnectionFactory) -> None:
+    async with pair(factory, server=lambda: Recorder(eof_result=True)) as (client, server):
         here, there = await made(client), await made(server)
         here.write(b"question")
         here.write_eof()
@@ -360,9 +362,9 @@ async def test_half_closing_leaves_the_other_direction(place: Place) -> None:
         assert server.events == ["made", "data", "eof", "lost"]
 
 
-async def test_close_sends_what_was_written(place: Place) -> None:
+async def test_close_sends_what_was_written(factory: ConnectionFactory) -> None:
     data = pattern(8 << 20)
-    async with pair(place) as (client, server):
+    async with pair(factory) as (client, server):
         here = await made(client)
         here.write(data)
         here.close()
@@ -377,8 +379,8 @@ async def test_close_sends_what_was_written(place: Place) -> None:
         assert "closed" in repr(here)
 
 
-async def test_abort_is_a_broken_connection_at_the_peer(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_abort_is_a_broken_connection_at_the_peer(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         (await made(client)).abort()
         await server.lost.wait()
         await client.lost.wait()
@@ -388,8 +390,8 @@ async def test_abort_is_a_broken_connection_at_the_peer(place: Place) -> None:
 
 
 @one_loop
-async def test_a_peer_that_closes_before_it_has_read_resets(place: Place) -> None:
-    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, server):
+async def test_a_peer_that_closes_before_it_has_read_resets(factory: ConnectionFactory) -> None:
+    async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
         there, here = await made(server), await made(client)
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
@@ -410,9 +412,11 @@ def hear_the_end(connection: Connection) -> None:
     connection._disconnected("the peer is gone")
 
 
-async def test_all_was_read_though_its_reader_is_the_first_to_run(place: Place) -> None:
+async def test_all_was_read_though_its_reader_is_the_first_to_run(
+    factory: ConnectionFactory,
+) -> None:
     """A message, the end of a write and the goodbye are found at once when the link has ended."""
-    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, server):
+    async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
         there, here = await made(server), await made(client)
         here.write(b"first")
         await server.until(5)
@@ -427,9 +431,9 @@ async def test_all_was_read_though_its_reader_is_the_first_to_run(place: Place) 
 
 
 async def test_a_write_under_way_that_the_peer_has_not_taken(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pair(place, client=lambda: Recorder(eof_result=True)) as (client, _):
+    async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, _):
         here = await made(client)
         connection = here.get_extra_info("connection")
         monkeypatch.setattr(connection._endpoint.driver, "poll", lambda: None)
@@ -441,8 +445,8 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
 
 
 @one_loop
-async def test_closing_ends_when_the_peer_is_gone(place: Place) -> None:
-    async with pair(place) as (client, server):
+async def test_closing_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
+    async with pair(factory) as (client, server):
         there, here = await made(server), await made(client)
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
@@ -454,9 +458,9 @@ async def test_closing_ends_when_the_peer_is_gone(place: Place) -> None:
 
 @one_loop
 async def test_writes_after_close_are_dropped(
-    place: Place, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with pair(place) as (client, server):
+    async with pair(factory) as (client, server):
         here = await made(client)
         here.write(b"before")
         here.close()
@@ -469,7 +473,9 @@ async def test_writes_after_close_are_dropped(
 
 @one_loop
 @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError])
-async def test_a_protocol_that_fails_ends_its_stream(place: Place, kind: type[Exception]) -> None:
+async def test_a_protocol_that_fails_ends_its_stream(
+    factory: ConnectionFactory, kind: type[Exception]
+) -> None:
     class Failing(Recorder):
         def data_received(self, data: bytes) -> None:
             raise kind("the protocol's own fault")
@@ -477,7 +483,7 @@ async def test_a_protocol_that_fails_ends_its_stream(place: Place, kind: type[Ex
     reported: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context))
-    async with pair(place, server=Failing) as (client, server):
+    async with pair(factory, server=Failing) as (client, server):
         (await made(client)).write(b"x")
         await server.lost.wait()
         await client.lost.wait()
@@ -486,10 +492,12 @@ async def test_a_protocol_that_fails_ends_its_stream(place: Place, kind: type[Ex
 
 
 @one_loop
-async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(place: Place) -> None:
+async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(
+    factory: ConnectionFactory,
+) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with pair(place, server=lambda: Buffered(0)) as (client, server):
+    async with pair(factory, server=lambda: Buffered(0)) as (client, server):
         (await made(client)).write(b"x")
         await server.lost.wait()
     assert "empty buffer" in str(reported[0]["exception"])
@@ -499,11 +507,11 @@ async def test_an_empty_buffer_of_a_buffered_protocol_is_its_fault(place: Place)
 
 
 @one_loop
-async def test_sendfile(place: Place, tmp_path: Path) -> None:
+async def test_sendfile(factory: ConnectionFactory, tmp_path: Path) -> None:
     data = pattern(PIECE * 5 + 123)
     path = tmp_path / "data"
     path.write_bytes(data)
-    async with pair(place) as (client, server):
+    async with pair(factory) as (client, server):
         here = await made(client)
         here.write(b"before")
         with path.open("rb") as file:
@@ -524,14 +532,14 @@ async def test_sendfile(place: Place, tmp_path: Path) -> None:
 
 
 @one_loop
-async def test_sendfile_to_a_peer_that_goes(place: Place, tmp_path: Path) -> None:
+async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(16 << 20))
-    async with pair(place) as (client, server):
+    async with pair(factory) as (client, server):
         (await made(server)).pause_reading()
         with path.open("rb") as file:
             sending = asyncio.create_task(streams.sendfile(await made(client), file))
-            await turns(20)
+            await yield_loop(20)
             (await made(server)).abort()
             await ends(asyncio.wait_for(sending, 10), ConnectionError)
 
@@ -541,9 +549,9 @@ async def test_sendfile_to_a_peer_that_goes(place: Place, tmp_path: Path) -> Non
 
 @one_loop
 @by_tcp
-async def test_a_server_serves_until_it_is_closed(place: Place) -> None:
+async def test_a_server_serves_until_it_is_closed(factory: ConnectionFactory) -> None:
     server = await streams.create_server(
-        Recorder, place.host, device=place.device, via=place.via, start_serving=False
+        Recorder, factory.host, device=factory.device, via=factory.via, start_serving=False
     )
     assert not server.is_serving()
     assert server.get_loop() is asyncio.get_running_loop()
@@ -552,15 +560,15 @@ async def test_a_server_serves_until_it_is_closed(place: Place) -> None:
     await server.start_serving()
     await server.start_serving()
     assert server.is_serving()
-    transport, protocol = await dial(place, server, Recorder)
+    transport, protocol = await dial(factory, server, Recorder)
     transport.write(b"x")
     while "1 connections" not in repr(server):
-        await turns(1)
+        await yield_loop(1)
     server.close()
     assert not server.is_serving()
     assert server.sockets == ()
     waiting = asyncio.create_task(server.wait_closed())
-    await turns(20)
+    await yield_loop(20)
     assert not waiting.done(), "a connection goes on"
     with pytest.raises(RuntimeError, match="closed"):
         await server.start_serving()
@@ -572,10 +580,12 @@ async def test_a_server_serves_until_it_is_closed(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_serve_forever_ends_with_its_task(place: Place) -> None:
-    server = await streams.create_server(Recorder, place.host, device=place.device, via=place.via)
+async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> None:
+    server = await streams.create_server(
+        Recorder, factory.host, device=factory.device, via=factory.via
+    )
     serving_forever = asyncio.create_task(server.serve_forever())
-    await turns(2)
+    await yield_loop(2)
     with pytest.raises(RuntimeError, match="already"):
         await server.serve_forever()
     serving_forever.cancel()
@@ -585,22 +595,22 @@ async def test_serve_forever_ends_with_its_task(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_a_factory_that_fails_costs_one_connection(place: Place) -> None:
+async def test_a_factory_that_fails_costs_one_connection(factory: ConnectionFactory) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     failing = True
 
-    def factory() -> Recorder:
+    def make_protocol() -> Recorder:
         if failing:
             raise LookupError("no protocol today")
         return Recorder()
 
-    async with serving(place, factory) as server:
-        _, first = await dial(place, server, Recorder)
+    async with serving(factory, make_protocol) as server:
+        _, first = await dial(factory, server, Recorder)
         await first.lost.wait()
         failing = False
-        transport, second = await dial(place, server, Recorder)
-        await turns(20)
+        transport, second = await dial(factory, server, Recorder)
+        await yield_loop(20)
         assert not second.lost.is_set()
         transport.abort()
         await second.lost.wait()
@@ -609,30 +619,30 @@ async def test_a_factory_that_fails_costs_one_connection(place: Place) -> None:
 
 @one_loop
 @by_tcp
-async def test_a_client_factory_that_fails_leaves_nothing(place: Place) -> None:
-    def factory() -> Recorder:
+async def test_a_client_factory_that_fails_leaves_nothing(factory: ConnectionFactory) -> None:
+    def make_protocol() -> Recorder:
         raise LookupError("no protocol today")
 
-    async with serving(place, Recorder) as server:
+    async with serving(factory, Recorder) as server:
         with pytest.raises(LookupError):
-            await dial(place, server, factory)
+            await dial(factory, server, make_protocol)
 
 
 @one_loop
-async def test_cancelled_when_it_has_just_connected(place: Place) -> None:
+async def test_cancelled_when_it_has_just_connected(factory: ConnectionFactory) -> None:
     heard: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: heard.append(context))
     recorder = Recorder()
 
-    def factory() -> Recorder:
+    def make_protocol() -> Recorder:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         return recorder
 
-    async with serving(place, Recorder) as listening:
-        dialling = asyncio.create_task(dial(place, listening, factory))
+    async with serving(factory, Recorder) as listening:
+        dialling = asyncio.create_task(dial(factory, listening, make_protocol))
         await asyncio.wait([dialling])
         assert dialling.cancelled()
         await recorder.lost.wait()

@@ -15,14 +15,14 @@ import uvloop
 
 from aiordma import Config, Connection, streams
 
-from .marks import one_loop
-from .place import (
+from .connection_factory import (
     SMALL,
-    Place,
+    ConnectionFactory,
     ends,
     pattern,
     when_limits_pass,
 )
+from .marks import one_loop
 
 pytestmark = pytest.mark.any_device
 
@@ -60,11 +60,11 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def server(
-    place: Place, context: ssl.SSLContext | None, config: Config = SMALL
+    factory: ConnectionFactory, context: ssl.SSLContext | None, config: Config = SMALL
 ) -> AsyncIterator[int]:
     """Its port."""
     made = await streams.start_stream_server(
-        echo, place.host, device=place.device, via=place.via, config=config, ssl=context
+        echo, factory.host, device=factory.device, via=factory.via, config=config, ssl=context
     )
     async with made:
         try:
@@ -73,9 +73,9 @@ async def server(
             made.abort_clients()
 
 
-async def dialled(place: Place, port: int, **tls: Any) -> Streams:
+async def dialled(factory: ConnectionFactory, port: int, **tls: Any) -> Streams:
     return await streams.open_connection(
-        place.host, port, device=place.device, via=place.via, config=SMALL, **tls
+        factory.host, port, device=factory.device, via=factory.via, config=SMALL, **tls
     )
 
 
@@ -99,13 +99,13 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_what_travels_is_encrypted(
-    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
-    async with server(place, serving) as port:
-        reader, writer = await dialled(place, port, ssl=trusting)
+    async with server(factory, serving) as port:
+        reader, writer = await dialled(factory, port, ssl=trusting)
         tls = writer.get_extra_info("ssl_object")
         assert tls.version() == "TLSv1.3"
-        assert ("IP Address", place.host) in tls.getpeercert()["subjectAltName"]
+        assert ("IP Address", factory.host) in tls.getpeercert()["subjectAltName"]
         conn = writer.get_extra_info("connection")
         assert isinstance(conn, Connection)
         before = conn.statistics().bytes_sent
@@ -117,56 +117,58 @@ async def test_what_travels_is_encrypted(
 
 
 async def test_a_server_that_is_not_trusted(
-    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """The client is told why, and the server goes on."""
-    async with server(place, serving) as port, place.within(10):
+    async with server(factory, serving) as port, factory.within(10):
         for wrong in (
             {"ssl": True},
             {"ssl": ssl.create_default_context()},
             {"ssl": trusting, "server_hostname": "another.example"},
         ):
-            await ends(dialled(place, port, **wrong), ssl.SSLCertVerificationError)
+            await ends(dialled(factory, port, **wrong), ssl.SSLCertVerificationError)
         for right in ({"ssl": trusting}, {"ssl": trusting, "server_hostname": "server.example"}):
-            reader, writer = await dialled(place, port, **right)
+            reader, writer = await dialled(factory, port, **right)
             await talk(reader, writer)
             await hang_up(writer)
 
 
 @one_loop
 async def test_one_side_without(
-    place: Place, serving: ssl.SSLContext, trusting: ssl.SSLContext
+    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """Neither side is left waiting."""
-    async with server(place, serving) as port, place.within(10):
-        reader, writer = await dialled(place, port)
+    async with server(factory, serving) as port, factory.within(10):
+        reader, writer = await dialled(factory, port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         await hung_up(reader)
         writer.close()
-    async with server(place, None) as port, place.within(10):
-        await ends(dialled(place, port, ssl=trusting), ssl.SSLError)
+    async with server(factory, None) as port, factory.within(10):
+        await ends(dialled(factory, port, ssl=trusting), ssl.SSLError)
 
 
 @one_loop
-async def test_a_client_that_never_shakes_hands(place: Place, serving: ssl.SSLContext) -> None:
-    async with server(place, serving) as port:
-        reader, writer = await dialled(place, port)
-        async with place.within(5):
+async def test_a_client_that_never_shakes_hands(
+    factory: ConnectionFactory, serving: ssl.SSLContext
+) -> None:
+    async with server(factory, serving) as port:
+        reader, writer = await dialled(factory, port)
+        async with factory.within(5):
             await when_limits_pass(hung_up(reader))
         writer.close()
 
 
 @one_loop
-async def test_what_is_no_context(place: Place) -> None:
-    """Before anybody is connected to."""
+async def test_what_is_no_context(factory: ConnectionFactory) -> None:
+    """Before a connection is made."""
     for wrong in ("yes", 1):
-        await ends(dialled(place, 1, ssl=wrong), TypeError)
+        await ends(dialled(factory, 1, ssl=wrong), TypeError)
     with pytest.raises(TypeError, match="certificate"):
-        await streams.create_server(asyncio.Protocol, place.host, ssl=True)
+        await streams.create_server(asyncio.Protocol, factory.host, ssl=True)
 
 
 async def test_start_tls(
-    place: Place,
+    factory: ConnectionFactory,
     serving: ssl.SSLContext,
     trusting: ssl.SSLContext,
 ) -> None:
@@ -179,18 +181,18 @@ async def test_start_tls(
             await echo(reader, writer)
 
     made = await streams.start_stream_server(
-        upgrade, place.host, device=place.device, via=place.via, config=SMALL
+        upgrade, factory.host, device=factory.device, via=factory.via, config=SMALL
     )
     async with made:
-        reader, writer = await dialled(place, made.address[1])
+        reader, writer = await dialled(factory, made.address[1])
         try:
             if isinstance(asyncio.get_running_loop(), uvloop.Loop):
                 with pytest.raises(TypeError):
-                    await writer.start_tls(trusting, server_hostname=place.host)
+                    await writer.start_tls(trusting, server_hostname=factory.host)
                 return
             writer.write(b"TLS")
             assert await reader.readexactly(3) == b"yes"
-            await writer.start_tls(trusting, server_hostname=place.host)
+            await writer.start_tls(trusting, server_hostname=factory.host)
             assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
             await talk(reader, writer)
         finally:

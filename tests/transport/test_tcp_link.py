@@ -19,7 +19,7 @@ async def turns(count: int = 10) -> None:
 
 
 async def until(there: Callable[[], bool]) -> None:
-    while not there():  # noqa: ASYNC110 - the link tells nobody
+    while not there():  # noqa: ASYNC110 - the link has no event
         await asyncio.sleep(0)
 
 
@@ -46,7 +46,7 @@ async def test_who_says_too_much_is_read_no_further() -> None:
 
 @pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
 async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> None:
-    """The peer spoke, or died, between its last word and the moment when somebody listens."""
+    """The peer sent more, or died, between the bootstrap and `established`."""
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
     with theirs:

@@ -21,7 +21,7 @@ from aiordma.verbs import (
 
 
 def completion(cq: verbs.CompletionQueue) -> WorkCompletion:
-    # Bounded: whoever asks may have been killed.
+    # Bounded: the parent may have been killed.
     (found,) = cq.wait(1, timeout=120)
     assert found.ok, found.error()
     return found

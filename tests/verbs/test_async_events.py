@@ -47,12 +47,12 @@ def test_a_drained_send_queue(context: verbs.Context, pair: tuple[End, End]) -> 
 def test_an_overrun_completion_queue(context: verbs.Context, connected_pair: ConnectedPair) -> None:
     """IBTA volume 1, clause 11.6.3.2; what reserving room is there to prevent.
 
-    So the queues are made smaller behind the back of those who count their entries.
+    So the queues are made smaller without telling the count of their entries.
     """
     one, two = connected_pair(QPCapabilities(max_send_wr=600, max_recv_wr=600))
     for end in (one, two):
         context.library.calls.ibv_resize_cq(end.cq.pointer, 256)
-    for wr_id in range(one.cq.pointer.cqe + 1):  # more completions than it takes, and nobody polls
+    for wr_id in range(one.cq.pointer.cqe + 1):  # more completions than it takes, without a poll
         two.qp.post_recv_one(wr_id, 0, 0, 0)
         one.qp.post_send_one(wr_id, WROpcode.SEND, SendFlags.SIGNALED, 0, 0, 0)
         two.cq.poll()

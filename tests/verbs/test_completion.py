@@ -1,4 +1,4 @@
-"""Completion queues and channels: nothing is lost, nothing announced twice."""
+"""Completion queues and channels: no completion is lost, no event comes twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_kind_is_the_one_asked_for(cq: verbs.CompletionQueue, extended: bool
 
 
 def wait(channel: verbs.CompletionChannel) -> None:
-    """Until the fd says that looking is worth it; a failure when it does not."""
+    """Waits until the fd is readable; fails when it is not in time."""
     assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
 
 

@@ -40,7 +40,7 @@ def test_what_is_there_and_what_is_to_come(
 def test_another_thread_sends(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel, spin: float
 ) -> None:
-    """It sleeps, or looks, without the GIL: the sender runs meanwhile."""
+    """It sleeps, or polls, without the GIL: the sender runs meanwhile."""
     one, two = connected_pair(channel=channel)
     waiting = threading.Event()
 
@@ -87,7 +87,7 @@ def test_without_a_channel_it_can_only_look(context: verbs.Context) -> None:
         assert cq.wait(timeout=0.01, spin=math.inf) == []
 
 
-def test_announcements_of_others_are_kept_for_them(
+def test_events_of_other_queues_are_kept_for_them(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -97,7 +97,7 @@ def test_announcements_of_others_are_kept_for_them(
         end.cq.req_notify()
     send(three, four)
     send(one, two)
-    assert len(two.cq.wait(timeout=30)) == 1  # may come upon the other's announcement
+    assert len(two.cq.wait(timeout=30)) == 1  # may meet the other queue's event
     assert len(four.cq.wait(timeout=30)) == 1
     send(three, four)
     assert len(four.cq.wait(timeout=30)) == 1

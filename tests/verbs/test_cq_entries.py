@@ -1,4 +1,4 @@
-"""A completion queue cannot overrun: whoever can fill it has set room aside."""
+"""A completion queue cannot overrun: every queue that can fill it has set room aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unreliable datagrams: address handles, Q_Keys, the header in front, the way back."""
+"""Unreliable datagrams: address handles, Q_Keys, the header in front, the route back."""
 
 from __future__ import annotations
 

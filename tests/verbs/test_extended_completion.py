@@ -306,7 +306,7 @@ def test_a_cursor_settles_the_account(pair: tuple[End, End]) -> None:
 
 @pytest.mark.needs("moderation")
 def test_moderation(connected_pair: ConnectedPair, channel: verbs.CompletionChannel) -> None:
-    """No announcement before the second completion."""
+    """No event before the second completion."""
     one, two = connected_pair(channel=channel)
     two.cq.modify(cq_count=2, cq_period=0.05)
     two.cq.req_notify()

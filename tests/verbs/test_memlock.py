@@ -22,7 +22,7 @@ import ctypes, os, resource, sys
 PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
 if sys.argv[1] == "drop":
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))
-    if os.geteuid() == 0:  # who is not root does not have it
+    if os.geteuid() == 0:  # other users do not have it
         assert ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-2], "go", sys.argv[2]])
 

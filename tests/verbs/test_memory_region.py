@@ -75,7 +75,7 @@ def is_made_sure_of(memory: AnyMemory) -> bool:
         return is_in_memory(middle)
 
 
-def test_an_allocators_memory_is_not_looked_at_page_by_page() -> None:
+def test_an_allocators_memory_is_not_checked_page_by_page() -> None:
     """Its pages come with their bytes; other memory is made sure of (native/abi/device_calls.h)."""
     length = 64 << 20  # beyond what malloc ever takes from its heap (mallopt(3)): fresh pages
     numbers = np.zeros(length // 8)
@@ -221,7 +221,7 @@ with verbs.open_device(sys.argv[1]) as context, context.alloc_pd() as pd:
         cycle[0].close()
         del cycle
         gc.collect()
-        memory += b"."  # nobody holds it
+        memory += b"."  # it is not pinned any more
 print(len(memory))
 """
 

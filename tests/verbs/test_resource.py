@@ -1,4 +1,4 @@
-"""Ownership: who closes whom, what is kept alive, and what finalizers do not do."""
+"""Ownership: what closes with what, what is kept alive, and what finalizers do not do."""
 
 from __future__ import annotations
 

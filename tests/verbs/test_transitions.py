@@ -3,7 +3,7 @@
 For each type and state: each next state, with exactly what the table requires, with each optional
 attribute and all of them, with each required one left out, with each forbidden one added; and each
 step that is no transition. What :meth:`QueuePair.modify` says about it beforehand is compared with
-what was wrong by construction, and with what the device answers when nobody checks beforehand.
+what was wrong by construction, and with what the device answers without a check beforehand.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Tried:
         return True, NOTHING, NOTHING
 
     def ask(self, changes: QPChanges) -> int:
-        """What the device answers when nobody checks beforehand: 0, or an errno value."""
+        """What the device answers without a check beforehand: 0, or an errno value."""
         attr, mask = fill(changes)
         try:
             self.qp.context.library.calls.ibv_modify_qp(self.qp.pointer, attr, mask)

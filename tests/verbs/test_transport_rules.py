@@ -18,7 +18,7 @@ from aiordma.verbs import (
     WCOpcode,
     WROpcode,
 )
-from aiordma.verbs._qp.transport_rules import LOOKED_AT, OPERATIONS, flags_of, has, send_ops_of
+from aiordma.verbs._qp.transport_rules import NEEDS_CHECK, OPERATIONS, flags_of, has, send_ops_of
 
 if TYPE_CHECKING:
     from tests.conftest import ConnectedPair, End
@@ -69,11 +69,11 @@ def test_flags() -> None:
     assert flags_of(QPType.RC, WROpcode.RDMA_WRITE_WITH_IMM) & SendFlags.SOLICITED
 
 
-def test_what_is_looked_at_closely() -> None:
+def test_what_is_needs_check_closely() -> None:
     fast = {
         opcode
         for opcode in WROpcode
-        if not (SIGNALED | SendFlags.FENCE | 1 << 31) & LOOKED_AT[QPType.RC][opcode]
+        if not (SIGNALED | SendFlags.FENCE | 1 << 31) & NEEDS_CHECK[QPType.RC][opcode]
     }
     assert fast == {
         WROpcode.SEND,

@@ -264,7 +264,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
         if self._room is None or self._room.capacity < max:
             self._room = CompletionArray(max)
         count = lib.aiordma_poll(self.pointer, self._room.pointer, max)
-        self._looked(count, max)
+        self._polled(count, max)
         return self.posted_work.settled(self._room.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
@@ -278,14 +278,14 @@ class CompletionQueue(Resource["h.CQPointer"]):
             count = lib.aiordma_poll_busily(pointer, room.pointer, more.pointer, max, spin_us)
         else:
             count = lib.aiordma_poll_more(pointer, room.pointer, more.pointer, max)
-        self._looked(count, max)
+        self._polled(count, max)
         settle, fields = self.posted_work.settle, self.fields
         return [
             WorkCompletion.from_record(record, settle(record), rest, fields)
             for record, rest in zip(room.records(count), more.records(count), strict=True)
         ]
 
-    def _looked(self, count: int, max: int) -> None:
+    def _polled(self, count: int, max: int) -> None:
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
         if count < max:
@@ -350,7 +350,7 @@ class CompletionQueue(Resource["h.CQPointer"]):
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
-            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO)
+            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO, f"arming {self!r}")
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
         """Moderate events: one after ``cq_count`` completions or ``cq_period`` seconds.
@@ -415,7 +415,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
         if entries > self.available:
             raise BusyError(
-                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted"
+                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted:"
+                " resize() it, or use another one"
             )
         self.entries.reserved += entries
 

@@ -132,8 +132,11 @@ def _name(library: Library, pointer: h.DevicePointer) -> str:
 
 def devices() -> list[Device]:
     """The devices of every library present, those of the system first. Opens none of them."""
-    own = _embedded_devices()
-    return [*own] if missing_library() else [*_devices(system()), *own]
+    return [*_system_devices(), *_embedded_devices()]
+
+
+def _system_devices() -> list[Device]:
+    return [] if missing_library() else _devices(system())
 
 
 def _devices(library: Library) -> list[Device]:
@@ -166,9 +169,9 @@ def find_device(
     one of the system with an active port, or else the embedded one. Raises DeviceNotFoundError,
     which lists what there is.
     """
-    found = devices()
     if name is None and ip is None and guid is None:
-        return next((device for device in found if _is_default(device)), found[-1])
+        return next(filter(_has_active_port, _system_devices()), _embedded_devices()[-1])
+    found = devices()
     gids: dict[str, str] = {}
     for device in found:
         if name not in (None, device.name) or guid not in (None, device.guid):
@@ -201,9 +204,7 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
     return gid in table
 
 
-def _is_default(device: Device) -> bool:
-    if device.library is embedded():
-        return True
+def _has_active_port(device: Device) -> bool:
     with device.open() as context:
         ports = range(1, context.query_device().phys_port_cnt + 1)
         return any(context.query_port(port).state is PortState.ACTIVE for port in ports)

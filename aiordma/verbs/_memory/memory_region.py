@@ -142,9 +142,11 @@ class MemoryRegion(Resource["h.MRPointer"]):
         any other failure unless the text says that it has been closed.
         """
         if memory is None and access is None and pd is None:
-            raise ValueError("nothing to change")
+            raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
         if self.node.pin is None and memory is None and access is not None:
-            raise ValueError(f"{self._label()} is not memory of a Python object: register anew")
+            raise ValueError(
+                f"{self._label()} is not memory of a Python object: close it and register anew"
+            )
         rights = self.access if access is None else access
         fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
         check_rights(rights)
@@ -236,7 +238,7 @@ def register(
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
     if not length:
-        raise ValueError("a memory region of 0 bytes")
+        raise ValueError("a memory region of 0 bytes: it needs at least one")
     try:
         # Where huge pages are wanted, all of them are: they are taken at once.
         there = not huge_pages if page_size else is_there(view.obj)
@@ -325,7 +327,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
     """What to register. ValueError for rights that it cannot have."""
     if isinstance(memory, int):
         if memory <= 0:
-            raise ValueError(f"a memory region of {memory} bytes")
+            raise ValueError(f"a memory region of {memory} bytes: it needs at least one")
         pages = allocate(memory, huge_pages)
         return Memory(pages.view, memory, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.

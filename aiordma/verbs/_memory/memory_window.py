@@ -119,7 +119,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
         otherwise raises what :meth:`bind` does.
         """
         if (mr := self._region) is None:
-            raise ValueError(f"{self!r} has not been bound")
+            raise ValueError(f"{self!r} has not been bound: bind() it first")
         if self.mw_type is MWType.TYPE_1:
             # By ibv_bind_mw(3) there need be no region, but rdma_rxe's library crashes without.
             self._post_bind(qp, mr, AccessFlags.NONE, mr.addr, 0, wr_id, send_flags)

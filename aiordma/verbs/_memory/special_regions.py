@@ -121,7 +121,7 @@ def reg_pointer(
 ) -> MemoryRegion:
     """As :meth:`ProtectionDomain.reg_pointer`."""
     if length <= 0:
-        raise ValueError(f"a memory region of {length} bytes")
+        raise ValueError(f"a memory region of {length} bytes: it needs at least one")
     pointer, place = reg_mr(pd, ffi.cast("void *", addr), length, access, iova)
     return MemoryRegion(pd, pointer, place, length, access)
 

@@ -219,7 +219,9 @@ class BringUp(Resource["h.QPPointer"]):
         static_rate: int = 0,
     ) -> AddressVector:
         if local.qp_num != self.qp_num:
-            raise ValueError(f"{self!r}: the local endpoint is that of {local.qp_num:#x}")
+            raise ValueError(
+                f"{self!r}: the local endpoint is that of queue pair {local.qp_num:#x}"
+            )
         vector = vector_to(
             self.context,
             local,

@@ -50,7 +50,7 @@ def attach(qp: QueuePair, gid: GID, lid: int) -> MulticastAttachment:
     if not _is_multicast(gid):
         raise ValueError(f"{gid} is not a multicast address")
     if not 0 <= lid < 1 << 16:
-        raise ValueError(f"a LID has 16 bits: {lid}")
+        raise ValueError(f"a LID has 16 bits, unlike {lid}")
     raw = ffi.new("union ibv_gid *")
     ffi.buffer(raw)[:] = gid.raw
     calls, pointer = context.library.calls, qp.pointer

@@ -18,7 +18,7 @@ from .transport_rules import (
     ALWAYS,
     ATOMICS,
     EVERY_BIT,
-    LOOKED_AT,
+    NEEDS_CHECK,
     OPERATIONS,
     SendOps,
     flags_of,
@@ -73,15 +73,15 @@ class Posting(Resource["h.QPPointer"]):
         self._extended = extended
         self.addresses = address(pointer), address(extended) if self.send_ops else 0
         """Of struct ibv_qp, and of its struct ibv_qp_ex or 0. Internal to the library."""
-        looked_at = LOOKED_AT[self.qp_type]
+        needs_check = NEEDS_CHECK[self.qp_type]
         if self.send_ops:
             closer = {
                 int(opcode): EVERY_BIT
                 for opcode, operation in OPERATIONS.items()
                 if not operation.send_op & self.send_ops
             }
-            looked_at = tuple(closer.get(at, bits) for at, bits in enumerate(looked_at))
-        self._looked_at = looked_at
+            needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
+        self._needs_check = needs_check
         self._room: RequestArray | None = None
         self._room_size = (0, 0)
         self._posted: PostedWork | None = None
@@ -156,7 +156,7 @@ class Posting(Resource["h.QPPointer"]):
         ``remote_addr``, ``rkey`` and ``remote_srqn``. As :meth:`post_send` otherwise.
         """
         try:
-            if (send_flags | ALWAYS) & self._looked_at[opcode]:
+            if (send_flags | ALWAYS) & self._needs_check[opcode]:
                 self._examine(opcode, send_flags, remote_addr, length)
         except IndexError:
             raise self._unknown_opcode(opcode) from None
@@ -316,13 +316,13 @@ class Posting(Resource["h.QPPointer"]):
 
     def _check(self, wr: SendWorkRequest) -> None:
         try:
-            if (wr.send_flags | ALWAYS) & self._looked_at[wr.opcode]:
+            if (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]:
                 length = sum(sge.length for sge in wr.sges)
                 self._examine(wr.opcode, wr.send_flags, wr.remote_addr, length)
                 if wr.opcode == WROpcode.BIND_MW and wr.bind is None:
-                    raise ValueError("BIND_MW needs a BindInfo")
+                    raise ValueError("BIND_MW needs a BindInfo, bind=")
                 if wr.opcode == WROpcode.TSO and wr.tso is None:
-                    raise ValueError("TSO needs a Segmentation")
+                    raise ValueError("TSO needs a Segmentation, tso=")
         except IndexError:
             raise self._unknown_opcode(wr.opcode) from None
         if self.qp_type is QPType.UD and wr.ah is None:

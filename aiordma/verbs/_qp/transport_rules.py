@@ -121,7 +121,7 @@ _OPCODES = 16
 _CLOSELY = ATOMICS | {WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
 
 
-def _looked_at(qp_type: QPType, number: int) -> int:
+def _needs_check(qp_type: QPType, number: int) -> int:
     opcode = next((known for known in OPERATIONS if known == number), None)
     if opcode is None or not has(qp_type, opcode):
         return EVERY_BIT
@@ -129,8 +129,8 @@ def _looked_at(qp_type: QPType, number: int) -> int:
     return EVERY_BIT & ~harmless & ~(0 if opcode in _CLOSELY else ALWAYS)
 
 
-LOOKED_AT: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
-    {qp_type: tuple(_looked_at(qp_type, number) for number in range(_OPCODES))
+NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
+    {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODES))
      for qp_type in QPType}
 )  # fmt: skip
 """By type and opcode: the bits of ``send_flags | ALWAYS`` that need a closer look."""

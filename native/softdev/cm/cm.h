@@ -16,8 +16,8 @@
  * itself (a message, the end of a stream, a timeout) happens in the engine's step; the application
  * may destroy an id at any moment, since both hold the lock.
  */
-#ifndef AIORDMA_SOFT_CM_H
-#define AIORDMA_SOFT_CM_H
+#ifndef AIORDMA_SOFTDEV_CM_H
+#define AIORDMA_SOFTDEV_CM_H
 
 #include "cm_states.h"
 #include "cm_wire.h"

@@ -114,7 +114,7 @@ static const struct soft_cm_link_calls calls = {
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* The socket is on its way, or an errno value; then everything is as before. */
+/* 0: the socket is connecting; or an errno value, and everything is as before. */
 static int start_connecting(struct soft_cm_id *id)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;

@@ -1,4 +1,4 @@
-/* The queue pair of an id: rdma_init_qp_attr(3), and the way through its states.
+/* The queue pair of an id: rdma_init_qp_attr(3), and its transitions.
  *
  * As in librdmacm, a queue pair made with the id is in INIT at once (receives can be posted) and
  * goes on to RTR and RTS during rdma_accept, or when REP has come; one for datagrams goes there at

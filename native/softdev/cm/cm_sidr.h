@@ -1,7 +1,7 @@
 /* Datagram services: what cm_sidr_request.c (the client) and cm_sidr_service.c (the service) have
  * in common. */
-#ifndef AIORDMA_SOFT_CM_SIDR_H
-#define AIORDMA_SOFT_CM_SIDR_H
+#ifndef AIORDMA_SOFTDEV_CM_SIDR_H
+#define AIORDMA_SOFTDEV_CM_SIDR_H
 
 #include "cm.h"
 #include "cm_sidr_wire.h"

@@ -3,8 +3,8 @@
  * One table (cm_states.c) decides, so that no call checks states on its own.  The real library
  * reports a call in the wrong state as EINVAL, also where the manual pages do not say so.
  */
-#ifndef AIORDMA_SOFT_CM_STATES_H
-#define AIORDMA_SOFT_CM_STATES_H
+#ifndef AIORDMA_SOFTDEV_CM_STATES_H
+#define AIORDMA_SOFTDEV_CM_STATES_H
 
 enum soft_cm_state {
 	SOFT_CM_IDLE,           /* rdma_create_id */

@@ -19,8 +19,8 @@
  *
  * Pure functions: no socket, no allocation, no clock.
  */
-#ifndef AIORDMA_SOFT_CM_WIRE_H
-#define AIORDMA_SOFT_CM_WIRE_H
+#ifndef AIORDMA_SOFTDEV_CM_WIRE_H
+#define AIORDMA_SOFTDEV_CM_WIRE_H
 
 #include <stddef.h>
 #include <stdint.h>

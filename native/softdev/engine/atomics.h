@@ -1,6 +1,6 @@
 /* Memory that threads or processes share without a lock: each helper names an order and its reason. */
-#ifndef AIORDMA_SOFT_ATOMICS_H
-#define AIORDMA_SOFT_ATOMICS_H
+#ifndef AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
+#define AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
 
 /* A hint: a value that may be out of date when it is used.  The reader checks under a lock, or does no
  * harm by acting on an old value.  No order. */

@@ -3,7 +3,7 @@
  * The fd is an epoll instance with an eventfd inside.  An application that waits with its own
  * poll() and takes a readable fd as the promise of an event (as the example of ibv_get_cq_event(3)
  * does) gets exactly that.  An application that says it can live with "nothing there" (ours does,
- * see aiordma_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival
+ * see soft_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival
  * of data at any stream then wakes its thread directly, and the call that looks for an event does
  * the device's work on the way.  A thread that blocks in ibv_get_cq_event has that in any case; one
  * that waits for rare events (of the CM, asynchronous ones) has not, or every frame would wake it.
@@ -25,7 +25,7 @@ int soft_channel_init(struct soft_channel *channel)
 	struct epoll_event event = {.events = EPOLLIN};
 	int rc;
 
-	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC), .flat_fd = -1};
+	*channel = (struct soft_channel){.fd = epoll_create1(EPOLL_CLOEXEC), .shared_fd = -1};
 	channel->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (channel->fd < 0 || channel->event_fd < 0 ||
 	    epoll_ctl(channel->fd, EPOLL_CTL_ADD, channel->event_fd, &event)) {
@@ -49,8 +49,8 @@ void soft_channel_destroy(struct soft_channel *channel)
 	soft_unlock();
 	close(channel->fd);
 	close(channel->event_fd);
-	if (channel->flat_fd >= 0)
-		close(channel->flat_fd);
+	if (channel->shared_fd >= 0)
+		close(channel->shared_fd);
 }
 
 static void write_event(struct soft_channel *channel)
@@ -91,7 +91,7 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	/* aiordma_wake_early implies it. */
+	/* soft_wake_early implies it. */
 	return soft_hint_get(&channel->early) || fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 

@@ -11,10 +11,11 @@ enum {
 
 static struct soft_node channels = {&channels, &channels};
 
-/* Those of completions show it if any wants to, for their threads do all of the device's work on
- * the way; the others only when there is none of those, lest one frame wakes an application twice.
- * Not more than the kernel likes: it allows 100 paths of three epoll instances from a file to a
- * waiter (fs/eventpoll.c, path_limits), and beyond that refuses the application's own epoll_ctl. */
+/* Channels of completions have it nested if any asks for early wake-ups, because their threads do
+ * all of the device's work; other channels only when there is none of those, or one frame would
+ * wake an application twice.  Their number is bounded: the kernel allows 100 paths of three epoll
+ * instances from a file to a waiter (fs/eventpoll.c, path_limits), and beyond that refuses the
+ * application's own epoll_ctl. */
 static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
@@ -29,7 +30,7 @@ static void update_nesting(void)
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
-		bool inside = wanted && channel->flat_fd < 0;
+		bool inside = wanted && channel->shared_fd < 0;
 
 		nested += wanted;
 		/* Should the kernel refuse, the channel is signalled later than it could be. */
@@ -82,7 +83,7 @@ static struct soft_channel *channel_of(int fd)
 	return NULL;
 }
 
-void aiordma_wake_early(int fd)
+void soft_wake_early(int fd)
 {
 	soft_lock();
 	struct soft_channel *channel = channel_of(fd);
@@ -94,7 +95,7 @@ void aiordma_wake_early(int fd)
 	soft_unlock();
 }
 
-int aiordma_flat_fds(int fd, int flat[2])
+int soft_watch_fds(int fd, int flat[2])
 {
 	soft_lock();
 	struct soft_channel *channel = channel_of(fd);
@@ -103,13 +104,13 @@ int aiordma_flat_fds(int fd, int flat[2])
 	/* Nested once, a channel of completions stays so: those before it only become fewer. */
 	if (channel && channel->completions && channel->nested) {
 		/* Another number for it: a child of a fork closes the engine's, and makes new ones. */
-		if (channel->flat_fd < 0) {
-			channel->flat_fd = fcntl(engine.shared_epoll_fd, F_DUPFD_CLOEXEC, 0);
+		if (channel->shared_fd < 0) {
+			channel->shared_fd = fcntl(engine.shared_epoll_fd, F_DUPFD_CLOEXEC, 0);
 			update_nesting();
 			soft_notify_fds_changed();
 		}
-		if (channel->flat_fd >= 0) {
-			flat[0] = channel->flat_fd;
+		if (channel->shared_fd >= 0) {
+			flat[0] = channel->shared_fd;
 			flat[1] = channel->event_fd;
 			count = 2;
 		}
@@ -125,7 +126,7 @@ bool soft_channels_know_notify_fds(unsigned change)
 	for (struct soft_node *node = channels.next; node != &channels; node = node->next) {
 		struct soft_channel *channel = soft_list_entry(node, struct soft_channel, node);
 
-		if (channel->flat_fd < 0)
+		if (channel->shared_fd < 0)
 			continue;
 		if (channel->notify_fds != change)
 			return false;
@@ -134,13 +135,13 @@ bool soft_channels_know_notify_fds(unsigned change)
 	return any;
 }
 
-int aiordma_embedded_bells(int fd, int fds[AIORDMA_BELLS], unsigned *change)
+int soft_notify_fds(int fd, int fds[AIORDMA_NOTIFY_FDS], unsigned *change)
 {
 	soft_lock();
 	struct soft_channel *channel = channel_of(fd);
-	int count = channel && channel->flat_fd >= 0 ? soft_notify_fds_open(channel, fds) : 0;
+	int count = channel && channel->shared_fd >= 0 ? soft_notify_fds_open(channel, fds) : 0;
 
-	*change = aiordma_embedded_bells_changed();
+	*change = soft_notify_version();
 	soft_unlock();
 	return count;
 }

@@ -1,11 +1,11 @@
 /* The engine: one lock, one epoll set, one thread for everything the device does in this process.
  *
  * Progress.  The device's work (reading streams, answering, completing, timers) is a "step":
- * collect ready sources, serve each within a bounded number of bytes, then do what was put off to
+ * collect ready sources, serve each within a bounded number of bytes, then run what was deferred to
  * the end.  Any thread may run a step if it gets the lock without waiting.  A thread of the
  * application that polls an empty CQ or waits for an event runs it itself, because being woken by
  * another thread costs 10 to 25 us a message.  The engine's own thread is for the time when no
- * thread of the application comes by: a peer's RDMA reads must be served while the application
+ * thread of the application makes steps: a peer's RDMA reads must be served while the application
  * computes.
  *
  * How the engine's own thread keeps out of the way: thread.c.  What it watches: fd_watch.c.
@@ -209,7 +209,7 @@ size_t soft_step_share(void)
 /* ---- steps --------------------------------------------------------------------------------- */
 
 /* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
- * application that holds its turn (aiordma_embedded_stay) may overrun, so it counts only while the
+ * application that holds its turn (soft_hold_polling) may overrun, so it counts only while the
  * engine's thread ticks. */
 void soft_engine_update_notify_need(void)
 {
@@ -333,14 +333,14 @@ void soft_engine_may_sleep(void)
 	soft_unlock();
 }
 
-void aiordma_embedded_spin(int begins)
+void soft_busy_poll(int begins)
 {
 	soft_counter_add(&engine.spinning, begins ? 1u : -1u);
 	if (!begins)
 		soft_engine_may_sleep();
 }
 
-void aiordma_embedded_stay(int change)
+void soft_hold_polling(int change)
 {
 	soft_lock();
 	if (change >= 0 || engine.holding) /* else it was said before a fork */
@@ -351,24 +351,19 @@ void aiordma_embedded_stay(int change)
 	soft_unlock();
 }
 
-unsigned aiordma_embedded_steps(void)
+unsigned soft_engine_steps(void)
 {
 	return soft_counter_get(&engine.served);
 }
 
-unsigned aiordma_embedded_parts(void)
+unsigned soft_engine_parts(void)
 {
 	return soft_counter_get(&engine.parts);
 }
 
-unsigned aiordma_embedded_woke(void)
+unsigned soft_engine_writes(bool asleep)
 {
-	return soft_counter_get(&engine.writes[true]);
-}
-
-unsigned aiordma_embedded_met_awake(void)
-{
-	return soft_counter_get(&engine.writes[false]);
+	return soft_counter_get(&engine.writes[asleep]);
 }
 
 void soft_engine_count_write(bool asleep)

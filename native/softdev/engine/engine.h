@@ -3,12 +3,13 @@
  * Everything of the device runs under that lock, except the insides of completion queues and of
  * channels, which have small locks of their own.
  */
-#ifndef AIORDMA_SOFT_ENGINE_H
-#define AIORDMA_SOFT_ENGINE_H
+#ifndef AIORDMA_SOFTDEV_ENGINE_H
+#define AIORDMA_SOFTDEV_ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "atomics.h"
 #include "softdev.h"
@@ -82,12 +83,15 @@ struct soft_fd_watch {
 	struct soft_node node; /* of the engine: all sources, for the child of a fork */
 };
 
-/* Add the source or change its interest (level triggered).  Returns 0 or an errno value. */
+/* Close an fd unless it is -1, which it is then. */
+void soft_close_fd(int *fd);
+
+/* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
 int soft_watch(struct soft_fd_watch *source, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
 void soft_unwatch(struct soft_fd_watch *source);
 
-/* notify_fds.c.  A watch that event loops may have in their own epoll set instead (aiordma_embedded_bells).
+/* notify_fds.c.  A watch that event loops may have in their own epoll set instead (soft_notify_fds).
  * One more, and one less (safe to repeat). */
 struct soft_notify_fd {
 	struct soft_fd_watch watch;
@@ -111,6 +115,11 @@ struct soft_timer {
 	struct soft_timer *child, *next, *previous;
 };
 
+static inline uint64_t soft_nanoseconds(const struct timespec *time)
+{
+	return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
 uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
 
 /* Runs `expired` once, under the lock, at or after the deadline; a running timer is moved.
@@ -124,18 +133,18 @@ void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
  * events) is not empty.  The queue belongs to the channel's owner.
  *
  * `fd` is readable exactly while the channel is signalled, unless the application has asked for
- * early wake-ups (aiordma_wake_early): then also as soon as any work is there for the engine, so
+ * early wake-ups (soft_wake_early): then also as soon as any work is there for the engine, so
  * that the waiting thread does it itself instead of being woken after the engine's thread has. */
 struct soft_channel {
 	int fd; /* the application's: an epoll instance, whose O_NONBLOCK flag is honoured */
 	int event_fd; /* inside it */
 	/* for an event loop that watches this, event_fd and notify fds instead; or -1 */
-	int flat_fd;
+	int shared_fd;
 	bool completions; /* of the data path: its waiting threads do the device's work themselves */
 	bool early; /* the application takes "nothing there" as normal */
 	bool nested; /* a sleeping thread is woken by what the engine watches */
 	bool inside; /* the engine's epoll instance is inside `fd` */
-	unsigned notify_fds; /* notify_fds.c: the set watched beside flat_fd */
+	unsigned notify_fds; /* notify_fds.c: the set watched beside shared_fd */
 	bool signalled; /* this and the next are under whatever keeps writers of the queue out */
 	bool deferred;
 	unsigned wanted; /* atomic, the owner's: CQs that are armed to signal it */
@@ -162,8 +171,7 @@ enum {
 	SOFT_STAGING_SIZE = 32 * 1024, /* small frames read by one recv, or gathered for one send */
 	SOFT_STEP_BYTES = 1024 * 1024, /* of one stream in one step, in each direction */
 	SOFT_STEP_EVENTS = 8, /* streams served in one step */
-	SOFT_TICK_NS = 500 *
-		1000, /* between two looks of the engine's thread, while it stands back */
+	SOFT_TICK_NS = 500 * 1000, /* between two polls of the engine's thread while it ticks */
 };
 
 /* Scratch memory of the thread that holds the lock; nothing in it outlives a call. */
@@ -236,6 +244,21 @@ void soft_timers_forget(void);
 
 /* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
 unsigned soft_engine_fork_generation(void);
+
+/* ---- entries of the device's table (abi/device_calls.h) --------------------------------------- */
+
+/* `progress` is the sum of these two: steps of application threads that found work, and parts of messages
+ * that were moved while more of the same message was to follow. */
+unsigned soft_engine_steps(void);
+unsigned soft_engine_parts(void);
+/* `peer_wakeups`: writes to peers that had to be notified, or not. */
+unsigned soft_engine_writes(bool asleep);
+void soft_busy_poll(int starts);
+void soft_hold_polling(int change);
+void soft_wake_early(int fd);
+int soft_watch_fds(int fd, int fds[2]);
+int soft_notify_fds(int fd, int fds[AIORDMA_NOTIFY_FDS], unsigned *version);
+unsigned soft_notify_version(void);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 

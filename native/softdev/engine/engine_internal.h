@@ -1,7 +1,7 @@
 /* The engine's state, for the sources of this folder.  Under the lock, except for members marked
  * atomic. */
-#ifndef AIORDMA_SOFT_ENGINE_STATE_H
-#define AIORDMA_SOFT_ENGINE_STATE_H
+#ifndef AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
+#define AIORDMA_SOFTDEV_ENGINE_INTERNAL_H
 
 #include <sys/epoll.h>
 
@@ -61,8 +61,8 @@ static inline void soft_note_locked(bool locked)
 }
 #endif
 
-/* How long a subsystem's output may be delayed: for a thread of the application that comes by, and for
- * a tick of the engine's thread. */
+/* How long a subsystem's output may be delayed: for a step of an application thread, and for a tick
+ * of the engine's thread. */
 #define SOFT_DELAY_NS 20000u
 #define SOFT_DELAY_TICK_NS 100000u
 
@@ -105,7 +105,7 @@ void soft_watch_set_direct(struct soft_fd_watch *watch, bool direct);
 void soft_notify_fds_changed(void);
 void soft_notify_fds_settle(void);
 /* For a channel's loop: descriptors that become its own.  Returns their number. */
-int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_BELLS]);
+int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_NOTIFY_FDS]);
 
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);

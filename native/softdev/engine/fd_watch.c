@@ -1,6 +1,7 @@
 /* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
  * ready.  While the port is down, those of the port are not in the set. */
 #include <errno.h>
+#include <unistd.h>
 
 #include "engine_internal.h"
 
@@ -22,6 +23,13 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 	if (operation == EPOLL_CTL_ADD)
 		epoll_ctl(engine.epoll_fd, EPOLL_CTL_DEL, watch->fd, &event);
 	return rc;
+}
+
+void soft_close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
 }
 
 int soft_watch(struct soft_fd_watch *watch, uint32_t events)

@@ -48,22 +48,15 @@ void soft_engine_alarm(uint64_t deadline_ns)
 	timerfd_settime(engine.alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
-static void close_fd(int *fd)
-{
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
-}
-
 static void close_all(void)
 {
 	soft_unwatch(&engine.step_event);
 	soft_unwatch(&engine.alarm);
-	close_fd(&engine.wake_fd);
-	close_fd(&engine.step_event.fd);
-	close_fd(&engine.alarm.fd);
-	close_fd(&engine.shared_epoll_fd);
-	close_fd(&engine.epoll_fd);
+	soft_close_fd(&engine.wake_fd);
+	soft_close_fd(&engine.step_event.fd);
+	soft_close_fd(&engine.alarm.fd);
+	soft_close_fd(&engine.shared_epoll_fd);
+	soft_close_fd(&engine.epoll_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 }
@@ -94,11 +87,11 @@ static void after_fork_in_child(void)
 		soft_list_remove(&watch->node);
 		watch->watched = false;
 		watch->interest = 0;
-		close_fd(&watch->fd);
+		soft_close_fd(&watch->fd);
 	}
-	close_fd(&engine.epoll_fd);
-	close_fd(&engine.shared_epoll_fd);
-	close_fd(&engine.wake_fd);
+	soft_close_fd(&engine.epoll_fd);
+	soft_close_fd(&engine.shared_epoll_fd);
+	soft_close_fd(&engine.wake_fd);
 	free(engine.scratch);
 	engine.scratch = NULL;
 	soft_timers_forget();

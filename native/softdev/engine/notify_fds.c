@@ -18,7 +18,7 @@
 static struct soft_node notify_fds = {&notify_fds, &notify_fds};
 static unsigned change; /* atomic */
 
-/* The first AIORDMA_BELLS of them are those that loops are given. */
+/* The first AIORDMA_NOTIFY_FDS of them are those that loops are given. */
 void soft_notify_fds_settle(void)
 {
 	bool direct = !engine.silent && soft_channels_know_notify_fds(change);
@@ -26,7 +26,7 @@ void soft_notify_fds_settle(void)
 
 	for (struct soft_node *node = notify_fds.next; node != &notify_fds; node = node->next)
 		soft_watch_set_direct(&soft_list_entry(node, struct soft_notify_fd, node)->watch,
-				      direct && told++ < AIORDMA_BELLS);
+				      direct && told++ < AIORDMA_NOTIFY_FDS);
 }
 
 void soft_notify_fds_changed(void)
@@ -49,16 +49,16 @@ void soft_notify_fds_remove(struct soft_notify_fd *notify)
 	soft_notify_fds_changed();
 }
 
-unsigned aiordma_embedded_bells_changed(void)
+unsigned soft_notify_version(void)
 {
 	return soft_counter_get(&change);
 }
 
-static bool copy(int fds[AIORDMA_BELLS], int *count)
+static bool copy(int fds[AIORDMA_NOTIFY_FDS], int *count)
 {
 	struct soft_node *node = notify_fds.next;
 
-	for (*count = 0; node != &notify_fds && *count < AIORDMA_BELLS; node = node->next) {
+	for (*count = 0; node != &notify_fds && *count < AIORDMA_NOTIFY_FDS; node = node->next) {
 		const struct soft_notify_fd *notify =
 			soft_list_entry(node, struct soft_notify_fd, node);
 		int fd = fcntl(notify->watch.fd, F_DUPFD_CLOEXEC, 0);
@@ -71,7 +71,7 @@ static bool copy(int fds[AIORDMA_BELLS], int *count)
 }
 
 /* Should there be no descriptors left, all goes on as if it had not been asked. */
-int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_BELLS])
+int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_NOTIFY_FDS])
 {
 	int count = 0;
 

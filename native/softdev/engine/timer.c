@@ -15,7 +15,7 @@ uint64_t soft_now(void)
 	struct timespec now;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	return soft_nanoseconds(&now);
 }
 
 /* `previous` is the parent for a first child, else the sibling before. */

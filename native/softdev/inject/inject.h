@@ -4,8 +4,8 @@
  * k-th frame of the n-th connection gets lost is a function of the seed, n and k alone: so the same
  * seed gives the same faults, whatever the threads and the other connections do meanwhile.
  */
-#ifndef AIORDMA_SOFT_FAULT_H
-#define AIORDMA_SOFT_FAULT_H
+#ifndef AIORDMA_SOFTDEV_INJECT_H
+#define AIORDMA_SOFTDEV_INJECT_H
 
 #include "engine/engine.h"
 

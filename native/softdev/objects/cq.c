@@ -147,7 +147,7 @@ static uint64_t wallclock(void)
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	return soft_nanoseconds(&now);
 }
 
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)

@@ -1,6 +1,6 @@
 /* The calls that hang in struct verbs_context, and what the rest of the device knows of them. */
-#ifndef AIORDMA_SOFT_EXTENDED_H
-#define AIORDMA_SOFT_EXTENDED_H
+#ifndef AIORDMA_SOFTDEV_OBJECTS_EXTENDED_H
+#define AIORDMA_SOFTDEV_OBJECTS_EXTENDED_H
 
 #include "objects.h"
 

@@ -24,7 +24,7 @@
  *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45)
  *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
  *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
- *                                  host), and in its place follows a reference
+ *                                  host), and a descriptor of them follows
  *        4  u32  length            of the payload
  *        8  u32  psn               of the message (24 bits)
  *       12  u32  ack               with SOFT_FRAME_ACK: every message up to this PSN is done
@@ -35,8 +35,8 @@
  *       36  u32  offset            of this frame's payload in the message; NAK for a gap: of the
  *                                  first byte that is missing
  *
- *   offset  reference (cma.h)
- *        0  u32  slot of the grant
+ *   offset  descriptor (cma.h)
+ *        0  u32  slot of the export
  *        4  u32  its generation
  *        8  for each piece: u64 address, u64 length; the lengths make `length` together
  *
@@ -54,8 +54,8 @@
  * The PSNs are random numbers that the two applications have exchanged by their own means: a
  * process that connects without knowing them is not the peer.
  */
-#ifndef AIORDMA_SOFT_FRAME_H
-#define AIORDMA_SOFT_FRAME_H
+#ifndef AIORDMA_SOFTDEV_OBJECTS_FRAME_H
+#define AIORDMA_SOFTDEV_OBJECTS_FRAME_H
 
 #include <endian.h>
 #include <stdbool.h>
@@ -65,7 +65,7 @@
 enum {
 	SOFT_FRAME_HEADER = 40,
 	SOFT_FRAME_MAX = 256 * 1024, /* payload */
-	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame that refers to it */
+	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame with a descriptor */
 	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
 	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
 	SOFT_CMA_DESC_PIECE = 16,

@@ -3,7 +3,7 @@
  * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
  * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
  * (IBV_ACCESS_ON_DEMAND) is not checked until it is accessed.  A caller that has mapped or
- * allocated the memory itself knows that it has no hole (aiordma_embedded_reg_own_mr): then the
+ * allocated the memory itself knows that it has no hole (soft_reg_own_mr): then the
  * pages come with the first access.
  */
 #include <errno.h>
@@ -116,7 +116,7 @@ struct ibv_mr *soft_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int
 	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, false);
 }
 
-struct ibv_mr *aiordma_embedded_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, true);
 }

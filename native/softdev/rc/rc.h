@@ -1,7 +1,7 @@
 /* Reliable connections, and unreliable ones, which are the same without answers: from work requests to
  * frames and back.  What carries the frames is in wire/. */
-#ifndef AIORDMA_SOFT_RC_H
-#define AIORDMA_SOFT_RC_H
+#ifndef AIORDMA_SOFTDEV_RC_H
+#define AIORDMA_SOFTDEV_RC_H
 
 #include "objects/objects.h"
 
@@ -15,7 +15,7 @@ struct soft_tx_cursor {
 	uint32_t response, response_offset;
 	uint32_t acked;
 	uint32_t most; /* bytes of payload that the next frame may carry */
-	uint32_t cma_most; /* the same if it refers to them; 0: it cannot */
+	uint32_t cma_most; /* the same with a descriptor; 0: it cannot have one */
 	uint32_t cma_least; /* as many as are worth it */
 };
 
@@ -77,7 +77,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room);
-/* The PSN up to which everything is done and may be acknowledged with a frame sent after `plan`. */
+/* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`.
+ */
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor);
 
 /* Taking in.  What happens to the frame just begun and its payload: */

@@ -46,7 +46,7 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	return true;
 }
 
-/* May the message at plan->next begin? */
+/* May the message at cursor->next begin? */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 		      struct soft_send_wqe *send, bool read)
 {

@@ -17,8 +17,8 @@
  *
  * Everything here is called with the engine's lock, in each of the two processes.
  */
-#ifndef AIORDMA_SOFT_REACH_H
-#define AIORDMA_SOFT_REACH_H
+#ifndef AIORDMA_SOFTDEV_SHM_CMA_H
+#define AIORDMA_SOFTDEV_SHM_CMA_H
 
 #include <sys/types.h>
 

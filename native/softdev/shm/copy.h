@@ -1,6 +1,6 @@
 /* Copying into rings and out of them, which two cores do at the same time on the same lines. */
-#ifndef AIORDMA_SOFT_COPY_H
-#define AIORDMA_SOFT_COPY_H
+#ifndef AIORDMA_SOFTDEV_SHM_COPY_H
+#define AIORDMA_SOFTDEV_SHM_COPY_H
 
 #include <stdbool.h>
 #include <stddef.h>

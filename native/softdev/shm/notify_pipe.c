@@ -24,13 +24,6 @@ void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 	soft_list_init(&pipe->in.node);
 }
 
-static void close_fd(int *fd)
-{
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
-}
-
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
 {
 	int ends[2];
@@ -90,7 +83,7 @@ void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
 	soft_notify_fds_remove(&pipe->in);
 	soft_unwatch(&pipe->in.watch);
-	close_fd(&pipe->in.watch.fd);
-	close_fd(&pipe->read_fd);
-	close_fd(&pipe->write_fd);
+	soft_close_fd(&pipe->in.watch.fd);
+	soft_close_fd(&pipe->read_fd);
+	soft_close_fd(&pipe->write_fd);
 }

@@ -6,8 +6,8 @@
  * one at any time.  A peer that fills or empties the pipe disturbs only its own notifications.  A
  * byte in a pipe takes two thirds of the time of a message on a socket.
  */
-#ifndef AIORDMA_SOFT_BELL_H
-#define AIORDMA_SOFT_BELL_H
+#ifndef AIORDMA_SOFTDEV_SHM_NOTIFY_PIPE_H
+#define AIORDMA_SOFTDEV_SHM_NOTIFY_PIPE_H
 
 #include "engine/engine.h"
 

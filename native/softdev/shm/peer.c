@@ -346,7 +346,7 @@ static ssize_t least_of_first(const struct soft_shm_peer *peer)
 	return (ssize_t)soft_list_entry(peer->waiting.next, struct soft_shm_chan, waiting)->least;
 }
 
-/* There may be room: in turns, lest the first takes all of it every time. */
+/* There may be room: in turns, or the first would take all of it every time. */
 void soft_shm_peer_offer_room(struct soft_shm_peer *peer)
 {
 	peer->round++;

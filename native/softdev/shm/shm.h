@@ -9,8 +9,8 @@
  * What comes from a peer is not trusted: a peer that breaks the format loses all of its own
  * channels and no others.  Everything here is called with the engine's lock.
  */
-#ifndef AIORDMA_SOFT_NEIGHBOUR_H
-#define AIORDMA_SOFT_NEIGHBOUR_H
+#ifndef AIORDMA_SOFTDEV_SHM_H
+#define AIORDMA_SOFTDEV_SHM_H
 
 #include <sys/types.h>
 

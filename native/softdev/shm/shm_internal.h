@@ -1,8 +1,8 @@
 /* The inside of a peer: peer.c (channels and records), segment.c (the shared memory), attach.c (how
  * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
  * notify). */
-#ifndef AIORDMA_SOFT_MEETING_H
-#define AIORDMA_SOFT_MEETING_H
+#ifndef AIORDMA_SOFTDEV_SHM_INTERNAL_H
+#define AIORDMA_SOFTDEV_SHM_INTERNAL_H
 
 #include "notify_pipe.h"
 #include "shm.h"

@@ -346,8 +346,7 @@ static void add_header(void)
 	BEGIN(line, "trace");
 	clock_gettime(CLOCK_REALTIME, &wall);
 	SOFT_LINE_NUMBER(&line, "version", FORMAT_VERSION);
-	SOFT_LINE_NUMBER(&line, "realtime_ns",
-			 (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec);
+	SOFT_LINE_NUMBER(&line, "realtime_ns", soft_nanoseconds(&wall));
 	read_text("/proc/sys/kernel/random/boot_id", ' ', text, sizeof(text));
 	SOFT_LINE_QUOTED(&line, "boot_id", text, TEXT_MOST);
 	SOFT_LINE_NUMBER(&line, "pid", (uint64_t)getpid());

@@ -4,8 +4,8 @@
  * While there is none, each of these places costs a branch that is never taken.  Everything here is
  * under the engine's lock, which is also what gives the lines their order.
  */
-#ifndef AIORDMA_SOFT_TRACE_H
-#define AIORDMA_SOFT_TRACE_H
+#ifndef AIORDMA_SOFTDEV_TRACE_H
+#define AIORDMA_SOFTDEV_TRACE_H
 
 #include "engine/engine.h"
 

@@ -1,6 +1,6 @@
 /* Building one line of JSON: what a trace does two million times. */
-#ifndef AIORDMA_SOFT_TRACE_LINE_H
-#define AIORDMA_SOFT_TRACE_LINE_H
+#ifndef AIORDMA_SOFTDEV_TRACE_LINE_H
+#define AIORDMA_SOFTDEV_TRACE_LINE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* Names of numbers as a trace writes them: those of the header without their prefixes. */
-#ifndef AIORDMA_SOFT_TRACE_NAMES_H
-#define AIORDMA_SOFT_TRACE_NAMES_H
+#ifndef AIORDMA_SOFTDEV_TRACE_NAMES_H
+#define AIORDMA_SOFTDEV_TRACE_NAMES_H
 
 #include "softdev.h"
 

@@ -19,8 +19,8 @@
  *       28  u8[16] source GID
  *       44  u8[16] destination GID
  */
-#ifndef AIORDMA_SOFT_UD_H
-#define AIORDMA_SOFT_UD_H
+#ifndef AIORDMA_SOFTDEV_UD_H
+#define AIORDMA_SOFTDEV_UD_H
 
 #include "objects/objects.h"
 

@@ -1,13 +1,13 @@
-/* Acknowledgements that wait a little for a frame to ride on.
+/* Delayed acknowledgements: they wait a little for a frame to ride on.
  *
  * An application that answers what it receives sends a frame anyway, a few microseconds after it
  * has taken the completion; an acknowledgement of its own before that is a system call here and a
  * wake-up there.  So where a queue pair's application has been seen to answer (`replies`), the
  * acknowledgement of a message that completed a receive is delayed for a while.  It goes out
- *  - with the next frame, which is the hoped-for case;
+ *  - with the next frame, which is the usual case;
  *  - at once when many messages are unacknowledged: the sender has a window;
- *  - when a thread of the application comes by again and it has been delayed for some time, or goes to
- *    sleep in ibv_get_cq_event;
+ *  - when an application thread makes a step and it has been delayed for some time, or before that
+ *    thread sleeps in ibv_get_cq_event;
  *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is delayed.
  * In the last two cases the application did not answer: then nothing is delayed for a good while.
  */

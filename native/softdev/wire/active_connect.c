@@ -243,7 +243,7 @@ void soft_connect_begin(struct soft_qp *qp)
 		attempt(link);
 }
 
-/* Not at once, lest the two keep each other busy.  The other side may have been quicker. */
+/* Not at once, or the two would keep each other busy.  The other side may have been quicker. */
 void soft_connect_again(struct soft_qp *qp)
 {
 	struct soft_link *link;

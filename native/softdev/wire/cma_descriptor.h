@@ -5,8 +5,8 @@
  * sides; what is taken back meanwhile is refused as if it had been found out before: IBTA 10.7.2.2, a
  * local protection error of the request whose memory it was, and 9.7.4.1.5, a remote access error of a
  * READ. */
-#ifndef AIORDMA_SOFT_REFERENCE_H
-#define AIORDMA_SOFT_REFERENCE_H
+#ifndef AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
+#define AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
 
 #include "link.h"
 

@@ -5,8 +5,8 @@
  * side connects, and over which wire, is in active_connect.c and handshake.c, with the CM in
  * wire_selection.c.
  */
-#ifndef AIORDMA_SOFT_LINK_H
-#define AIORDMA_SOFT_LINK_H
+#ifndef AIORDMA_SOFTDEV_WIRE_LINK_H
+#define AIORDMA_SOFTDEV_WIRE_LINK_H
 
 #include <sys/types.h>
 
@@ -53,8 +53,7 @@ struct soft_link {
 	uint32_t from_chan;           /* and under which number */
 
 	bool busy;          /* its input is being served: it must not be freed */
-	struct soft_delay_queue
-		*delay_queue; /* delay_queue.c: NULL unless there is a plan of faults */
+	struct soft_delay_queue *delay_queue; /* delay_queue.c: NULL without a fault spec */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
 	struct soft_timer timer; /* retry, patience, lingering */

@@ -1,10 +1,10 @@
 /* Sending: frames are gathered and given to the wire together.
  *
- * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if no
- * other frame carries it.  Headers and small payloads are put one behind the other into scratch
- * memory; long payloads are sent from the application's memory.  The batch is built on a plan (a
- * copy of the positions); only what the wire has taken moves the positions themselves.  A frame
- * that it has taken in part is continued before anything else.
+ * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if
+ * no other frame carries it.  Headers and small payloads are put one behind the other into scratch
+ * memory; long payloads are sent from the application's memory.  The batch is built on a cursor, a
+ * copy of the positions; only what the wire has taken moves the positions themselves.  A frame that
+ * it has taken in part is continued before anything else.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -153,8 +153,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out, 0);
 }
 
-/* The next frame of one of the two kinds, with the acknowledgement that is due: one that refers to its
- * payload, or else one that carries it.  False: there is none, or its memory may not be read. */
+/* The next frame of one of the two kinds, with the acknowledgement that is due: one with a
+ * descriptor of its payload, or else one that carries it.  False: there is none, or its memory may
+ * not be read. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),

@@ -182,7 +182,7 @@ int soft_listener_move(void)
 	for (int i = 0; i < count; i++)
 		gids[i] = listening[i].gid;
 	close_all();
-	/* Kept until there is a new one, lest that is the same. */
+	/* Kept until there is a new one, which must be another. */
 	reserved = -1;
 	port = 0;
 	soft_listener_port();

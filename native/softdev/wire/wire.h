@@ -1,6 +1,6 @@
 /* Links between queue pairs, as the connection manager and softdev.c know them.  link.h is the inside. */
-#ifndef AIORDMA_SOFT_WIRE_H
-#define AIORDMA_SOFT_WIRE_H
+#ifndef AIORDMA_SOFTDEV_WIRE_H
+#define AIORDMA_SOFTDEV_WIRE_H
 
 #include "inject/inject.h"
 #include "objects/objects.h"

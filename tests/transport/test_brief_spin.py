@@ -1,4 +1,4 @@
-"""Who is about to wait looks once for its completion, and then need not go round the loop."""
+"""A task that is about to wait polls once, and then need not wait for a turn of the loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from aiordma import Config
 from aiordma._loop import driver
 
+from .connection_factory import ConnectionFactory, pattern, shared
 from .marks import one_loop, sets_polling
-from .place import Place, pattern, shared
 
 pytestmark = sets_polling
 
@@ -41,9 +41,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_writes_that_are_awaited_one_by_one(place: Place) -> None:
+async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) -> None:
     async with (
-        place.pair(Config(polling=1.0)) as (client, server),
+        factory.pair(Config(polling=1.0)) as (client, server),
         shared(server, client, 4096) as (there, remote),
     ):
         with client.alloc(4096) as buffer:
@@ -58,9 +58,11 @@ async def test_writes_that_are_awaited_one_by_one(place: Place) -> None:
 
 @one_loop
 @pytest.mark.usefixtures("patient")
-async def test_a_task_that_never_leaves_the_device_keeps_nobody_waiting(place: Place) -> None:
+async def test_a_task_that_never_leaves_the_device_keeps_nobody_waiting(
+    factory: ConnectionFactory,
+) -> None:
     async with (
-        place.pair(Config(polling=1.0)) as (client, server),
+        factory.pair(Config(polling=1.0)) as (client, server),
         shared(server, client, 64) as (_, remote),
     ):
         with client.alloc(64) as buffer:
@@ -78,9 +80,9 @@ async def test_a_task_that_never_leaves_the_device_keeps_nobody_waiting(place: P
 
 
 @one_loop
-async def test_without_polling_every_one_goes_round(place: Place) -> None:
+async def test_without_polling_every_one_goes_round(factory: ConnectionFactory) -> None:
     async with (
-        place.pair(Config(polling=0)) as (client, server),
+        factory.pair(Config(polling=0)) as (client, server),
         shared(server, client, 64) as (_, remote),
     ):
         with client.alloc(64) as buffer:
@@ -91,12 +93,12 @@ async def test_without_polling_every_one_goes_round(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_those_whom_the_look_of_another_finds(place: Place) -> None:
+async def test_those_whom_the_look_of_another_finds(factory: ConnectionFactory) -> None:
     """The look of a task that a drain has just called back finds what others wait for.
 
     They go on each with its own message, and in the order of these.
     """
-    async with place.pair(Config(polling=1.0)) as (client, server):
+    async with factory.pair(Config(polling=1.0)) as (client, server):
 
         async def echo() -> None:
             for _ in range(200):

@@ -1,7 +1,7 @@
-"""Where the tests connect: a device, an address of it, and one of the two ways to find each other.
+"""Makes the tests' connections, on one device and address and with one connection method.
 
-`Place.pair` is two connections of this process with each other; `Place.witness` such a pair that
-is expected to go on undisturbed while something bad happens beside it.
+`ConnectionFactory.pair` is two connections of this process with each other; `witness` such a pair
+that is expected to go on undisturbed while something bad happens beside it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def pattern(size: int, seed: int = 0) -> bytes:
     return random.Random(seed * 1_000_003 + size).randbytes(size)
 
 
-async def turns(count: int) -> None:
-    """Lets everything else run `count` times; waits for nothing."""
+async def yield_loop(count: int) -> None:
+    """Lets the loop run `count` turns; waits for nothing."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -105,12 +105,12 @@ async def when_limits_pass(awaitable: Awaitable[T]) -> T:
     task = asyncio.ensure_future(awaitable)
     while not task.done():
         limits_pass()
-        await turns(1)
+        await yield_loop(1)
     return await task
 
 
 @dataclass(frozen=True)
-class Place:
+class ConnectionFactory:
     """`slow` is how many times slower than the embedded device all of it may be."""
 
     device: str
@@ -127,7 +127,7 @@ class Place:
         return await connect(self.host, port, device=self.device, via=self.via, config=config)
 
     @property
-    def turns(self) -> list[int]:
+    def cancel_points(self) -> list[int]:
         """Turns of the loop before a cancellation: from "not even begun" to "long done"."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
 
@@ -171,8 +171,8 @@ class Place:
 class Witness:
     """Two connections that nothing happens to."""
 
-    def __init__(self, place: Place, client: Connection, server: Connection) -> None:
-        self._place = place
+    def __init__(self, factory: ConnectionFactory, client: Connection, server: Connection) -> None:
+        self._factory = factory
         self.client = client
         self.server = server
         self._checks = 0
@@ -180,7 +180,7 @@ class Witness:
     async def check(self) -> None:
         """Messages of both kinds still arrive in both directions."""
         self._checks += 1
-        async with self._place.within(2):
+        async with self._factory.within(2):
             await check_alive(self.client, self.server, seed=self._checks)
 
 
@@ -221,7 +221,7 @@ async def barrier(conn: Connection) -> None:
 async def at_rest(*conns: Connection) -> None:
     """Until nothing of theirs is under way: each frame holds a block for as long as it is."""
     while any(conn._queue.outstanding for conn in conns):
-        await turns(1)
+        await yield_loop(1)
 
 
 async def give(
@@ -255,7 +255,7 @@ def pool_statistics(conn: Connection) -> PoolStatistics:
 
 
 async def leases(*conns: Connection) -> int:
-    """Blocks of the pool they share that somebody has, but for the frames under way."""
+    """Leased blocks of the pool that they share, but for the frames under way."""
     await at_rest(*conns)
     return pool_statistics(conns[0]).leases
 
@@ -288,7 +288,7 @@ async def cancelled_after(count: int, make: Callable[[], Coroutine[Any, Any, T]]
     Any other end than a result or the cancellation is raised.
     """
     task = asyncio.create_task(make())
-    await turns(count)
+    await yield_loop(count)
     task.cancel()
     try:
         return [await task]

@@ -1,0 +1,155 @@
+/* Device contexts, protection domains, the port with its GIDs, and asynchronous events. */
+#ifndef AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
+#define AIORDMA_SOFTDEV_OBJECTS_DEVICE_H
+
+#include "engine/engine.h"
+#include "frame.h"
+
+struct iovec;
+struct soft_qp;
+
+/* What the device offers; ibv_query_device(3) tells it, the create calls hold to it. */
+enum {
+	SOFT_MAX_QP = 65536,
+	SOFT_MAX_QP_WR = 16384,
+	SOFT_MAX_SRQ_WR = 65536,
+	SOFT_MAX_SGE = 32,
+	SOFT_MAX_INLINE = 512,
+	SOFT_MAX_CQE = 1 << 20,
+	SOFT_MAX_RD_ATOMIC = 128,
+	SOFT_MAX_OBJECTS = 1 << 20, /* PDs, CQs, MRs, MWs, SRQs */
+	SOFT_COMP_VECTORS = 1,
+	SOFT_MAX_AH = 65536,
+	SOFT_MAX_MCAST_GRP = 256,
+	SOFT_MAX_MCAST_QP = 256,       /* in one group */
+	SOFT_MAX_MCAST_ATTACH = 16384, /* in all */
+};
+#define SOFT_MAX_MESSAGE (1u << 31)
+
+/* ---- table.c: 32-bit numbers to objects ---------------------------------------------------- */
+
+struct soft_table {
+	struct soft_table_slot {
+		uint32_t key; /* 0: empty */
+		void *object;
+	} *slots;
+	uint32_t capacity; /* a power of two, or 0 */
+	uint32_t count;
+};
+
+void *soft_table_find(const struct soft_table *table, uint32_t key);
+/* Under a new random key from 1 to `mask`; 0 or an errno value. */
+int soft_table_add(struct soft_table *table, void *object, uint32_t mask, uint32_t *key);
+void soft_table_remove(struct soft_table *table, uint32_t key);
+
+/* ---- device.c, pd.c ------------------------------------------------------------------------ */
+
+struct soft_context {
+	struct verbs_context extended; /* the application's pointer is to its last member */
+	unsigned fork_generation; /* of the engine that it holds */
+	bool closed;
+	/* of the connection manager, or NULL: nothing but its own PD is left; without the lock */
+	void (*only_pd_left)(void);
+	unsigned children; /* objects that point here; the last one frees a closed context */
+	struct soft_channel async;
+	struct soft_node async_events;
+	struct soft_node qps;
+	struct soft_node of_device; /* port.c: every one that is open */
+	bool fatal;                 /* the device has failed: nothing works here any more */
+};
+
+struct soft_pd {
+	struct ibv_pd ibv;
+	unsigned users;
+	/* of a parent domain: */
+	struct soft_pd *of; /* the domain that it stands for */
+	struct soft_td *td;
+};
+
+/* What is compared: a parent domain and that which it was made of are the same one. */
+static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
+{
+	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);
+
+	return pd->of ? &pd->of->ibv : ibv;
+}
+
+static inline struct soft_context *soft_context_of(struct ibv_context *context)
+{
+	return soft_container(context, struct soft_context, extended.context);
+}
+
+/* Is this the child of a fork, and the context its parent's?  What hangs on that may only be dropped
+ * (ibv_fork_init(3)): threads that are not here may hold its locks, or owe acknowledgements. */
+static inline bool soft_context_inherited(const struct soft_context *context)
+{
+	return context->fork_generation != soft_engine_fork_generation();
+}
+
+/* Release frees a closed context with its last child, after unlocking: so it is called without the
+ * lock. */
+void soft_context_hold(struct soft_context *context);
+void soft_context_release(struct soft_context *context);
+
+/* Make a zeroed or stopped struct an open context, and the reverse; not under the lock. */
+int soft_context_start(struct soft_context *context, struct ibv_device *of);
+void soft_context_stop(struct soft_context *context);
+
+/* ---- gid.c --------------------------------------------------------------------------------- */
+
+struct soft_gid {
+	union ibv_gid gid;
+	uint32_t ifindex;
+};
+
+/* The entry at an index; 0 or EINVAL. */
+int soft_gid_at(int index, struct soft_gid *gid);
+int soft_gid_count(void);
+bool soft_gid_refresh(void); /* read the host's addresses again; has anything changed? */
+void soft_gid_forget(void);
+int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
+/* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
+int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
+bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
+/* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has. */
+bool soft_gid_is_of_host(const union ibv_gid *gid);
+bool soft_gid_is_multicast(const union ibv_gid *gid);
+/* The interface that a link-local address is on, as seen from our entry `own`; else 0. */
+uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
+/* The socket address that a GID stands for, as seen from there; port in host order.  Returns its
+ * length. */
+socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			   struct sockaddr_storage *address);
+enum {
+	SOFT_GID_LOOPBACK = 0
+}; /* its index */
+extern const union ibv_gid soft_gid_loopback;
+
+/* ---- port.c: what can happen to the device and its port ------------------------------------ */
+
+/* An open context is told; not under the lock. */
+void soft_port_attach(struct soft_context *context);
+void soft_port_detach(struct soft_context *context);
+bool soft_port_is_down(void);
+/* The addresses of the host have changed, or may have. */
+void soft_port_addresses(void);
+/* Messages that came with a wrong Q_Key: ibv_query_port(3). */
+extern uint32_t soft_port_bad_qkeys;
+extern const struct soft_subsystem soft_port_subsystem;
+
+/* addresses.c: calls soft_port_addresses when the kernel says so, from one call to the other */
+void soft_addresses_watch(void);
+void soft_addresses_unwatch(void);
+
+/* ---- async.c: asynchronous events of a context --------------------------------------------- */
+
+/* Queue an event; element is the CQ, QP or port it is about. */
+void soft_async_event(struct soft_context *context, const struct ibv_async_event *event);
+/* Forget those that the application has not taken yet, before their object goes. */
+void soft_async_forget(struct soft_context *context, const void *element);
+/* Wait, without the lock, until the application has acknowledged all events that it has taken of an
+ * object, whose members these are: ibv_get_async_event(3), ibv_get_cq_event(3). */
+void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
+		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken);
+
+#endif

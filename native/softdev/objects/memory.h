@@ -1,0 +1,107 @@
+/* Memory that keys open: regions and windows. */
+#ifndef AIORDMA_SOFTDEV_OBJECTS_MEMORY_H
+#define AIORDMA_SOFTDEV_OBJECTS_MEMORY_H
+
+#include "device.h"
+
+/* ---- keys.c: what opens memory ------------------------------------------------------------- */
+
+/* Memory that a key opens: a registered region, or the part of one that a window is bound to.  The
+ * upper 24 bits of a key say which one it is; the lower eight are part of the secret, and change
+ * with every bind of a window. */
+struct soft_range {
+	uint32_t key;
+	bool window; /* its key is good for remote access only */
+	bool bound; /* window: it opens anything at all */
+	bool on_demand; /* pages are asked for when they are needed */
+	bool null; /* no memory: zeros to read, and nothing kept of what is written */
+	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
+	uint32_t qp_num; /* window of type 2B: of the only queue pair it is for; else 0 */
+	const struct ibv_pd *pd;
+	uint8_t *memory;
+	uint64_t start; /* the address that stands for `memory` in work requests */
+	uint64_t length;
+};
+
+/* A right beside those of enum ibv_access_flags: it is memory like any other, of which another process
+ * can copy. */
+#define SOFT_ACCESS_CMA (1u << 31)
+
+/* Give it a random key; 0 or an errno value. */
+int soft_range_add(struct soft_range *range);
+void soft_range_remove(struct soft_range *range);
+/* By the upper 24 bits, or NULL: the window whose next key this might be. */
+struct soft_range *soft_range_at(uint32_t key);
+/* By the whole key, or NULL. */
+struct soft_range *soft_range_find(uint32_t key);
+/* Are `length` bytes at `address` inside?  Without an overflow, whatever the numbers. */
+bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
+
+/* May `length` bytes at `address` be used?  Not if the key does not exist, belongs to another PD,
+ * lacks one of the rights, or does not reach that far. */
+bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
+			 unsigned rights);
+/* The same for a request of the queue pair's peer. */
+bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right);
+/* Where they are, or NULL if that is not allowed (or on demand and not there); at most
+ * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a whole,
+ * the part at `offset`. */
+void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
+		      uint32_t length, unsigned rights);
+void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
+			 unsigned right);
+
+/* ---- pages.c ------------------------------------------------------------------------------- */
+
+/* Bring the pages into memory, with that right; 0, or an errno value: EFAULT when there are none.
+ * Where the kernel cannot do that for us it is 0. */
+int soft_pages_fault(const void *memory, size_t length, bool writable);
+bool soft_pages_can_fault(void);
+
+/* ---- mr.c ---------------------------------------------------------------------------------- */
+
+struct soft_mr {
+	struct ibv_mr ibv;
+	struct soft_range range;
+	unsigned windows; /* bound to it */
+	bool fixed; /* there is no address of the application behind it: not for rereg_mr */
+	bool closed; /* rereg_mr has failed: its keys open nothing */
+	struct soft_dm *dm;
+	void *mapping; /* ours, of a dma-buf */
+	size_t mapped;
+};
+
+/* Copy it, give it keys; the region that the application knows, or NULL and errno. */
+struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
+/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without any rights, are `reg_local_dma`. */
+struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+/* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
+int soft_mr_access(unsigned *access, unsigned allowed);
+
+/* ---- mw.c: memory windows ------------------------------------------------------------------ */
+
+struct soft_send_wqe;
+
+/* A bind as it waits in the send queue.  Keys and not pointers: region and window may be gone when
+ * its turn comes. */
+struct soft_bind {
+	uint32_t window;
+	uint32_t region;
+	uint64_t address;
+	uint64_t length;
+	unsigned access;
+};
+
+struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int soft_dealloc_mw(struct ibv_mw *mw);
+int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+/* An IBV_WR_BIND_MW becomes a slot of the send queue; 0 or an errno value. */
+int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
+/* Carry it out; false if that may not be. */
+bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
+/* The window of type 2 that has this key opens nothing any more; false if the queue pair has no
+ * such window. */
+bool soft_invalidate(const struct soft_qp *qp, uint32_t rkey);
+
+#endif

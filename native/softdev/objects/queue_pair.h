@@ -1,0 +1,393 @@
+/* Queue pairs: their queues, their state machine, work completions; shared receive queues. */
+#ifndef AIORDMA_SOFTDEV_OBJECTS_QUEUE_PAIR_H
+#define AIORDMA_SOFTDEV_OBJECTS_QUEUE_PAIR_H
+
+#include "address.h"
+#include "completion.h"
+#include "memory.h"
+
+/* ---- queue pairs --------------------------------------------------------------------------- */
+
+/* A work request in the send queue. */
+struct soft_send_wqe {
+	uint64_t wr_id;
+	uint64_t remote_address;
+	union {
+		uint8_t arguments[SOFT_ATOMIC_ARGUMENTS]; /* as they go on the wire */
+		struct soft_bind bind;
+	};
+	uint32_t rkey; /* BIND_MW: the window's next one; *_INV: that which shall end */
+	uint32_t sequence; /* messages before it: its PSN, counted from the queue pair's first */
+	uint32_t immediate; /* network order */
+	uint32_t length;
+	uint32_t received; /* READ: bytes of the answer so far */
+	uint32_t request; /* its number in the trace, or 0 */
+	uint8_t opcode; /* enum ibv_wr_opcode */
+	uint8_t flags; /* enum ibv_send_flags */
+	uint8_t num_sge;
+	uint8_t status; /* enum ibv_wc_status: why it cannot be sent, known before its turn */
+	bool local; /* BIND_MW, LOCAL_INV: the peer never hears of it, so it has no PSN */
+	bool done; /* a local one that has been carried out */
+};
+
+/* Where it goes: UD. */
+struct soft_destination {
+	struct soft_ud_address path;
+	uint32_t qpn;
+	uint32_t qkey; /* as in the request */
+};
+
+/* Indices count up for ever; a slot is index & mask. */
+struct soft_send_queue {
+	struct soft_send_wqe *slots;
+	uint8_t *lists; /* for each slot: its SGEs, or its inline data in their place */
+	struct soft_destination *destinations; /* UD: one for each slot */
+	uint32_t mask;
+	uint32_t oldest; /* not completed */
+	uint32_t next; /* to be transmitted... */
+	uint32_t next_offset; /* ...from here on */
+	uint32_t begun; /* nothing of this one and those after it was ever transmitted */
+	uint32_t tail; /* free */
+	uint32_t reads; /* READs and atomics transmitted and not answered */
+	uint32_t resumed; /* of the oldest: the farthest gap that the responder has told of */
+	uint32_t sequence; /* messages posted */
+};
+
+struct soft_recv_wqe {
+	uint64_t wr_id;
+	uint64_t length; /* of all SGEs */
+	uint32_t num_sge;
+	uint32_t request; /* its number in the trace, or 0 */
+};
+
+/* Of a queue pair or shared.  That of a queue pair with a shared one has a single place, for the
+ * receive that it has taken for the message under way. */
+struct soft_receive_queue {
+	struct soft_recv_wqe *slots;
+	struct ibv_sge *sges; /* max_sge for each slot */
+	uint32_t max_wr;
+	uint32_t max_sge;
+	uint32_t mask;
+	uint32_t head;
+	uint32_t tail;
+};
+
+/* A READ or an atomic that the responder has accepted and not wholly answered. */
+struct soft_response {
+	uint32_t psn;
+	uint32_t rkey;
+	uint64_t address;
+	uint32_t total;
+	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
+	uint8_t result[SOFT_ATOMIC_RESULT];
+};
+
+/* What an atomic has answered, in case that it is asked again. */
+struct soft_atomic_answer {
+	uint32_t psn;
+	uint8_t result[SOFT_ATOMIC_RESULT];
+};
+
+struct soft_responder {
+	uint32_t psn; /* expected next */
+	uint32_t acked; /* last PSN told to the requester */
+	bool resend_wanted; /* a NAK is out: discard until the message comes again */
+	bool failed; /* a NAK is out that ends the queue pair as soon as it has been sent */
+	/* the message under way, of which more frames are to come */
+	bool active;
+	bool has_receive; /* it took the receive at the head of the queue */
+	uint8_t opcode;
+	uint8_t flags;
+	uint32_t total;
+	uint32_t offset;
+	uint32_t rkey;
+	uint64_t address;
+	uint32_t immediate;
+	/* answers, in the order of the requests */
+	struct soft_response *responses;
+	uint32_t response_mask;
+	uint32_t response_head;
+	uint32_t response_offset; /* of the first one: what has been sent */
+	uint32_t response_tail;
+	struct soft_atomic_answer *atomics; /* the last ones; as many as there are responses */
+	uint32_t atomics_done;
+};
+
+/* A frame on its way out; what sending it means for the queue pair is done when its last byte is
+ * with the kernel (`commit`), because frames that do not fit are built anew later. */
+struct soft_tx_packet {
+	struct soft_frame frame;
+	uint32_t index; /* requester: slot of the send queue; responder: of the responses */
+	bool last; /* of its message */
+	bool by_cma; /* a descriptor in place of its payload */
+};
+
+enum soft_link_state {
+	SOFT_LINK_CONNECTING, /* connect() is under way, or waits to be tried again */
+	SOFT_LINK_HANDSHAKE, /* HELLO or HELLO_ACK is awaited */
+	SOFT_LINK_HELD, /* a HELLO whose queue pair is not in RTR yet */
+	SOFT_LINK_SELECTING, /* the CM's stream is there, but a channel may take its place */
+	SOFT_LINK_UP,
+	SOFT_LINK_CLOSING, /* the last frames go out, then we wait for the other side's end */
+	SOFT_LINK_DEAD,
+};
+
+/* A link as its queue pair knows it; struct soft_link (wire/) has the rest. */
+struct soft_qp_link {
+	enum soft_link_state state;
+	struct soft_deferred output;
+	bool lossy; /* frames get lost or doubled, here or there */
+	bool lossy_pending; /* LOSSY is to be sent */
+	bool blocked; /* waits for room on the wire */
+	bool partial; /* `packet` has been sent in part */
+	bool zero_fill; /* `packet` is not needed any more: zeros in place of what is left of it */
+	struct soft_tx_packet packet;
+	/* at most one NAK is ever waiting: the responder takes nothing in after it */
+	uint8_t nak_opcode; /* 0: none */
+	uint8_t nak_syndrome;
+	uint32_t nak_psn;
+	uint32_t nak_offset;
+};
+
+/* There may be something to send. */
+static inline void soft_qp_link_output(struct soft_qp_link *link)
+{
+	if (link->state == SOFT_LINK_UP && !link->blocked)
+		soft_defer(&link->output);
+}
+
+struct soft_transport;
+
+struct soft_qp {
+	union { /* one begins as the other; `ex` is whole if there is a batch */
+		struct ibv_qp ibv;
+		struct ibv_qp_ex ex;
+	};
+	struct soft_batch *batch; /* wr.c: of the wr_* calls; NULL if they are not wanted */
+	struct soft_node of_context;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_cap cap;
+	bool sq_sig_all;
+	bool block_own; /* UD: what it sends to a group does not come back to it */
+	bool stream_from_cm; /* the address has dlid 0 */
+	bool stream_lost; /* there was one, and it is gone: nothing can be sent any more */
+	bool no_peer; /* UC: there is no peer, so what is sent is lost at once */
+	bool communicated; /* the first request has been seen (COMM_EST) */
+	bool draining; /* SQD was asked for, requests are still under way */
+	const struct soft_transport *transport;
+	struct soft_qp_link *link; /* or NULL */
+	struct soft_send_queue sq;
+	struct soft_receive_queue rq;
+	struct soft_responder responder;
+	uint8_t rnr_left; /* retries; 7 means for ever */
+	bool rnr_waiting;
+	struct soft_timer rnr_timer;
+	uint8_t retries_left; /* on a lossy link: req_retransmit.c */
+	bool answer_missed; /* and asked for again; until something is answered */
+	struct soft_timer retry_timer;
+	struct soft_timer
+		reach_timer; /* requests wait for a stream, for the socket, or for an answer
+					* that cannot come */
+	struct soft_node attachments; /* multicast.c */
+	void (*link_down)(struct soft_qp *qp, void *owner, int error);
+	void *link_owner;
+	uint32_t async_events_taken; /* under ibv.mutex */
+};
+
+static inline bool soft_qp_is_uc(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_UC;
+}
+
+static inline bool soft_qp_is_ud(const struct soft_qp *qp)
+{
+	return qp->ibv.qp_type == IBV_QPT_UD;
+}
+
+/* PSNs count messages, in 24 bits. */
+static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
+{
+	return (psn + count) & SOFT_PSN_MASK;
+}
+
+/* In the half of the circle behind: IBTA 9.7.4.1.2. */
+static inline bool soft_psn_before(uint32_t psn, uint32_t other)
+{
+	return ((psn - other) & SOFT_PSN_MASK) >= 1u << 23;
+}
+
+static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->sq.slots[index & qp->sq.mask];
+}
+
+/* Bytes of what each slot has in `lists`, whose SGEs have to be aligned: as inline_room has it, there is
+ * always room for all of them. */
+static inline size_t soft_send_list_size(const struct soft_qp *qp)
+{
+	enum {
+		ALIGNED = sizeof(uint64_t)
+	};
+
+	return ((size_t)qp->cap.max_inline_data + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->sq.lists[(index & qp->sq.mask) * soft_send_list_size(qp)];
+}
+
+static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t index)
+{
+	return (struct ibv_sge *)(void *)soft_send_inline(qp, index);
+}
+
+static inline struct soft_destination *soft_send_destination(const struct soft_qp *qp,
+							     uint32_t index)
+{
+	return &qp->sq.destinations[index & qp->sq.mask];
+}
+
+/* Is it answered with data? */
+static inline bool soft_send_is_read(const struct soft_send_wqe *send)
+{
+	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* Of the message in that slot, or of the first one after it. */
+static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
+{
+	return soft_psn_add(qp->attr.sq_psn, index == qp->sq.tail
+						     ? qp->sq.sequence
+						     : soft_send_at(qp, index)->sequence);
+}
+
+static inline struct soft_recv_wqe *soft_receive_at(const struct soft_receive_queue *rq,
+						    uint32_t index)
+{
+	return &rq->slots[index & rq->mask];
+}
+
+static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue *rq, uint32_t index)
+{
+	return &rq->sges[(size_t)(index & rq->mask) * rq->max_sge];
+}
+
+/* queues.c; zero or an errno value */
+int soft_receive_queue_create(struct soft_receive_queue *rq, uint32_t max_wr, uint32_t max_sge);
+void soft_receive_queue_destroy(struct soft_receive_queue *rq);
+int soft_receive_queue_post(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr);
+/* Move the first one of `from` to the end of `to`, which has room for it. */
+void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to);
+
+/* ---- srq.c: shared receive queues ---------------------------------------------------------- */
+
+struct soft_srq {
+	struct ibv_srq ibv;
+	struct soft_receive_queue rq;
+	uint32_t limit; /* 0: not armed */
+	unsigned users; /* queue pairs */
+	uint32_t async_events_taken; /* under ibv.mutex */
+};
+
+static inline struct soft_srq *soft_srq_of(struct ibv_srq *srq)
+{
+	return soft_container(srq, struct soft_srq, ibv);
+}
+
+int soft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr);
+int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
+
+/* A message needs a receive: is there one at the head of the queue pair's own queue, or can one be
+ * taken from the shared one (which no other queue pair will then get)? */
+bool soft_receive_ready(struct soft_qp *qp);
+
+/* The domain whose keys the receives use: IBTA 10.2.9.1, the shared queue has one of its own. */
+static inline struct ibv_pd *soft_receive_pd(const struct soft_qp *qp)
+{
+	return qp->ibv.srq ? qp->ibv.srq->pd : qp->ibv.pd;
+}
+
+struct soft_qp *soft_qp_of(struct ibv_qp *qp);
+
+/* The queue pair of this device with that number, or NULL (an application may make and move its
+ * queue pairs itself and give the CM only the number). */
+struct soft_qp *soft_qp_find(uint32_t qp_num);
+
+/* Called once when an adopted stream is gone: `error` is 0 when the other side (or we) ended it in
+ * an orderly way, else an errno value.  Not called after soft_qp_on_link_down(qp, NULL, NULL), nor
+ * once the queue pair is destroyed or reset. */
+void soft_qp_on_link_down(struct soft_qp *qp,
+			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void *owner);
+
+/* Orderly end: the queue pair goes to ERR (everything is flushed), the other side is told, and
+ * link_down follows once it has closed its end, at the latest after two seconds.  Returns 0, or
+ * ENOTCONN when there is no stream. */
+int soft_qp_disconnect(struct soft_qp *qp);
+
+/* The verbs calls take the lock themselves; these are their bodies for callers that hold it. */
+int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
+
+/* qp.c */
+int soft_queues_create(struct soft_qp *qp);
+void soft_queues_destroy(struct soft_qp *qp);
+void soft_queues_reset(struct soft_qp *qp);
+void soft_qp_enter_reset(struct soft_qp *qp);
+/* To ERR: flush both queues in order, end the stream.  Safe to repeat. */
+void soft_qp_error(struct soft_qp *qp);
+/* To SQE: flush the send queue. */
+void soft_qp_send_error(struct soft_qp *qp);
+void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type);
+/* Send what may be sent now, or see to it that there will be a stream. */
+void soft_qp_kick(struct soft_qp *qp);
+/* The port is down: the queue pair and its peer give each other up when their retries are over. */
+void soft_qp_stall(struct soft_qp *qp);
+/* The stream of a queue pair is gone. */
+void soft_qp_link_gone(struct soft_qp *qp, int error);
+void soft_qp_check_drained(struct soft_qp *qp);
+/* How long it waits for an answer, all retries counted, in ns: IBTA 9.7.6.1.3. */
+uint64_t soft_qp_retry_time(const struct soft_qp *qp);
+
+/* qp_ex.c */
+struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
+/* post.c */
+int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+/* All of the chain, or, when one of it is refused, nothing; 0 or an errno value. */
+int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr);
+
+/* cqe.c: work completions */
+void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */
+void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
+			    uint32_t byte_len);
+void soft_flush_sends(struct soft_qp *qp);
+void soft_flush(struct soft_qp *qp);
+
+/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
+int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
+
+/* Was something of the oldest request ever transmitted? */
+static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
+{
+	return (int32_t)(qp->sq.begun - qp->sq.oldest) > 0;
+}
+
+/* send_queue.c: requests that are carried out or fail on this side */
+/* Bind or invalidate, when its turn has come; false: it has not, or that has failed.  `reads`: READs and
+ * atomics before it that are not answered. */
+bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
+/* Carry out the local requests that are next, and complete those that are the oldest; fail the
+ * oldest request if it cannot be transmitted. */
+void soft_send_settle(struct soft_qp *qp);
+/* Complete local requests that were carried out and have nothing before them any more. */
+void soft_send_pass(struct soft_qp *qp);
+/* The oldest request fails, and with it the queue pair. */
+void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status);
+
+#endif

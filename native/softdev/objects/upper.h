@@ -1,0 +1,59 @@
+/* What queue pairs are given of the folders above: transports and links. */
+#ifndef AIORDMA_SOFTDEV_OBJECTS_UPPER_H
+#define AIORDMA_SOFTDEV_OBJECTS_UPPER_H
+
+#include "queue_pair.h"
+
+/* The transport of a queue pair's type (rc/, ud/); what may be NULL says so. */
+struct soft_transport {
+	void (*created)(void); /* or NULL: one more of these queue pairs, and one less */
+	void (*destroyed)(void); /* or NULL */
+	/* INIT to RTR, or NULL: READs and atomics that the peer may have under way, the first PSN that is
+	 * expected.  0 or an errno value. */
+	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+	void (*forget)(struct soft_qp *qp); /* or NULL: the reverse, safe to repeat */
+	void (*output)(struct soft_qp *qp); /* send what may be sent now */
+	/* UC: nothing can be sent; everything in the send queue counts as sent. */
+	void (*lose)(struct soft_qp *qp);
+	void (*retry_expired)(struct soft_timer *timer); /* soft_qp.retry_timer */
+};
+
+/* Links between queue pairs (wire/). */
+struct soft_link_calls {
+	/* The queue pair has come to RTR: connect, or wait for the peer.  UC: the link is gone, likewise. */
+	void (*begin)(struct soft_qp *qp);
+	void (*again)(struct soft_qp *qp);
+	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are known. */
+	void (*ready)(struct soft_qp *qp, bool first);
+	/* The queue pair is in error: send what must still go, then end. */
+	void (*close)(struct soft_qp_link *link);
+	/* End now. */
+	void (*finish)(struct soft_qp_link *link, int error);
+	/* The queue pair goes without its link, which closes. */
+	void (*leave)(struct soft_qp_link *link);
+	/* An acknowledgement is due, at once or with company. */
+	void (*acknowledge)(struct soft_qp_link *link);
+	/* How long a path to another machine may be silent, in ns. */
+	uint64_t (*silence_limit)(void);
+	/* The requests of the queue pair complete without being answered; the key opens nothing any more,
+	 * or something else: what was exported for them is not copied any more when this returns. */
+	void (*revoke_requests)(const struct soft_qp *qp);
+	void (*revoke_key)(uint32_t key);
+	/* The number of this process at the port, its LID; 0 if there is none to be had. */
+	uint16_t (*lid)(void);
+	/* Another one; 0 or an errno value. */
+	int (*change_lid)(void);
+};
+
+extern const struct soft_link_calls *soft_links;
+
+/* Of RC and UC, and of UD; and the links: softdev.c gives them, before anything else is called. */
+void soft_objects_use(const struct soft_transport *connected,
+		      const struct soft_transport *datagrams, const struct soft_link_calls *links);
+
+static inline uint16_t soft_port_lid(void)
+{
+	return soft_links->lid();
+}
+
+#endif

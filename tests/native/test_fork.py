@@ -1,0 +1,57 @@
+"""The one fork hook: what modules have registered runs in the child, whatever fails there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from aiordma._native import fork
+
+pytestmark = pytest.mark.any_device
+
+PROGRAM = """
+import os
+from aiordma._native import fork
+
+fork.reset_in_child(lambda: print("first", flush=True))
+fork.reset_in_child(lambda: 1 / 0)
+fork.reset_in_child(lambda: print("last", flush=True))
+if child := os.fork():
+    os.waitpid(child, 0)
+print(fork.generation(), flush=True)
+"""
+
+
+def test_every_reset_runs_in_the_child_and_in_order() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "first\nlast\n1\n0\n"
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_socket_is_replaced_in_the_child() -> None:
+    """And not a file that has got its number since."""
+    here, there = socket.socketpair()
+    closed, other = socket.socketpair()
+    kept = fork.add_socket(here.fileno())
+    stale = fork.add_socket(closed.fileno())
+    number = closed.fileno()
+    closed.close()
+    readable, writable = os.pipe()
+    os.dup2(readable, number)
+    if not (child := os.fork()):
+        same = os.fstat(number).st_ino == os.fstat(readable).st_ino
+        os._exit(os.readlink(f"/proc/self/fd/{here.fileno()}") == os.devnull and same)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    for inode in (kept, stale, stale):
+        fork.remove_socket(inode)
+    for fd in {readable, writable, number}:
+        os.close(fd)
+    for end in (here, there, other):
+        end.close()

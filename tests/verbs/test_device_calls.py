@@ -1,0 +1,82 @@
+"""A device without the optional calls of native/abi/device_calls.h, as a card: all else works."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiordma import verbs
+from aiordma._native import Library, embedded, ffi
+from aiordma.errors import UnsupportedError
+from aiordma.mr_pool import MemoryPool
+from aiordma.verbs import SendFlags, WROpcode
+from aiordma.verbs._memory.special_regions import reg_local_dma
+from aiordma.verbs.experimental import efa
+from tests.loop.test_driver import the_driver, two_ends
+
+if TYPE_CHECKING:
+    from tests.conftest import ConnectedPair
+
+pytestmark = pytest.mark.any_device
+
+F: Any = ffi
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[verbs.Device]:
+    """The embedded device, by a table of calls whose optional entries are all NULL."""
+    none = F.new("struct aiordma_device_calls *")
+    complete: Any = embedded().table
+    table = F.new("struct aiordma_calls *", complete[0])
+    table.device = none
+    kept = none, table
+    yield replace(verbs.find_device("embedded0"), library=Library("bare", table))
+    del kept
+
+
+def test_nothing_is_offered(device: verbs.Device, pd: verbs.ProtectionDomain) -> None:
+    library = device.library
+    assert not any(
+        library.offers(name) for name, _ in F.typeof("struct aiordma_device_calls").fields
+    )
+    assert library.addresses[0] == 0
+    assert library.reg_own_mr is library.calls.ibv_reg_mr
+    assert reg_local_dma(pd) is None
+    with pytest.raises(UnsupportedError, match="fault injection"):
+        device.set_faults("loss=1")
+    with pytest.raises(UnsupportedError, match="SRD"):
+        efa.query_device(pd.context)
+    pool = MemoryPool(pd, limit=1 << 24)
+    assert pool.everything == 0
+    pool.close()
+
+
+def test_a_channel_is_drained(
+    connected_pair: ConnectedPair, channel: verbs.CompletionChannel
+) -> None:
+    assert channel.watched_fds == (channel.fd,)
+    assert channel.open_notify_fds() == []
+    before = channel.peer_wakeups()
+    one, two = connected_pair(channel=channel)
+    two.cq.req_notify()
+    assert not list(channel.drain(spin_us=50)[0])
+    two.qp.post_recv_one(1, two.mr.addr, 8, two.mr.lkey)
+    one.qp.post_send_one(2, WROpcode.SEND, SendFlags.SIGNALED, one.mr.addr, 8, one.mr.lkey)
+    found: list[int] = []
+    while not found:
+        assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"
+        found += [record[0] for record in channel.drain()[0]]
+    assert found == [1]
+    assert not channel.wrote_to_polling_peers(before)
+    one.completion()
+
+
+async def test_an_event_loop_drives_it(device: verbs.Device) -> None:
+    async with the_driver(device) as driver, two_ends(driver) as (first, second):
+        first.send()
+        await asyncio.gather(first.sink.wait(1), second.sink.wait(1))
