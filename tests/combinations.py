@@ -1,4 +1,4 @@
-"""In which combination of event loop, connection method and polling a test runs.
+"""The combination of event loop, connection method and polling in which a test runs.
 
 A test runs in one combination, chosen so that a file uses all of them about equally often. With
 ``--every-combination`` the tests that have several run in each. A coroutine has the parameter
@@ -23,13 +23,13 @@ import uvloop
 Loop = asyncio.AbstractEventLoop
 Combination = Mapping[str, str]
 
-# What only the exception handlers of the loops were told.
+# Exceptions that reached only the exception handlers of the loops.
 reported: list[dict[str, Any]] = []
 _made = 0
 
 
 def noting(make: Callable[[], Loop]) -> Callable[[], Loop]:
-    """A factory of loops whose exception handler notes what it is told in `reported`."""
+    """A factory of loops whose exception handler appends to `reported`."""
 
     def factory() -> Loop:
         global _made  # noqa: PLW0603
@@ -42,7 +42,7 @@ def noting(make: Callable[[], Loop]) -> Callable[[], Loop]:
 
 
 def loops_made() -> int:
-    """How many loops these factories have made."""
+    """The number of loops that these factories have made."""
     return _made
 
 
@@ -56,7 +56,7 @@ FIXTURES: dict[str, tuple[str, ...]] = {
     "connection_method": ("cm", "tcp"),
     "polling_mode": ("sleeping", "adaptive"),
 }
-"""The fixtures with a parameter, and its values; a coroutine has that of "loop_name" as well."""
+"""The fixtures with a parameter, and its values; coroutines also have "loop_name"."""
 
 MARKERS = {
     "one_loop": ("loop_name", ("asyncio",)),
@@ -65,7 +65,7 @@ MARKERS = {
     "counts_turns": ("polling_mode", ("between turns",)),
     "sets_polling": ("polling_mode", ("its own",)),
 }
-"""What limits a test -> the parameter, and the values that remain."""
+"""A marker that limits a test -> the parameter, and the remaining values."""
 
 DESCRIPTIONS = (
     "one_loop: the event loop makes no difference, asyncio's will do",
@@ -83,9 +83,9 @@ class Chooser:
 
     def __init__(self) -> None:
         self.chosen: dict[str, Combination] = {}
-        """Of each test: its combination."""
+        """The combination of each test."""
         self.possible: dict[str, Mapping[str, Sequence[str]]] = {}
-        """Of each test: the values of its parameters."""
+        """The possible values of the parameters of each test."""
         self._uses: defaultdict[str, Counter[object]] = defaultdict(Counter)
 
     def choose(self, test: str, parameters: Mapping[str, Sequence[str]]) -> Combination:
@@ -103,7 +103,7 @@ class Chooser:
         return self.chosen[test]
 
     def missing(self) -> Iterator[str]:
-        """The values that do not occur in a file although enough of its tests could have them.
+        """The values that no test of a file has, although enough tests could have them.
 
         Enough are as many as there are combinations of what they can be combined with.
         """
@@ -137,7 +137,7 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
 
 
 def count(definition: pytest.Function) -> int:
-    """How many combinations the test has."""
+    """The number of combinations of the test."""
     return math.prod(map(len, parameters(definition).values()))
 
 
@@ -153,9 +153,9 @@ def values(
 
 
 def parametrize(metafunc: pytest.Metafunc, every: bool) -> None:
-    """With the parameters of its fixtures; its name tells those with several values."""
+    """Parametrize a test with its fixtures; its name has the parameters with several values."""
     chosen = values(metafunc.config, metafunc.definition, every)
     for name, some in chosen.items():
-        if name in metafunc.fixturenames:  # the loop of a coroutine is pytest-asyncio's business
+        if name in metafunc.fixturenames:  # pytest-asyncio parametrizes the loop of a coroutine
             ids = some if len(some) > 1 else [pytest.HIDDEN_PARAM]
             metafunc.parametrize(name, some, ids=ids, indirect=True)

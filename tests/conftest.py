@@ -1,4 +1,4 @@
-"""What all tests share: the device they run on, the event loops, and the leak check.
+"""Fixtures of all tests: the device that they run on, the event loops, and the leak check.
 
 The device is a parameter: ``pytest --device rxe0``. A device that was asked for and is not there
 fails every test that needs it; nothing is skipped. The leak check stands around every test: open
@@ -38,18 +38,18 @@ from .docs import provoking
 EMBEDDED = "embedded0"
 NOT_REPEATED = pytest.StashKey[int]()
 
-# A job that a shell started in the background ignores SIGINT, and so would all that it starts.
+# A background job of a shell ignores SIGINT, and so would all processes that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Seconds that a coroutine may take on the embedded device, unless marked `time_limit`; a busy
-# machine is many times slower than one that is not.
+# machine is many times slower than an idle one.
 TIME_LIMIT = 100.0
 
 # The virtual machine emulates its processors; measured: about this many times slower.
 SLOW = 8.0
 
-# How long one example takes says nothing on a machine that is emulated or busy.
+# The duration of an example is meaningless on an emulated or busy machine.
 hypothesis.settings.register_profile("aiordma", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
     "slow device", hypothesis.settings.get_profile("aiordma"), max_examples=2
@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def links() -> str:
-    """The links of the embedded device in this process."""
+    """The value of AIORDMA_EMBEDDED_LINKS in this process."""
     return os.environ.get("AIORDMA_EMBEDDED_LINKS") or "shared"
 
 
@@ -102,13 +102,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 # --- leaks -------------------------------------------------------------------------------------
 
-# Seconds for what ends on its own; a test that leaves nothing behind spends none of them.
+# Seconds for resources to end on their own; a test without leaks does not wait.
 PATIENCE = 30.0
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fails a test that leaves open files, threads or device objects behind."""
+    """Fail a test that leaks open files, threads or device objects."""
     with testing.check_leaks(timeout=PATIENCE):
         yield
 
@@ -117,14 +117,14 @@ def no_leaks() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On another device or build, or in every combination, only some tests run once more."""
+    """Select the tests that depend on the device, the build or the combination of this run."""
     repeated = [item for item in items if is_repeated(config, item)]
     config.stash[NOT_REPEATED] = len(items) - len(repeated)
     items[:] = repeated
 
 
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether what the run is about makes a difference to the test."""
+    """Whether the test depends on the device, build or combination of this run."""
     asks = "device_name" in getattr(item, "fixturenames", ())
     if config.getoption("--device") != EMBEDDED:
         return asks and item.get_closest_marker("any_device") is None
@@ -152,7 +152,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def device_name(request: pytest.FixtureRequest) -> str:
-    """The device asked for on the command line."""
+    """The device named on the command line."""
     name = request.config.getoption("--device")
     assert isinstance(name, str)
     return name
@@ -160,7 +160,7 @@ def device_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def device(device_name: str) -> verbs.Device:
-    """The device asked for; a failure when it is not there."""
+    """The device named on the command line; the test fails when it is missing."""
     try:
         found = verbs.find_device(device_name)
     except DeviceNotFoundError as error:
@@ -171,8 +171,8 @@ def device(device_name: str) -> verbs.Device:
     return found
 
 
-# Where a device is known to deviate from the specification. A test that meets a deviation asserts
-# that it is still there, so that a device that has been mended is noticed.
+# Known deviations of devices from the specification. A test of a deviation asserts that it still
+# exists, so that a fixed device is noticed.
 DEVIATIONS: dict[str, frozenset[str]] = {
     "rxe": frozenset(
         {
@@ -194,10 +194,10 @@ DEVIATIONS: dict[str, frozenset[str]] = {
     ),
 }
 
-# What no device has that is all software.
+# Capabilities that no software device has.
 NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "XRC", "rate limits"})
 
-# What a device does not offer: see the marker ``needs``.
+# Capabilities that a device lacks: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {
     "embedded": NOT_OF_SOFTWARE,
     "rxe": NOT_OF_SOFTWARE
@@ -231,7 +231,7 @@ def deviations(device_name: str) -> frozenset[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A test that needs what the device lacks shows that it is refused; it is never skipped."""
+    """Expect UnsupportedError from a test that needs a capability which the device lacks."""
     lacks = LACKS.get(kind_of(str(pyfuncitem.config.getoption("--device"))), frozenset())
     missing = lacks & {marker.args[0] for marker in pyfuncitem.iter_markers("needs")}
     if not missing:
@@ -245,7 +245,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """What tests/docs/provoked.json says that the test provokes, it provokes."""
+    """Check that the test raises the errors that tests/docs/provoked.json lists for it."""
     return (yield from provoking.watch(item))
 
 
@@ -279,7 +279,7 @@ def cq(context: verbs.Context) -> Iterator[verbs.CompletionQueue]:
 
 @pytest.fixture(scope="session")
 def host(device: verbs.Device) -> str:
-    """An IP address by which the device is reached from this machine."""
+    """An IP address at which this machine reaches the device."""
     with device.open() as context:
         return str(context.choose_gid().gid.ip)
 
@@ -296,7 +296,7 @@ class End:
     mr: verbs.MemoryRegion
 
     def completions(self, count: int, timeout: float = 100) -> list[verbs.WorkCompletion]:
-        """The next ``count`` completions; a failure when they do not come in time."""
+        """The next ``count`` completions; the test fails when they do not arrive in time."""
         deadline = time.monotonic() + timeout
         found: list[verbs.WorkCompletion] = []
         while len(found) < count:
@@ -328,7 +328,7 @@ class ConnectedPair(Protocol):
 
 @pytest.fixture
 def connected_pair(context: verbs.Context, pd: verbs.ProtectionDomain) -> Iterator[ConnectedPair]:
-    """A factory; what it made is closed after the test."""
+    """A factory whose objects are closed after the test."""
     made: list[verbs.CompletionQueue | verbs.QueuePair | verbs.MemoryRegion] = []
 
     def make(
@@ -376,7 +376,7 @@ def pair(connected_pair: ConnectedPair) -> tuple[End, End]:
 
 
 def _start_libuv() -> None:
-    """libuv keeps a pipe and four threads from their first use on: no leak of any one test."""
+    """Start libuv's threads before the leak check: libuv keeps a pipe and four threads."""
     loop = uvloop.new_event_loop()
     loop.run_until_complete(loop.getaddrinfo("localhost", 1))
     loop.close()
@@ -386,7 +386,7 @@ _start_libuv()
 
 
 def every_combination(config: pytest.Config) -> bool:
-    """Whether a test runs in all its combinations: never where each takes long."""
+    """Whether a test runs in all its combinations; never a slow one."""
     return config.getoption("--device") == EMBEDDED and bool(
         config.getoption("--every-combination")
     )
@@ -402,7 +402,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True)
 def loops(no_leaks: None) -> Iterator[None]:
-    """Around the loops of a test: an exception that only their handler is told of fails it.
+    """Fail a test when an exception reaches only the exception handler of its loops.
 
     The test's own loop is made inside and closed there.
     """
@@ -417,14 +417,14 @@ def loops(no_leaks: None) -> Iterator[None]:
     else:
         sys.tracebacklimit = limit
     if combinations.loops_made() != before:
-        gc.collect()  # so that forgotten tasks and futures complain now
+        gc.collect()  # so that unawaited tasks and futures warn now
     told = combinations.reported.copy()
     combinations.reported.clear()
     assert not told, f"reported to the event loop: {told}"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A coroutine has a time limit."""
+    """Give a coroutine a time limit."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         marker = item.get_closest_marker("time_limit")
         limit = marker.args[0] if marker else TIME_LIMIT
@@ -448,7 +448,7 @@ def within(
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that fails says in which combination, which its name does not."""
+    """Add the combination to the report of a failed test."""
     chooser = item.config.stash.get(combinations.COMBINATIONS, None)
     if chooser and (chosen := chooser.chosen.get(item.nodeid.partition("[")[0])):
         item.add_report_section("setup", "combination", ", ".join(chosen.values()))

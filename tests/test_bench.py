@@ -1,4 +1,4 @@
-"""The comparisons of bench/ measure what they say, and the results say what was measured."""
+"""The comparisons of bench/, and the page of results."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ REACHED = 4 if SANITIZED else 5
 
 
 def test_cost(tmp_path: Path) -> None:
-    """And the costs are what they may be."""
+    """The costs are within their limits."""
     file = tmp_path / "cost.json"
     sizes = ("--count", "60", "--mib", "128", "--seconds", "1")
     done = bench("cost", *sizes, "--json", str(file))

@@ -1,4 +1,4 @@
-"""The tests' own tools: a missing device fails, leaks are seen, coroutines and combinations."""
+"""Tests of conftest.py: missing devices, leaks, coroutines and combinations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_missing_device_is_a_failure() -> None:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """A test file that does what must not go unnoticed."""
+    """A test file with errors that must be detected."""
     path = tmp_path / "test_broken.py"
     path.write_text(
         "import os, pytest, threading\n"
@@ -119,7 +119,7 @@ async def test_a_coroutine_runs_in_debug_mode() -> None:
 
 @pytest.fixture(scope="module")
 def coroutines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of two coroutines that pass, and of those that must not go unnoticed."""
+    """pytest's report of two coroutines that pass, and of those with errors."""
     path = tmp_path_factory.mktemp("coroutines") / "test_coroutines.py"
     path.write_text(
         "import asyncio, os, pytest\n"
@@ -201,7 +201,7 @@ def test_a_value_that_no_test_has_is_missing() -> None:
 
 
 def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:
-    """In each file of this run."""
+    """Every file of this run has every value."""
     chooser = request.config.stash.get(COMBINATIONS, None)
     assert (chooser is None) == every_combination(request.config)
     if chooser is not None:

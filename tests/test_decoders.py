@@ -1,4 +1,4 @@
-"""Whatever a decoder is given: what it says it takes, or the errors it says, in bounds."""
+"""Any input of a decoder gives a result or a documented error, within bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUZZ = settings(
 
 
 def taking_input() -> Iterator[str]:
-    """Functions of the pure core that take bytes, or are named as those that read input."""
+    """Functions of the pure core that take bytes, or have the name of a decoder."""
     for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
             arguments = (*node.args.args, *node.args.kwonlyargs)
@@ -40,7 +40,7 @@ def taking_input() -> Iterator[str]:
 
 
 def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """Public ones, of public classes as well; a Protocol says what others do."""
+    """Public functions and methods, except those of a Protocol."""
     for node in ast.iter_child_nodes(inside):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             name = f"{prefix}.{node.name}"
@@ -109,7 +109,7 @@ def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.Data
 @settings(FUZZ, max_examples=25)
 @given(st.data())
 def test_valid_input_is_taken(name: str, data: st.DataObject) -> None:
-    """Else the test above would try nothing but refusals."""
+    """Valid inputs are accepted: else the test above would only see errors."""
     decoder = DECODERS[name]
     result = decoder.decode(data.draw(decoder.valid))
     if decoder.again is not None:
@@ -120,7 +120,7 @@ def test_valid_input_is_taken(name: str, data: st.DataObject) -> None:
 @settings(FUZZ, max_examples=10)
 @given(st.data())
 def test_what_was_cut_off_is_refused(name: str, data: st.DataObject) -> None:
-    """Wherever a connection was lost in the middle of it."""
+    """Input that is cut at any point."""
     decoder = DECODERS[name]
     content = data.draw(decoder.valid)
     for length in range(len(content)):
@@ -146,7 +146,7 @@ class Cost:
 
 @contextmanager
 def measured() -> Iterator[Cost]:
-    """Lines of Python that are run, and the most bytes that were allocated at a time."""
+    """The lines of Python that run, and the peak of allocated bytes."""
     cost = Cost()
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -186,7 +186,7 @@ BEGINNINGS = (b"", b"AIOT\x01\0", b"AIOR\x01\0", b"AIOE\x01\0")
 
 @pytest.mark.parametrize("name", [name for name, one in DECODERS.items() if one.covers])
 def test_cost_is_that_of_the_input(name: str) -> None:
-    """Whatever lengths the input speaks of, and whatever it begins with."""
+    """The cost does not depend on lengths that the input claims."""
     decoder = DECODERS[name]
     for claim, content in CLAIMS.items():
         for data in (beginning + content for beginning in BEGINNINGS):

@@ -1,4 +1,4 @@
-"""`python -m tests.flaky`: it names what failed in any run, and its load ends with it."""
+"""`python -m tests.flaky` names the tests that failed in any run, and ends its load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README.md and CONTRIBUTING.md show is run, and what they name is there."""
+"""README.md and CONTRIBUTING.md: programs run, and names exist."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def commands(page: str, program: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("program", "output"), list(zip(PROGRAMS, OUTPUTS, strict=True)))
 def test_the_programs_print_what_the_readme_says(program: str, output: str) -> None:
-    """On the embedded device: they are there to work without hardware."""
+    """The programs run on the embedded device, without hardware."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         env={**os.environ, "AIORDMA_DEVICE": "embedded0"},

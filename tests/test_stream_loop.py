@@ -1,4 +1,4 @@
-"""A loop whose connections are RDMA: which ones, and what it does not carry."""
+"""A loop whose connections use RDMA: which do, and which do not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether it is RDMA."""
+    """Whether a transport uses RDMA."""
     writer.write(b"abc")
     assert await reader.read() == b"abc"
     writer.close()

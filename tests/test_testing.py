@@ -213,7 +213,7 @@ def test_counts_end_with_the_plan(pd: verbs.ProtectionDomain, device_name: str) 
 
 
 def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
-    """Of thirty registrations, one of two of which fails."""
+    """Thirty registrations, half of which fail."""
     found = ""
     for _ in range(30):
         try:
@@ -361,7 +361,7 @@ def left() -> Iterator[list[object]]:
 
 
 def test_nothing_is_left(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check does not wait then."""
+    """Without leaks the check does not wait."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it has waited"))
     with testing.check_leaks(), open(os.devnull), context.alloc_pd():
         pass
@@ -415,7 +415,7 @@ def test_an_object_is_left(
 
 
 def test_a_thread_is_left() -> None:
-    """It is seen also where another one, that there was before, has ended."""
+    """A leaked thread is found even if another one has ended."""
     ends = [threading.Event() for _ in range(2)]
     first, second = (
         threading.Thread(target=end.wait, name=name)
@@ -445,7 +445,7 @@ def test_what_ends_on_its_own_is_not_left(
     cq: verbs.CompletionQueue,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A file, a queue pair and a thread, one after another while the check waits for them."""
+    """A file, a queue pair and a thread end in turn while the check waits."""
     end = threading.Event()
     endings: list[Callable[[], object]] = []
 
@@ -464,7 +464,7 @@ def test_what_ends_on_its_own_is_not_left(
 
 @pytest.mark.any_device
 def test_a_joined_thread_is_not_left(device: verbs.Device) -> None:
-    """The kernel lists one for some time after the join: the embedded device's, for instance."""
+    """The kernel lists a thread for some time after the join, such as the device's."""
     for _ in range(200):
         with testing.check_leaks(timeout=60), device.open():
             pass

@@ -1,4 +1,4 @@
-"""Traces of the embedded device, from Python: whatever ``--device`` says, it alone has them."""
+"""Traces of the embedded device from Python, which other devices do not have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def no_trace_is_left() -> Iterator[None]:
 
 
 def write_to_oneself(count: int) -> int:
-    """So many RDMA writes of 8 bytes, the last of them signaled; the number of the queue pair."""
+    """Post RDMA writes of 8 bytes, the last one signaled; return the queue pair number."""
     with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
         rights = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
         with context.create_cq(64) as cq, pd.reg_mr(64, rights) as mr, pd.create_qp(cq) as qp:
@@ -162,7 +162,7 @@ def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_program_that_knows_nothing_of_it(end: str, status: int, tmp_path: Path) -> None:
-    """Whatever ends it, all that it has posted is there."""
+    """However the process ends, every posted request is in the trace."""
     done = run_traced(end, str(tmp_path / "%p.jsonl"))
     assert (done.returncode, done.stderr) == (status, "")
     (path,) = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvloop
 
 @pytest.fixture(scope="session", autouse=True)
 def first_child() -> None:
-    """libuv makes its pipe for signals with a process's first child and keeps it: not a leak."""
+    """Make libuv open its signal pipe, which it keeps, before the leak check."""
 
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")

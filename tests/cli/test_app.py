@@ -1,4 +1,4 @@
-"""The command line as a whole, and what it says where its extra is not installed."""
+"""The command line as a whole, and its error when its extra is not installed."""
 
 from __future__ import annotations
 

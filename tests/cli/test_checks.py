@@ -1,4 +1,4 @@
-"""`aiordma doctor`'s checks, each on made-up facts of machines in every condition."""
+"""The checks of `aiordma doctor`, each on the facts of fictitious machines."""
 
 from __future__ import annotations
 

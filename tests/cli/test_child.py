@@ -1,4 +1,4 @@
-"""Child processes: the errors about their end, and that none is left behind."""
+"""Child processes: the errors about their end, and that every child is reaped."""
 
 from __future__ import annotations
 

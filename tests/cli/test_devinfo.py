@@ -1,4 +1,4 @@
-"""`aiordma devinfo`: what it tells is what aiordma.verbs says, of either device."""
+"""`aiordma devinfo` shows what aiordma.verbs reports, for either device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def devinfo(*words: str) -> Result:
 
 
 def shown(info: DeviceInfo, verbose: bool = False) -> str:
-    """As in a log: no terminal, 80 columns."""
+    """The output without a terminal, in 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     show_device(console, info, verbose)
     assert isinstance(console.file, io.StringIO)
@@ -31,7 +31,7 @@ def shown(info: DeviceInfo, verbose: bool = False) -> str:
 
 
 def row(text: str, *words: str) -> list[str]:
-    """The words of the one line that begins with these."""
+    """The words of the one line that begins with the given words."""
     lines = [line.split() for line in text.splitlines()]
     (found,) = [line for line in lines if line[: len(words)] == list(words)]
     return found

@@ -1,4 +1,4 @@
-"""`aiordma doctor` on this machine, and its facts on a made-up one."""
+"""`aiordma doctor` on this machine, and its facts on a fictitious one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiordma.cli.facts import Facts
 
 
 def test_this_machine(device: verbs.Device) -> None:
-    """It is ready where a device of the system is under test, and without one it is not."""
+    """The machine is ready exactly if a device of the system is under test."""
     system = [found for found in verbs.devices() if found.library.name == "system"]
     done = CliRunner().invoke(app, ["doctor", "--json"])
     told = json.loads(done.output)

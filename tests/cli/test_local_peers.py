@@ -1,4 +1,4 @@
-"""What processes of one user may share: found out by trying."""
+"""How processes of one user can share memory here, determined by trying."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def filtered(call: str, action: int) -> str:
     ],
 )
 def test_a_filter(call: str, action: int, found: dict[str, str]) -> None:
-    """Whatever this machine allows, what the filter forbids is told, and nothing else changes."""
+    """A call that the seccomp filter forbids is reported, and nothing else changes."""
     usual = LocalPeerFacts.collect()
     problems = {
         name: getattr(usual, name) for name in ("share_problem", "pidfd_problem", "copy_problem")

@@ -1,4 +1,4 @@
-"""Options: sizes as people write them, event loops by name, the device's own address."""
+"""Options: sizes with units, event loops by name, the device's own address."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ def test_the_table(device_name: str) -> None:
 
 
 def names(heading: str) -> set[str]:
-    """Those in the first column of the table below a heading in docs/perf.md."""
+    """The names in the first column of the table below a heading in docs/perf.md."""
     table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def listed(heading: str, row: str) -> set[str]:
-    """The names that a row explains."""
+    """The names that a row lists."""
     table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
     line = next(line for line in table.splitlines() if line.startswith(f"| {row} |"))
     return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))
@@ -97,7 +97,7 @@ def test_bad_arguments(arguments: list[str], text: str) -> None:
 
 
 class ServerProcess:
-    """`aiordma perf server` on the device, at a port of its own choice."""
+    """`aiordma perf server` on the device, on a port that it picks."""
 
     def __init__(self, device_name: str, host: str, *options: str) -> None:
         self._process = subprocess.Popen(
@@ -143,7 +143,7 @@ def test_nobody_serves(device_name: str, host: str) -> None:
 
 
 def test_ctrl_c_shows_what_was_measured(device_name: str) -> None:
-    """As a program of its own, which is told by its own progress when to interrupt itself."""
+    """A separate process, which interrupts itself when its progress bar appears."""
     code = (
         "import os, signal, sys\n"
         "from aiordma.cli import main\n"

@@ -1,4 +1,4 @@
-"""Pictures of runs: what is in them, and when there is none."""
+"""Pictures of runs: their contents, and errors without one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE = Where(
 
 
 def measured(operation: str, metric: str, *sizes: int, connections: int = 1) -> dict[str, Any]:
-    """A run with plausible figures."""
+    """A run with plausible results."""
     settings = Settings(operation=operation, metric=metric, sizes=sizes, connections=connections)
     results = []
     for size in sizes:
@@ -50,7 +50,7 @@ def measured(operation: str, metric: str, *sizes: int, connections: int = 1) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def first_picture(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """matplotlib keeps the files of its fonts open from their first use on: not a leak."""
+    """Make matplotlib open its font files, which it keeps, before the leak check."""
     for name in ("first.png", "first.svg"):
         plot([measured("send", "lat", 64)], tmp_path_factory.mktemp("pictures") / name)
 

@@ -30,7 +30,7 @@ BAD = Result(4, times=[1e-6], payload=4, mismatch="message 0: byte 3 was 0x01 an
 
 
 def shown(report: Report) -> str:
-    """As in a log: no terminal, 80 columns."""
+    """The output without a terminal, in 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     report.show(console)
     assert isinstance(console.file, io.StringIO)

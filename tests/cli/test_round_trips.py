@@ -1,4 +1,4 @@
-"""What is sent, what is compared and how it is counted; on a connection that is not one."""
+"""Sending, comparing and counting messages, on a fake connection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeMessage:
 
 
 class FakeConnection:
-    """Echoes at once what `change` makes of a message."""
+    """A connection that echoes `change(message)` at once."""
 
     def __init__(self, change: Callable[[FakeMessage], object] = lambda message: None) -> None:
         self._change = change

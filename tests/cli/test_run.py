@@ -1,4 +1,4 @@
-"""`aiordma run`: what it refuses, what it starts, and the library that it preloads."""
+"""`aiordma run`: refused programs, started programs, and the preload library."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ Change = Callable[[bytearray], None]
 
 
 def without_interpreter(image: bytearray) -> None:
-    """As a static program: no entry of the program headers is PT_INTERP (3)."""
+    """Make an ELF file static: no program header is PT_INTERP (3)."""
     (start,) = struct.unpack_from("=Q", image, 32)
     size, count = struct.unpack_from("=HH", image, 54)
     for at in range(start, start + size * count, size):
@@ -201,7 +201,7 @@ OTHERS = {
 
 
 def dynamic_symbols(path: Path) -> dict[str, bool]:
-    """Names in the table that the dynamic linker looks into, and whether each is defined here."""
+    """The names in the dynamic symbol table, and whether each is defined there."""
     image = path.read_bytes()
     (start,) = struct.unpack_from("=Q", image, 40)
     size, count = struct.unpack_from("=HH", image, 58)

@@ -32,7 +32,7 @@ def rows(text: str) -> list[list[str]]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Of two processes: one with failures on a queue pair and its events, one that was killed."""
+    """Traces of two processes: one with failures and events on a queue pair, one killed."""
     writer = Writer(3)
     writer.add(trace.CreatedQP(t=writer.now(), qp_num=3, qp_type="RC", send_cq=1, recv_cq=1))
     writer.state("RESET", "INIT")
@@ -216,7 +216,7 @@ def test_a_trace_that_ended_early(tmp_path: Path) -> None:
 
 
 def test_the_last_line_alone_may_be_torn(files: list[Path]) -> None:
-    """A process that went on behind it changes nothing."""
+    """A later trace in the same file changes nothing."""
     content = files[1].read_bytes().rstrip(b"\0") + b"\n" + files[0].read_bytes()
     files[1].write_bytes(content)
     done = aiordma_trace(files[1])
@@ -237,7 +237,7 @@ def in_chrome_format(
 
 
 def written(folder: Path, *parts: tuple[Writer, dict[str, object]]) -> list[Traced]:
-    """The traces of some processes, read from files."""
+    """The traces of several processes, read from files."""
     paths = []
     for number, (writer, header) in enumerate(parts):
         paths.append(folder / f"{number}.jsonl")
@@ -354,7 +354,7 @@ def test_a_selection_in_the_chrome_format(files: list[Path]) -> None:
 
 
 def test_requests_without_a_beginning(tmp_path: Path) -> None:
-    """Such a one was posted before the trace began, which is where its span begins."""
+    """The span of a request that was posted before the trace begins with the trace."""
     writer = Writer()
     writer.t = 5000
     writer.add(
@@ -372,7 +372,7 @@ def test_requests_without_a_beginning(tmp_path: Path) -> None:
 
 
 def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
-    """Not even when viewers cut off what is behind the nanoseconds of a number."""
+    """Spans do not overlap even when viewers truncate times to nanoseconds."""
     writer = Writer()
     for turn in range(50):
         posts = [writer.send() for _ in range(1 + turn % 7)]
@@ -420,7 +420,7 @@ def test_retries_and_faults(tmp_path: Path) -> None:
 
 
 def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
-    """For receives that no queue pair has taken."""
+    """Receives of a shared receive queue that no queue pair has taken."""
     writer = Writer()
     posts = [
         trace.PostedSharedReceive(
@@ -442,7 +442,7 @@ def test_a_shared_receive_queue_has_a_thread(tmp_path: Path) -> None:
 
 
 def test_numbers_of_processes_and_threads_are_unique(tmp_path: Path) -> None:
-    """Queue pairs of the same number, or of that of a process, and processes of two machines."""
+    """Queue pairs with equal numbers, or with that of a process, on two machines."""
     parts = []
     for header in ({"pid": 7}, {"pid": 8}, {"pid": 7, "host": "there", "boot_id": "other"}):
         writer = Writer(8)
@@ -474,7 +474,7 @@ def connected(qp_num: int, peer: int, qp_type: str = "RC") -> Writer:
 
 
 def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
-    """Three messages from the first to the second, with a write between and one that is lost."""
+    """Three messages from the first to the second, with a write in between and a lost one."""
     sender, receiver = connected(3, 4, qp_type), connected(4, 3, qp_type)
     receives = [receiver.receive() for _ in range(4)]
     receiver.t = 2000
@@ -524,7 +524,7 @@ def test_a_queue_pair_connected_to_itself(tmp_path: Path) -> None:
 
 
 def test_no_flows_where_the_trace_does_not_tell(tmp_path: Path) -> None:
-    """Unreliable connections lose messages; two peers of the same number; an unknown beginning."""
+    """No flows: unreliable connections, two peers with one number, a beginning before the trace."""
     unreliable = two_ends("UC")
     assert not of_phase(
         in_chrome_format(

@@ -1,1 +1,1 @@
-"""What the pages in docs/ are made from and checked against."""
+"""Generators and checks of the pages in docs/."""

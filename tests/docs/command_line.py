@@ -1,4 +1,4 @@
-"""Running what docs/command-line.md shows, with `aiordma` being the one under test."""
+"""Runs the commands of docs/command-line.md with the `aiordma` under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def blocks(section: str) -> str:
 
 
 def run_section(section: str, folder: Path) -> str:
-    """What its commands print on the embedded device; they all succeed. ``folder`` is scratch."""
+    """The output of its commands on the embedded device; all succeed. ``folder`` is temporary."""
     shim = folder / "aiordma"
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m aiordma "$@"\n')
     shim.chmod(0o755)

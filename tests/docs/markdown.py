@@ -22,7 +22,7 @@ def from_docstring(doc: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(doc: str) -> list[tuple[str, bool]]:
-    """The paragraphs, and the indented blocks that are code: after a ``::``."""
+    """Split into paragraphs and indented blocks of code, which follow a ``::``."""
     found: list[tuple[str, bool]] = []
     code = False
     for block in filter(None, re.split(r"\n\s*\n", doc)):

@@ -1,9 +1,9 @@
-"""Every public name, found by rule: what the reference describes and what is checked.
+"""Every public name, found by rule: the names that the reference describes and that are checked.
 
-A room's names are its ``__all__``; a module without one offers what it defines without a leading
-underscore. A class offers its attributes without a leading underscore, those that it inherits from
-a class of aiordma which is no public name itself included, and the special methods that have a
-docstring; not what its docstring keeps for the package.
+The names of a public module are its ``__all__``, or else its definitions without a leading
+underscore. The members of a class are its attributes without a leading underscore, including those
+inherited from classes of aiordma that are not public themselves, and its special methods with a
+docstring. A docstring can reserve a name for the package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "aiordma"
 
-ROOMS = (
+MODULES = (
     "aiordma",
     "aiordma.verbs",
     "aiordma.verbs.experimental.efa",
@@ -36,12 +36,12 @@ ROOMS = (
     "aiordma.trace",
     "aiordma.errors",
 )
-"""Where users import from."""
+"""The modules that users import from."""
 
-# What is public in Python alone: other rooms use it, users have no use for it.
-_FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the rooms of )?this package", re.I)
+# Docstrings of names that are for other modules of the package, not for users.
+_FOR_THE_PACKAGE = re.compile(r"internal to the library|for (the modules of )?this package", re.I)
 
-# Exceptions stand with the others, wherever else they can be imported from.
+# All exceptions are on one page, wherever else they can be imported from.
 _OWN_PAGE = "aiordma.errors"
 
 
@@ -55,7 +55,7 @@ class Member:
 
     @property
     def function(self) -> Any:
-        """What runs when it is used; None for a plain value."""
+        """The function of the member; None for a value."""
         if isinstance(self.value, (classmethod, staticmethod)):
             return self.value.__func__
         if isinstance(self.value, property):
@@ -64,21 +64,21 @@ class Member:
 
     @property
     def key(self) -> str:
-        """Where it is defined: the same for all classes that inherit it."""
+        """The place of its definition, the same for all classes that inherit it."""
         return f"{_short(self.owner.__module__)}.{self.owner.__qualname__}.{self.name}"
 
 
 @dataclass(frozen=True)
 class Name:
-    """A public name: where it is imported from first, and what it is."""
+    """A public name: its first public module, and its value."""
 
-    room: str
+    module: str
     name: str
     value: Any
 
     @property
     def key(self) -> str:
-        module = getattr(self.value, "__module__", self.room)
+        module = getattr(self.value, "__module__", self.module)
         return f"{_short(module)}.{getattr(self.value, '__qualname__', self.name)}"
 
     @property
@@ -95,7 +95,7 @@ def _short(module: str) -> str:
 
 
 def own_doc(value: Any) -> str:
-    """The docstring that was written for it: not inherited, and not made up by a decorator."""
+    """The docstring of the object itself, neither inherited nor made by a decorator."""
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     if isinstance(value, property):
@@ -107,7 +107,7 @@ def own_doc(value: Any) -> str:
 
 
 def member_doc(member: Member) -> str:
-    """Its own docstring, or that of what it overrides."""
+    """The docstring of the member, or of the member that it overrides."""
     doc = own_doc(member.value)
     if not doc and member.function is not None:
         doc = inspect.getdoc(getattr(member.owner, member.name)) or ""
@@ -115,7 +115,7 @@ def member_doc(member: Member) -> str:
 
 
 def value_doc(name: Name) -> str:
-    """The string that follows the assignment, in whichever module of the room that stands."""
+    """The string after the assignment of the name, in any module of the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         body = ast.parse(path.read_text()).body
         for statement, following in itertools.pairwise(body):
@@ -135,16 +135,16 @@ def value_doc(name: Name) -> str:
     return ""
 
 
-def in_room(room: ModuleType) -> list[str]:
+def names_in(module: ModuleType) -> list[str]:
     """The names that a module offers."""
-    listed: list[str] | None = getattr(room, "__all__", None)
+    listed: list[str] | None = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
     return [
         name
-        for name, value in vars(room).items()
+        for name, value in vars(module).items()
         if not name.startswith("_")
-        and getattr(value, "__module__", room.__name__) == room.__name__
+        and getattr(value, "__module__", module.__name__) == module.__name__
         and not isinstance(value, ModuleType)
         and is_described(value)
         and not is_for_the_package(own_doc(value))
@@ -163,28 +163,28 @@ def is_described(value: Any) -> bool:
 def public() -> list[Name]:
     """Every public name once, where it is found first; exceptions in ``aiordma.errors``."""
     found: dict[object, Name] = {}
-    for room in (_OWN_PAGE, *ROOMS):
-        module = importlib.import_module(room)
-        for name in in_room(module):
+    for path in (_OWN_PAGE, *MODULES):
+        module = importlib.import_module(path)
+        for name in names_in(module):
             value = getattr(module, name)
             exception = isinstance(value, type) and issubclass(value, BaseException)
-            if room == _OWN_PAGE and not exception:
-                continue  # taken at its turn, after those rooms that offer it as well
+            if path == _OWN_PAGE and not exception:
+                continue  # found in its own module, which comes later
             if is_described(value):
-                found.setdefault(id(value), Name(room, name, value))
+                found.setdefault(id(value), Name(path, name, value))
             else:
-                found.setdefault(name, Name(room, name, value))
+                found.setdefault(name, Name(path, name, value))
     return list(found.values())
 
 
 def is_written(member: Member) -> bool:
-    """Whether it stands in the package: what Python adds to a class depends on its version."""
+    """Whether the member is defined in the package, and not added by Python."""
     code = getattr(member.function, "__code__", None)
     return code is not None and Path(code.co_filename).is_relative_to(PACKAGE)
 
 
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
-    """What a class offers, in the order of writing, inherited things after its own."""
+    """The members of a class in the order of definition, inherited ones last."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
     seen: set[str] = set()
     for owner in cls.__mro__:
@@ -192,7 +192,7 @@ def members(cls: type, offered: set[type]) -> Iterator[Member]:
             continue
         for name, value in vars(owner).items():
             if isinstance(getattr(cls, name.removeprefix("_"), None), MethodDescriptorType):
-                name = name.removeprefix("_")  # noqa: PLW2901 - what of it is plain is C's
+                name = name.removeprefix("_")  # noqa: PLW2901 - its fast path is in C
             if name in seen or name in values:
                 continue
             seen.add(name)

@@ -1,4 +1,4 @@
-"""Promised errors that no test provokes, each with the reason."""
+"""Documented errors that no test raises, each with the reason."""
 
 _OF_THE_PEER = "the peer's operation ends with it, not this call: tests/transport/test_sharing.py"
 _BOTH_HAVE = "both devices have it"

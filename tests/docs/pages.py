@@ -1,4 +1,4 @@
-"""The pages that are written by a program, in whole or in part, as they should be now."""
+"""The generated pages, and pages with generated parts, as they should be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFERENCE = DOCS / "reference"
 
 
 def pages() -> dict[Path, str]:
-    """Path and text of each."""
+    """The path and text of each page."""
     states = DOCS / "queue-pair-states.md"
     connections = DOCS / "connections.md"
     return {
@@ -24,7 +24,7 @@ def pages() -> dict[Path, str]:
 
 
 def differing(wanted: Mapping[Path, str]) -> list[Path]:
-    """Those that are missing or say something else, and what is too much in the reference."""
+    """Pages that are missing or outdated, and files in the reference that are not generated."""
     old = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text}
     too_many = {page for page in REFERENCE.glob("*") if page not in wanted}
     return sorted(old | too_many)

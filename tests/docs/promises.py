@@ -1,4 +1,4 @@
-"""Which errors the docstrings of the public names promise.
+"""The errors that the docstrings of the public names document.
 
 The rule: an exception that the docstring of a function, method or property names is one that it
 raises; one that the docstring of a class names is one that some method of it raises.
@@ -37,7 +37,8 @@ def named_in(doc: str) -> list[type[BaseException]]:
 
 @dataclass(frozen=True)
 class Promise:
-    """``key`` says where it is defined; ``function`` or one of ``callables`` raises ``errors``."""
+    """``key`` is the place of definition; ``function`` or one of ``callables`` raises
+    ``errors``."""
 
     key: str
     errors: tuple[type[BaseException], ...]
@@ -45,7 +46,7 @@ class Promise:
     function: Callable[..., Any] | None = None
 
     def kept_by(self, raised: BaseException) -> str | None:
-        """The name of the promised error that this is: the nearest class of those named."""
+        """The name of the documented error that matches: the nearest class."""
         for kind in type(raised).__mro__:
             if kind in self.errors:
                 return kind.__name__
@@ -53,7 +54,7 @@ class Promise:
 
 
 def promises() -> dict[str, Promise]:
-    """Every promise, by key."""
+    """All documented errors, by key."""
     return {promise.key: promise for promise in _promises() if promise.errors}
 
 

@@ -1,4 +1,4 @@
-"""Which test provokes which promised error: written down, and seen to be so when the test runs.
+"""Which test raises which documented error: recorded, and checked when the test runs.
 
 ``provoked.json`` names a test for each error that a docstring promises, and its device. When such a
 test runs there, what was promised is watched: unless the error leaves it, the test fails. So the
@@ -26,11 +26,11 @@ from .promises import Promise, promises
 TABLE = Path(__file__).with_name("provoked.json")
 
 Provoked = dict[str, dict[str, str]]
-"""Where the promise stands -> the name of the error -> the test, and on which device if it is not
+"""The key of the function -> the name of the error -> the test, and its device if it is not
 the embedded one."""
 
 Seen = set[tuple[str, str]]
-"""Where the promise stands, and the name of the error."""
+"""The key of the function, and the name of the error."""
 
 RECORD: pytest.StashKey[Provoked] = pytest.StashKey()
 
@@ -49,7 +49,7 @@ def save(table: Provoked) -> None:
 
 @contextmanager
 def watching(watched: Iterable[Promise]) -> Iterator[Seen]:
-    """Notes the promised errors that leave what promised them, while the block runs."""
+    """Record the documented errors that functions raise while the block runs."""
     seen: Seen = set()
     with ExitStack() as stack:
         for promise in watched:
@@ -72,7 +72,7 @@ Note = Callable[[BaseException], None]
 
 @contextmanager
 def _replaced_member(member: Member, note: Note) -> Iterator[None]:
-    there = vars(member.owner)[member.name]  # another promise may have replaced it already
+    there = vars(member.owner)[member.name]  # may be wrapped already
     setattr(member.owner, member.name, _watched(there, note))
     try:
         yield
@@ -82,7 +82,7 @@ def _replaced_member(member: Member, note: Note) -> Iterator[None]:
 
 @contextmanager
 def _replaced_function(function: Callable[..., Any], note: Note) -> Iterator[None]:
-    """In every module that has imported it."""
+    """Replace a function in every module that has imported it."""
     watched = _watched(function, note)
     places = [
         (module, name)
@@ -152,7 +152,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def watch(item: pytest.Item) -> Generator[None, object, object]:
-    """Around the call of each test; for a hook wrapper."""
+    """Check one test; for a hook wrapper."""
     record = bool(item.config.getoption("--record-provoked"))
     device = item.config.getoption("--device")
     here = item.nodeid if device == "embedded0" else f"{item.nodeid} on {device}"
@@ -182,7 +182,7 @@ def watch(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def finish(config: pytest.Config) -> None:
-    """At the end of a run: write what was recorded, and forget what is no promise any more."""
+    """Write the records at the end of a run, without errors that are not documented any more."""
     if not config.getoption("--record-provoked") or RECORD not in config.stash:
         return
     every = promises()

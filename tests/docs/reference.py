@@ -19,7 +19,7 @@ from .promises import named_in
 
 WIDTH = 96
 
-# A constructor that takes what only aiordma itself has is not for users.
+# A constructor with arguments that only aiordma has is not for users.
 _INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|: (Block|MemoryRegion|Sharing|Side)\b")
 
 HEAD = "<!-- written by `make docs` from the docstrings: change those -->\n\n"
@@ -34,14 +34,14 @@ class _Reference:
     def __init__(self, names: list[Name]) -> None:
         self.names = names
         self.offered = {name.value for name in names if isinstance(name.value, type)}
-        rooms = {name.room for name in names}
-        self.links = {room: self.links_from(room) for room in rooms}
+        modules = {name.module for name in names}
+        self.links = {module: self.links_from(module) for module in modules}
 
-    def links_from(self, room: str) -> dict[str, str]:
-        """Where each name leads on the page of a room: two rooms may have the same name."""
+    def links_from(self, module: str) -> dict[str, str]:
+        """The link of each name on the page of a module; two modules may have the same name."""
         links: dict[str, str] = {}
-        for name in sorted(self.names, key=lambda name: name.room != room):
-            place = _page(name.room)
+        for name in sorted(self.names, key=lambda name: name.module != module):
+            place = _page(name.module)
             links.setdefault(name.name, f"{place}#{name.name}")
             if isinstance(name.value, type):
                 for member in self.members(name):
@@ -53,32 +53,32 @@ class _Reference:
         return list(members(name.value, self.offered))
 
     def pages(self) -> dict[str, str]:
-        rooms: dict[str, list[Name]] = {}
+        modules: dict[str, list[Name]] = {}
         for name in self.names:
-            rooms.setdefault(name.room, []).append(name)
-        result = {_page(room): self.page(room, names) for room, names in sorted(rooms.items())}
-        return {"README.md": self.index(rooms), **result}
+            modules.setdefault(name.module, []).append(name)
+        result = {_page(path): self.page(path, names) for path, names in sorted(modules.items())}
+        return {"README.md": self.index(modules), **result}
 
-    def index(self, rooms: Mapping[str, list[Name]]) -> str:
+    def index(self, modules: Mapping[str, list[Name]]) -> str:
         lines = [HEAD, "# Reference\n\nEvery public name, by where it is imported from.\n"]
-        for room, names in sorted(rooms.items()):
-            first = self.text(own_doc(importlib.import_module(room)).splitlines()[0], room)
-            lines.append(f"\n## [{room}]({_page(room)})\n\n{first}\n\n")
+        for module, names in sorted(modules.items()):
+            first = self.text(own_doc(importlib.import_module(module)).splitlines()[0], module)
+            lines.append(f"\n## [{module}]({_page(module)})\n\n{first}\n\n")
             links = (
-                f"[`{n.name}`]({self.links[room][n.name]})" for n in sorted(names, key=_by_name)
+                f"[`{n.name}`]({self.links[module][n.name]})" for n in sorted(names, key=_by_name)
             )
             lines.append(",\n".join(links) + "\n")
         return "".join(lines)
 
-    def page(self, room: str, names: list[Name]) -> str:
-        module = importlib.import_module(room)
-        parts = [f"{HEAD}# {room}", self.text(own_doc(module), room)]
+    def page(self, path: str, names: list[Name]) -> str:
+        module = importlib.import_module(path)
+        parts = [f"{HEAD}# {path}", self.text(own_doc(module), path)]
         for name in sorted(names, key=_by_name):
             parts += self.entry(name)
         return "\n\n".join(part for part in parts if part) + "\n"
 
-    def text(self, doc: str, room: str, here: str = "") -> str:
-        links = {name: target for name, target in self.links[room].items() if name != here}
+    def text(self, doc: str, module: str, here: str = "") -> str:
+        links = {name: target for name, target in self.links[module].items() if name != here}
         return from_docstring(doc, links)
 
     # ---- one name -----------------------------------------------------------------------------
@@ -87,22 +87,22 @@ class _Reference:
         yield f'## <a id="{name.name}"></a>{name.name}'
         if not is_described(name.value):
             yield f"```python\n{name.name} = {_value(name.value)}\n```"
-            yield self.text(value_doc(name), name.room, name.name)
+            yield self.text(value_doc(name), name.module, name.name)
             return
         if isinstance(name.value, type):
             yield from self.class_entry(name)
         else:
             yield f"```python\n{_signature(name.name, name.value)}\n```"
-            yield self.text(name.doc, name.room, name.name)
-            yield self.raises(named_in(name.doc), name.room)
+            yield self.text(name.doc, name.module, name.name)
+            yield self.raises(named_in(name.doc), name.module)
         yield _source(name.value)
 
     def class_entry(self, name: Name) -> Iterator[str]:
         cls = name.value
         yield f"```python\n{_class_line(cls)}\n```"
-        yield self.text(name.doc, name.room, name.name)
+        yield self.text(name.doc, name.module, name.name)
         if not name.is_exception:
-            yield self.raises(named_in(name.doc), name.room)
+            yield self.raises(named_in(name.doc), name.module)
         yield from _values(cls)
         for member in self.members(name):
             yield from self.member_entry(name, member)
@@ -112,12 +112,12 @@ class _Reference:
         yield f'### <a id="{path}"></a>{_escaped(path)}'
         yield f"```python\n{_member_line(member)}\n```"
         doc = member_doc(member)
-        yield self.text(doc, name.room, path)
-        yield self.raises(named_in(doc), name.room)
+        yield self.text(doc, name.module, path)
+        yield self.raises(named_in(doc), name.module)
 
-    def raises(self, errors: list[type[BaseException]], room: str) -> str:
+    def raises(self, errors: list[type[BaseException]], module: str) -> str:
         names = (error.__name__ for error in errors)
-        links = self.links[room]
+        links = self.links[module]
         linked = (f"[`{n}`]({links[n]})" if n in links else f"`{n}`" for n in names)
         return f"Errors: {', '.join(linked)}." if errors else ""
 
@@ -126,8 +126,8 @@ def _by_name(name: Name) -> str:
     return name.name
 
 
-def _page(room: str) -> str:
-    return f"{room}.md"
+def _page(module: str) -> str:
+    return f"{module}.md"
 
 
 def _escaped(text: str) -> str:
@@ -145,7 +145,7 @@ def _source(value: Any) -> str:
 
 
 def _cell(code: str) -> str:
-    """In a table: there a bar ends a cell, in code as well."""
+    """Escape bars, which end a cell of a table even in code."""
     return "`{}`".format(code.replace("|", r"\|"))
 
 
@@ -206,7 +206,7 @@ def _value(value: Any) -> str:
 
 
 class _Written:
-    """Stands in a signature for what is written there."""
+    """Represents source text in a signature."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""Parts of a page that are written by a program, between marks; the rest is written by hand."""
+"""Generated parts of a page, between marks; the rest is written by hand."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def diagrams() -> str:
 
 
 def attributes() -> str:
-    """Which argument of ``modify`` speaks of which attribute."""
+    """The argument of ``modify`` for each attribute."""
     fields: dict[QPAttrMask, list[str]] = {}
     for field, bit in MASK_OF_FIELD.items():
         fields.setdefault(bit, []).append(f"`{field}`")
@@ -44,7 +44,7 @@ def attributes() -> str:
 
 
 def transitions() -> str:
-    """A table for each type: the steps that need or take more than the state."""
+    """A table for each type: the transitions with attributes beside the state."""
     return "\n".join(_table(qp_type) for qp_type in QPType)
 
 

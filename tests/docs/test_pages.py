@@ -1,4 +1,4 @@
-"""The pages in docs/: what they show is run, what they name is there, what is generated is new."""
+"""The pages in docs/: programs run, names exist, generated parts are current."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.docs.pages import DOCS, ROOT, differing, pages
 PAGES = sorted(DOCS.rglob("*.md"))
 PACKAGE = ROOT / "aiordma"
 
-# A program, and if a block of text follows at once, what it prints.
+# A program, and its output if a block of text follows directly.
 PROGRAM = re.compile(
     r"^```python\n(?P<program>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
@@ -30,7 +30,7 @@ PROGRAMS = [
     if "import pytest" not in match["program"]
 ]
 
-# Tests, and the configuration that they need.
+# Tests with their configuration.
 TESTS = re.compile(
     r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -85,7 +85,7 @@ def test_the_links_lead_somewhere(page: Path) -> None:
 def test_the_paths_exist(name: str) -> None:
     """Paths in the pages for contributors: from the root, or from one of the source folders."""
     folders = [ROOT / folder for folder in ("", "aiordma", "native", "native/softdev", "docs")]
-    text = (DOCS / f"{name}.md").read_text().partition("\n## What connecting costs\n")[0]
+    text = (DOCS / f"{name}.md").read_text()
     for path in re.findall(r"`([\w./]+)`", text):
         if "/" in path or path.endswith((".py", ".c", ".h", ".md")):
             known = any((folder / path).exists() for folder in folders)
@@ -93,7 +93,7 @@ def test_the_paths_exist(name: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Headings as GitHub makes anchors of them, and those that are written as HTML."""
+    """The anchors that GitHub makes of headings, and those written as HTML."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in headings}
     return made | set(re.findall(r'<a id="([^"]+)">', text))

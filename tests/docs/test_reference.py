@@ -1,4 +1,4 @@
-"""Every public name is documented, and every error that is promised there is provoked."""
+"""Every public name is documented, and a test raises every documented error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 # ---- what is written ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.room}.{name.name}")
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.module}.{name.name}")
 def test_every_public_name_has_a_docstring(name: Name) -> None:
     assert name.doc if is_described(name.value) else value_doc(name), f"{name.key} has none"
     if isinstance(name.value, type):
@@ -52,7 +52,7 @@ PROVOKED = {(key, error): test for key, tests in load().items() for error, test 
 
 @pytest.mark.parametrize("promise", sorted(PROMISED), ids="-".join)
 def test_every_promised_error_is_provoked(promise: tuple[str, str]) -> None:
-    """By a test that shows it when it runs (provoking.py), or there is a reason why by none."""
+    """A test raises the error (provoking.py), or there is a reason why none does."""
     assert (promise in PROVOKED) != (promise in NOT_PROVOKED), (
         f"{promise[0]} promises {promise[1]}: write a test that provokes it and run "
         "`pytest --record-provoked` with it, or give the reason in tests/docs/not_provoked.py"

@@ -1,4 +1,4 @@
-"""docs/security.md: every claim names a test, and the tests that it names are there."""
+"""docs/security.md: every claim names a test, and these tests exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/queue-pair-states.md say what the table says, and all of it."""
+"""The generated parts of docs/queue-pair-states.md match the table of states."""
 
 from __future__ import annotations
 

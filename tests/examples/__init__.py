@@ -1,1 +1,1 @@
-"""The examples, run as people run them."""
+"""Tests of the examples."""

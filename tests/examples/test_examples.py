@@ -1,4 +1,4 @@
-"""Every example does what its docstring says, as processes of their own."""
+"""Every example does what its docstring says, in separate processes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class QueuePair:
                 batch.send([self.piece(0, n * size, size)], wr_id=n, to=self._to)
 
     def statuses(self, cq: verbs.CompletionQueue, count: int, seconds: float) -> list[str]:
-        """Of the next completions; fewer when they do not come in time."""
+        """The statuses of the next completions; fewer if they do not arrive in time."""
         found: list[str] = []
         while len(found) < count:
             got = cq.wait(count - len(found), timeout=seconds)
@@ -108,7 +108,7 @@ class QueuePair:
         return found
 
     def check(self, count: int, size: int, seed: int) -> list[int]:
-        """Which receives do not hold what the peer has sent in that place."""
+        """The receives whose contents are not those that the peer sent."""
         room = size + self.header
         return [
             n
@@ -117,7 +117,7 @@ class QueuePair:
         ]
 
     def which(self, found: int, sent: int, size: int) -> list[int]:
-        """Of the messages that the peer has sent, those that have come, in their order."""
+        """The messages of the peer that have arrived, in their order."""
         numbers = {pattern(size, n): n for n in range(sent)}
         room = size + self.header
         return [numbers[self.content(1, n * room + self.header, size)] for n in range(found)]
@@ -136,7 +136,7 @@ class QueuePair:
 
 
 class Agent:
-    """What can be asked for."""
+    """The commands of the agent."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -158,7 +158,7 @@ class Agent:
         return self._listener.port
 
     async def serve(self) -> list[Any]:
-        """Take one connection, echo whatever comes; the peer's address."""
+        """Accept one connection and echo its messages; return the peer's address."""
         assert self._listener is not None
         self._conn = await self._listener.accept()
 
@@ -186,7 +186,7 @@ class Agent:
         return list(self.conn.local_address or ())
 
     async def echo(self, count: int, size: int, seed: int = 0) -> float:
-        """Messages there and back, as many under way as the connection allows; seconds."""
+        """Echo messages, as many outstanding as the connection allows; return the seconds."""
         conn, loop = self.conn, asyncio.get_running_loop()
         start = loop.time()
 
@@ -218,7 +218,7 @@ class Agent:
         await remote.release()
 
     async def ended(self) -> list[str]:
-        """Wait for the end of the connection: the error, and what is behind it."""
+        """Wait for the end of the connection; return the error and its cause."""
         try:
             await self.conn.wait_closed()
             if self._serving is not None:
@@ -262,7 +262,7 @@ class Agent:
     async def receive(
         self, count: int, size: int, seed: int = 0, seconds: float = SECONDS
     ) -> list[str]:
-        """The statuses of posted receives, whose content is right if all of them are there."""
+        """The statuses of posted receives; their contents are checked if all have completed."""
         told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, count, seconds)
         if told == ["SUCCESS"] * count:
             wrong = self.qp.check(count, size, seed)
@@ -270,7 +270,7 @@ class Agent:
         return told
 
     async def datagrams(self, most: int, sent: int, size: int) -> list[int]:
-        """Which of the peer's have come when no more do."""
+        """The messages of the peer that have arrived when no more arrive."""
         told = await asyncio.to_thread(self.qp.statuses, self.qp.receives, most, QUIET)
         assert set(told) <= {"SUCCESS"}
         return self.qp.which(len(told), sent, size)
@@ -285,16 +285,16 @@ class Agent:
     # ---- the device -------------------------------------------------------------------------
 
     async def gids(self) -> dict[str, int]:
-        """Index by address."""
+        """The GID index of an address."""
         with verbs.find_device(DEVICE).open() as context:
             return {str(entry.gid.ip): entry.gid_index for entry in context.query_gid_table()}
 
     async def watch(self) -> None:
-        """Hear of the device's events from now on."""
+        """Collect the device's events from now on."""
         self._events = aiordma.device_events(DEVICE)
 
     async def event(self) -> str:
-        """The next one."""
+        """The next event."""
         assert self._events is not None
         return (await self._events.get()).type.name
 

@@ -30,27 +30,27 @@ LIMIT = 110.0
 
 
 class Order:
-    """Something that an agent has been told to do."""
+    """A command that an agent executes."""
 
     def __init__(self, agent: AgentProcess, number: int) -> None:
         self.agent = agent
         self._number = number
 
     def result(self, seconds: float = LIMIT) -> Any:
-        """Its result, waited for; a failure if it failed or takes too long."""
+        """Wait for its result; the test fails if it failed or takes too long."""
         answer = self._answer(seconds)
         if "error" in answer:
             pytest.fail(answer["error"], pytrace=True)
         return answer["result"]
 
     def error(self, seconds: float = LIMIT) -> str:
-        """What it failed with."""
+        """The error that it failed with."""
         answer = self._answer(seconds)
         assert "error" in answer, answer
         return str(answer["error"])
 
     def done(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether it has ended, successfully or not."""
         self.agent.read(0)
         return self._number in self.agent.answers
 
@@ -79,7 +79,7 @@ class AgentProcess:
         )
 
     def start(self, name: str, **arguments: Any) -> Order:
-        """Have it begin, and go on."""
+        """Start a command without waiting."""
         self._count += 1
         order = {"number": self._count, "name": name, "arguments": arguments}
         assert self._process.stdin is not None
@@ -88,11 +88,11 @@ class AgentProcess:
         return Order(self, self._count)
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """Have it done."""
+        """Execute a command and wait for its result."""
         return self.start(name, **arguments).result()
 
     def read(self, seconds: float) -> bool:
-        """Take answers in; False when there was none in that time."""
+        """Read answers; False when none arrived in that time."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], max(seconds, 0))[0]:
             return False
@@ -106,7 +106,7 @@ class AgentProcess:
         return True
 
     def signal(self, number: int) -> None:
-        """`ip netns exec` has become the agent: it is the process itself."""
+        """The process id: `ip netns exec` replaces itself by the agent."""
         self._process.send_signal(number)
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ Start = Callable[..., AgentProcess]
 
 @pytest.fixture
 def start(wire: Network) -> Iterator[Start]:
-    """Starts an agent in a namespace; it is ended with the test."""
+    """Start an agent in a namespace; it ends with the test."""
     with ExitStack() as stack:
 
         def start(namespace: Namespace, patience: int = PATIENCE) -> AgentProcess:
@@ -139,7 +139,7 @@ def start(wire: Network) -> Iterator[Start]:
 
 @pytest.fixture
 def agents(wire: Network, start: Start) -> tuple[AgentProcess, AgentProcess]:
-    """One at each end."""
+    """An agent at each end."""
     return start(wire.left), start(wire.right)
 
 
@@ -169,7 +169,7 @@ def via(request: pytest.FixtureRequest) -> str:
 
 
 def connect(agents: Agents, host: str, via: str) -> None:
-    """The left one has a connection to the right one, which echoes."""
+    """Connect the left agent to the right one, which echoes."""
     left, right = agents
     port = right.call("listen", host=host, via=via)
     serving = right.start("serve")
@@ -178,7 +178,7 @@ def connect(agents: Agents, host: str, via: str) -> None:
 
 
 def pair(agents: Agents, kind: str, family: str, ack_timeout: float = 0.067) -> dict[str, Any]:
-    """Queue pairs that are connected; the memory of the right one."""
+    """Connect queue pairs; return the memory of the right one."""
     left, right = agents
     ends = [
         agent.call("make", kind=kind, ip=address_of(agent.namespace, family)) for agent in agents
@@ -189,7 +189,7 @@ def pair(agents: Agents, kind: str, family: str, ack_timeout: float = 0.067) -> 
 
 
 def exchange(agents: Agents, count: int, size: int) -> None:
-    """Messages of queue pairs in both directions at once, all of which arrive."""
+    """Send messages of queue pairs in both directions at once; all arrive."""
     orders = []
     for seed, (sender, receiver) in enumerate((agents, agents[::-1])):
         receiver.call("post", count=count, size=size)

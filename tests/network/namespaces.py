@@ -25,7 +25,7 @@ IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
 
 
 def ip(*words: str, program: str = "ip", check: bool = True) -> str:
-    """One command of iproute2; a failure says what it said."""
+    """Run a command of iproute2; the test fails with its output."""
     try:
         done = subprocess.run(
             [program, *words], capture_output=True, text=True, timeout=60, check=False
@@ -46,7 +46,7 @@ class Namespace:
     ipv6: str
 
     def ip(self, *words: str) -> str:
-        """`ip` inside."""
+        """Run `ip` in the namespace."""
         return ip("-n", self.name, *words)
 
     def link(self, *words: str) -> None:
@@ -54,7 +54,7 @@ class Namespace:
         self.ip("link", "set", CABLE, *words)
 
     def tc(self, *words: str) -> str:
-        """`tc` inside."""
+        """Run `tc` in the namespace."""
         return ip("-n", self.name, *words, program="tc")
 
     def add(self, address: str) -> None:
@@ -67,20 +67,20 @@ class Namespace:
 
     @property
     def link_local(self) -> str:
-        """Its IPv6 address that is good on the cable alone."""
+        """Its link-local IPv6 address."""
         told = self.ip("-6", "-o", "addr", "show", "dev", CABLE, "scope", "link")
         found = re.search(r"inet6 (fe80:[0-9a-f:]+)/", told)
         assert found is not None, told
         return found[1]
 
     def command(self, *words: str) -> list[str]:
-        """The words of a command that runs inside."""
+        """The command line that runs a command in the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
 
 @dataclass(frozen=True)
 class Network:
-    """Both ends."""
+    """The cable with both ends."""
 
     left: Namespace
     right: Namespace
@@ -91,7 +91,7 @@ class Network:
 
 
 def sweep() -> None:
-    """Remove what processes that are no more have left."""
+    """Remove the namespaces of processes that have ended."""
     for line in ip("netns", "list").splitlines():
         found = re.match(rf"{PREFIX}-(\d+)-", line)
         if found and not Path("/proc", found[1]).exists():
@@ -100,7 +100,7 @@ def sweep() -> None:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Both ends up, each with an address of both kinds."""
+    """Bring both ends up, each with an IPv4 and an IPv6 address."""
     if os.geteuid() != 0:
         pytest.fail("network namespaces need root: sudo make network", pytrace=False)
     sweep()

@@ -13,7 +13,7 @@ MTUS = [(1500, 1500), (1280, 1280), (9000, 9000), (9000, 1280)]
 
 @pytest.fixture(params=MTUS, ids=lambda mtus: f"{mtus[0]}-{mtus[1]}")
 def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
-    """Of the two ends of the cable: the same, or one that takes more than the other sends."""
+    """The MTUs of both ends: equal, or one larger than the other."""
     value: tuple[int, int] = request.param
     for end, mtu in zip(wire.ends, value, strict=True):
         end.link("mtu", str(mtu))
@@ -54,7 +54,7 @@ def test_queue_pairs(agents: Agents, mtus: tuple[int, int], family: str) -> None
 
 
 def test_the_mtu_becomes_smaller(agents: Agents, wire: Network, family: str, via: str) -> None:
-    """In the middle of a connection: what was cut for the old one is cut anew."""
+    """The MTU changes during a connection: frames in flight are segmented again."""
     for end in wire.ends:
         end.link("mtu", "9000")
     connect(agents, address(wire, family), via)
@@ -82,7 +82,7 @@ def test_two_networks_at_once(agents: Agents, wire: Network, start: Start, via: 
 
 
 def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> None:
-    """The peer sees the one that was asked for, not the kernel's choice."""
+    """The peer sees the requested source address, not the kernel's choice."""
     wire.left.add("10.77.0.11/24")
     left, right = agents
     port = right.call("listen", host=wire.right.ipv4, via=via)
@@ -93,7 +93,7 @@ def test_from_the_address_of_choice(agents: Agents, wire: Network, via: str) -> 
 
 
 def test_link_local_addresses(agents: Agents, wire: Network, via: str) -> None:
-    """They need the interface's name behind them, and carry everything."""
+    """Link-local addresses need the name of the interface, and carry every kind of traffic."""
     left, right = agents
     host = f"{wire.right.link_local}%{CABLE}"
     port = right.call("listen", host=host, via=via)
@@ -105,7 +105,7 @@ def test_link_local_addresses(agents: Agents, wire: Network, via: str) -> None:
 
 
 def test_queue_pairs_at_link_local_addresses(agents: Agents) -> None:
-    """A GID has no room for the interface: it is that of the own entry."""
+    """A GID has no interface: that of the own GID entry is used."""
     for kind in ("RC", "UC", "UD"):
         pair(agents, kind, "link-local")
         exchange(agents, 20, 3000)

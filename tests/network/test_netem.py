@@ -46,7 +46,7 @@ def agents(wire: Network) -> Iterator[Agents]:
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, wire: Network) -> Iterator[str]:
-    """The name of the path, which is in effect."""
+    """Apply a path; return its name."""
     name: str = request.param
     for end in wire.ends:
         end.tc("qdisc", "add", "dev", CABLE, "root", "netem", *PATHS[name].split())
@@ -56,7 +56,7 @@ def path(request: pytest.FixtureRequest, wire: Network) -> Iterator[str]:
 
 
 def test_all_traffic(agents: Agents, path: str) -> None:
-    """Nothing fails on it, and every byte is right; only datagrams may get lost."""
+    """Nothing fails on the path, and every byte is correct; only datagrams may be lost."""
     family, via = WAYS[list(PATHS).index(path) % 2]
     left, right = agents
 

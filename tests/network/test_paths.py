@@ -1,4 +1,4 @@
-"""Paths that fail for a while or for good, and addresses that go."""
+"""Paths that fail temporarily or for good, and addresses that are removed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ A_WHILE = PATIENCE / 4
 
 @pytest.fixture(params=["IPv4-cm", "IPv6-tcp"])
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Family and the way to connect: each of the four once is enough here."""
+    """Address family and connection method: each of the four values once."""
     family, via = request.param.split("-")
     return family, via
 
 
 @pytest.fixture(params=["left", "right"])
 def cut(request: pytest.FixtureRequest, wire: Network) -> Namespace:
-    """The end of the cable that is pulled out: one's own, or the other one's."""
+    """The end of the cable that is taken down: the own one, or the peer's."""
     end: Namespace = getattr(wire, request.param)
     return end
 
 
 def stays_open(order: Order, seconds: float) -> None:
-    """Nothing comes of it in that time."""
+    """Check that the command does not end in that time."""
     deadline = time.monotonic() + seconds
     while not order.done() and (left := deadline - time.monotonic()) > 0:
         order.agent.read(left)
@@ -44,7 +44,7 @@ def stays_open(order: Order, seconds: float) -> None:
 
 
 def test_link_down_and_up(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
-    """Nothing is lost and nothing fails: idle, in the middle of messages, in large ones."""
+    """Nothing is lost and nothing fails: idle, between messages, during large ones."""
     left, right = agents
     connect(agents, address_of(right.namespace, way[0]), way[1])
     left.call("echo", count=10, size=1000)
@@ -58,7 +58,7 @@ def test_link_down_and_up(agents: Agents, cut: Namespace, way: tuple[str, str]) 
 
 
 def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: str) -> None:
-    """While frames are on their way, in both directions, of queue pairs of both kinds."""
+    """With frames in flight in both directions, of reliable and unreliable queue pairs."""
     left, right = agents
     for kind in ("RC", "UC"):
         there = pair(agents, kind, family)
@@ -78,7 +78,7 @@ def test_link_down_and_up_in_the_middle(agents: Agents, cut: Namespace, family: 
 
 
 def test_address_away_for_a_while(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
-    """The device tells of it; its connections wait, those of another address do not notice."""
+    """The device reports it; its connections wait, those of another address are not affected."""
     left, right = agents
     family, via = way
     address = f"{address_of(cut, family)}/{24 if family == 'IPv4' else 64}"
@@ -98,7 +98,7 @@ def test_address_away_for_a_while(agents: Agents, cut: Namespace, way: tuple[str
 
 
 def test_a_stopped_process_is_no_lost_path(wire: Network, start: Start, via: str) -> None:
-    """Its machine answers for it: what is under way to it waits, longer than the patience."""
+    """The peer's kernel answers probes: outstanding operations wait beyond the path timeout."""
     left, right = start(wire.left, 1), start(wire.right, 1)
     connect((left, right), wire.right.ipv4, via)
     left.call("echo", count=1, size=1)  # what stops before the queue pairs have met is not there
@@ -113,7 +113,7 @@ def test_a_stopped_process_is_no_lost_path(wire: Network, start: Start, via: str
 
 
 def lost(order: Order, since: float) -> list[str]:
-    """The connection ends in time, and says why."""
+    """The connection ends in time, with the reason."""
     told: list[str] = order.result(BOUND * PATIENCE)
     kind, text, cause = told
     assert kind == "ConnectionBrokenError", told
@@ -125,7 +125,7 @@ def lost(order: Order, since: float) -> list[str]:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_lost_path(agents: Agents, cut: Namespace, way: tuple[str, str], busy: bool) -> None:
-    """Both ends find out, each by itself: the one that asks, and the one that serves."""
+    """Both ends notice independently: the requester and the responder."""
     left, right = agents
     connect(agents, address_of(right.namespace, way[0]), way[1])
     left.call("echo", count=1, size=1)
@@ -156,7 +156,7 @@ def test_lost_path_of_queue_pairs(agents: Agents, cut: Namespace, family: str) -
 
 
 def test_a_queue_pair_that_waits_longer(agents: Agents, wire: Network) -> None:
-    """By its timeout and retry count: it is given that time (IBTA 9.7.6.1.3)."""
+    """A queue pair gets the time of its timeout and retry count (IBTA 9.7.6.1.3)."""
     left, right = agents
     pair(agents, "RC", "IPv4", ack_timeout=1.0)  # 2^18 * 4.096 us, eight times
     exchange(agents, 1, 100)
@@ -170,7 +170,7 @@ def test_a_queue_pair_that_waits_longer(agents: Agents, wire: Network) -> None:
 
 
 def test_address_gone(agents: Agents, wire: Network, via: str) -> None:
-    """For good: its connections are lost, nothing else is, and it cannot be chosen any more."""
+    """An address removed for good: only its connections are lost, and it cannot be used again."""
     left, right = agents
     wire.left.add("10.77.0.11/24")
     port = right.call("listen", host=wire.right.ipv4, via=via)

@@ -1,4 +1,4 @@
-"""What travels, and how it is compared."""
+"""The payload of measurements, and its comparison."""
 
 from __future__ import annotations
 

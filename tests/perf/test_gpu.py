@@ -1,4 +1,4 @@
-"""Memory of a GPU, with a stand-in for NVIDIA's driver: its GPU is memory files here."""
+"""Memory of a GPU, with a fake of NVIDIA's driver whose GPU memory is memfds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVALID = 1
 
 
 class Driver:
-    """The calls that are used; a pointer is the number of a memory file."""
+    """The driver's calls; a pointer is the number of a memfd."""
 
     def __init__(self) -> None:
         self.files: dict[int, tuple[int, mmap.mmap]] = {}
@@ -31,7 +31,7 @@ class Driver:
         self.most = 0
 
     def __getattribute__(self, name: str) -> Any:
-        """The call of that name, unless it is the one that fails."""
+        """The call of that name, or a failing one."""
         if name.startswith("cu") and name == self.fails:
             return lambda *_: INVALID
         return super().__getattribute__(name)
@@ -149,7 +149,7 @@ async def test_a_gpu_whose_memory_cannot_be_had(
 
 
 def test_without_a_driver_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where there is one, as if there were none."""
+    """Without a driver, also on a machine that has one."""
     monkeypatch.setattr(gpu, "LIBRARY", str(tmp_path / "libcuda.so.1"))
     done = CliRunner().invoke(app, ["perf", "--local", "read", "bw", "--gpu"])
     assert done.exit_code == 1

@@ -130,7 +130,7 @@ async def test_more_than_the_server_allows(
 
 @one_loop
 async def test_one_client_after_another(device_name: str, host: str) -> None:
-    """The second one waits until the first has gone."""
+    """The second client waits until the first one has disconnected."""
     told: list[str] = []
     async with await PerfServer.start(host, 0, device=device_name) as server:
 

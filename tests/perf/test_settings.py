@@ -1,4 +1,4 @@
-"""What can be measured, and what cannot."""
+"""Valid and contradictory settings."""
 
 from __future__ import annotations
 

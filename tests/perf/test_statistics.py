@@ -1,4 +1,4 @@
-"""Figures from samples, beside numpy's."""
+"""Statistics of samples, compared with numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLES = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False),
 
 @given(SAMPLES)
 def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
-    """`inverted_cdf` is the nearest rank."""
+    """numpy's `inverted_cdf` is the nearest-rank method."""
     summary = Summary.of(samples)
     for part, value in (
         (0, summary.min),

@@ -1,4 +1,4 @@
-"""What comes different from what was sent is told: one side works on other bytes than it says."""
+"""Differences are reported: one side uses other bytes than it announces."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_one_message_in_the_middle(
     operation: str,
     metric: str,
 ) -> None:
-    """Only comparing all of them finds that: the server's way of comparing calls one different."""
+    """A difference in the middle is found only with verify-all."""
     count = 0
 
     def fifth_differs(got: bytes | memoryview, expected: bytes) -> str:
@@ -131,7 +131,7 @@ BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 async def opened(
     control: aiordma.Connection, device_name: str, server: PerfServer
 ) -> aiordma.Connection:
-    """The one connection of a session, which the peer will end."""
+    """The only connection of a session, which the peer ends."""
     await control.send(wire.pack(OPEN))
     told = await answer(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)

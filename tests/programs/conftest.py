@@ -41,7 +41,7 @@ WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended, and what it said on its two outputs."""
+    """A program that has ended, with its standard output and error."""
 
     words: tuple[str, ...]
     status: int
@@ -49,13 +49,13 @@ class Ended:
     errors: str
 
     def expect(self, status: int = 0) -> str:
-        """What it said; a failure with all of it when it ended otherwise."""
+        """The output of a successful program; the test fails with it otherwise."""
         if self.status != status:
             self.fail()
         return self.text
 
     def fail(self) -> NoReturn:
-        """Tell how it ended."""
+        """Describe the end of the program."""
         how = f"ended with {self.status}" if self.status != -9 else f"was killed after {LIMIT:g} s"
         pytest.fail(f"{' '.join(self.words)} {how}:\n{self.text}\n{self.errors}", pytrace=False)
 
@@ -70,7 +70,7 @@ class Running:
     errors: IO[bytes]
 
     def end(self) -> Ended:
-        """Wait for its end, at most LIMIT: then its status is -9."""
+        """Wait for its end; after LIMIT it is killed, with status -9."""
         try:
             self.process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -84,7 +84,7 @@ class Running:
 
 
 def installed(program: str) -> None:
-    """Fail with what to install, where the program is missing."""
+    """Fail with the package to install if the program is missing."""
     if shutil.which(program) is None:
         package = next(
             (name for prefix, name in PACKAGES.items() if program.startswith(prefix)),
@@ -98,7 +98,7 @@ def installed(program: str) -> None:
 
 @contextmanager
 def started(words: Sequence[str]) -> Iterator[Running]:
-    """A program under `aiordma run`; killed if it is still there."""
+    """A program under `aiordma run`, killed if it does not end."""
     installed(words[0])
     # Files, not pipes: whatever it says, it never waits for a reader.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -113,7 +113,7 @@ def started(words: Sequence[str]) -> Iterator[Running]:
 
 
 def run_program(*words: str) -> Ended:
-    """One program, to its end."""
+    """Run one program to its end."""
     with started(words) as running:
         return running.end()
 
@@ -143,7 +143,7 @@ def port() -> int:
 
 
 def run_pair(server: Sequence[str], client: Sequence[str], port: int) -> tuple[Ended, Ended]:
-    """A server, and as soon as it listens on ``port`` its client: both to their ends."""
+    """Run a server, and its client as soon as the server listens on ``port``, to their ends."""
     with started(server) as waiting:
         deadline = time.monotonic() + LIMIT
         while not listens(port):

@@ -1,4 +1,4 @@
-"""The programs that look at devices: ibv_devices(1), ibv_devinfo(1)."""
+"""The programs that show devices: ibv_devices(1), ibv_devinfo(1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def embedded() -> verbs.Device:
 
 
 def fields(text: str) -> dict[str, str]:
-    """`name: value` of ibv_devinfo, the last of each."""
+    """The last value of each name in the output of ibv_devinfo."""
     return dict(re.findall(r"^\s*(\w+):\s+(.+?)\s*$", text, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""What docs/command-line.md says of `aiordma run`."""
+"""The commands of docs/command-line.md for `aiordma run`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_commands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("server", "client"), ROWS)
 def test_the_pairs(server: str, client: str, port: int) -> None:
-    """With a port of their own: the one by default may be in use."""
+    """Use a free port, since the default one may be in use."""
     assert len(ROWS) == 3
     own = ["-p", str(port)]
     waiting, asking = run_pair([*shlex.split(server), *own], [*shlex.split(client), *own], port)

@@ -33,7 +33,7 @@ SIZES = {"atomic": 8, "lat": 2, "bw": 65536, "UD": 1024}
 
 
 def pair(kind: str, operation: str, options: str, port: int) -> tuple[str, str]:
-    """What server and client say."""
+    """The outputs of server and client."""
     words = [f"ib_{operation}_{kind}", "-p", str(port), "-n", str(ITERATIONS), "-d", "embedded0"]
     words += options.split()
     words += ["-s", str(SIZES["UD"])] if "UD" in options else []

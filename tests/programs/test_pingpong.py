@@ -20,7 +20,7 @@ ATTEMPTS = 5
 
 
 def in_vain(ended: Ended) -> bool:
-    """Whether it gave up at an event without a completion."""
+    """Whether the program gave up at an event without a completion."""
     return ended.status != 0 and IN_VAIN in ended.errors
 
 

@@ -32,7 +32,7 @@ KNOWN = {
 
 
 def copy_suite(to: Path) -> None:
-    """Where Debian has packed files, unpacked."""
+    """Debian's compressed files, decompressed."""
     if not SUITE.is_dir():
         pytest.fail(
             f"{SUITE} is not there: on Debian, apt-get install python3-pyverbs", pytrace=False

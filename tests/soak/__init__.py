@@ -1,4 +1,4 @@
-"""The soak: random traffic between processes, every byte verified, and then what is left of it.
+"""The soak: random traffic between processes, every byte verified, and a leak check at the end.
 
 python -m tests.soak --seconds 600 --seed 7
 

@@ -1,4 +1,4 @@
-"""Starts the processes, kills some of them, shows what happens, and says what is left."""
+"""Starts the processes, kills some of them, and reports progress, errors and leaks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .tls import write_certificates
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 
-# By how much a process that has survived may have grown since it was warm, with everything closed:
-# fragments of the heap. One message of the largest size that were kept would be as much.
+# The growth that a surviving process may have since warm-up, with everything closed, from heap
+# fragments. A leaked message of the largest size would be as much.
 GROWTH = 64 * MIB
-# A process that does not answer for so long never will (seconds, on the embedded device).
+# Seconds without an answer after which a process counts as hung, on the embedded device.
 SILENT = 300.0
 # The virtual machine emulates its processors; measured: about this many times slower.
 SLOW = 8.0
@@ -45,7 +45,7 @@ LINKS = ("", "tcp")  # AIORDMA_EMBEDDED_LINKS
 
 @dataclass
 class Role:
-    """A place in the soak, taken by one process after another if they are killed."""
+    """A role in the soak, taken by one process after another if they are killed."""
 
     name: str
     survives: bool
@@ -56,7 +56,7 @@ class Role:
 
 
 class Process:
-    """A process of the soak, as the one that started it sees it."""
+    """The main process's handle of a process of the soak."""
 
     def __init__(self, role: Role, process: asyncio.subprocess.Process, total: Tally) -> None:
         self.role = role
@@ -84,7 +84,7 @@ class Process:
         self._answers.put_nowait(None)
 
     async def tell(self, command: str, *arguments: object) -> Any:
-        """Its answer; None if it could not, or is no more."""
+        """The answer of the process; None if it failed or has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
@@ -108,7 +108,7 @@ class Process:
 
 @dataclass
 class Soak:
-    """The whole of it."""
+    """The whole soak."""
 
     seed: int
     device: str
@@ -164,7 +164,7 @@ class Soak:
             await process.tell("meet", others)
 
     async def phase(self, seconds: float, chance: random.Random) -> list[str | None]:
-        """Traffic for so long, then nothing; what the survivors say of what there is then."""
+        """Run traffic for some seconds, then stop it; return the resources of the survivors."""
         for role in self.roles:
             if role.name not in self.processes:
                 await self.start(role)
@@ -189,7 +189,7 @@ class Soak:
         return [await process.tell("settle") for process in self.survivors()]
 
     async def close(self) -> list[dict[str, Any]]:
-        """The survivors without connections and listeners; the clients first."""
+        """Close the connections and listeners of the survivors, clients first."""
         found = {}
         for process in sorted(self.survivors(), key=lambda one: one.role.name == "server"):
             found[process.role.name] = await process.tell("close")
@@ -201,7 +201,7 @@ class Soak:
 
 
 def roles(clients: int, workers: int) -> list[Role]:
-    """A server and clients that stay, and two of each kind that are killed again and again."""
+    """A server and clients that survive, and two of each kind that are killed repeatedly."""
     found = [Role("server", True, 0, "asyncio", "")]
     for number in range(clients):
         found.append(
@@ -231,7 +231,7 @@ def table(soak: Soak, seconds: float, ends: list[tuple[str, dict[str, Any], int]
 
 
 async def run(soak: Soak, seconds: float, console: Console) -> tuple[Table, list[str]]:
-    """Warm first, then the soak; the table, and what is wrong."""
+    """Warm up, run the soak, print the table; return the problems."""
     chance = random.Random(soak.seed)
     began = time.monotonic()
     warm = max(2.0 * soak.slow, seconds / 5)

@@ -1,4 +1,4 @@
-"""Awaits that are cut short, in each of the ways there are."""
+"""Awaits that are cancelled, in every way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Seconds until the cancellation: at once, in the next turns, in the middle, long after the end.
+# Seconds until the cancellation: at once, within a few iterations, in the middle, after the end.
 DELAYS = (0.0, 0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
 async def cut_short(chance: random.Random, make: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
-    """Cancels it after a while; what it returned, if it was quicker."""
+    """Cancel an await after a while; return its result if it ends before."""
     delay = chance.choice(DELAYS) * chance.random()
     if chance.random() < 0.5:
         try:

@@ -1,4 +1,4 @@
-"""What a process holds, counted by kind, so that two moments far apart can be compared."""
+"""The resources of a process, counted by kind, to compare two moments."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from aiordma.testing import Held
 
-# Which one it is does not matter: the number of a socket, of a process, of a deleted file.
+# Numbers in targets (of sockets, processes, deleted files) are ignored.
 NUMBERS = re.compile(r"\d+")
 
-# What the embedded device has open for each process that it shares memory with.  Two that come to
-# each other in the same moment meet twice, and stay so: whether they did is chance.
+# The files that the embedded device has open for each local peer.  Two processes that attach to
+# each other at the same moment attach twice, which may or may not happen.
 PROCESS = "anon_inode:[pidfd]"
 PER_LOCAL_PEER = {PROCESS: 1, "socket:[#]": 1, "pipe:[#]": 3}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Open files by what they are, threads, objects of the device by class, blocks of the pool."""
+    """Open files by kind, threads, objects of the device by class, blocks of the pool."""
 
     files: Counter[str]
     threads: int
@@ -33,7 +33,7 @@ class Kept:
         return cls(files, len(held.threads), dict(held.objects), leases)
 
     def growth(self, after: Kept) -> list[str]:
-        """What there is more of."""
+        """The growth by kind."""
         pairs = {
             "threads": (self.threads, after.threads),
             "blocks of the pool": (self.leases, after.leases),

@@ -20,13 +20,13 @@ from .memory import ALL, COUNTER, LANES, LENT, Lane, Memory, parts, some_memory
 from .pattern import Wrong
 from .plan import Plan
 
-# What ends: the lease of a share, a share that is revoked, the lease of a loan.
+# What ends: the lease of a share, a revoked share, or the lease of a loan.
 LEASE, REVOKED, LOAN = "lease", "revoked", "loan"
 HOW = (LEASE, REVOKED, LOAN)
 LONGEST = 0.05  # seconds
-FAR = 60.0  # a lease that has not ended until then never will
+FAR = 60.0  # a lease that has not ended by then counts as hung
 
-# On both sides of what is shared, not by whole pages.
+# Unshared bytes on both sides of the shared ones, less than a page.
 BESIDE = 1016
 
 
@@ -35,7 +35,7 @@ def how_it_ends(plan: Plan) -> str:
 
 
 class Leases(Memory):
-    """One end's part of it."""
+    """The part of one end."""
 
     breaks: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""One end uses memory of the other one: what it writes is there, what it adds is the sum.
+"""One end uses memory of the other one; its writes and sums are verified.
 
 The region is divided into lanes, one for each task of the user, so that each knows what its part
 holds: a counter, and bytes. What was cancelled may have been done or not, but not later than what
@@ -31,18 +31,18 @@ from .tally import Tally
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 COUNTER = 8
 LANES = 4
-LENT = 1 << 20  # the most that is asked for: within every quota
+LENT = 1 << 20  # the largest request, within every quota
 
 
 def parts(plan: Plan) -> tuple[int, int, int]:
-    """How many lanes, bytes of each, and of the region."""
+    """The number of lanes, the bytes of a lane, and of the region."""
     lanes = plan.chance("lanes").randint(1, LANES)
     part = max(4096, plan.largest // lanes // COUNTER * COUNTER)
     return lanes, part, LANES * COUNTER + lanes * part
 
 
 def stretch(plan: Plan, lane: int, step: int) -> tuple[int, int, int]:
-    """Where a step of a lane writes, how much, and the number of the bytes."""
+    """The offset, length and pattern number of a step of a lane."""
     _, part, _ = parts(plan)
     chance = plan.chance("stretch", lane, step)
     length = min(part, plan.size("stretch", lane, step))
@@ -51,7 +51,7 @@ def stretch(plan: Plan, lane: int, step: int) -> tuple[int, int, int]:
 
 
 class Memory:
-    """One end's part of it.  `breaks`: the connection is broken when it is done."""
+    """The part of one end.  `breaks`: the connection breaks at the end."""
 
     breaks: ClassVar[bool] = False
 
@@ -63,7 +63,7 @@ class Memory:
         self._side = side
         self._patterns = patterns
         self._tally = tally
-        self._talking = asyncio.Lock()  # one at a time asks something of the owner's program
+        self._talking = asyncio.Lock()  # one request to the owner's program at a time
 
     async def run(self) -> None:
         owner = self._plan.chance("owner").choice((CLIENT, SERVER))
@@ -93,7 +93,7 @@ class Memory:
                             self._woken(view, *divmod(message.imm, 1 << 16))
                     await conn.send(b"")
                 await conn.send(b"", imm=LAST)
-                # The user's last word, and only then is the share revoked.
+                # The user's last message; only then is the share revoked.
                 with await conn.recv() as message:
                     if message.imm != LAST:
                         raise Wrong(f"message {message.imm} after the last")
@@ -139,7 +139,7 @@ class Memory:
 
 
 class Lane:
-    """A task that uses a part of the region."""
+    """A task that uses a lane of the region."""
 
     def __init__(
         self, memory: Memory, remote: RemoteRegion, lane: int, chance: random.Random
@@ -156,7 +156,7 @@ class Lane:
         self._least = self._most = 0
 
     async def run(self) -> list[int]:
-        """Bounds of its counter."""
+        """The bounds of the lane's counter."""
         steps = {**self._verified, self._wake: 2, self._borrow: 1, self._cancelled: 4}
         for step in range(self._chance.randint(1, self._plan.count)):
             (some,) = self._chance.choices(list(steps), list(steps.values()))
@@ -164,14 +164,14 @@ class Lane:
         return [self._least, self._most]
 
     async def until_refused(self) -> None:
-        """Operations that ask nothing of the owner's program; the end is the error of one."""
+        """Run operations without the owner's program until one fails."""
         for step in itertools.count():
             (some,) = self._chance.choices(list(self._verified), list(self._verified.values()))
             await some(step)
 
     @property
     def _verified(self) -> dict[Callable[[int], Coroutine[Any, Any, None]], int]:
-        """What shows at once whether it was done right, and how often it is to be tried."""
+        """The operations whose result can be checked at once, with their weights."""
         return {self._write_and_read: 5, self._batch: 2, self._add: 3, self._swap: 2}
 
     def _source(self, stack: ExitStack, data: memoryview) -> LocalMemory | memoryview:
@@ -263,7 +263,7 @@ class Lane:
                 self._remote[begin : begin + length],
                 imm=self._lane << 16 | step,
             )
-            (await self._conn.recv()).release()  # until then the bytes stay
+            (await self._conn.recv()).release()  # the bytes must not change before
         self._tally.count("write with imm")
 
     async def _borrow(self, step: int) -> None:
@@ -292,7 +292,7 @@ class Lane:
         self._tally.count("borrowed", size)
 
     async def _request(self, size: int) -> RemoteRegion | None:
-        """None where the quota is used up: a loan counts until its owner has it back."""
+        """A loan; None if the quota is used up, since a loan counts until it is returned."""
         try:
             return await self._conn.request_region(size)
         except RequestRefusedError as error:
@@ -320,7 +320,7 @@ class Lane:
 
 @contextmanager
 def some_memory(conn: Connection, chance: random.Random, size: int) -> Iterator[LocalMemory]:
-    """Registered memory of one of the kinds there are."""
+    """Registered memory of a random kind."""
     kind = chance.randrange(4)
     if kind == 0:
         with conn.alloc(size) as buffer:

@@ -1,4 +1,4 @@
-"""Messages in both directions, some of them cancelled; each arrives once, in order, as it was."""
+"""Messages in both directions, some cancelled; each arrives once, in order, unchanged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .pattern import Patterns, Wrong
 from .plan import CLIENT, SERVER, Plan
 from .tally import Tally
 
-# Immediate data of the last message, which says what may be missing; others have their number.
+# Immediate data of the last message, which lists cancelled messages; others have their number.
 LAST = 0xFFFFFFFF
 # Messages that are held while others arrive.
 HELD = 3
 
 
 class Messages:
-    """One end's part of it."""
+    """The part of one end."""
 
     breaks: ClassVar[bool] = False
 
@@ -126,7 +126,7 @@ class Messages:
         return number
 
     def _release(self, number: int, message: Message) -> None:
-        """Still as it arrived, whatever has come since."""
+        """Check that a held message is unchanged by later ones."""
         with message:
             self._check("message", number, message.data)
         self._tally.count("recv", self._plan.size(self._peer, number))
@@ -135,7 +135,8 @@ class Messages:
         self._patterns.check(f"{what} {number}", self._plan.number(self._peer, number), data)
 
     async def _receive_into(self, kind: float, cut: float) -> bytes | None:
-        """The next one, into memory of this end; the bytes of the last message, which ends it."""
+        """Receive the next message into own memory; return the bytes of the last message at the
+        end."""
         conn = self._conn
         length = self._plan.size(self._peer, self._last + 1)
         while True:
@@ -158,7 +159,7 @@ class Messages:
                 else:
                     found = await conn.recv_into(memory)
             except MessageTooLongError as error:
-                length = error.amount  # some before it were not sent
+                length = error.amount  # earlier messages were cancelled
                 continue
             break
         size, imm = found

@@ -1,4 +1,4 @@
-"""Bytes to send that the receiver knows already, checked as quickly as memory can be read."""
+"""Payload that the receiver knows in advance, compared at the speed of memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 LARGEST = 64 << 20
-# Where the stretches of the file may begin: a wrong message, length or offset shows.
+# The possible offsets of patterns in the file; a wrong message, length or offset differs.
 STARTS = 1 << 20
 
-# Checked so much at a time, so that the comparison stays in the processor's cache.
+# The bytes compared at a time, which fit the processor's cache.
 PIECE = 256 << 10
 
 
 class Wrong(AssertionError):
-    """Something is not as it has to be: what the soak is there to find."""
+    """An error that the soak has found."""
 
 
 def write_patterns(path: Path, seed: int) -> None:
@@ -26,7 +26,8 @@ def write_patterns(path: Path, seed: int) -> None:
 
 
 class Patterns:
-    """Stretches of the file, by number; private and read-only, so that it can be registered."""
+    """Patterns of the file, by number; mapped private and read-only, so that they can be
+    registered."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -42,12 +43,12 @@ class Patterns:
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def of(self, number: int, size: int) -> memoryview:
-        """`size` bytes, always the same for the same number."""
+        """`size` bytes, determined by the number."""
         start = random.Random(number).randrange(STARTS)
         return self._bytes[start : start + size]
 
     def check(self, what: str, number: int, found: memoryview) -> None:
-        """Wrong unless these are the bytes of that number."""
+        """Raise Wrong unless these are the bytes of that number."""
         expected = self.of(number, len(found))
         for start in range(0, len(found), PIECE):
             ours = np.frombuffer(expected[start : start + PIECE], np.uint8)

@@ -1,4 +1,4 @@
-"""One process of the soak, which does what it is told.
+"""One process of the soak, which executes commands.
 
 python -m tests.soak.peer OPTIONS          OPTIONS and all that follows as JSON, a line each
 
@@ -45,15 +45,15 @@ T = TypeVar("T")
 
 STREAMS = ("stream", "tls")
 VIAS: tuple[Via, Via] = ("cm", "tcp")
-# A connection that does not get on for so long never will (seconds, on the embedded device).
+# Seconds without progress after which a connection counts as hung, on the embedded device.
 STUCK = 60.0
-# And what has to go when connections have ended goes within this.
+# Seconds in which resources end after their connections.
 SETTLED = 20.0
 SHOWN = 1.0  # seconds between two reports
 
 
 class Peer:
-    """What it was told at first, and what follows from it."""
+    """The settings of the process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._name: str = options["name"]
@@ -75,13 +75,13 @@ class Peer:
         self._anchored: set[Connection] = set()
         self._pausing = False
         self._exchanging: list[asyncio.Lock] = []
-        self._first: Kept | None = None  # with the anchors alone
-        self._closed: Kept | None = None  # with nothing
+        self._first: Kept | None = None  # with the permanent connections only
+        self._closed: Kept | None = None  # with everything closed
 
     # ---- commands ------------------------------------------------------------------------
 
     async def open(self) -> dict[str, int]:
-        """Listens in every way; the ports."""
+        """Listen by every connection method; return the ports."""
         ports = {}
         where: dict[str, Any] = {"device": self._device}
         for via in VIAS:
@@ -110,11 +110,11 @@ class Peer:
         return ports
 
     async def meet(self, targets: dict[str, dict[str, Any]]) -> None:
-        """Where to connect from now on."""
+        """Set the addresses to connect to."""
         self._targets = targets
 
     async def run(self, workers: int) -> None:
-        """Keeps so many connections going."""
+        """Keep so many connections active."""
         self._pausing = False
         for worker in range(workers):
             chance = random.Random(self._chance.getrandbits(64))
@@ -124,13 +124,13 @@ class Peer:
                 self._anchors.append(self._watched(self._anchor(via), f"anchor by {via}"))
 
     async def pause(self) -> None:
-        """No new connections; returns when those that it has made have ended."""
+        """Stop connecting; return when the connections of this process have ended."""
         self._pausing = True
         await asyncio.gather(*self._workers)
         self._workers.clear()
 
     async def settle(self) -> str:
-        """When the connections of others have ended too: what there is beyond the first time."""
+        """The growth of resources since the first time, when all connections have ended."""
         grown = "something"
         try:
             async with self._idle_anchors(), asyncio.timeout(SETTLED * self._slow):
@@ -143,7 +143,7 @@ class Peer:
         return grown
 
     def _grown(self) -> str:
-        """What is there beside the anchors, and beyond the first time that it was looked for."""
+        """The resources beyond the permanent connections, compared with the first time."""
         more = []
         anchors = 0 if self._anchors else len(self._anchored)
         handlers = sum(server.connections for server in self._servers) - anchors
@@ -152,7 +152,7 @@ class Peer:
         gc.collect()
         pools = {pool_of(conn) for conn in self._anchored}
         statistics = [pool.statistics() for pool in pools]
-        # Receives that have been used are posted again a few at a time: so many there may be.
+        # Used receives are posted again a few at a time, so a few may be missing.
         receives = sum(receives_of(conn) for conn in self._anchored)
         held = Kept.now(max(0, sum(one.leases for one in statistics) - receives))
         leased = sum(one.leased_bytes for one in statistics)
@@ -176,7 +176,7 @@ class Peer:
             yield
 
     async def close(self) -> dict[str, Any]:
-        """Everything; what there is then that was not the first time, and the memory."""
+        """Close everything; return the growth since the first time, and the memory."""
         for task in self._anchors:
             task.cancel()
         if self._anchors:
@@ -206,7 +206,7 @@ class Peer:
 
     @staticmethod
     async def _nothing_lingers() -> None:
-        """What connections shared stays for a moment, or for another one if it was used meanwhile.
+        """Wait for resources that connections shared, which are kept for a moment after use.
 
         Anything that is left after that is a leak.
         """
@@ -222,7 +222,7 @@ class Peer:
             with await conn.recv() as message:
                 hello = json.loads(bytes(message))
         except ENDS:
-            return  # it came and went
+            return  # it ended meanwhile
         if hello == "anchor":
             self._anchored.add(conn)
             try:
@@ -283,7 +283,7 @@ class Peer:
                 if strict or (isinstance(error, aiordma.ProtocolError) and not broken_off(error)):
                     self._wrong(f"no connection with {target}", error)
                 self._tally.count("not reached")
-                await asyncio.sleep(0.02)  # it is being started again
+                await asyncio.sleep(0.02)  # the process is being restarted
 
     async def _connection(
         self, chance: random.Random, via: Via, port: int, plan: Plan, hello: bytes
@@ -340,7 +340,7 @@ class Peer:
     async def _begun(
         self, chance: random.Random, connect: Callable[[], Coroutine[Any, Any, T]]
     ) -> T | None:
-        """A connection; None if it was cancelled before there was one."""
+        """Connect; None if cancelled before."""
         if chance.random() < 0.05:
             got = await cut_short(chance, connect)
             if not got:
@@ -364,7 +364,7 @@ class Peer:
             task.result()
 
     async def _anchor(self, via: Via) -> None:
-        """A connection that stays, whatever happens beside it."""
+        """A permanent connection, for the whole soak."""
         server = self._targets["server"]
         async with await aiordma.connect(
             self._host,
@@ -430,24 +430,24 @@ class Peer:
 
 
 def receives_of(conn: Connection) -> int:
-    """Blocks: what is posted, and what will be when receives of another size have been used."""
+    """The blocks of posted receives, before and after a change of their size."""
     config = conn._config
     larger = len(conn._messages._receives._larger)
     return config.data_receives + config.control_receives + SPARE_BLOCKS + larger
 
 
 def memory_of(conn: Connection) -> int:
-    """Of the pool, at most, while nothing is under way."""
+    """The most blocks of the pool in use while nothing is outstanding."""
     return receives_of(conn) * conn._config.max_eager_size
 
 
 def broken_off(error: aiordma.ProtocolError) -> bool:
-    """The other process was killed while it told its endpoint."""
+    """The other process was killed while it sent its endpoint."""
     return "exchange" in str(error)
 
 
 def where(task: asyncio.Task[Any]) -> str:
-    """The places in the code where a task waits, the outermost first."""
+    """The stack of a waiting task, outermost first."""
     found = []
     awaited: Any = task.get_coro()
     while (frame := getattr(awaited, "cr_frame", None)) is not None:
@@ -461,7 +461,7 @@ def say(what: object) -> None:
 
 
 async def main(options: dict[str, Any]) -> None:
-    logging.getLogger("aiordma").setLevel(logging.ERROR)  # broken connections are no news here
+    logging.getLogger("aiordma").setLevel(logging.ERROR)  # broken connections are expected here
     loop = asyncio.get_running_loop()
     peer = Peer(options)
     loop.set_exception_handler(lambda _, context: peer.heard(context))

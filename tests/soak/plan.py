@@ -1,4 +1,4 @@
-"""What a connection does, from its seed alone: both ends make the same plan of it."""
+"""The plan of a connection, computed from its seed, so that both ends have the same plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pattern import LARGEST
 KINDS = {"messages": 8, "memory": 6, "leases": 1}  # or "stream", which has servers of its own
 
 CLIENT, SERVER = "client", "server"
-# How it ends, and how often so. `leaves` is the client's task cancelled at some moment.
+# Ways to end, with their weights. `leaves`: the client's task is cancelled at a random moment.
 ENDINGS = {
     f"{CLIENT} closes": 6,
     f"{SERVER} closes": 4,
@@ -22,15 +22,15 @@ ENDINGS = {
     f"{CLIENT} leaves": 4,
 }
 
-# Around what is done in another way from there on.
+# Sizes around which the implementation changes.
 BORDERS = (0, 1, 1016, 1024, 4096, 8184, 8192, 64 << 10, 1 << 20, 4 << 20, 8 << 20, LARGEST)
 
-# Bytes that one end of a connection sends, about.
+# The approximate bytes that one end of a connection sends.
 BUDGET = 48 << 20
 
 CONFIGS = {
     "default": Config(pool_limit=1 << 30),
-    # Every limit is soon reached, and a silent peer soon asked.
+    # Limits that are reached soon, and a short keep-alive.
     "small": Config(
         eager_size=1024,
         data_receives=4,
@@ -74,11 +74,11 @@ class Plan:
         return cls(seed, config, strict, kind or some, ending, largest, chance.randint(1, count))
 
     def chance(self, *what: object) -> random.Random:
-        """Numbers of its own for each part of the plan."""
+        """A random generator for each part of the plan."""
         return random.Random(f"{self.seed} {what}")
 
     def number(self, *what: object) -> int:
-        """Which bytes: for `Patterns`."""
+        """The number of the payload, for `Patterns`."""
         return self.chance("bytes", *what).getrandbits(62)
 
     def size(self, *what: object) -> int:
@@ -91,7 +91,7 @@ class Plan:
 
 
 def size(chance: random.Random, largest: int) -> int:
-    """Each power of two as often as the next, and the borders."""
+    """A random size: each power of two equally often, and sizes near the limits."""
     if chance.random() < 0.2:
         border = chance.choice([border for border in BORDERS if border <= largest])
         return min(largest, max(0, border + chance.choice((-1, 0, 0, 1))))

@@ -1,4 +1,4 @@
-"""One connection from its first word to its end, on either side."""
+"""One connection from its beginning to its end, on either side."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def finish(conn: Connection, plan: Plan, side: str) -> None:
     if plan.ending.startswith(side):
         if plan.leaves:
             return
-        if aborts:  # what is under way is lost then: not before the other one has everything
+        if aborts:  # an abort loses data in flight, so wait until the peer has everything
             await until_last(conn)
             conn.abort()
         await conn.close()
         return
     try:
-        if aborts:  # which it may do before it has told us that it has this
+        if aborts:  # the peer may abort before it confirms
             await conn.send(b"", imm=LAST)
         with await conn.recv() as message:
             raise Wrong(f"{message!r} after the last")
@@ -77,7 +77,7 @@ async def stream(
     patterns: Patterns,
     tally: Tally,
 ) -> None:
-    """The same for a stream."""
+    """Run this side's part of a stream."""
     part = Stream(reader, writer, plan, side, patterns, tally)
     await part.run()
     await part.close(abort=plan.ending == f"{side} aborts")
@@ -94,13 +94,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def as_planned(error: BaseException, plan: Plan, side: str) -> bool:
-    """Whether it may have ended with this."""
+    """Whether the plan allows this end."""
     kinds = [*causes(error)]
     if plan.leaves and side == CLIENT:
         kinds = [one for one in kinds if not isinstance(one, asyncio.CancelledError)]
     may_break = plan.leaves or not plan.strict
     ends: tuple[type[BaseException], ...] = ENDS
-    if plan.kind == "stream":  # one that is aborted may have been on its way
+    if plan.kind == "stream":  # an aborted stream may lose data in flight
         may_break = may_break or plan.ending.endswith("aborts")
         ends = (ConnectionError,)
     return not kinds or (may_break and all(isinstance(one, ends) for one in kinds))

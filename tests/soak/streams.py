@@ -16,7 +16,7 @@ PIECE = 256 << 10
 
 
 class Stream:
-    """One end's part of it."""
+    """The part of one end."""
 
     def __init__(
         self,

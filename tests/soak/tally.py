@@ -1,4 +1,4 @@
-"""What has been done, counted."""
+"""Counts of operations and verified bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Tally:
-    """Counts of operations, and of bytes that have arrived and were checked; what was wrong."""
+    """Counts of operations and of verified bytes, and the errors."""
 
     done: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
@@ -19,7 +19,7 @@ class Tally:
         self.bytes += size
 
     def take(self) -> Tally:
-        """What there is since the last time."""
+        """The counts since the last call."""
         taken = Tally(self.done.copy(), self.bytes, self.wrong.copy())
         self.done.clear()
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""What the soak relies on: it would see a wrong byte, a leak, a break that was not planned."""
+"""Tests of the soak: it detects a wrong byte, a leak, and an unplanned break."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_lanes_keep_apart() -> None:
 
 
 async def use_until_refused(plan: Plan, patterns: Patterns) -> Counter[str]:
-    """Both ends of a part that breaks its connection; what they did."""
+    """Run both ends of a part that breaks its connection; return their counts."""
     tally = Tally()
     async with (
         asyncio.timeout(100),

@@ -29,7 +29,7 @@ def made(kind: Callable[[], Any], device_name: str) -> asyncio.AbstractEventLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Loops whose connections by host and port are RDMA streams: both, as there are few tests."""
+    """Loops whose connections by host and port are RDMA streams, on asyncio and uvloop."""
     device_name = str(config.getoption("--device"))
     return {
         "asyncio": noting(partial(made, streams.EventLoop, device_name)),
@@ -44,4 +44,4 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def on_the_device(device: object) -> None:
-    """The loops are on it, so every test here asks for it."""
+    """Every test needs the device, since the loops use it."""

@@ -1,4 +1,4 @@
-"""A gRPC service (grpclib), told nothing but the loop that it runs on."""
+"""A gRPC service (grpclib), unchanged, on a loop with RDMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiordma.streams import StreamServer
 
 
 class Bytes(CodecBase):
-    """Messages that are bytes: no code generator is needed."""
+    """Messages are bytes, so no code generator is needed."""
 
     __content_subtype__ = "bytes"
 

@@ -23,7 +23,7 @@ from aiordma import streams
 
 @pytest.fixture
 def redis_port(tmp_path: Path) -> Iterator[int]:
-    """The TCP port of a server that keeps nothing, on loopback."""
+    """The TCP port of a Redis server without persistence, on loopback."""
     program = shutil.which("redis-server")
     assert program, "redis-server is not installed; on Debian: apt-get install redis-server"
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -52,7 +52,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
-    """Both directions, until both have ended."""
+    """Relay both directions until both have ended."""
     plain = socket.socket()
     plain.setblocking(False)
     await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))

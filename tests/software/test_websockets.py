@@ -1,4 +1,4 @@
-"""A WebSocket server and client (websockets), told nothing but the loop that they run on."""
+"""A WebSocket server and client (websockets), unchanged, on a loop with RDMA."""
 
 from __future__ import annotations
 
