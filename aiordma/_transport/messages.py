@@ -394,7 +394,7 @@ class Messages(Traffic):
     # ---- receiving -----------------------------------------------------------------------
 
     def received(self, block: Block, byte_len: int) -> None:
-        """A frame has arrived that is not plainly one with messages as they should be."""
+        """A frame has arrived that the fast path does not take."""
         if not self.started:
             # The peer was quicker than our handshake.
             self._came_early(block, byte_len, None)

@@ -24,10 +24,13 @@ EVERYWHERE = (
 CLEAN = (
     "README.md", "CONTRIBUTING.md", "docs", "bench", "examples",
     "aiordma/cli", "aiordma/cm", "aiordma/perf", "aiordma/streams",
-    "aiordma/config.py", "aiordma/dmabuf.py", "aiordma/errors.py", "aiordma/reconnecting.py",
-    "aiordma/testing.py", "aiordma/trace.py",
-    "tests/cli", "tests/cm", "tests/docs", "tests/examples", "tests/network", "tests/perf",
-    "tests/programs", "tests/soak", "tests/softroce", "tests/software",
+    "aiordma/_core", "aiordma/_loop", "aiordma/_memory", "aiordma/_transport",
+    "aiordma/async_queue_pair.py", "aiordma/config.py", "aiordma/dmabuf.py", "aiordma/errors.py",
+    "aiordma/events.py", "aiordma/mr_pool.py", "aiordma/reconnecting.py", "aiordma/testing.py",
+    "aiordma/trace.py", "aiordma/transport.py",
+    "tests/cli", "tests/cm", "tests/core", "tests/docs", "tests/examples", "tests/loop",
+    "tests/memory", "tests/network", "tests/perf", "tests/programs",
+    "tests/soak", "tests/softroce", "tests/software", "tests/transport",
 )  # fmt: skip
 
 # Random input; this table itself.

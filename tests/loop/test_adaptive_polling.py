@@ -57,7 +57,7 @@ def test_no_longer_than_allowed() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_looks_that_find_something_go_on() -> None:
+def test_hits_go_on() -> None:
     polling = AdaptivePolling(MOST_US)
     for _ in range(100):
         assert polling.is_due()
@@ -65,7 +65,7 @@ def test_looks_that_find_something_go_on() -> None:
     assert polling.spin_us == FIRST_US
 
 
-def test_in_vain_they_become_rare(clock: Clock) -> None:
+def test_misses_make_spins_rare(clock: Clock) -> None:
     polling = AdaptivePolling(MOST_US)
     skipped = []
     for _ in range(12):
@@ -81,21 +81,21 @@ def test_in_vain_they_become_rare(clock: Clock) -> None:
     assert wakes_without_a_spin(polling) == 1
 
 
-def test_woken_soon_it_looks_for_longer(clock: Clock) -> None:
+def test_woken_soon_it_spins_for_longer(clock: Clock) -> None:
     polling = AdaptivePolling(MOST_US)
     for wanted in (2 * FIRST_US, MOST_US):
         polling.missed()
         clock.sleep(MOST_US / 2)
         assert polling.is_due()  # at once
         assert polling.spin_us == wanted
-    # More is not allowed: then it is one more that was in vain.
+    # More is not allowed: then it is one more miss.
     polling.missed()
     clock.sleep(MOST_US / 2)
     assert wakes_without_a_spin(polling) == 7
     assert polling.spin_us == MOST_US
 
 
-def test_woken_late_it_looks_for_longer_but_seldom(clock: Clock) -> None:
+def test_woken_late_it_spins_for_longer_but_seldom(clock: Clock) -> None:
     polling = AdaptivePolling(MOST_US)
     for wanted, skipped in ((2 * FIRST_US, 1), (MOST_US, 3), (MOST_US, 7)):
         polling.missed()
@@ -104,7 +104,7 @@ def test_woken_late_it_looks_for_longer_but_seldom(clock: Clock) -> None:
         assert polling.spin_us == wanted
 
 
-def test_idle_it_looks_for_less(clock: Clock) -> None:
+def test_idle_it_spins_for_less(clock: Clock) -> None:
     polling = AdaptivePolling(MOST_US)
     polling.spin_us = MOST_US
     for wanted in (MOST_US // 2, FIRST_US, FIRST_US):
@@ -114,7 +114,7 @@ def test_idle_it_looks_for_less(clock: Clock) -> None:
         assert polling.spin_us == wanted
 
 
-def test_a_busy_loop_looks_no_longer(clock: Clock) -> None:
+def test_a_busy_loop_spins_no_longer(clock: Clock) -> None:
     """It came back late from other work and has not slept."""
     polling = AdaptivePolling(MOST_US)
     polling.missed()
@@ -123,7 +123,7 @@ def test_a_busy_loop_looks_no_longer(clock: Clock) -> None:
     assert polling.spin_us == FIRST_US
 
 
-def test_each_look_is_judged_once(clock: Clock) -> None:
+def test_each_spin_is_judged_once(clock: Clock) -> None:
     polling = AdaptivePolling(MOST_US)
     polling.missed()
     clock.sleep(MOST_US / 2)

@@ -197,10 +197,10 @@ async def test_completion_between_draining_and_the_loop(
         def drain_and_complete(
             table: Table, capacity: int, spin_us: int, returns: bool
         ) -> tuple[bool, bool, bool]:
-            some, more, bells = drain(table, capacity, spin_us, returns)
+            some, more, moved = drain(table, capacity, spin_us, returns)
             if not more:
                 complete()
-            return some, more, bells
+            return some, more, moved
 
         def look_and_complete() -> None:
             keep()

@@ -40,7 +40,7 @@ SIZES = (0, 1, 8, 200, EAGER - 1, EAGER, EAGER + 1, 5000, STAGED, STAGED + 1, 20
 SUM, WORD, CONSTANT, CELLS = 0, 8, 64, 64 + STAGED + 1
 ARENA = 2 << 20
 ENDED = (ConnectionClosedError, ConnectionBrokenError)
-UNTOLD = -1
+UNKNOWN = -1
 LAST = 0xFFFFFFFF  # immediate data of the last message of each side
 
 sides = st.integers(0, 1)
@@ -89,7 +89,7 @@ class Sent:
         """Whether this is what its receiver has seen next."""
         return bool(got) and got[0] in (
             Got(self.data, self.imm, self.written),
-            Got(self.data, self.imm, UNTOLD),
+            Got(self.data, self.imm, UNKNOWN),
         )
 
 
@@ -236,7 +236,7 @@ class End:
             length, imm = await self.conn.recv_into(target)
         except MessageTooLongError:
             return  # it stays for the next
-        self._received(Got(bytes(target[:length]), imm, UNTOLD))
+        self._received(Got(bytes(target[:length]), imm, UNKNOWN))
 
     def release(self) -> None:
         if self.held:

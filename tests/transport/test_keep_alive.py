@@ -218,7 +218,7 @@ async def test_it_waits_for_a_listener(
 
     connecting = asyncio.create_task(first())
     async with factory.within(10):
-        while attempts < 3:  # in vain
+        while attempts < 3:
             await yield_loop(1)
     assert not connecting.done()
     async with (

@@ -98,10 +98,10 @@ async def test_echo(factory: ConnectionFactory) -> None:
 @by_tcp
 @sets_polling
 @pytest.mark.parametrize("polling", [0, 50e-6], ids=["sleeping", "polling"])
-async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(
+async def test_its_notify_pipe_wakes_the_loop_as_long_as_it_is_there(
     factory: ConnectionFactory, polling: float
 ) -> None:
-    """What the other process writes to is in the loop's own epoll set; a card has no bells."""
+    """The notify pipe is in the loop's own epoll set; a card has none."""
     there_is_one = factory.device == EMBEDDED and os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
     async with (
         Child.connected(factory, "echo", polling=polling) as child,
@@ -109,11 +109,11 @@ async def test_its_bell_wakes_the_loop_as_long_as_it_is_there(
     ):
         await child.conn.send(b"x")
         (await child.conn.recv()).release()
-        await yield_loop(1)  # this may be the middle of the drain that tells of the bell
+        await yield_loop(1)  # this may be the middle of the drain that reports the pipe
         driver = child.conn._endpoint.driver
-        bells = driver._notify_fds
-        assert len(bells) == there_is_one
-        for fd in bells:
+        fds = driver._notify_fds
+        assert len(fds) == there_is_one
+        for fd in fds:
             assert stat.S_ISFIFO(os.fstat(fd).st_mode)
         child.signal(signal.SIGKILL)
         async with factory.within(5):

@@ -30,7 +30,7 @@ from .test_hostile import ends_with, victim
 pytestmark = pytest.mark.any_device
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
-UNTOLD = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
+IN_C = 1 << 16  # frames that are sent before Python is told: native/fast/traffic.c
 AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: the same
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
@@ -94,7 +94,10 @@ async def test_what_is_plain_goes_without_python(
 async def test_what_c_counts_does_not_grow_for_ever(factory: ConnectionFactory) -> None:
     """Python takes it over in time; with SMALL these numbers are not read."""
     async with factory.pair(SMALL) as (client, server):
-        for sent, used in ((UNTOLD - 1, NEVER_LONGER - 1), (UNTOLD - 2, NEVER_LONGER - 2)):
+        for sent, used in (
+            (IN_C - 1, NEVER_LONGER - 1),
+            (IN_C - 2, NEVER_LONGER - 2),
+        ):
             client._messages.sent = sent
             server._messages.used = used
             await several(client, server, 2, 10)
