@@ -103,8 +103,8 @@ class AsyncQueuePair:
         self._numbers = itertools.count()
         self._sends: dict[int, Completed] = {}
         self._receives: dict[int, Completed] = {}
-        self._turns: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._promised = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._reserved = 0
         self._event: DeviceEventError | None = None
         self._watch = Watch(self._channel.fd, self._on_completions)
         self._events = ContextEvents.for_context(pd.context)
@@ -119,12 +119,12 @@ class AsyncQueuePair:
         for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
         """
         self._check()
-        if self._room < len(requests) or self._turns:
+        if self._room < len(requests) or self._waiters:
             raise QueueFullError(
                 "ibv_post_send",
                 0,
                 f"{len(requests)} wanted, {self._room} slots of {self.qp!r} free,"
-                f" {len(self._turns)} others wait",
+                f" {len(self._waiters)} others wait",
             )
         return self._post(requests)
 
@@ -138,12 +138,12 @@ class AsyncQueuePair:
         size = self.qp.capabilities.max_send_wr
         if len(requests) > size:
             raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
-        await self._turn(len(requests))
-        self._promised -= len(requests)
+        await self._reserve(len(requests))
+        self._reserved -= len(requests)
         try:
             posted = self._post(requests)
         except BaseException:
-            self._give_turns()  # nothing will complete for them
+            self._wake_waiters()  # nothing will complete for them
             raise
         return await _all(posted)
 
@@ -159,36 +159,36 @@ class AsyncQueuePair:
     bind = _awaitable(verbs.SendBatch.bind)
     invalidate = _awaitable(verbs.SendBatch.invalidate)
 
-    async def _turn(self, wanted: int) -> None:
+    async def _reserve(self, wanted: int) -> None:
         """Wait, first come first served, until ``wanted`` slots are free, and take them."""
         self._check()
-        if not self._turns and self._room >= wanted:
-            self._promised += wanted
+        if not self._waiters and self._room >= wanted:
+            self._reserved += wanted
             return
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._turns.append((wanted, turn))
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((wanted, waiter))
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it had been given
-                self._promised -= wanted
-            self._give_turns()
+            if not waiter.cancelled():  # the slots were reserved for it
+                self._reserved -= wanted
+            self._wake_waiters()
             raise
 
     @property
     def _room(self) -> int:
-        return self.qp.free_send_slots - self._promised
+        return self.qp.free_send_slots - self._reserved
 
-    def _give_turns(self) -> None:
-        """Wake those for whom there is room now; their slots are promised until they post."""
-        while self._turns:
-            wanted, turn = self._turns[0]
-            if not turn.done():
+    def _wake_waiters(self) -> None:
+        """Wake the tasks for which there is room now; their slots are reserved until they post."""
+        while self._waiters:
+            wanted, waiter = self._waiters[0]
+            if not waiter.done():
                 if self._room < wanted:
                     return
-                self._promised += wanted
-                turn.set_result(None)
-            self._turns.popleft()
+                self._reserved += wanted
+                waiter.set_result(None)
+            self._waiters.popleft()
 
     def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
         self._check()
@@ -240,7 +240,7 @@ class AsyncQueuePair:
         if self.qp.first_failure is not None:
             self._fail(self._flushed)
         else:
-            self._give_turns()
+            self._wake_waiters()
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
         """The device says that nothing more will be done."""
@@ -253,11 +253,11 @@ class AsyncQueuePair:
         """Nothing more will be done: let every waiter go. Completions may never come."""
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
-        turns, self._turns = self._turns, deque()
+        waiters, self._waiters = self._waiters, deque()
         for waiting, operation in (
             (sends.values(), "work request"),
             (receives.values(), "receive"),
-            ([turn for _, turn in turns], "work request"),
+            ([waiter for _, waiter in waiters], "work request"),
         ):
             for future in waiting:
                 if not future.done():

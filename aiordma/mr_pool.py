@@ -49,7 +49,7 @@ REMOTE_RIGHTS = (
 
 
 class Block(NativeBlock, Mapped):
-    """A place in registered memory, made once and leased many times.  Internal to the library.
+    """A part of registered memory, made once and leased many times.  Internal to the library.
 
     Users' views are exports of it.
     """
@@ -99,7 +99,7 @@ class MemoryPool(Shelf):
     """Leases of registered memory, for local access, within one protection domain.
 
     `limit` bounds the bytes registered in all.  Beyond it `lease` waits until enough has come back,
-    in line with others; `alloc` raises QuotaError.
+    first come first served; `alloc` raises QuotaError.
     """
 
     def __init__(self, pd: verbs.ProtectionDomain, *, limit: int) -> None:
@@ -180,9 +180,9 @@ class MemoryPool(Shelf):
         return Buffer(block, size)
 
     async def lease(self, size: int) -> Buffer:
-        """As `alloc`, but waits for memory to come back, in line with others.
+        """As `alloc`, but waits for memory to come back, first come first served.
 
-        Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
+        Cancelling gives up the wait.  QuotaError at once for more than the limit allows at all.
         A task that holds memory while it waits for more can wait for ever, as with any lock: take
         what is needed together at once, or wait with a timeout.
         """
@@ -217,18 +217,18 @@ class MemoryPool(Shelf):
         )
 
     def _make(self, size: int) -> Block:
-        place = self._slabs.allocate(size)
-        if place is None:
+        found = self._slabs.allocate(size)
+        if found is None:
             self._reclaim()
-            place = self._slabs.allocate(size)
-        if place is None:
+            found = self._slabs.allocate(size)
+        if found is None:
             region = self._register(SLAB_SIZE)
             self._regions[self._slabs.add_slab()] = region, region.buf
             if len(self._regions) > SPARE_SLABS:
                 self.trim_below = len(self._regions) * SLAB_SIZE // 4
-            place = self._slabs.allocate(size)
-            assert place is not None
-        slab, offset = place
+            found = self._slabs.allocate(size)
+            assert found is not None
+        slab, offset = found
         return Block(self, *self._regions[slab], slab, offset, size)
 
     def _make_large(self, size: int) -> Block:

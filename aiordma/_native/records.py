@@ -34,7 +34,7 @@ SGE = struct.Struct("=Q2I")
 
 
 class CompletionArray:
-    """Room for ``capacity`` completions. Used by one thread at a time."""
+    """An array of ``capacity`` completions. Used by one thread at a time."""
 
     __slots__ = ("_bytes", "capacity", "pointer")
 
@@ -44,12 +44,12 @@ class CompletionArray:
         self._bytes = ffi.buffer(self.pointer)
 
     def records(self, count: int) -> Iterator[Record]:
-        """The first ``count`` as tuples. They are copied first: the room may be used again."""
+        """The first ``count`` as tuples. Copied first: the array may be used again."""
         return COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
 
 
 class MoreArray:
-    """Room for the further fields of ``capacity`` completions."""
+    """An array of the further fields of ``capacity`` completions."""
 
     __slots__ = ("_bytes", "capacity", "pointer")
 
@@ -64,7 +64,7 @@ class MoreArray:
 
 
 class RequestArray:
-    """Room for work requests with their scatter/gather entries. Used by one thread at a time."""
+    """Arrays of work requests and their scatter/gather entries. Used by one thread at a time."""
 
     __slots__ = ("posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes")
 

@@ -96,7 +96,8 @@ class KeyProof:
                 self._peer_nonce = message.nonce
                 self._check("server", message.proof)
                 self._send(protocol.AuthProof(0, self._proof("client")))
-                self.done.set_result(None)
+                if not self.done.done():  # to send may have ended the connection
+                    self.done.set_result(None)
             case protocol.AuthProof() if (
                 not self._client and self._peer_nonce is not None and not self.done.done()
             ):

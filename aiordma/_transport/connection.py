@@ -227,7 +227,7 @@ class Connection(ConnectionLifecycle):
     async def lease(self, size: int) -> Buffer:
         """As `alloc`, but waits until so much has come back, first come first served.
 
-        Cancelling leaves the line.  QuotaError at once for more than the limit allows at all.
+        Cancelling gives up the wait.  QuotaError at once for more than the limit allows at all.
         A task that holds memory while it waits for more can wait for ever, as with any lock: take
         what is needed together at once, or wait with a timeout.  The end of the connection ends it
         too.

@@ -297,7 +297,8 @@ class ConnectionLifecycle:
                 self._refuse(error)
             else:
                 # Now, not when `_start` goes on: the peer's next message may be here already.
-                if proof.done.done():
+                # To send may have ended the connection.
+                if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.gated = False
                     self._advance(LifecycleEvent.PROVED)
             return

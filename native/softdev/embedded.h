@@ -1,5 +1,5 @@
-/* The public part of the embedded device: its table of calls, events, faults and traces.  cffi reads it
- * too: nothing of the preprocessor but the guard. */
+/* The public part of the embedded device: its table of calls, events, faults and traces. cffi reads
+ * it too: nothing of the preprocessor but the guard. */
 #ifndef AIORDMA_EMBEDDED_H
 #define AIORDMA_EMBEDDED_H
 
@@ -35,8 +35,8 @@ const struct aiordma_calls *aiordma_embedded_calls(void);
  * When the last context is closed the port is up again.  Returns 0; EINVAL for any other event. */
 int aiordma_embedded_raise(enum ibv_event_type event);
 
-/* For tests: faults of the embedded device, and of its connections, in this process from now on; NULL
- * for none.  The plan is a list of name=value:
+/* For tests: faults of the embedded device, and of its connections, in this process from now on;
+ * NULL for none.  The plan is a list of name=value:
  *
  *  seed=N         which numbers chance draws: the same seed, the same faults (0)
  *  loss=WHEN      what comes in gets lost: frames of connections, datagrams
@@ -54,16 +54,17 @@ int aiordma_embedded_raise(enum ibv_event_type event);
  *  qp=NUMBER      connections, requests and datagrams of this queue pair alone
  *  cq=HANDLE      completions of this queue alone
  *
- * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later ones),
- * or both (0.5@3-).  Frames, and requests that need a receive, are counted for each connection.
+ * WHEN is a probability (0.01), or which occurrence (@3, @3-5, @3- for that one and all later
+ * ones), or both (0.5@3-).  Frames, and requests that need a receive, are counted for each
+ * connection.
  *
  * What is late waits in memory: of a connection at most 64 MiB, beyond which the oldest is taken in
  * early.
  *
  * A connection on which something may get lost keeps to the protocol that InfiniBand has for this,
- * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if timeout
- * is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD queue pairs
- * lose is lost.
+ * on both sides and until it ends: requests are sent again after 4.096 us * 2^timeout (not if
+ * timeout is 0), or at once when a gap is told, up to retry_cnt times in a row.  What UC and UD
+ * queue pairs lose is lost.
  *
  * Returns 0, or EINVAL and in `error` what is wrong with the plan, which is then as it was before.
  * The variable AIORDMA_EMBEDDED_FAULTS is a plan from the start; a wrong one is said on stderr, and
@@ -74,10 +75,10 @@ int aiordma_embedded_faults(const char *plan, char *error, size_t room);
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
 /* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
- * the file `path`, in which %p stands for the number of the process; when another process is writing
- * there, the file has that number at the end of its name.  `used` gets the name.  0 or an errno value:
- * EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device that is
- * opened), ESPIPE for what is no regular file. */
+ * the file `path`, in which %p stands for the number of the process; when another process is
+ * writing there, the file has that number at the end of its name.  `used` gets the name. 0 or an
+ * errno value: EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device
+ * that is opened), ESPIPE for what is no regular file. */
 int aiordma_trace_start(const char *path, char *used, size_t size);
 /* Everything up to now is in the file, and nothing else. */
 void aiordma_trace_flush(void);

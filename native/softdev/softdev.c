@@ -1,4 +1,5 @@
-/* Puts the device together: the table of its calls, and what each folder is given of those above it. */
+/* Puts the device together: the table of its calls, and what each folder is given of those above
+ * it. */
 #include "softdev.h"
 
 #include "cm/cm.h"

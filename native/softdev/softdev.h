@@ -9,9 +9,10 @@
  *   wire     links between queue pairs, over TCP or a channel in shared memory
  *   cm       the connection manager
  *
- * A folder calls those above it in this list and none below; where it has to, it goes through a table
- * that softdev.c gives to it.  Its interface is the header that has its name.  `make folders` lists
- * who calls whom and fails on a call against the order.  docs/embedded-device.md has the locks.
+ * A folder calls those above it in this list and none below; where it has to, it goes through a
+ * table that softdev.c gives to it.  Its interface is the header that has its name.  `make folders`
+ * lists who calls whom and fails on a call against the order. docs/embedded-device.md has the
+ * locks.
  *
  * Nothing here includes Python or calls libibverbs.
  */
@@ -20,8 +21,9 @@
 
 #include "embedded.h"
 
-/* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They alone
- * are visible outside: the library of preload.c gives each of them the public name of the call. */
+/* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They
+ * alone are visible outside: the library of preload.c gives each of them the public name of the
+ * call. */
 #define CALL(library, result, name, arguments)                                                     \
 	__attribute__((visibility("default"))) result soft_##name arguments;
 #include "abi/calls.h"

@@ -54,9 +54,19 @@ def test_every_live_state_can_break(state: ConnectionState, event: LifecycleEven
 
 def test_the_peers_goodbye_is_the_cause_once_it_has_come() -> None:
     left = {ConnectionState.PEER_CLOSED, ConnectionState.BOTH_CLOSING}
-    for (state, _), row in TRANSITIONS.items():
+    for (state, event), row in TRANSITIONS.items():
         if row.cause is not None:
             assert (row.cause is Cause.PEER) == (state in left)
+        elif state not in OVER:
+            comes = state in left or event is LifecycleEvent.PEER_GOODBYE
+            assert (row.next in left) == comes
+
+
+def test_what_is_closing_stays_so() -> None:
+    for (state, event), row in TRANSITIONS.items():
+        if row.cause is None and state not in OVER:
+            closes = state in CLOSING or event is LifecycleEvent.CLOSE
+            assert (row.next in CLOSING) == closes
 
 
 def test_only_limited_states_can_finish() -> None:

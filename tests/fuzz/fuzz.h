@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
 
-/* ---- in place of the C library, for the device ------------------------------------------------ */
+/* ---- in place of the C library, for the device ----------------------------------------------- */
 
 int fuzz_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
 			void *argument);
@@ -133,7 +133,7 @@ static inline int fuzz_sockets(void)
 	return count;
 }
 
-/* ---- records ---------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static inline uint16_t fuzz16(const uint8_t *at)
 {

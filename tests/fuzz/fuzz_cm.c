@@ -81,7 +81,7 @@ static void open_world(void)
 	world.sockets = 0;
 }
 
-/* ---- the application -------------------------------------------------------------------------- */
+/* ---- the application ------------------------------------------------------------------------- */
 
 static void make_queue_pair(struct rdma_cm_id *id)
 {
@@ -114,7 +114,8 @@ static struct rdma_cm_id **place(void)
 	return NULL;
 }
 
-/* What an application may say to an id; whether it is the moment for it is for the device to know. */
+/* What an application may say to an id; whether it is the moment for it is for the device to know.
+ */
 static void act(struct rdma_cm_id **id, const uint8_t *r)
 {
 	struct rdma_conn_param parameters = {.private_data = r,

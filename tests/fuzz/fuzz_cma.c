@@ -1,9 +1,9 @@
-/* References to another process's memory, and the page that it shares with us: what a local peer can say
- * there.
+/* References to another process's memory, and the page that it shares with us: what a local peer
+ * can say there.
  *
- * Whatever it says: bytes go only to where they were to go, a descriptor that does not add up is refused,
- * a slot in use is not exported again before the other side has said that it is done with it, and memory
- * is taken back in bounded time.  (The other process is this one, by its number.)
+ * Whatever it says: bytes go only to where they were to go, a descriptor that does not add up is
+ * refused, a slot in use is not exported again before the other side has said that it is done with
+ * it, and memory is taken back in bounded time.  (The other process is this one, by its number.)
  */
 #define _GNU_SOURCE /* memmem */
 #include <sys/uio.h>

@@ -1,8 +1,9 @@
 /* Datagrams into UD queue pairs: from any host that can reach the process's UDP port.
  *
- * Two queue pairs receive, one of them from a shared queue and in a multicast group.  Whatever comes:
- * a receive is filled only by a message with the right queue pair number and Q_Key, from the address
- * that it says it is from; nothing is answered; and the device's own queue pairs still hear each other.
+ * Two queue pairs receive, one of them from a shared queue and in a multicast group.  Whatever
+ * comes: a receive is filled only by a message with the right queue pair number and Q_Key, from the
+ * address that it says it is from; nothing is answered; and the device's own queue pairs still hear
+ * each other.
  */
 #define _GNU_SOURCE /* memmem */
 #include <arpa/inet.h>

@@ -42,7 +42,7 @@ static struct world {
 	size_t piece;                   /* so many bytes at a time; 0: all at once */
 } world;
 
-/* ---- the scene -------------------------------------------------------------------------------- */
+/* ---- the scene ------------------------------------------------------------------------------- */
 
 static void adopt(struct side *side, int fd)
 {
@@ -157,7 +157,7 @@ static void open_scene(void)
 	bind_window(1, WINDOW_WRITE, IBV_ACCESS_REMOTE_WRITE);
 }
 
-/* ---- what must hold --------------------------------------------------------------------------- */
+/* ---- what must hold -------------------------------------------------------------------------- */
 
 /* wr_id: the victim's number, which queue, how many were posted before. */
 static uint64_t next_id(struct victim *victim, int queue)
@@ -248,7 +248,7 @@ static void close_scene(void)
 	friends_are_well();
 }
 
-/* ---- what happens ------------------------------------------------------------------------------ */
+/* ---- what happens ---------------------------------------------------------------------------- */
 
 static void stranger_says(const void *bytes, size_t length)
 {

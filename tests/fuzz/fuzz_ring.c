@@ -250,7 +250,7 @@ static void say_frame(const uint8_t *r)
 	    bytes);
 }
 
-/* ---- what must hold --------------------------------------------------------------------------- */
+/* ---- what must hold -------------------------------------------------------------------------- */
 
 static void take_completions(void)
 {

@@ -3,9 +3,10 @@
  *
  *   meson test -C build/plain --benchmark --verbose bench_pingpong [--test-args sleeping]
  *
- * Prints for each: microseconds for 64 B there and back, GB/s of RDMA writes of 64 KiB and of 1 MiB,
- * four under way (medians of rounds), and how many times better the device is.  The two processes
- * share memory; with AIORDMA_EMBEDDED_LINKS=tcp in the environment the device goes over TCP too.
+ * Prints for each: microseconds for 64 B there and back, GB/s of RDMA writes of 64 KiB and of 1
+ * MiB, four under way (medians of rounds), and how many times better the device is.  The two
+ * processes share memory; with AIORDMA_EMBEDDED_LINKS=tcp in the environment the device goes over
+ * TCP too.
  */
 #define _GNU_SOURCE /* CPU_SET */
 #include "bench_side.h"

@@ -1,4 +1,5 @@
-/* What the programs that measure have in common: two processes on two cores, and TCP between them. */
+/* What the programs that measure have in common: two processes on two cores, and TCP between them.
+ */
 #ifndef AIORDMA_TESTS_BENCH_SIDE_H
 #define AIORDMA_TESTS_BENCH_SIDE_H
 

@@ -1,5 +1,5 @@
-/* With coverage, in the place of _exit (meson.build): children of a fork leave by it, and what they have
- * run shall count too. */
+/* With coverage, in the place of _exit (meson.build): children of a fork leave by it, and what they
+ * have run shall count too. */
 #include <stdnoreturn.h>
 
 void __gcov_dump(void);

@@ -1,6 +1,6 @@
 /* What the kernel and the C library refuse, on command: one call of this thread, the n-th one of
- * those below.  The programs that include this are linked with --wrap for each of them (meson.build),
- * so that the device itself knows nothing of it. */
+ * those below.  The programs that include this are linked with --wrap for each of them
+ * (meson.build), so that the device itself knows nothing of it. */
 #ifndef AIORDMA_TESTS_SHORTAGE_H
 #define AIORDMA_TESTS_SHORTAGE_H
 

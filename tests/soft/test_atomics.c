@@ -1,5 +1,5 @@
-/* Atomics from several processes at once, and the owner's own on the same word: no update is lost, and
- * no two see the same word before theirs (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
+/* Atomics from several processes at once, and the owner's own on the same word: no update is lost,
+ * and no two see the same word before theirs (IBTA 9.4.5.1; IBV_ATOMIC_GLOB). */
 #define _GNU_SOURCE
 #include "verbs_side.h"
 

@@ -1,5 +1,6 @@
 /* Enhanced connection establishment: rdma_set_local_ece(3), rdma_get_remote_ece(3),
- * rdma_reject_ece(3) (docs of librdmacm; reason 35 is "vendor option not supported", IBTA 12.6.7.2). */
+ * rdma_reject_ece(3) (docs of librdmacm; reason 35 is "vendor option not supported", IBTA
+ * 12.6.7.2). */
 #include "cm_side.h"
 
 enum {

@@ -1,4 +1,5 @@
-/* The device goes, or gets another address: RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ADDR_CHANGE. */
+/* The device goes, or gets another address: RDMA_CM_EVENT_DEVICE_REMOVAL,
+ * RDMA_CM_EVENT_ADDR_CHANGE. */
 #include "cm_side.h"
 
 static void raise_event(enum ibv_event_type type)

@@ -1,5 +1,5 @@
-/* Which wire a connection of the CM gets: a channel through shared memory where both sides are willing, the
- * handshake's own stream where one is not, or says that it found no channel. */
+/* Which wire a connection of the CM gets: a channel through shared memory where both sides are
+ * willing, the handshake's own stream where one is not, or says that it found no channel. */
 #include "cm_side.h"
 
 #include <sys/prctl.h>

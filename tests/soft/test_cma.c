@@ -1,5 +1,5 @@
-/* One copy between two processes (native/softdev/shm/cma.c, cma_export.c), without queue pairs: the owner of
- * the memory is the parent, the child copies. */
+/* One copy between two processes (native/softdev/shm/cma.c, cma_export.c), without queue pairs: the
+ * owner of the memory is the parent, the child copies. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 
@@ -400,8 +400,8 @@ static void owner_dies(void)
 
 /* ---- taking back --------------------------------------------------------------------------- */
 
-/* The memory is unmapped, and other memory is there, as soon as it has been taken back: whatever the
- * moment, a copy that counts is of what was there before. */
+/* The memory is unmapped, and other memory is there, as soon as it has been taken back: whatever
+ * the moment, a copy that counts is of what was there before. */
 static void unmapped_at_once(void)
 {
 	struct process process = part();

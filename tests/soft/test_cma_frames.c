@@ -1,6 +1,6 @@
-/* Messages that are long enough to be referred to, between two processes: what arrives, what happens
- * when the memory is taken away in the middle, and that nothing else changes where the kernel does not
- * let one process copy from another. */
+/* Messages that are long enough to be referred to, between two processes: what arrives, what
+ * happens when the memory is taken away in the middle, and that nothing else changes where the
+ * kernel does not let one process copy from another. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 
@@ -409,8 +409,8 @@ static void requester_deregisters(void)
 	}
 }
 
-/* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its own
- * application hears of as well. */
+/* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its
+ * own application hears of as well. */
 static void responder_deregisters(void)
 {
 	struct scene scene;
@@ -460,8 +460,8 @@ static void responder_deregisters(void)
 	close_scene(&scene);
 }
 
-/* The memory of one side goes, is unmapped and used again, at any moment: whatever completes well has
- * the bytes that were there. */
+/* The memory of one side goes, is unmapped and used again, at any moment: whatever completes well
+ * has the bytes that were there. */
 static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 {
 	enum {

@@ -1,6 +1,7 @@
 /* A peer that has a connection and means harm: keys that it guesses, was told once, or that are not
- * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and changes
- * nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.) */
+ * for it; ranges that wrap; answers that it never fetches.  What it may not do is refused and
+ * changes nothing, and what it costs is bounded.  (Nonsense in frames: test_link, and the fuzzers.)
+ */
 #define _GNU_SOURCE /* memfd_create */
 #include <stddef.h>
 #include <sys/socket.h>
@@ -70,8 +71,8 @@ static struct soft_frame answer_of(struct scene *scene)
 	return frame;
 }
 
-/* Refused with that NAK; nothing of the memory has been told or changed, and the connection is over:
- * each attempt costs one. */
+/* Refused with that NAK; nothing of the memory has been told or changed, and the connection is
+ * over: each attempt costs one. */
 static void refused(struct scene *scene, struct soft_frame frame, enum soft_nak nak)
 {
 	struct soft_frame answer;
@@ -87,7 +88,7 @@ static void refused(struct scene *scene, struct soft_frame frame, enum soft_nak 
 		CHECK_EQUAL(scene->side.memory[i], SECRET);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* Every bit of a key is a part of it, and so are all of them for a region that is no more. */
 static void guessed(void)
@@ -180,7 +181,7 @@ static void keys_of_others(void)
 	}
 }
 
-/* ---- ranges ----------------------------------------------------------------------------------- */
+/* ---- ranges ---------------------------------------------------------------------------------- */
 
 static void ranges_that_wrap(void)
 {
@@ -218,7 +219,7 @@ static void ranges_that_wrap(void)
 		}
 }
 
-/* ---- what it costs ---------------------------------------------------------------------------- */
+/* ---- what it costs --------------------------------------------------------------------------- */
 
 /* READs of much, none of whose answers is fetched: no more than were agreed on, and no memory for
  * the answers.  Another queue pair does not wait for that one. */

@@ -80,8 +80,8 @@ static struct ibv_mr *expose(struct end *end, size_t zone, int rights)
 	return mr;
 }
 
-/* Time ends the requests of one that gives up, for which there may never have been a peer; else it is
- * the peer's end alone that ends them. */
+/* Time ends the requests of one that gives up, for which there may never have been a peer; else it
+ * is the peer's end alone that ends them. */
 static void open_end(struct end *end, uint32_t longest, bool gives_up)
 {
 	memset(end, 0, sizeof(*end));

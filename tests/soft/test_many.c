@@ -1,6 +1,6 @@
-/* Ten thousand queue pairs, connected in pairs within a process and between two: each carries its own
- * message, none needs a file descriptor, and all of it is given back.  It also says what they cost
- * (docs/scale.md). */
+/* Ten thousand queue pairs, connected in pairs within a process and between two: each carries its
+ * own message, none needs a file descriptor, and all of it is given back.  It also says what they
+ * cost (docs/scale.md). */
 #include <malloc.h>
 
 #include "leaks.h"

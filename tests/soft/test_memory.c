@@ -1,5 +1,6 @@
 /* Regions of every kind: on demand, null, of a file, of the device's own memory; registered anew;
- * and the domains they are in.  ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3). */
+ * and the domains they are in.  ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3).
+ */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "objects/objects.h"

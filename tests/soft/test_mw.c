@@ -480,7 +480,8 @@ static void local_invalidation_refused(void)
 	}
 }
 
-/* The peer is stopped in the middle of what it does, and nothing is touched after the completion. */
+/* The peer is stopped in the middle of what it does, and nothing is touched after the completion.
+ */
 static void invalidated_under_fire(void)
 {
 	enum {

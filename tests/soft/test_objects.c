@@ -434,7 +434,8 @@ static void shared_channel(void)
 
 static struct side *acking;
 
-/* Waits until the destroyer is asleep in its wait, which no clock tells: the state of the thread. */
+/* Waits until the destroyer is asleep in its wait, which no clock tells: the state of the thread.
+ */
 static void *ack_later(void *tid_file)
 {
 	for (;;) {

@@ -65,7 +65,8 @@ static long naps(void)
 }
 
 /* It may look around for some milliseconds after the last work, and on a busy machine these take
- * their time. Then nothing wakes it: whatever does would do so again, until the test's time is up. */
+ * their time. Then nothing wakes it: whatever does would do so again, until the test's time is up.
+ */
 static void falls_asleep(void)
 {
 	long before;
@@ -90,7 +91,8 @@ static void idle(void)
 	close_pair(&a, &b);
 }
 
-/* Two processes that have a minute, and a side each, which are connected: the address of the other one's. */
+/* Two processes that have a minute, and a side each, which are connected: the address of the other
+ * one's. */
 static struct address open_peers(struct process *process, struct side *side)
 {
 	*process = split();
@@ -126,8 +128,8 @@ static void idle_peers(void)
 	join(&process);
 }
 
-/* A process that computes serves its peer's writes, reads and atomics: it computes until it has.  Also
- * one that has said that it would be back soon, and is not. */
+/* A process that computes serves its peer's writes, reads and atomics: it computes until it has.
+ * Also one that has said that it would be back soon, and is not. */
 static void busy_application(bool stays)
 {
 	enum {

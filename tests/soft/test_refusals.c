@@ -41,8 +41,8 @@ static void too_many_atomics(void)
 	close_pair(&a, &b);
 }
 
-/* A WRITE that would end beyond its region, or whose region does not allow it, writes nothing at all,
- * and takes no receive. */
+/* A WRITE that would end beyond its region, or whose region does not allow it, writes nothing at
+ * all, and takes no receive. */
 static void nothing_written(bool immediate)
 {
 	enum {
@@ -104,7 +104,8 @@ static void alignment(void)
 	}
 }
 
-/* The requester's own memory goes while the answer is on its way: every piece of it is looked at. */
+/* The requester's own memory goes while the answer is on its way: every piece of it is looked at.
+ */
 static void taken_away(enum ibv_wr_opcode opcode)
 {
 	struct side a, b;

@@ -592,8 +592,8 @@ static void answered_in_the_middle(void)
 	close_stage(&stage);
 }
 
-/* An answer is asked for again while it is being given: the frame under way is its last one, then it
- * begins anew.  It holds its place for so long; the next READ is as good as lost. */
+/* An answer is asked for again while it is being given: the frame under way is its last one, then
+ * it begins anew.  It holds its place for so long; the next READ is as good as lost. */
 static void asked_in_the_middle(void)
 {
 	struct stage stage;

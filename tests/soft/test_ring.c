@@ -1,5 +1,6 @@
-/* The ring of records: what goes in comes out, at every place of it; one thread writes while another
- * reads, both asleep whenever they can be; and what the other side may write there by itself. */
+/* The ring of records: what goes in comes out, at every place of it; one thread writes while
+ * another reads, both asleep whenever they can be; and what the other side may write there by
+ * itself. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
 #include "shm/copy.h"
@@ -194,7 +195,8 @@ enum {
 	LONG = 8192
 };
 
-/* How far behind its source, but for whole pages, a payload is that begins `offset` bytes into a page. */
+/* How far behind its source, but for whole pages, a payload is that begins `offset` bytes into a
+ * page. */
 static uint64_t behind_its_source(uint32_t offset)
 {
 	static _Alignas(PAGE) uint8_t pages[PAGE + LONG];
@@ -212,7 +214,8 @@ static uint64_t behind_its_source(uint32_t offset)
 	return ((uintptr_t)record.payload + 24 - (uintptr_t)iov[1].iov_base) & (PAGE - 1);
 }
 
-/* What is long begins nowhere in the line behind its source, which is slow to copy on some processors. */
+/* What is long begins nowhere in the line behind its source, which is slow to copy on some
+ * processors. */
 static void aside(void)
 {
 	begin();

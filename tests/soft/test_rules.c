@@ -1,5 +1,6 @@
-/* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely: the
- * numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once. */
+/* Rules of the InfiniBand specification (docs/semantics.md) that no other test looks at closely:
+ * the numbers behind a timer's code and a count, what SQD and a fence hold back, what happens once.
+ */
 #include "objects/objects.h"
 
 #include "fault_side.h"
@@ -24,8 +25,8 @@ static void nothing_completes(struct side *side)
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
-/* IBTA table 45, in hundredths of a millisecond.  The requester's timer tells what it has been told:
- * it was started between two looks at the clock. */
+/* IBTA table 45, in hundredths of a millisecond.  The requester's timer tells what it has been
+ * told: it was started between two looks at the clock. */
 static void rnr_codes(void)
 {
 	static const uint32_t units[32] = {
@@ -285,8 +286,8 @@ static void drained(bool notify)
 	close_pair(&a, &b);
 }
 
-/* A fence waits for READs and atomics that are not answered, and for nothing else (IBTA 10.8.3.3): so
- * it goes out behind a SEND that has no receive yet.  Seen by what the peer's memory has got. */
+/* A fence waits for READs and atomics that are not answered, and for nothing else (IBTA 10.8.3.3):
+ * so it goes out behind a SEND that has no receive yet.  Seen by what the peer's memory has got. */
 static void fence(void)
 {
 	enum {
@@ -325,7 +326,8 @@ static void fence(void)
 	close_pair(&a, &b);
 }
 
-/* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2). */
+/* What cannot be carried out on this side is found before any of it has been sent (IBTA 10.7.2.2).
+ */
 static void nothing_is_sent_in_vain(void)
 {
 	enum {
@@ -413,8 +415,8 @@ static void migration(void)
 
 /* ---- errors and events, once each ---------------------------------------------------------- */
 
-/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.7); both ends
- * on one completion queue; unsignaled requests too. */
+/* The error first, then what was posted later, of each queue in its order (IBTA 10.3.1.7); both
+ * ends on one completion queue; unsignaled requests too. */
 static void flushes(void)
 {
 	struct side a, b;

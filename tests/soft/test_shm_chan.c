@@ -479,8 +479,8 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 	soft_shm_chan_write(&raw->chan, iov, 2, sizeof(header) + length);
 }
 
-/* Long records are acknowledged one by one, however many of them a step takes in: their sender need not
- * wait for the last to go on. */
+/* Long records are acknowledged one by one, however many of them a step takes in: their sender need
+ * not wait for the last to go on. */
 static void acknowledged(void)
 {
 	enum {
@@ -527,8 +527,8 @@ static void acknowledged(void)
 	join(&process);
 }
 
-/* Many small requests that are posted together are several records: the other side can begin with the
- * first before the last is written. */
+/* Many small requests that are posted together are several records: the other side can begin with
+ * the first before the last is written. */
 static void in_parts(void)
 {
 	enum {

@@ -1,4 +1,5 @@
-/* Channels: through the ring of this process to itself, and through shared memory to another process. */
+/* Channels: through the ring of this process to itself, and through shared memory to another
+ * process. */
 #include "shm_side.h"
 
 static struct process process;

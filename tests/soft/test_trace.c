@@ -1,4 +1,5 @@
-/* What a trace has in it: every work request that was posted and every completion, once and in order.
+/* What a trace has in it: every work request that was posted and every completion, once and in
+ * order.
  *
  * The calls of the contexts are wrapped: what went through them is the list that the trace must be
  * equal to. */
@@ -225,7 +226,7 @@ static void drain(struct side *side)
 		;
 }
 
-/* ---- in a process of its own each, so that the numbers begin with 1 --------------------------- */
+/* ---- in a process of its own each, so that the numbers begin with 1 -------------------------- */
 
 static void in_child(void (*run)(void))
 {

@@ -340,7 +340,7 @@ static void killed(void)
 	}
 }
 
-/* ---- files that will not do ------------------------------------------------------------------- */
+/* ---- files that will not do ------------------------------------------------------------------ */
 
 static void refused(const char *name, int error)
 {

@@ -1,5 +1,5 @@
-/* Unreliable connections (IBTA vol 1, 9.8.2): nothing is answered, what cannot be taken in is dropped
- * in silence, and both queue pairs stay as they are. */
+/* Unreliable connections (IBTA vol 1, 9.8.2): nothing is answered, what cannot be taken in is
+ * dropped in silence, and both queue pairs stay as they are. */
 #include "wire/wire.h"
 #include "verbs_side.h"
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aiordma import ConnectionBrokenError, ConnectionClosedError, prepare_connection
-from aiordma._core import protocol
+from aiordma._core import authentication, protocol
 from aiordma._core.connection_states import (
     IGNORED,
     TRANSITIONS,
@@ -202,3 +202,23 @@ async def test_an_event_that_cannot_be(factory: ConnectionFactory, state: Connec
                 with pytest.raises(InternalError, match=event.name):
                     made.conn._advance(event)
                 assert made.conn._state is state
+
+
+@pytest.mark.parametrize("client", [False, True])
+async def test_it_breaks_while_it_sends_its_proof(factory: ConnectionFactory, client: bool) -> None:
+    async with case(factory, KEY) as made:
+        made.first._client = client
+        await made.happens(LifecycleEvent.KEY_REQUIRED)
+        conn = made.conn
+        proof = conn._key_proof
+        assert proof is not None
+        proof._send = lambda _: conn._disconnected("the peer is gone")
+        nonce = bytes(32)
+        if client:
+            answer = authentication.proof(KEY, "server", proof._nonce, nonce, proof._transcript)
+            conn._take_control(protocol.AuthAnswer(0, nonce, answer))
+        else:
+            conn._take_control(protocol.AuthHello(0, nonce))
+        with pytest.raises(ConnectionBrokenError, match="is gone"):
+            await made.tasks[0]
+        assert conn._state in (ConnectionState.ENDED, ConnectionState.CLOSED)

@@ -73,7 +73,7 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         self.posted_work = PostedWorkByQP()
         self.leaving: list[Entries] = []
         self._more = ffi.new("int *")
-        self._room: CompletionArray | None = None
+        self._array: CompletionArray | None = None
         self._events = 0
 
     @cached_property
@@ -154,18 +154,18 @@ class CompletionChannel(Resource["h.ChannelPointer"]):
         Closing a queue takes the events of the channel's others as well: call this afterwards,
         since the fd will not tell.
         """
-        if self._room is None or self._room.capacity < capacity:
-            self._room = CompletionArray(capacity)
+        if self._array is None or self._array.capacity < capacity:
+            self._array = CompletionArray(capacity)
         self.pointer  # noqa: B018 - raises when this is closed
         self.drain_state.spin_us = spin_us
-        count = lib.aiordma_drain(self.drain_state, self._room.pointer, capacity, self._more)
+        count = lib.aiordma_drain(self.drain_state, self._array.pointer, capacity, self._more)
         if count < 0:
             raise failure("ibv_get_cq_event", -count, f"draining {self!r}")
         if not self._more[0]:
             for queue in self.leaving:  # armed, so without an event there is nothing in it
                 queue.seen_empty()
             self.leaving.clear()
-        return self.posted_work.settled(self._room.records(count)), bool(self._more[0])
+        return self.posted_work.settled(self._array.records(count)), bool(self._more[0])
 
     def drain_to(self, table: Table, capacity: int, spin_us: int, returns: bool) -> Drained:
         """As :meth:`drain`, for queue pairs that are not tracked: completions go to their work.
@@ -230,8 +230,8 @@ class CompletionQueue(Resource["h.CQPointer"]):
         self.flags = flags
         self.posted_work = channel.posted_work if channel else PostedWorkByQP()
         self.entries = Entries(pointer.cqe, channel.leaving if channel else None)
-        self._room: CompletionArray | None = None
-        self._more_room: MoreArray | None = None
+        self._array: CompletionArray | None = None
+        self._more_array: MoreArray | None = None
         self.has_event = False
         """An event was taken for which the queue has not been polled; for this package."""
         destroy = context.library.calls.ibv_destroy_cq
@@ -261,28 +261,28 @@ class CompletionQueue(Resource["h.CQPointer"]):
 
         Fields that are not defined for a completion have what the device wrote.
         """
-        if self._room is None or self._room.capacity < max:
-            self._room = CompletionArray(max)
-        count = lib.aiordma_poll(self.pointer, self._room.pointer, max)
+        if self._array is None or self._array.capacity < max:
+            self._array = CompletionArray(max)
+        count = lib.aiordma_poll(self.pointer, self._array.pointer, max)
         self._polled(count, max)
-        return self.posted_work.settled(self._room.records(count))
+        return self.posted_work.settled(self._array.records(count))
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
-        if self._room is None or self._room.capacity < max:
-            self._room = CompletionArray(max)
-        if self._more_room is None or self._more_room.capacity < max:
-            self._more_room = MoreArray(max)
-        room, more = self._room, self._more_room
+        if self._array is None or self._array.capacity < max:
+            self._array = CompletionArray(max)
+        if self._more_array is None or self._more_array.capacity < max:
+            self._more_array = MoreArray(max)
+        array, more = self._array, self._more_array
         pointer = self.pointer
         if spin_us:
-            count = lib.aiordma_poll_busily(pointer, room.pointer, more.pointer, max, spin_us)
+            count = lib.aiordma_poll_busily(pointer, array.pointer, more.pointer, max, spin_us)
         else:
-            count = lib.aiordma_poll_more(pointer, room.pointer, more.pointer, max)
+            count = lib.aiordma_poll_more(pointer, array.pointer, more.pointer, max)
         self._polled(count, max)
         settle, fields = self.posted_work.settle, self.fields
         return [
             WorkCompletion.from_record(record, settle(record), rest, fields)
-            for record, rest in zip(room.records(count), more.records(count), strict=True)
+            for record, rest in zip(array.records(count), more.records(count), strict=True)
         ]
 
     def _polled(self, count: int, max: int) -> None:

@@ -113,7 +113,7 @@ def vector_from_wc(
 ) -> AddressVector:
     """The route back to the sender of a datagram: ibv_init_ah_from_wc(3).
 
-    ``grh`` are the first 40 bytes of the receive's buffer; they are looked at when the completion
+    ``grh`` are the first 40 bytes of the receive's buffer; they are read when the completion
     says that they are there (WCFlags.GRH).
     """
     raw = ffi.new("struct ibv_wc *")

@@ -19,7 +19,7 @@ class FaultCounts(NamedTuple):
     cut: int = 0
     """Connections that were broken."""
     not_ready: int = 0
-    """Requests that were told that there is no receive."""
+    """Requests that were answered as if there were no receive (RNR NAK)."""
     overruns: int = 0
     """Completions that found their queue full."""
     registrations: int = 0

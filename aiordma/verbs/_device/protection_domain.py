@@ -57,7 +57,7 @@ class ProtectionDomain(Registration):
         """The route back to the sender of a datagram: ibv_create_ah_from_wc(3).
 
         ``wc`` is the completion of its receive, ``grh`` the first 40 bytes of that receive's
-        buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not told.
+        buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not known from it.
         """
         return create_ah(self, vector_from_wc(self.context, wc, grh, port_num))
 

@@ -83,7 +83,7 @@ class MemoryWindow(Resource["h.MWPointer"]):
 
         ValueError, before anything is posted, for rights or ranges that cannot be; PostError
         (QueueFullError) when the request was not taken; UnsupportedError on a transport without
-        binds. What else is wrong, a window of type 2 that is still bound for example, is told by
+        binds. What else is wrong, a window of type 2 that is still bound for example, fails
         the completion, whose status is MW_BIND_ERR then, and ends the queue pair.
         """
         if addr is None:

@@ -42,7 +42,7 @@ class DeviceMemory(Resource["h.DMPointer"]):
         self.context.library.calls.ibv_memcpy_to_dm(self.pointer, offset, source, len(source))
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
-        """Copy bytes from there, all of them unless told. LocalRangeError beyond the end."""
+        """Copy bytes from there, all of them by default. LocalRangeError beyond the end."""
         length = self.length - offset if length is None else length
         self.check(offset, length)
         target = bytearray(length)

@@ -82,8 +82,8 @@ class Posting(Resource["h.QPPointer"]):
             }
             needs_check = tuple(closer.get(at, bits) for at, bits in enumerate(needs_check))
         self._needs_check = needs_check
-        self._room: RequestArray | None = None
-        self._room_size = (0, 0)
+        self._array: RequestArray | None = None
+        self._array_size = (0, 0)
         self._posted: PostedWork | None = None
 
     def _keep_account(self, *cqs: CompletionQueue | None) -> None:
@@ -248,9 +248,9 @@ class Posting(Resource["h.QPPointer"]):
         posted = self._posted
         if posted is not None and len(requests) > posted.free:
             raise self._full(len(requests))
-        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
-            pack_sends(room, requests)
+            pack_sends(array, requests)
         except struct.error as error:
             raise self._bad_number(error) from None
         if posted is not None:
@@ -258,10 +258,10 @@ class Posting(Resource["h.QPPointer"]):
                 signaled = self.sq_sig_all or bool(wr.send_flags & _SIGNALED)
                 posted.send(wr.wr_id, wr.opcode, signaled)
         code = lib.aiordma_post_send(
-            pointer, self._extended, room.sends, len(requests), room.sges, room.posted
+            pointer, self._extended, array.sends, len(requests), array.sges, array.posted
         )
         if code:
-            done = room.posted[0]
+            done = array.posted[0]
             if posted is not None:
                 posted.withdraw_sends(len(requests) - done)
             raise self.post_error("ibv_post_send", code, done)
@@ -278,19 +278,19 @@ class Posting(Resource["h.QPPointer"]):
         """
         if self.srq is not None:
             raise self._shared()
-        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         pointer = self.pointer
         try:
-            pack_recvs(room, requests)
+            pack_recvs(array, requests)
         except struct.error as error:
             raise self._bad_number(error) from None
         posted = self._posted
         if posted is not None:
             for wr in requests:
                 posted.receive(wr.wr_id)
-        code = lib.aiordma_post_recv(pointer, room.recvs, len(requests), room.sges, room.posted)
+        code = lib.aiordma_post_recv(pointer, array.recvs, len(requests), array.sges, array.posted)
         if code:
-            done = room.posted[0]
+            done = array.posted[0]
             if posted is not None:
                 posted.withdraw_receives(len(requests) - done)
             raise self.post_error("ibv_post_recv", code, done)
@@ -306,11 +306,11 @@ class Posting(Resource["h.QPPointer"]):
         """The same for receives: ``with qp.recv_batch() as batch: batch.recv(...)``."""
         return ReceiveBatch(self.post_recv)
 
-    def _request_room(self, requests: int, sges: int) -> RequestArray:
-        if self._room is None or requests > self._room_size[0] or sges > self._room_size[1]:
-            self._room_size = (max(16, requests), max(16, sges))
-            self._room = RequestArray(*self._room_size)
-        return self._room
+    def _request_array(self, requests: int, sges: int) -> RequestArray:
+        if self._array is None or requests > self._array_size[0] or sges > self._array_size[1]:
+            self._array_size = (max(16, requests), max(16, sges))
+            self._array = RequestArray(*self._array_size)
+        return self._array
 
     # --- checks ----------------------------------------------------------------------------
 

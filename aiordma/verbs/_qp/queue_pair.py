@@ -66,7 +66,7 @@ class QueuePair(BringUp, Posting):
         """For this package. Only the receiving side of XRC has none of the first three.
 
         Room for its completions is set aside, and what is posted is tracked, unless
-        ``reserved``; BusyError, and it is gone again, when there is no room.
+        ``reserved``; BusyError, and it is destroyed again, when there is no room.
         """
         super().__init__(node)
         pointer = self.pointer
@@ -181,7 +181,7 @@ class QueuePair(BringUp, Posting):
 
         ``gid`` is an IPv6 multicast address, or an IPv4 one (``GID.from_ip("239.1.2.3")``);
         ``lid`` the group's LID in an InfiniBand network, whose subnet must know of the member
-        (:meth:`ConnectionId.join_multicast` sees to both). A queue pair that is a member gets
+        (:meth:`ConnectionId.join_multicast` does both). A queue pair that is a member gets
         its own messages as well. To send, give :class:`Destination` an address handle to the
         GID, ``MULTICAST_QPN`` and the members' Q_Key. ValueError for another type of queue pair
         or an address of no group; VerbsError, with the device's limits, when it has no room.
@@ -191,7 +191,7 @@ class QueuePair(BringUp, Posting):
     # --- beyond the standard ---------------------------------------------------------------
 
     def set_ece(self, ece: ECE) -> None:
-        """What the next transition shall agree on with the peer's device: ibv_set_ece(3).
+        """Set the options for the next transition to agree on with the peer: ibv_set_ece(3).
 
         UnsupportedError where the device has no such options.
         """
@@ -201,7 +201,7 @@ class QueuePair(BringUp, Posting):
             raise self._lacks("enhanced connection establishment (ECE)", error) from None
 
     def query_ece(self) -> ECE:
-        """What the device offers, or after RTR what is in use; options 0: nothing.
+        """The options that the device offers, or after RTR those in use; 0: none.
 
         Source: ibv_query_ece(3). UnsupportedError where the device has no such options.
         """
@@ -213,7 +213,7 @@ class QueuePair(BringUp, Posting):
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
-        """How fast it may send from now on, in RTS: ibv_modify_qp_rate_limit(3).
+        """Limit its sending rate from now on, in RTS: ibv_modify_qp_rate_limit(3).
 
         UnsupportedError where the device cannot pace queue pairs of this type.
         """

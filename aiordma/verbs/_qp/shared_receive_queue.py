@@ -30,7 +30,7 @@ _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 
 class SRQAttributes(NamedTuple):
-    """How large a shared receive queue is, and its alarm: ``struct ibv_srq_attr``.
+    """The size of a shared receive queue, and its limit event: ``struct ibv_srq_attr``.
 
     ``max_wr`` receives fit, of ``max_sge`` pieces each. ``srq_limit`` is 0 when no event is to
     come: it was never asked for, or it has come.
@@ -63,8 +63,8 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         self.context = pd.context
         self.max_sge = max_sge
         self.max_wr = self.query().max_wr
-        self._room: RequestArray | None = None
-        self._room_size = (0, 0)
+        self._array: RequestArray | None = None
+        self._array_size = (0, 0)
         # Every receive may complete at any of these, so each has entries set aside for all.
         self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
@@ -81,7 +81,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         return SRQAttributes(attr.max_wr, attr.max_sge, attr.srq_limit)
 
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
-        """Resize the queue, or set its alarm: ibv_modify_srq(3). What is left out stays.
+        """Resize the queue, or set its limit event: ibv_modify_srq(3). What is left out stays.
 
         With ``srq_limit`` above 0 the event SRQ_LIMIT_REACHED comes once, when the number of
         posted receives drops below it (``context.async_events()``); 0 calls it off.
@@ -132,7 +132,7 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
             self.max_wr = self.query().max_wr
 
     def complete_at(self, cq: CompletionQueue) -> None:
-        """A queue pair's receives complete there: set entries aside; for this package.
+        """Set entries aside where a queue pair's receives complete; for this package.
 
         They are given back when this is closed. BusyError when the queue cannot have so many.
         """
@@ -155,30 +155,32 @@ class SharedReceiveQueue(Resource["h.SRQPointer"]):
         self.post_recv((ReceiveWorkRequest(wr_id, sges),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order, in one crossing: ibv_post_srq_recv(3).
+        """Post receives in order, in one call of C: ibv_post_srq_recv(3).
 
         PostError (QueueFullError when there is no room) tells by ``bad_index`` the first that was
         not posted; those before it are.
         """
         pointer = self.pointer
-        room = self._request_room(len(requests), sum(len(wr.sges) for wr in requests))
+        array = self._request_array(len(requests), sum(len(wr.sges) for wr in requests))
         try:
-            pack_recvs(room, requests)
+            pack_recvs(array, requests)
         except struct.error as error:
             raise ValueError(f"{self!r}: a number that does not fit its field: {error}") from None
-        code = lib.aiordma_post_srq_recv(pointer, room.recvs, len(requests), room.sges, room.posted)
+        code = lib.aiordma_post_srq_recv(
+            pointer, array.recvs, len(requests), array.sges, array.posted
+        )
         if code:
-            raise self._post_error(code, room.posted[0])
+            raise self._post_error(code, array.posted[0])
 
     def recv_batch(self) -> ReceiveBatch:
-        """A scope that collects receives and posts them at its end in one crossing."""
+        """A scope that collects receives and posts them at its end with one call of C."""
         return ReceiveBatch(self.post_recv)
 
-    def _request_room(self, requests: int, sges: int) -> RequestArray:
-        if self._room is None or requests > self._room_size[0] or sges > self._room_size[1]:
-            self._room_size = (max(16, requests), max(16, sges))
-            self._room = RequestArray(*self._room_size)
-        return self._room
+    def _request_array(self, requests: int, sges: int) -> RequestArray:
+        if self._array is None or requests > self._array_size[0] or sges > self._array_size[1]:
+            self._array_size = (max(16, requests), max(16, sges))
+            self._array = RequestArray(*self._array_size)
+        return self._array
 
     def _post_error(self, code: int, bad_index: int) -> PostError:
         verb, where = "ibv_post_srq_recv", f"{self!r} on {self.context.name}"

@@ -1,4 +1,4 @@
-"""What each transport can do, and with which flags: the one table that posting is checked against.
+"""The operations and flags of each transport: the one table that posting is checked against.
 
 Sources: ibv_post_send(3), its table of opcodes and its list of flags; ibv_wr_post(3), the table of
 builders; InfiniBand Architecture Specification volume 1, clause 9.2 (table 35, the operations of
@@ -92,7 +92,7 @@ def has(qp_type: QPType, opcode: WROpcode) -> bool:
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """The flags that the operation may have on this transport."""
-    # ibv_post_send(3): FENCE waits for reads and atomics, which only the answering ones have.
+    # ibv_post_send(3): FENCE waits for reads and atomics, which need a transport with responses.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 

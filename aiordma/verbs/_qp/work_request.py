@@ -108,9 +108,9 @@ def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
     return wr.remote_addr, third, wr.swap, 0, wr.rkey, wr.remote_srqn
 
 
-def pack_sends(room: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
-    """Into ``room``, which is large enough."""
-    sends, sges = room.sends_bytes, room.sges_bytes
+def pack_sends(array: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
+    """Into ``array``, which is large enough."""
+    sends, sges = array.sends_bytes, array.sges_bytes
     entry = 0
     for index, wr in enumerate(requests):
         SEND.pack_into(
@@ -131,9 +131,9 @@ def pack_sends(room: RequestArray, requests: Iterable[SendWorkRequest]) -> None:
             entry += 1
 
 
-def pack_recvs(room: RequestArray, requests: Iterable[ReceiveWorkRequest]) -> None:
-    """Into ``room``, which is large enough."""
-    recvs, sges = room.recvs_bytes, room.sges_bytes
+def pack_recvs(array: RequestArray, requests: Iterable[ReceiveWorkRequest]) -> None:
+    """Into ``array``, which is large enough."""
+    recvs, sges = array.recvs_bytes, array.sges_bytes
     entry = 0
     for index, wr in enumerate(requests):
         RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))

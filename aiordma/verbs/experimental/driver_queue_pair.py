@@ -107,12 +107,12 @@ class DriverQueuePair(Resource["h.QPPointer"]):
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order. PostError tells by ``bad_index`` the first that was not."""
-        room = RequestArray(max(1, len(requests)), max(1, sum(len(wr.sges) for wr in requests)))
-        pack_recvs(room, requests)
+        array = RequestArray(max(1, len(requests)), max(1, sum(len(wr.sges) for wr in requests)))
+        pack_recvs(array, requests)
         pointer = self.pointer
-        code = lib.aiordma_post_recv(pointer, room.recvs, len(requests), room.sges, room.posted)
+        code = lib.aiordma_post_recv(pointer, array.recvs, len(requests), array.sges, array.posted)
         if code:
-            raise self._post_error("ibv_post_recv", code, room.posted[0])
+            raise self._post_error("ibv_post_recv", code, array.posted[0])
 
     def post_to(
         self,
@@ -129,10 +129,10 @@ class DriverQueuePair(Resource["h.QPPointer"]):
                 device=self.context.name,
                 verb="ibv_wr_start",
             )
-        room = RequestArray(1, max(1, len(wr.sges)))
+        array = RequestArray(1, max(1, len(wr.sges)))
         try:
             for index, sge in enumerate(wr.sges):
-                SGE.pack_into(room.sges_bytes, index * SGE.size, *sge)
+                SGE.pack_into(array.sges_bytes, index * SGE.size, *sge)
             code = lib.aiordma_post_addressed(
                 self.context.library.calls.ibv_qp_to_qp_ex(self.pointer),
                 dc or ffi.NULL,
@@ -142,7 +142,7 @@ class DriverQueuePair(Resource["h.QPPointer"]):
                 wr.imm_data,
                 wr.remote_addr,
                 wr.rkey,
-                room.sges,
+                array.sges,
                 len(wr.sges),
                 ah.pointer,
                 remote_number,

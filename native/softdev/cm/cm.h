@@ -150,8 +150,8 @@ struct soft_cm_id {
 
 	/* of a datagram service (cm_sidr.h) */
 	struct soft_cm_service *service; /* LISTENING */
-	struct soft_cm_sidr_query *question; /* CONNECTING */
-	struct soft_cm_sidr_client *caller; /* of a request */
+	struct soft_cm_sidr_query *query; /* CONNECTING */
+	struct soft_cm_sidr_client *client; /* of a request */
 	struct soft_node groups; /* that it has joined (cm_multicast.c) */
 
 	/* the handshake, and the stream as long as no queue pair has it */
@@ -299,14 +299,14 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link,
 int soft_cm_reject(struct rdma_cm_id *id, uint16_t reason, const void *private_data,
 		   uint8_t private_data_len);
 
-/* ---- cm_sidr_request.c ------------------------------------------------------------------------------ */
+/* ---- cm_sidr_request.c ----------------------------------------------------------------------- */
 
 /* rdma_connect of a datagram id.  0 or an errno value. */
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters);
 /* Asks no more.  Safe to repeat. */
 void soft_cm_sidr_request_end(struct soft_cm_id *id);
 
-/* ---- cm_sidr_service.c -------------------------------------------------------------------------- */
+/* ---- cm_sidr_service.c ----------------------------------------------------------------------- */
 
 /* rdma_listen, rdma_accept, rdma_reject of a datagram id.  0 or an errno value. */
 int soft_cm_service_open(struct soft_cm_id *id, int backlog);
@@ -320,8 +320,8 @@ void soft_cm_service_taken(struct soft_cm_id *id);
 
 /* ---- cm_multicast.c ------------------------------------------------------------------------ */
 
-/* The application takes the event of a join: attaches the queue pair.  0 or an errno value.  Not under
- * the lock. */
+/* The application takes the event of a join: attaches the queue pair. 0 or an errno value.  Not
+ * under the lock. */
 int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid);
 /* Forgets the id's groups. */
 void soft_cm_leave_groups(struct soft_cm_id *id);

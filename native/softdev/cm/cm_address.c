@@ -1,9 +1,10 @@
 /* Addresses: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3), the ports.
  *
  * An id's port is a TCP port of the host, or a UDP port in RDMA_PS_UDP: binding makes a socket and
- * binds it, which is later listened on or connected.  So a port that is taken is found at once, across processes, as with
- * sockets.  Resolving asks the host's routing table (a UDP socket that is connected and asked for
- * its own address) and is done before the call returns; the event follows all the same.
+ * binds it, which is later listened on or connected.  So a port that is taken is found at once,
+ * across processes, as with sockets.  Resolving asks the host's routing table (a UDP socket that is
+ * connected and asked for its own address) and is done before the call returns; the event follows
+ * all the same.
  */
 #include "cm.h"
 

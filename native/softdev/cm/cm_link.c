@@ -102,7 +102,7 @@ static bool finish_connecting(struct soft_cm_link *link)
 		error = errno;
 	if (!error && (getpeername(link->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
 		       getsockname(link->watch.fd, (struct sockaddr *)&local, &local_length)))
-		error = errno == ENOTCONN ? ECONNRESET : errno; /* over since the question before */
+		error = errno == ENOTCONN ? ECONNRESET : errno; /* it ended after the check above */
 	if (insist(link, error))
 		return false;
 	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,

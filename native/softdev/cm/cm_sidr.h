@@ -6,9 +6,9 @@
 #include "cm.h"
 #include "cm_sidr_wire.h"
 
-/* The question that an id has asked, until it is answered. */
+/* The request of an id, until it is answered. */
 struct soft_cm_sidr_query {
-	struct soft_fd_watch source; /* the id's socket, connected to the service's port */
+	struct soft_fd_watch watch; /* the id's socket, connected to the service's port */
 	struct soft_timer again;
 	struct soft_cm_id *id;
 	uint64_t deadline;
@@ -20,7 +20,8 @@ struct soft_cm_sidr_query {
 	uint8_t bytes[SOFT_SIDR_MAX];
 };
 
-/* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
+/* A service's socket; it is there as long as the listener, or a request that waits for its answer.
+ */
 struct soft_cm_service;
 
 /* What a request must keep in order to be answered. */
@@ -30,7 +31,7 @@ struct soft_cm_sidr_client {
 	bool answered;
 	uint64_t number;
 	struct sockaddr_storage address;
-	struct sockaddr_storage local; /* where the question came to */
+	struct sockaddr_storage local; /* where the request came to */
 	unsigned interface; /* and through which network interface (IPv6) */
 	size_t length; /* of the answer */
 	uint8_t bytes[SOFT_SIDR_MAX];

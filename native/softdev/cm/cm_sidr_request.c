@@ -21,15 +21,15 @@
 
 void soft_cm_sidr_request_end(struct soft_cm_id *id)
 {
-	struct soft_cm_sidr_query *question = id->question;
+	struct soft_cm_sidr_query *query = id->query;
 
-	if (!question)
+	if (!query)
 		return;
-	id->question = NULL;
-	id->sock = question->source.fd; /* its port is the id's until that is destroyed */
-	soft_unwatch(&question->source);
-	soft_timer_stop(&question->again);
-	free(question);
+	id->query = NULL;
+	id->sock = query->watch.fd; /* its port is the id's until that is destroyed */
+	soft_unwatch(&query->watch);
+	soft_timer_stop(&query->again);
+	free(query);
 	soft_cm_id_waits(id, false);
 }
 
@@ -45,27 +45,25 @@ static void unanswered(struct soft_cm_id *id, int status, const void *private_da
 		});
 }
 
-static void say(struct soft_cm_sidr_query *question)
+static void send_request(struct soft_cm_sidr_query *query)
 {
 	/* A datagram that is not sent now goes out next time; a missing service shows when reading.
 	 */
-	(void)send(question->source.fd, question->bytes, question->length,
-		   MSG_NOSIGNAL | MSG_DONTWAIT);
-	soft_timer_start(&question->again, soft_now() + question->pause_ns);
-	question->pause_ns *= 2;
-	if (question->pause_ns > LONGEST_PAUSE_NS)
-		question->pause_ns = LONGEST_PAUSE_NS;
+	(void)send(query->watch.fd, query->bytes, query->length, MSG_NOSIGNAL | MSG_DONTWAIT);
+	soft_timer_start(&query->again, soft_now() + query->pause_ns);
+	query->pause_ns *= 2;
+	if (query->pause_ns > LONGEST_PAUSE_NS)
+		query->pause_ns = LONGEST_PAUSE_NS;
 }
 
-static void say_again(struct soft_timer *timer)
+static void resend(struct soft_timer *timer)
 {
-	struct soft_cm_sidr_query *question =
-		soft_container(timer, struct soft_cm_sidr_query, again);
+	struct soft_cm_sidr_query *query = soft_container(timer, struct soft_cm_sidr_query, again);
 
-	if (soft_now() >= question->deadline)
-		unanswered(question->id, -ETIMEDOUT, NULL);
+	if (soft_now() >= query->deadline)
+		unanswered(query->id, -ETIMEDOUT, NULL);
 	else
-		say(question);
+		send_request(query);
 }
 
 static void established(struct soft_cm_id *id, const struct soft_sidr_message *answer)
@@ -82,90 +80,89 @@ static void established(struct soft_cm_id *id, const struct soft_sidr_message *a
 	soft_cm_report_datagrams(id, id, RDMA_CM_EVENT_ESTABLISHED, 0, &there);
 }
 
-/* False: the question is gone. */
-static bool take(struct soft_cm_sidr_query *question, const struct soft_sidr_message *message)
+/* False: the request is gone. */
+static bool take(struct soft_cm_sidr_query *query, const struct soft_sidr_message *message)
 {
-	if (message->number != question->number || message->type == SOFT_SIDR_REQ)
+	if (message->number != query->number || message->type == SOFT_SIDR_REQ)
 		return true;
 	if (message->type == SOFT_SIDR_WAIT) {
-		if (!question->heard)
-			question->deadline =
+		if (!query->heard)
+			query->deadline =
 				soft_now() + soft_cm_limits.service_ms * UINT64_C(1000000);
-		question->heard = true;
-		question->pause_ns = LONGEST_PAUSE_NS;
+		query->heard = true;
+		query->pause_ns = LONGEST_PAUSE_NS;
 		return true;
 	}
 	if (message->status == SOFT_SIDR_VALID)
-		established(question->id, message);
+		established(query->id, message);
 	else
-		unanswered(question->id, message->status, message->private_data);
+		unanswered(query->id, message->status, message->private_data);
 	return false;
 }
 
-static void ready(struct soft_fd_watch *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	static const uint8_t nothing[SOFT_SIDR_REP_PRIVATE];
-	struct soft_cm_sidr_query *question =
-		soft_container(source, struct soft_cm_sidr_query, source);
+	struct soft_cm_sidr_query *query = soft_container(watch, struct soft_cm_sidr_query, watch);
 
 	(void)events;
 	for (;;) {
 		uint8_t bytes[SOFT_SIDR_MAX + 1]; /* one more: a longer one is none of ours */
 		struct soft_sidr_message message;
-		ssize_t got = recv(source->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EAGAIN)
 			return;
-		if (got < 0 && errno == ECONNREFUSED && soft_now() < question->insists_until) {
-			question->pause_ns = FIRST_PAUSE_NS;
-			soft_timer_start(&question->again, soft_now() + SOFT_CM_AGAIN_NS);
+		if (got < 0 && errno == ECONNREFUSED && soft_now() < query->insists_until) {
+			query->pause_ns = FIRST_PAUSE_NS;
+			soft_timer_start(&query->again, soft_now() + SOFT_CM_AGAIN_NS);
 			continue;
 		}
 		if (got < 0 && errno == ECONNREFUSED) {
-			unanswered(question->id, SOFT_SIDR_NO_SERVICE, nothing);
+			unanswered(query->id, SOFT_SIDR_NO_SERVICE, nothing);
 			return;
 		}
 		if (got < 0) {
-			unanswered(question->id, -errno, NULL);
+			unanswered(query->id, -errno, NULL);
 			return;
 		}
-		if (!soft_sidr_decode(bytes, (size_t)got, &message) && !take(question, &message))
+		if (!soft_sidr_decode(bytes, (size_t)got, &message) && !take(query, &message))
 			return;
 	}
 }
 
 /* The socket is connected, so that only the service's port is heard, and its host's "no". */
-static int ask(struct soft_cm_id *id, struct soft_cm_sidr_query *question)
+static int start(struct soft_cm_id *id, struct soft_cm_sidr_query *query)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;
 	int error;
 
 	if (connect(id->sock, to, soft_cm_address_length(to)))
 		return errno;
-	question->source.fd = id->sock;
-	question->source.ready = ready;
-	question->again.expired = say_again;
-	question->id = id;
-	error = soft_watch(&question->source, EPOLLIN);
+	query->watch.fd = id->sock;
+	query->watch.ready = ready;
+	query->again.expired = resend;
+	query->id = id;
+	error = soft_watch(&query->watch, EPOLLIN);
 	if (error)
 		return error;
-	id->question = question;
+	id->query = query;
 	id->sock = -1;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
-	question->deadline = soft_now() + soft_cm_limits.response_ms * UINT64_C(1000000);
-	question->insists_until = soft_now() + soft_cm_limits.refused_ms * UINT64_C(1000000);
-	question->pause_ns = FIRST_PAUSE_NS;
-	say(question);
+	query->deadline = soft_now() + soft_cm_limits.response_ms * UINT64_C(1000000);
+	query->insists_until = soft_now() + soft_cm_limits.refused_ms * UINT64_C(1000000);
+	query->pause_ns = FIRST_PAUSE_NS;
+	send_request(query);
 	return 0;
 }
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
 	struct soft_sidr_message message = {.type = SOFT_SIDR_REQ};
-	struct soft_cm_sidr_query *question;
+	struct soft_cm_sidr_query *query;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 
 	if (error)
@@ -178,13 +175,13 @@ int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *pa
 	}
 	if (getrandom(&message.number, sizeof(message.number), 0) != sizeof(message.number))
 		return EAGAIN;
-	question = calloc(1, sizeof(*question));
-	if (!question)
+	query = calloc(1, sizeof(*query));
+	if (!query)
 		return ENOMEM;
-	question->number = message.number;
-	question->length = soft_sidr_encode(&message, question->bytes);
-	error = ask(id, question);
+	query->number = message.number;
+	query->length = soft_sidr_encode(&message, query->bytes);
+	error = start(id, query);
 	if (error)
-		free(question);
+		free(query);
 	return error;
 }

@@ -1,9 +1,9 @@
 /* Services: listening for requests for a datagram service: rdma_listen(3), and rdma_accept(3) and
  * rdma_reject(3) of their requests.
  *
- * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its answer
- * was lost or is late, is known by its number and gets the same answer; when its id is gone it is a
- * new one.  What there is no room for is told to wait, and comes again.
+ * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is said again, because its
+ * answer was lost or is late, is known by its number and gets the same answer; when its id is gone
+ * it is a new one.  What there is no room for is told to wait, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_sidr.h"
@@ -23,7 +23,7 @@ enum {
 };
 
 struct soft_cm_service {
-	struct soft_fd_watch source;
+	struct soft_fd_watch watch;
 	struct soft_cm_id *id; /* NULL when the listener is gone */
 	struct soft_node callers;
 	unsigned open; /* requests without an answer */
@@ -42,33 +42,33 @@ static void free_if_unused(struct soft_cm_service *service)
 	if (service->id || service->open)
 		return;
 	while (!soft_list_empty(&service->callers)) {
-		struct soft_cm_sidr_client *caller =
+		struct soft_cm_sidr_client *client =
 			soft_list_entry(service->callers.next, struct soft_cm_sidr_client, node);
 
-		soft_list_remove(&caller->node);
-		caller->service = NULL;
+		soft_list_remove(&client->node);
+		client->service = NULL;
 	}
-	close(service->source.fd);
+	close(service->watch.fd);
 	free(service);
 }
 
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
-static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller,
+static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_client *client,
 		    const void *bytes, size_t length)
 {
 	struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
 	union control control = {0};
-	struct msghdr header = {.msg_name = (void *)(uintptr_t)&caller->address,
+	struct msghdr header = {.msg_name = (void *)(uintptr_t)&client->address,
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control};
 	struct cmsghdr *info = &control.align;
 
-	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
+	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&client->address);
 	/* From the address that was asked: the caller listens to no other. */
-	if (caller->local.ss_family == AF_INET) {
-		const struct sockaddr_in *local = (const void *)&caller->local;
+	if (client->local.ss_family == AF_INET) {
+		const struct sockaddr_in *local = (const void *)&client->local;
 		struct in_pktinfo v4 = {.ipi_spec_dst = local->sin_addr};
 
 		info->cmsg_level = IPPROTO_IP;
@@ -77,9 +77,9 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_c
 		memcpy(CMSG_DATA(info), &v4, sizeof(v4));
 		header.msg_controllen = CMSG_SPACE(sizeof(v4));
 	} else {
-		const struct sockaddr_in6 *local = (const void *)&caller->local;
+		const struct sockaddr_in6 *local = (const void *)&client->local;
 		struct in6_pktinfo v6 = {.ipi6_addr = local->sin6_addr,
-					 .ipi6_ifindex = caller->interface};
+					 .ipi6_ifindex = client->interface};
 
 		info->cmsg_level = IPPROTO_IPV6;
 		info->cmsg_type = IPV6_PKTINFO;
@@ -87,66 +87,66 @@ static void send_to(struct soft_cm_service *service, const struct soft_cm_sidr_c
 		memcpy(CMSG_DATA(info), &v6, sizeof(v6));
 		header.msg_controllen = CMSG_SPACE(sizeof(v6));
 	}
-	(void)sendmsg(service->source.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)sendmsg(service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *caller)
+static void tell_to_wait(struct soft_cm_service *service, const struct soft_cm_sidr_client *client)
 {
-	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = caller->number};
+	const struct soft_sidr_message wait = {.type = SOFT_SIDR_WAIT, .number = client->number};
 	uint8_t bytes[SOFT_SIDR_MAX];
 
-	send_to(service, caller, bytes, soft_sidr_encode(&wait, bytes));
+	send_to(service, client, bytes, soft_sidr_encode(&wait, bytes));
 }
 
 /* Where it came to, with the service's port. */
 static void take_local(struct soft_cm_service *service, struct msghdr *header,
-		       struct soft_cm_sidr_client *caller)
+		       struct soft_cm_sidr_client *client)
 {
-	caller->local = service->id->id.route.addr.src_storage;
+	client->local = service->id->id.route.addr.src_storage;
 	for (struct cmsghdr *info = CMSG_FIRSTHDR(header); info; info = CMSG_NXTHDR(header, info)) {
 		if (info->cmsg_level == IPPROTO_IP && info->cmsg_type == IP_PKTINFO) {
 			struct in_pktinfo v4;
 
 			memcpy(&v4, CMSG_DATA(info), sizeof(v4));
-			((struct sockaddr_in *)(void *)&caller->local)->sin_addr = v4.ipi_addr;
+			((struct sockaddr_in *)(void *)&client->local)->sin_addr = v4.ipi_addr;
 		} else if (info->cmsg_level == IPPROTO_IPV6 && info->cmsg_type == IPV6_PKTINFO) {
 			struct in6_pktinfo v6;
 
 			memcpy(&v6, CMSG_DATA(info), sizeof(v6));
-			((struct sockaddr_in6 *)(void *)&caller->local)->sin6_addr = v6.ipi6_addr;
-			caller->interface = v6.ipi6_ifindex;
+			((struct sockaddr_in6 *)(void *)&client->local)->sin6_addr = v6.ipi6_addr;
+			client->interface = v6.ipi6_ifindex;
 		}
 	}
 }
 
 /* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
-static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *caller,
+static int receive(struct soft_cm_service *service, struct soft_cm_sidr_client *client,
 		   struct soft_sidr_message *message)
 {
 	uint8_t bytes[SOFT_SIDR_MAX + 1];
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
-	struct msghdr header = {.msg_name = &caller->address,
-				.msg_namelen = sizeof(caller->address),
+	struct msghdr header = {.msg_name = &client->address,
+				.msg_namelen = sizeof(client->address),
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control,
 				.msg_controllen = sizeof(control)};
-	ssize_t got = recvmsg(service->source.fd, &header, MSG_DONTWAIT);
+	ssize_t got = recvmsg(service->watch.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
 		return EAGAIN; /* or an error of the socket, which passes */
 	if (soft_sidr_decode(bytes, (size_t)got, message) || message->type != SOFT_SIDR_REQ)
 		return EPROTO;
-	caller->number = message->number;
-	take_local(service, &header, caller);
+	client->number = message->number;
+	take_local(service, &header, client);
 	return 0;
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
 static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
-					 const struct soft_cm_sidr_client *caller)
+					 const struct soft_cm_sidr_client *client)
 {
 	struct soft_node *node = service->callers.next;
 
@@ -154,8 +154,8 @@ static struct soft_cm_sidr_client *known(struct soft_cm_service *service,
 		struct soft_cm_sidr_client *other =
 			soft_list_entry(node, struct soft_cm_sidr_client, node);
 
-		if (other->number == caller->number &&
-		    !memcmp(&other->address, &caller->address, sizeof(caller->address)))
+		if (other->number == client->number &&
+		    !memcmp(&other->address, &client->address, sizeof(client->address)))
 			return other;
 	}
 	return NULL;
@@ -168,25 +168,25 @@ static int report(struct soft_cm_service *service, const struct soft_cm_sidr_cli
 						 .private_data_len = message->private_data_len};
 	struct soft_cm_id *listener = service->id;
 	struct soft_cm_id *id = soft_cm_id_new(listener->id.ps, listener->id.context);
-	struct soft_cm_sidr_client *caller = id ? malloc(sizeof(*caller)) : NULL;
+	struct soft_cm_sidr_client *client = id ? malloc(sizeof(*client)) : NULL;
 
-	if (!caller ||
+	if (!client ||
 	    soft_cm_report_datagrams(listener, id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, &said)) {
-		free(caller);
+		free(client);
 		free(id);
 		return ENOMEM;
 	}
-	*caller = *from;
-	soft_list_append(&service->callers, &caller->node);
-	caller->service = service;
+	*client = *from;
+	soft_list_append(&service->callers, &client->node);
+	client->service = service;
 	service->open++;
 	service->untaken++;
-	id->caller = caller;
+	id->client = client;
 	id->request_of = listener;
 	id->state = SOFT_CM_REQUESTED;
 	id->tos = listener->tos;
 	soft_cm_device_bind(id);
-	soft_cm_set_addresses(id, &caller->local, &caller->address);
+	soft_cm_set_addresses(id, &client->local, &client->address);
 	soft_cm_id_join(id, soft_container(listener->id.channel, struct soft_cm_channel, channel));
 	return 0;
 }
@@ -194,44 +194,44 @@ static int report(struct soft_cm_service *service, const struct soft_cm_sidr_cli
 static void take_request(struct soft_cm_service *service, const struct soft_cm_sidr_client *from,
 			 const struct soft_sidr_message *message)
 {
-	const struct soft_cm_sidr_client *caller = known(service, from);
+	const struct soft_cm_sidr_client *client = known(service, from);
 
-	if (caller && caller->answered) {
-		send_to(service, caller, caller->bytes, caller->length);
+	if (client && client->answered) {
+		send_to(service, client, client->bytes, client->length);
 		return;
 	}
-	if (caller || service->untaken >= service->backlog || !report(service, from, message))
+	if (client || service->untaken >= service->backlog || !report(service, from, message))
 		tell_to_wait(service, from);
 }
 
-static void ready(struct soft_fd_watch *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
-	struct soft_cm_service *service = soft_container(source, struct soft_cm_service, source);
+	struct soft_cm_service *service = soft_container(watch, struct soft_cm_service, watch);
 
 	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
-		struct soft_cm_sidr_client caller = {0};
+		struct soft_cm_sidr_client client = {0};
 		struct soft_sidr_message message;
-		int error = receive(service, &caller, &message);
+		int error = receive(service, &client, &message);
 
 		if (error == EAGAIN)
 			return;
 		if (!error)
-			take_request(service, &caller, &message);
+			take_request(service, &client, &message);
 	}
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static void answer(struct soft_cm_sidr_client *caller, struct soft_sidr_message *message)
+static void answer(struct soft_cm_sidr_client *client, struct soft_sidr_message *message)
 {
-	struct soft_cm_service *service = caller->service;
+	struct soft_cm_service *service = client->service;
 
 	message->type = SOFT_SIDR_REP;
-	message->number = caller->number;
-	caller->length = soft_sidr_encode(message, caller->bytes);
-	caller->answered = true;
-	send_to(service, caller, caller->bytes, caller->length);
+	message->number = client->number;
+	client->length = soft_sidr_encode(message, client->bytes);
+	client->answered = true;
+	send_to(service, client, client->bytes, client->length);
 	service->open--;
 	free_if_unused(service);
 }
@@ -262,7 +262,7 @@ int soft_cm_service_accept(struct soft_cm_id *id, const struct rdma_conn_param *
 		return error;
 	message.qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->state = SOFT_CM_CONNECTED;
-	answer(id->caller, &message);
+	answer(id->client, &message);
 	return 0;
 }
 
@@ -271,28 +271,28 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 	struct soft_sidr_message message = {.status = SOFT_SIDR_REJECTED};
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_REJECT);
 
-	if (!error && !id->caller)
+	if (!error && !id->client)
 		error = EINVAL; /* it has asked itself */
 	if (!error)
 		error = take_private_data(&message, private_data, length);
 	if (error)
 		return error;
 	id->state = SOFT_CM_FAILED;
-	answer(id->caller, &message);
+	answer(id->client, &message);
 	return 0;
 }
 
 void soft_cm_sidr_client_end(struct soft_cm_id *id)
 {
-	struct soft_cm_sidr_client *caller = id->caller;
+	struct soft_cm_sidr_client *client = id->client;
 
-	if (!caller)
+	if (!client)
 		return;
-	if (!caller->answered) /* IBTA 12.11: an application that does not want it has rejected it */
-		answer(caller, &(struct soft_sidr_message){.status = SOFT_SIDR_REJECTED});
-	soft_list_remove(&caller->node);
-	free(caller);
-	id->caller = NULL;
+	if (!client->answered) /* IBTA 12.11: an application that does not want it has rejected it */
+		answer(client, &(struct soft_sidr_message){.status = SOFT_SIDR_REJECTED});
+	soft_list_remove(&client->node);
+	free(client);
+	id->client = NULL;
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
@@ -307,15 +307,15 @@ int soft_cm_service_open(struct soft_cm_id *id, int backlog)
 	if (!service)
 		return ENOMEM;
 	service->id = id;
-	service->source.fd = id->sock;
-	service->source.ready = ready;
+	service->watch.fd = id->sock;
+	service->watch.ready = ready;
 	soft_list_init(&service->callers);
 	service->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
 	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
 		       &on, sizeof(on)))
 		error = errno;
 	if (!error)
-		error = soft_watch(&service->source, EPOLLIN);
+		error = soft_watch(&service->watch, EPOLLIN);
 	if (error) {
 		free(service);
 		return error;
@@ -334,7 +334,7 @@ void soft_cm_service_close(struct soft_cm_id *id)
 	if (!service)
 		return;
 	id->service = NULL;
-	soft_unwatch(&service->source);
+	soft_unwatch(&service->watch);
 	service->id = NULL;
 	free_if_unused(service);
 	soft_cm_device_release();

@@ -1,13 +1,15 @@
-/* Memory that threads or processes share without a lock: each helper names an order and its reason. */
+/* Memory that threads or processes share without a lock: each helper names an order and its reason.
+ */
 #ifndef AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
 #define AIORDMA_SOFTDEV_ENGINE_ATOMICS_H
 
-/* A hint: a value that may be out of date when it is used.  The reader checks under a lock, or does no
- * harm by acting on an old value.  No order. */
+/* A hint: a value that may be out of date when it is used.  The reader checks under a lock, or does
+ * no harm by acting on an old value.  No order. */
 #define soft_hint_get(at) __atomic_load_n(at, __ATOMIC_RELAXED)
 #define soft_hint_set(at, value) __atomic_store_n(at, value, __ATOMIC_RELAXED)
 
-/* A counter that several threads add to; nothing else depends on its value's order.  The new value. */
+/* A counter that several threads add to; nothing else depends on its value's order.  The new value.
+ */
 #define soft_counter_add(at, value) __atomic_add_fetch(at, value, __ATOMIC_RELAXED)
 #define soft_counter_get(at) __atomic_load_n(at, __ATOMIC_RELAXED)
 /* The same where a lock keeps other writers out: cheaper than an atomic addition. */
@@ -18,8 +20,8 @@
 #define soft_publish(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
 #define soft_observe(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
 
-/* One total order of all of these (sequentially consistent): each of two sides writes its own word and
- * then reads the other's, and at least one of them sees what the other wrote. */
+/* One total order of all of these (sequentially consistent): each of two sides writes its own word
+ * and then reads the other's, and at least one of them sees what the other wrote. */
 #define soft_total_set(at, value) __atomic_store_n(at, value, __ATOMIC_SEQ_CST)
 #define soft_total_get(at) __atomic_load_n(at, __ATOMIC_SEQ_CST)
 #define soft_total_take(at) __atomic_exchange_n(at, 0, __ATOMIC_SEQ_CST) /* and leave 0 */

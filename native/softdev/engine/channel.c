@@ -18,7 +18,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "engine_internal.h"
 
 int soft_channel_init(struct soft_channel *channel)
 {

@@ -240,9 +240,9 @@ static void start_ticking(void)
 		wake_engine_thread();
 }
 
-/* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a polling
- * thread, and every EPOLL_FOUND_NS by a thread that was woken and found the cause in a ring.  Other ready
- * descriptors stay ready and wake the thread again. */
+/* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a
+ * polling thread, and every EPOLL_FOUND_NS by a thread that was woken and found the cause in a
+ * ring.  Other ready descriptors stay ready and wake the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
 	uint64_t patience = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;

@@ -1,4 +1,5 @@
-/* The engine: one lock, one epoll set and one thread for the whole device in this process (engine.c).
+/* The engine: one lock, one epoll set and one thread for the whole device in this process
+ * (engine.c).
  *
  * Everything of the device runs under that lock, except the insides of completion queues and of
  * channels, which have small locks of their own.
@@ -51,7 +52,7 @@ static inline void soft_list_remove(struct soft_node *node)
 
 #define soft_list_entry(node, type, member) soft_container(node, type, member)
 
-/* ---- engine.c, lifecycle.c, fd_watch.c -------------------------------------------------------- */
+/* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
 /* Users of the engine are what an application holds open: device contexts and event channels.
  * The first one starts the engine and its thread, the last one stops them.  Not under the lock.
@@ -62,8 +63,8 @@ void soft_engine_put(void);
 void soft_lock(void);
 void soft_unlock(void);
 
-/* Ends the program where this thread does not hold the lock.  In builds with sanitizers, for coverage or
- * for fuzzing (native/softdev/meson.build); nothing in others. */
+/* Ends the program where this thread does not hold the lock.  In builds with sanitizers, for
+ * coverage or for fuzzing (native/softdev/meson.build); nothing in others. */
 #ifdef AIORDMA_CHECK_LOCKS
 void soft_check_locked(const char *function);
 #define soft_assert_locked() soft_check_locked(__func__)
@@ -72,27 +73,27 @@ void soft_check_locked(const char *function);
 #endif
 
 /* A file descriptor that the engine watches; `ready` is called under the lock with the epoll events
- * and may unwatch, close and free its source or any other. */
+ * and may unwatch, close and free its watch or any other. */
 struct soft_fd_watch {
 	int fd;
-	void (*ready)(struct soft_fd_watch *source, uint32_t events);
+	void (*ready)(struct soft_fd_watch *watch, uint32_t events);
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
 	bool of_port; /* silent while the port is down */
 	bool direct; /* an event loop watches it itself: notify_fds.c */
-	struct soft_node node; /* of the engine: all sources, for the child of a fork */
+	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
 /* Close an fd unless it is -1, which it is then. */
 void soft_close_fd(int *fd);
 
 /* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
-int soft_watch(struct soft_fd_watch *source, uint32_t events);
+int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
-void soft_unwatch(struct soft_fd_watch *source);
+void soft_unwatch(struct soft_fd_watch *watch);
 
-/* notify_fds.c.  A watch that event loops may have in their own epoll set instead (soft_notify_fds).
- * One more, and one less (safe to repeat). */
+/* notify_fds.c.  A watch that event loops may have in their own epoll set instead
+ * (soft_notify_fds).  One more, and one less (safe to repeat). */
 struct soft_notify_fd {
 	struct soft_fd_watch watch;
 	struct soft_node node;
@@ -231,24 +232,13 @@ void soft_engine_count_write(bool asleep);
 /* Does the engine's thread tick (every SOFT_TICK_NS)? */
 bool soft_engine_ticks(void);
 
-/* fd_watch.c.  For channel.c. */
-int soft_engine_epoll_fd(void);
-/* channel_epoll.c. */
-void soft_engine_add_channel(struct soft_channel *channel);
-void soft_engine_remove_channel(struct soft_channel *channel);
-
-/* For timer.c: when the first timer is due, or 0 for none. */
-void soft_engine_alarm(uint64_t deadline_ns);
-void soft_timers_run(void);
-void soft_timers_forget(void);
-
 /* Grows when this process turns out to be the child of a fork: what was made before is not ours. */
 unsigned soft_engine_fork_generation(void);
 
-/* ---- entries of the device's table (abi/device_calls.h) --------------------------------------- */
+/* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
-/* `progress` is the sum of these two: steps of application threads that found work, and parts of messages
- * that were moved while more of the same message was to follow. */
+/* `progress` is the sum of these two: steps of application threads that found work, and parts of
+ * messages that were moved while more of the same message was to follow. */
 unsigned soft_engine_steps(void);
 unsigned soft_engine_parts(void);
 /* `peer_wakeups`: writes to peers that had to be notified, or not. */
@@ -270,11 +260,11 @@ enum soft_port_change {
 	SOFT_PORT_FATAL, /* the device has failed */
 };
 
-/* A folder above the engine, as the engine sees it: the calls that it makes there.  Each may be NULL; all
- * are made under the lock. */
+/* A folder above the engine, as the engine sees it: the calls that it makes there.  Each may be
+ * NULL; all are made under the lock. */
 struct soft_subsystem {
-	/* The engine starts: what the environment asks for.  0 or an errno value, and the reason is on
-	 * stderr. */
+	/* The engine starts: what the environment asks for. 0 or an errno value, and the reason is
+	 * on stderr. */
 	int (*start)(void);
 	/* The engine stops, with no user left: close what is open. */
 	void (*stop)(void);
@@ -282,9 +272,9 @@ struct soft_subsystem {
 	void (*forked)(void);
 	void (*port_changed)(enum soft_port_change change);
 
-	/* At most one subsystem has these three: input that no descriptor tells of.  poll: take it in;
-	 * was there any?  has_input: is there any?  need_notify: from now on no thread polls unprompted,
-	 * or one does. */
+	/* At most one subsystem has these three: input that no descriptor tells of. poll: take it
+	 * in; was there any? has_input: is there any? need_notify: from now on no thread polls
+	 * unprompted, or one does. */
 	bool (*poll)(void);
 	bool (*has_input)(void);
 	void (*need_notify)(bool on);
@@ -302,7 +292,8 @@ void soft_engine_port_changed(enum soft_port_change change);
 void soft_engine_set_polls(bool polls);
 void soft_engine_set_delayed(bool delayed);
 
-/* A thread of the application goes to sleep: nothing stays delayed for its sake.  Without the lock. */
+/* A thread of the application goes to sleep: nothing stays delayed for its sake.  Without the lock.
+ */
 void soft_engine_before_sleep(void);
 
 #endif

@@ -24,7 +24,7 @@ struct soft_engine {
 	bool asleep; /* the thread is in epoll_wait, or on its way */
 	uint64_t tick_again_at; /* the thread does not tick before that time */
 	uint64_t epoll_at; /* epoll was asked, by a thread that polls */
-	bool silent; /* sources of the port are not served */
+	bool silent; /* watches of the port are not served */
 
 	int epoll_fd; /* all that is watched */
 	int shared_epoll_fd; /* the same, except for notify fds that event loops watch themselves */
@@ -89,9 +89,9 @@ static inline bool soft_engine_has_delayed(void)
 /* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */
 void soft_engine_update_notify_need(void);
 
-/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can signal?
- * That is so when the application has armed a CQ and waits with its own poll() on a channel whose
- * fd shows nothing but signals. */
+/* channel_epoll.c.  Is a thread possibly asleep on a channel that only the engine's thread can
+ * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
+ * channel whose fd shows nothing but signals. */
 bool soft_channels_depend_on_engine(void);
 void soft_channels_reset_after_fork(void); /* in the child of a fork */
 /* Has every event loop that watches notify fds itself asked for them since that change? */
@@ -106,6 +106,17 @@ void soft_notify_fds_changed(void);
 void soft_notify_fds_settle(void);
 /* For a channel's loop: descriptors that become its own.  Returns their number. */
 int soft_notify_fds_open(struct soft_channel *channel, int fds[AIORDMA_NOTIFY_FDS]);
+
+/* fd_watch.c.  For channel.c. */
+int soft_engine_epoll_fd(void);
+/* channel_epoll.c. */
+void soft_engine_add_channel(struct soft_channel *channel);
+void soft_engine_remove_channel(struct soft_channel *channel);
+
+/* For timer.c: when the first timer is due, or 0 for none. */
+void soft_engine_alarm(uint64_t deadline_ns);
+void soft_timers_run(void);
+void soft_timers_forget(void);
 
 /* thread.c: what the engine's thread runs. */
 void *soft_engine_run(void *unused);

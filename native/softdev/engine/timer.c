@@ -5,7 +5,7 @@
  */
 #include <time.h>
 
-#include "engine.h"
+#include "engine_internal.h"
 
 static struct soft_timer *root;
 static uint64_t alarm_at; /* what the timerfd is set to; 0 for off */

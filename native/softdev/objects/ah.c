@@ -87,8 +87,8 @@ int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 
 /* ---- answering ----------------------------------------------------------------------------- */
 
-/* Which of the two is in the 40 bytes?  RoCE leaves the first 20 undefined before an IPv4 header, so
- * that only its checksum tells the two apart (Annex A17.4.5). */
+/* Which of the two is in the 40 bytes?  RoCE leaves the first 20 undefined before an IPv4 header,
+ * so that only its checksum tells the two apart (Annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
 	uint32_t sum = 0;

@@ -77,8 +77,8 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
-	/* The events of this thread's own step it sees; another's, which comes at this moment, makes
-	 * the fd readable. */
+	/* The events of this thread's own step it sees; another's, which comes at this moment,
+	 * makes the fd readable. */
 	if (!soft_hint_get(&channel->any))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);

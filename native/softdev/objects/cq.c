@@ -93,7 +93,8 @@ static void announce(struct soft_cq *cq)
 		soft_comp_channel_event(channel, cq);
 }
 
-/* Either of them 0 means no moderation: a count without a time could hold an event back for ever. */
+/* Either of them 0 means no moderation: a count without a time could hold an event back for ever.
+ */
 static bool moderated(const struct soft_cq *cq)
 {
 	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;

@@ -79,8 +79,9 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
 	return soft_container(context, struct soft_context, extended.context);
 }
 
-/* Is this the child of a fork, and the context its parent's?  What hangs on that may only be dropped
- * (ibv_fork_init(3)): threads that are not here may hold its locks, or owe acknowledgements. */
+/* Is this the child of a fork, and the context its parent's?  What hangs on that may only be
+ * dropped (ibv_fork_init(3)): threads that are not here may hold its locks, or owe
+ * acknowledgements. */
 static inline bool soft_context_inherited(const struct soft_context *context)
 {
 	return context->fork_generation != soft_engine_fork_generation();
@@ -111,7 +112,8 @@ int soft_gid_index(const union ibv_gid *gid); /* -1: not of this host */
 /* The source at an index, if packets can go from there to `to`: not between IPv4 and IPv6. */
 int soft_gid_source(int index, const union ibv_gid *to, struct soft_gid *gid);
 bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
-/* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has. */
+/* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has.
+ */
 bool soft_gid_is_of_host(const union ibv_gid *gid);
 bool soft_gid_is_multicast(const union ibv_gid *gid);
 /* The interface that a link-local address is on, as seen from our entry `own`; else 0. */

@@ -1,9 +1,9 @@
 /* The GID table: which addresses of this host a queue pair can have.
  *
  * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  Index 0 is the loopback address,
- * so that what needs no network works without one; the others follow in the order of the kernel, and
- * then the link-local ones.  These mean nothing without an interface, which a GID cannot carry: it
- * is the interface of the entry that is used to get there.
+ * so that what needs no network works without one; the others follow in the order of the kernel,
+ * and then the link-local ones.  These mean nothing without an interface, which a GID cannot carry:
+ * it is the interface of the entry that is used to get there.
  */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,9 +1,9 @@
 /* Keys: what opens the application's memory to the device, and to peers.
  *
  * Every access of the device to an application's memory, for every chunk that it moves, comes
- * through soft_sge_memory() or soft_remote_memory(), under the engine's lock.  Deregistering a region
- * and invalidating a window take the key out under the same lock: when that is done, nothing is
- * under way and nothing can begin.
+ * through soft_sge_memory() or soft_remote_memory(), under the engine's lock.  Deregistering a
+ * region and invalidating a window take the key out under the same lock: when that is done, nothing
+ * is under way and nothing can begin.
  *
  * Keys are random, all 32 bits of them: a peer that has not been told one does not find it.
  */

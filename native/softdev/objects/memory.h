@@ -23,8 +23,8 @@ struct soft_range {
 	uint64_t length;
 };
 
-/* A right beside those of enum ibv_access_flags: it is memory like any other, of which another process
- * can copy. */
+/* A right beside those of enum ibv_access_flags: it is memory like any other, of which another
+ * process can copy. */
 #define SOFT_ACCESS_CMA (1u << 31)
 
 /* Give it a random key; 0 or an errno value. */
@@ -45,8 +45,8 @@ bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t addres
 bool soft_remote_allowed(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
 			 unsigned right);
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
- * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a whole,
- * the part at `offset`. */
+ * SOFT_FRAME_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
+ * whole, the part at `offset`. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, uint32_t rkey, uint64_t address, uint64_t length,
@@ -74,7 +74,8 @@ struct soft_mr {
 
 /* Copy it, give it keys; the region that the application knows, or NULL and errno. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
-/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without any rights, are `reg_local_dma`. */
+/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without any rights, are `reg_local_dma`.
+ */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 /* Which flags can go together: 0 or an errno value; the optional ones are taken out. */
 int soft_mr_access(unsigned *access, unsigned allowed);

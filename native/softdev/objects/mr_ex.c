@@ -62,7 +62,8 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 	return offset > size || length > size - offset ? EINVAL : 0;
 }
 
-/* Any file that can be mapped, above all a dma-buf or a memfd.  The application may close the fd. */
+/* Any file that can be mapped, above all a dma-buf or a memfd.  The application may close the fd.
+ */
 struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 				      uint64_t iova, int fd, int access)
 {

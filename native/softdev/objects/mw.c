@@ -1,9 +1,10 @@
-/* Memory windows: keys to a part of a region, made and ended by work requests (IBTA 10.6.6, 10.6.7).
+/* Memory windows: keys to a part of a region, made and ended by work requests (IBTA 10.6.6,
+ * 10.6.7).
  *
- * A window of type 1 belongs to a domain, gets a new key with every bind and is unbound by a bind of
- * no length.  One of type 2 is bound to a queue pair as well (type 2B), may be bound only while it is
- * not, with a key whose last eight bits the application chooses, and ends by an invalidation, local
- * or of the peer.  What the kernel's rdma_rxe calls each rule by is cited with it.
+ * A window of type 1 belongs to a domain, gets a new key with every bind and is unbound by a bind
+ * of no length.  One of type 2 is bound to a queue pair as well (type 2B), may be bound only while
+ * it is not, with a key whose last eight bits the application chooses, and ends by an invalidation,
+ * local or of the peer.  What the kernel's rdma_rxe calls each rule by is cited with it.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* The objects behind the verbs: what the application sees of each is its first member.
  *
- * Everything here is called with the engine's lock, and its members are under it, except where they say
- * otherwise.
+ * Everything here is called with the engine's lock, and its members are under it, except where they
+ * say otherwise.
  */
 #ifndef AIORDMA_SOFTDEV_OBJECTS_H
 #define AIORDMA_SOFTDEV_OBJECTS_H

@@ -164,8 +164,8 @@ static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_sen
 {
 	int rc = 0;
 
-	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR take
-	 * it and complete it flushed. */
+	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR
+	 * take it and complete it flushed. */
 	if (qp->ibv.state < IBV_QPS_RTS)
 		rc = EINVAL;
 	for (; wr && !rc; wr = wr->next) {

@@ -267,8 +267,8 @@ void soft_qp_error(struct soft_qp *qp)
 		soft_links->close(qp->link);
 }
 
-/* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what comes
- * in is received as before (IBTA 10.3.1.6). */
+/* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what
+ * comes in is received as before (IBTA 10.3.1.6). */
 void soft_qp_send_error(struct soft_qp *qp)
 {
 	set_state(qp, IBV_QPS_SQE);
@@ -287,8 +287,8 @@ void soft_qp_check_drained(struct soft_qp *qp)
 		soft_qp_event(qp, IBV_EVENT_SQ_DRAINED);
 }
 
-/* What a connection may take to be made: on this host, and elsewhere, where the first packets may get
- * lost and TCP says them again after 1, 3 and 7 s. */
+/* What a connection may take to be made: on this host, and elsewhere, where the first packets may
+ * get lost and TCP says them again after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
 #define CONNECTING_ELSEWHERE_NS 5000000000u
 
@@ -419,7 +419,8 @@ static int check_address(const struct ibv_ah_attr *ah)
 /* ibv_modify_qp(3): what each attribute can be. */
 static int check_values(const struct ibv_qp_attr *attr, int mask)
 {
-	/* Those of regions as well, which mean nothing here: programs pass on what they register with. */
+	/* Those of regions as well, which mean nothing here: programs pass on what they register
+	 * with. */
 	const unsigned rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 				IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
 				IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |

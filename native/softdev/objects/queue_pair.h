@@ -221,8 +221,8 @@ static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint3
 	return &qp->sq.slots[index & qp->sq.mask];
 }
 
-/* Bytes of what each slot has in `lists`, whose SGEs have to be aligned: as inline_room has it, there is
- * always room for all of them. */
+/* Bytes of what each slot has in `lists`, whose SGEs have to be aligned: as inline_room has it,
+ * there is always room for all of them. */
 static inline size_t soft_send_list_size(const struct soft_qp *qp)
 {
 	enum {
@@ -368,7 +368,8 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 void soft_flush_sends(struct soft_qp *qp);
 void soft_flush(struct soft_qp *qp);
 
-/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1. */
+/* scatter.c: walk a list of SGEs.  Bytes [offset, offset + length) as iovecs; their number, or -1.
+ */
 int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
 		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
 
@@ -379,8 +380,8 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
 }
 
 /* send_queue.c: requests that are carried out or fail on this side */
-/* Bind or invalidate, when its turn has come; false: it has not, or that has failed.  `reads`: READs and
- * atomics before it that are not answered. */
+/* Bind or invalidate, when its turn has come; false: it has not, or that has failed.  `reads`:
+ * READs and atomics before it that are not answered. */
 bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
 /* Carry out the local requests that are next, and complete those that are the oldest; fail the
  * oldest request if it cannot be transmitted. */

@@ -1,8 +1,8 @@
 /* Shared receive queues: receives that any of several queue pairs may take (IBTA 10.2.9).
  *
  * A receive leaves the shared queue when a message begins that needs it, and is from then on the
- * queue pair's own: it completes, or is flushed, there.  Receives that are still in the shared queue
- * are never flushed, whatever happens to the queue pairs.
+ * queue pair's own: it completes, or is flushed, there.  Receives that are still in the shared
+ * queue are never flushed, whatever happens to the queue pairs.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -8,8 +8,8 @@
 struct soft_transport {
 	void (*created)(void); /* or NULL: one more of these queue pairs, and one less */
 	void (*destroyed)(void); /* or NULL */
-	/* INIT to RTR, or NULL: READs and atomics that the peer may have under way, the first PSN that is
-	 * expected.  0 or an errno value. */
+	/* INIT to RTR, or NULL: READs and atomics that the peer may have under way, the first PSN
+	 * that is expected. 0 or an errno value. */
 	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 	void (*forget)(struct soft_qp *qp); /* or NULL: the reverse, safe to repeat */
 	void (*output)(struct soft_qp *qp); /* send what may be sent now */
@@ -20,10 +20,12 @@ struct soft_transport {
 
 /* Links between queue pairs (wire/). */
 struct soft_link_calls {
-	/* The queue pair has come to RTR: connect, or wait for the peer.  UC: the link is gone, likewise. */
+	/* The queue pair has come to RTR: connect, or wait for the peer.  UC: the link is gone,
+	 * likewise. */
 	void (*begin)(struct soft_qp *qp);
 	void (*again)(struct soft_qp *qp);
-	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are known. */
+	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are
+	 * known. */
 	void (*ready)(struct soft_qp *qp, bool first);
 	/* The queue pair is in error: send what must still go, then end. */
 	void (*close)(struct soft_qp_link *link);
@@ -35,8 +37,9 @@ struct soft_link_calls {
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* How long a path to another machine may be silent, in ns. */
 	uint64_t (*silence_limit)(void);
-	/* The requests of the queue pair complete without being answered; the key opens nothing any more,
-	 * or something else: what was exported for them is not copied any more when this returns. */
+	/* The requests of the queue pair complete without being answered; the key opens nothing any
+	 * more, or something else: what was exported for them is not copied any more when this
+	 * returns. */
 	void (*revoke_requests)(const struct soft_qp *qp);
 	void (*revoke_key)(uint32_t key);
 	/* The number of this process at the port, its LID; 0 if there is none to be had. */

@@ -1,7 +1,7 @@
 /* Requests that are transmitted again: what a lossy link needs of the requester.
  *
- * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder tells of a gap (a NAK for
- * a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
+ * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder tells of a gap (a NAK
+ * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
  * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
  * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
  *

@@ -10,8 +10,8 @@
  * either a message that was under way when an RNR NAK went out (discarded: the requester begins
  * again) or a protocol error.
  *
- * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next message
- * that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
+ * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next
+ * message that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -119,8 +119,8 @@ static bool has_room_for_response(const struct soft_qp *qp)
 }
 
 /* More than was agreed.  Unless frames get lost: then places are also held by answers that are told
- * again and have not gone out, or were given up in the middle of a frame, and it is as if the request
- * had got lost. */
+ * again and have not gone out, or were given up in the middle of a frame, and it is as if the
+ * request had got lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	if (!qp->link->lossy)

@@ -103,8 +103,8 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
 }
 
 /* The number may be another process's by now, or the process have become another program
- * (execve(2)): so each call begins with the secret, which makes it certain whose memory it is, because
- * the kernel looks the process up once in a call. */
+ * (execve(2)): so each call begins with the secret, which makes it certain whose memory it is,
+ * because the kernel looks the process up once in a call. */
 static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
 			 const struct iovec *from, int from_count, size_t skip)
 {

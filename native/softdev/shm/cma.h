@@ -102,9 +102,9 @@ bool soft_cma_backs_off(const struct soft_cma *cma);
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
 /* Nothing came of it: the other side has not been told. */
 void soft_cma_cancel(struct soft_cma *cma, struct soft_cma_export *export);
-/* Take back the exports that are `concerned`.  When this returns nothing is copied from them any more
- * that would count.  Those of which the other side had not made use are put into `lost`, in the order
- * in which they were given; their number. */
+/* Take back the exports that are `concerned`.  When this returns nothing is copied from them any
+ * more that would count.  Those of which the other side had not made use are put into `lost`, in
+ * the order in which they were given; their number. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
 			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
 			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);
@@ -129,7 +129,8 @@ enum {
 
 /* As bytes; returns their number. */
 uint32_t soft_cma_desc_encode(uint8_t *at, const struct soft_cma_desc *desc);
-/* Of so many pieces that make `length` bytes; false when that is not so, or the slot does not exist. */
+/* Of so many pieces that make `length` bytes; false when that is not so, or the slot does not
+ * exist. */
 bool soft_cma_desc_decode(const uint8_t *at, uint32_t count, uint32_t length,
 			  struct soft_cma_desc *desc);
 
@@ -142,8 +143,8 @@ enum soft_cma_result {
 	SOFT_CMA_GONE, /* the process is not there any more */
 };
 
-/* Bytes from `offset` of what is referred to, as many as `to` has room for; the last ones also say that
- * the descriptor is done with. */
+/* Bytes from `offset` of what is referred to, as many as `to` has room for; the last ones also say
+ * that the descriptor is done with. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
 /* It is not needed, or not any more. */

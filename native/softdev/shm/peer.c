@@ -159,7 +159,7 @@ void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
 	return peer->their_area;
 }
 
-/* ---- what is said about channels --------------------------------------------------------------- */
+/* ---- what is said about channels ------------------------------------------------------------- */
 
 /* Its positions cannot be: the peer is ended when the lock is given back. */
 static void give_up(struct soft_shm_peer *peer)
@@ -427,8 +427,8 @@ static bool deliver(struct soft_shm_peer *peer, const struct soft_record *record
 	}
 }
 
-/* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than in
- * one step. */
+/* Of what goes to ourselves more is put there while we look: in one turn of the lock, no more than
+ * in one step. */
 static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {

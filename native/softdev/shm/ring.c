@@ -130,9 +130,9 @@ static void return_to_start(struct soft_ring *ring, uint64_t size)
 	ring->mine += rest;
 }
 
-/* Copying with `rep movsb`, as the C library does what is long, takes more than twice as long on some
- * processors where the target begins up to a line behind the source, but for whole pages: then each
- * store looks as if it would change what is to be loaded next. */
+/* Copying with `rep movsb`, as the C library does what is long, takes more than twice as long on
+ * some processors where the target begins up to a line behind the source, but for whole pages: then
+ * each store looks as if it would change what is to be loaded next. */
 static bool collides(const uint8_t *to, const struct iovec *payload, int count)
 {
 	for (int i = 0; i < count; i++) {

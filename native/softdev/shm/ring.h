@@ -18,7 +18,8 @@
  * understands them.)
  *
  * To be fuzzed: soft_ring_next, soft_ring_done and soft_ring_arm on any memory whatever
- * (soft_ring_reader); soft_ring_room, soft_ring_put and soft_ring_request_room likewise (soft_ring_writer).
+ * (soft_ring_reader); soft_ring_room, soft_ring_put and soft_ring_request_room likewise
+ * (soft_ring_writer).
  */
 #ifndef AIORDMA_SOFTDEV_SHM_RING_H
 #define AIORDMA_SOFTDEV_SHM_RING_H

@@ -22,7 +22,8 @@ struct iovec;
 struct soft_shm_peer;
 struct soft_shm_chan;
 
-/* What a channel tells its owner.  Each of them may end this channel or others, and free its owner. */
+/* What a channel tells its owner.  Each of them may end this channel or others, and free its owner.
+ */
 struct soft_shm_chan_ops {
 	/* The other side has accepted what soft_shm_chan_open asked for. */
 	void (*accepted)(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
@@ -42,7 +43,7 @@ struct soft_shm_chan {
 	struct soft_shm_peer *peer; /* NULL: not open */
 	uint32_t id;                      /* ours */
 	uint32_t remote_id;                    /* theirs; 0 until accepted */
-	struct soft_node node;            /* of the local peer's channels */
+	struct soft_node node;            /* of the peer's channels */
 	struct soft_node waiting;         /* for room */
 	size_t least;                     /* that is of use to it */
 	uint32_t round;                   /* in which it began to wait */
@@ -72,8 +73,8 @@ enum {
 void *soft_shm_peer_own_area(struct soft_shm_peer *peer);
 void *soft_shm_peer_their_area(struct soft_shm_peer *peer);
 
-/* Ask the other side for a channel.  `accepted` or `gone` follows, never at once.  0 or an errno value,
- * and then it is not open. */
+/* Ask the other side for a channel.  `accepted` or `gone` follows, never at once. 0 or an errno
+ * value, and then it is not open. */
 int soft_shm_chan_open(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 		       const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 

@@ -22,7 +22,7 @@ enum {
 
 static const uint8_t magic[4] = {'a', 'i', 'U', 'D'};
 
-static void ready(struct soft_fd_watch *source, uint32_t events);
+static void ready(struct soft_fd_watch *watch, uint32_t events);
 
 static struct soft_fd_watch udp = {.fd = -1, .ready = ready};
 static bool six; /* an IPv6 socket, for both */
@@ -309,8 +309,8 @@ static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid 
 	       (soft_gid_is_multicast(&datagram->destination) && !is_mapped(&datagram->source));
 }
 
-void soft_datagram_read(struct soft_fd_watch *source,
-			void (*take)(struct soft_fd_watch *source,
+void soft_datagram_read(struct soft_fd_watch *watch,
+			void (*take)(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length))
 {
@@ -327,7 +327,7 @@ void soft_datagram_read(struct soft_fd_watch *source,
 			.msg_iov = &iov,
 			.msg_iovlen = 1,
 		};
-		ssize_t n = recvmsg(source->fd, &message, MSG_DONTWAIT);
+		ssize_t n = recvmsg(watch->fd, &message, MSG_DONTWAIT);
 		struct soft_datagram datagram;
 		union ibv_gid gid;
 
@@ -341,21 +341,21 @@ void soft_datagram_read(struct soft_fd_watch *source,
 			continue;
 		datagram.lid = sender(&from, &gid);
 		if (is_honest(&datagram, &gid))
-			take(source, &datagram, input + SOFT_DATAGRAM_HEADER,
+			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}
 }
 
-static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
+static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
 		 const uint8_t *payload, uint32_t length)
 {
-	(void)source;
+	(void)watch;
 	if (soft_gid_is_local(&datagram->destination))
 		soft_ud_input(datagram, payload, length);
 }
 
-static void ready(struct soft_fd_watch *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
-	soft_datagram_read(source, take);
+	soft_datagram_read(watch, take);
 }

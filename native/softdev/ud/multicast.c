@@ -3,9 +3,9 @@
  * A multicast GID is carried by an IPv4 multicast group: the same one for ::ffff:224.0.0.0/100, as
  * on RoCE, and for an IPv6 one a group that is made of its hash; the GID itself is in the header.
  * Every process with a member binds a socket to the group's address and a port that all share, and
- * joins on every interface that has one of our GIDs.  A message goes to the loopback interface, where
- * each process of the host gets it once, and out of the interface of the sender's GID, without the
- * kernel's loop back to the host.
+ * joins on every interface that has one of our GIDs.  A message goes to the loopback interface,
+ * where each process of the host gets it once, and out of the interface of the sender's GID,
+ * without the kernel's loop back to the host.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ enum {
 };
 
 struct group {
-	struct soft_fd_watch source;
+	struct soft_fd_watch watch;
 	struct soft_node node;
 	struct soft_node members; /* attachments */
 	union ibv_gid gid;
@@ -82,10 +82,10 @@ static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagra
 	       soft_gid_is_local(&datagram->source);
 }
 
-static void take(struct soft_fd_watch *source, const struct soft_datagram *datagram,
+static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagram,
 		 const uint8_t *payload, uint32_t length)
 {
-	struct group *group = soft_container(source, struct group, source);
+	struct group *group = soft_container(watch, struct group, watch);
 
 	if (datagram->to != SOFT_MULTICAST_QPN ||
 	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid)))
@@ -99,10 +99,10 @@ static void take(struct soft_fd_watch *source, const struct soft_datagram *datag
 	}
 }
 
-static void ready(struct soft_fd_watch *source, uint32_t events)
+static void ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	(void)events;
-	soft_datagram_read(source, take);
+	soft_datagram_read(watch, take);
 }
 
 /* ---- groups -------------------------------------------------------------------------------- */
@@ -145,9 +145,9 @@ static int open_socket(struct group *group)
 		rc = errno;
 	if (!rc)
 		rc = join(fd, address.sin_addr.s_addr);
-	group->source = (struct soft_fd_watch){.fd = fd, .ready = ready};
+	group->watch = (struct soft_fd_watch){.fd = fd, .ready = ready};
 	if (!rc)
-		rc = soft_watch(&group->source, EPOLLIN);
+		rc = soft_watch(&group->watch, EPOLLIN);
 	if (rc)
 		close(fd);
 	return rc;
@@ -158,7 +158,7 @@ void soft_multicast_addresses(void)
 	for (struct soft_node *node = groups.next; node != &groups; node = node->next) {
 		struct group *group = soft_list_entry(node, struct group, node);
 
-		join(group->source.fd, address_of(&group->gid));
+		join(group->watch.fd, address_of(&group->gid));
 	}
 }
 
@@ -195,9 +195,9 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 
 static void group_close(struct group *group)
 {
-	soft_unwatch(&group->source);
-	if (group->source.fd >= 0)
-		close(group->source.fd);
+	soft_unwatch(&group->watch);
+	if (group->watch.fd >= 0)
+		close(group->watch.fd);
 	soft_list_remove(&group->node);
 	group_count--;
 	free(group);
@@ -270,7 +270,8 @@ static void detach(struct attachment *attachment)
 	free(attachment);
 }
 
-/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel. */
+/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel.
+ */
 int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);

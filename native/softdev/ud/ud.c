@@ -193,8 +193,8 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 		soft_port_bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
 		return;
 	}
-	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message is
-	 * dropped in silence; the receive stays for the next one, as on rdma_rxe. */
+	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message
+	 * is dropped in silence; the receive stays for the next one, as on rdma_rxe. */
 	if (!soft_receive_ready(qp) ||
 	    length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length)
 		return;

@@ -53,8 +53,8 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 			  uint32_t ifindex, const struct iovec *payload, int count);
 
 /* Some of what has come to the socket, each checked and given to `take`. */
-void soft_datagram_read(struct soft_fd_watch *source,
-			void (*take)(struct soft_fd_watch *source,
+void soft_datagram_read(struct soft_fd_watch *watch,
+			void (*take)(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length));
 

@@ -1,8 +1,8 @@
 /* Reaching a peer without a connection manager: the side that connects.
  *
  * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
- * TCP.  It may not be there yet, nor its queue pair be ready: we try again, seldom in the end, until
- * our queue pair leaves RTR and RTS.
+ * TCP.  It may not be there yet, nor its queue pair be ready: we try again, seldom in the end,
+ * until our queue pair leaves RTR and RTS.
  */
 #include <errno.h>
 #include <string.h>
@@ -129,8 +129,8 @@ void soft_connect_established(struct soft_link *link)
 		soft_connect_later(link);
 		return;
 	}
-	/* On this machine the other side's end is told; should it be slow and take us for its peer one
-	 * day, another HELLO would be a pending link's. */
+	/* On this machine the other side's end is told; should it be slow and take us for its peer
+	 * one day, another HELLO would be a pending link's. */
 	soft_liveness_watch(link);
 	if (!link->liveness_limit)
 		soft_timer_stop(&link->timer);

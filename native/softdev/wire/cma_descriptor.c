@@ -39,8 +39,8 @@ static const struct soft_response *response_at(const struct soft_qp *qp, uint32_
 	return &qp->responder.responses[index & qp->responder.response_mask];
 }
 
-/* It is not needed, but the other side has not said so: the link has gone, or a frame was lost and the
- * request has been answered all the same. */
+/* It is not needed, but the other side has not said so: the link has gone, or a frame was lost and
+ * the request has been answered all the same. */
 static bool is_over(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
@@ -100,8 +100,8 @@ static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
 							  : IBV_WC_REM_ACCESS_ERR);
 }
 
-/* The kernel has allowed it before, and now does not: as if the frame had been lost.  It will be sent
- * again, and through the ring, because the other side knows that too. */
+/* The kernel has allowed it before, and now does not: as if the frame had been lost.  It will be
+ * sent again, and through the ring, because the other side knows that too. */
 static void lost(struct soft_link *link)
 {
 	soft_link_loses(link);
@@ -237,7 +237,8 @@ void soft_cma_flush(const struct soft_qp *qp)
 		revoke_requests(soft_link_of(qp));
 }
 
-/* Answers that have been given may still be on their way: they stand until their key is withdrawn. */
+/* Answers that have been given may still be on their way: they stand until their key is withdrawn.
+ */
 void soft_cma_forget_link(const struct soft_link *link)
 {
 	soft_assert_locked();

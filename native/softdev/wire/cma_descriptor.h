@@ -2,9 +2,9 @@
  *
  * SENDs, WRITEs and answers to READs of RC queue pairs of one host refer to what is long, where the
  * kernel allows the other side to copy it.  Everything is checked as for any other frame, on both
- * sides; what is taken back meanwhile is refused as if it had been found out before: IBTA 10.7.2.2, a
- * local protection error of the request whose memory it was, and 9.7.4.1.5, a remote access error of a
- * READ. */
+ * sides; what is taken back meanwhile is refused as if it had been found out before: IBTA 10.7.2.2,
+ * a local protection error of the request whose memory it was, and 9.7.4.1.5, a remote access error
+ * of a READ. */
 #ifndef AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
 #define AIORDMA_SOFTDEV_WIRE_CMA_DESCRIPTOR_H
 
@@ -16,8 +16,8 @@ extern uint64_t soft_cma_descs_sent; /* so far, by all */
 
 /* Bytes that the link's next frame may refer to, if there are as many as `least`; 0: it cannot. */
 uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least);
-/* The frame refers to these pieces, which are all of its payload: the descriptor, `at` which there are
- * SOFT_CMA_DESC_MAX bytes of room.  False: not this time. */
+/* The frame refers to these pieces, which are all of its payload: the descriptor, `at` which there
+ * are SOFT_CMA_DESC_MAX bytes of room.  False: not this time. */
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 			const struct iovec *pieces, int count, uint8_t *at);
 /* The payload of link->frame is where the descriptor says; `bytes` may change meanwhile.  False: a
@@ -28,8 +28,8 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes);
 /* The requests of the queue pair complete without being answered: their memory will be the
  * application's again. */
 void soft_cma_flush(const struct soft_qp *qp);
-/* The key opens nothing any more, or something else: what was exported by it is not copied any more when
- * this returns. */
+/* The key opens nothing any more, or something else: what was exported by it is not copied any more
+ * when this returns. */
 void soft_cma_withdraw_key(uint32_t key);
 /* The link is gone. */
 void soft_cma_forget_link(const struct soft_link *link);

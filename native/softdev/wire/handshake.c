@@ -105,7 +105,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	qp->stream_lost = true;
 }
 
-/* ---- pending links ----------------------------------------------------------------------------- */
+/* ---- pending links --------------------------------------------------------------------------- */
 
 static void forget_pending(const struct soft_link *link)
 {

@@ -1,9 +1,9 @@
 /* The stream of a queue pair: its life, from a connected socket to the last byte.
  *
- * A stream ends in one of two channels.  Orderly: the side that stops (its queue pair went to ERR, was
- * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
- * the end of its direction, then waits for the other side's end, so that unread data does not turn
- * its last words into a reset.  Broken: everything else, a process that was killed above all.
+ * A stream ends in one of two channels.  Orderly: the side that stops (its queue pair went to ERR,
+ * was reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame
+ * and the end of its direction, then waits for the other side's end, so that unread data does not
+ * turn its last words into a reset.  Broken: everything else, a process that was killed above all.
  */
 #include <errno.h>
 #include <stdio.h>

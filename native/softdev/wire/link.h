@@ -67,7 +67,7 @@ struct soft_link {
 	struct soft_frame frame; /* the frame whose payload is being taken in */
 	uint32_t taken;          /* of the payload */
 	uint32_t left;           /* of the payload */
-	uint32_t cma_bytes;       /* to, by the frames of one record (cma_descriptor.c) */
+	uint32_t cma_bytes; /* covered by the descriptors of one record (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 	bool bulk; /* long payloads come: read their headers alone, so that they need no copy */
@@ -79,8 +79,8 @@ struct soft_link {
 	bool reply_expected;
 
 	/* output */
-	bool ended;   /* DISCONNECT has been said */
-	uint32_t sent; /* bytes of `outgoing`, with its header */
+	bool ended; /* DISCONNECT has been sent */
+	uint32_t sent; /* bytes of `base.packet`, with its header */
 };
 
 /* The queue pair's, or NULL. */
@@ -124,9 +124,9 @@ void soft_link_writable(struct soft_link *link);
 
 /* acks.c */
 void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
-void soft_ack_settled(struct soft_link *link);  /* nothing is delayed any more */
-void soft_ack_replied(struct soft_link *link);  /* a request goes out */
-void soft_acks_send(uint64_t age_ns);           /* soft_subsystem.send_delayed */
+void soft_ack_settled(struct soft_link *link); /* nothing is delayed any more */
+void soft_ack_replied(struct soft_link *link); /* a request goes out */
+void soft_acks_send(uint64_t age_ns); /* soft_subsystem.send_delayed */
 
 /* delay_queue.c: what frames and datagrams go through before they are taken in */
 void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
@@ -178,9 +178,9 @@ int soft_link_over_itself(struct soft_link *link);
 /* wire_selection.c: with the CM */
 /* 0 or an errno value; the link is the queue pair's. */
 int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
-bool soft_wire_selection_is_open(const struct soft_link *link);  /* a channel may be asked for */
+bool soft_wire_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
 void soft_wire_selection_received(struct soft_link *link);
-void soft_wire_selection_answered(struct soft_link *link);        /* `handshake` is the answer */
+void soft_wire_selection_answered(struct soft_link *link); /* `handshake` is the answer */
 void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
 

@@ -115,8 +115,8 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:
 		case SOFT_SINK_READ: {
-			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory is in
-			 * no cache could take up to a third longer with them. */
+			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory
+			 * is in no cache could take up to a third longer with them. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
 				link->sink == SOFT_SINK_READ ? soft_copy_plainly : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);

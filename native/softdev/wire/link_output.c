@@ -47,8 +47,8 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t
 	return soft_requester_gather(qp, out, from, length, iov, room);
 }
 
-/* Room without which no frame is begun.  All frames of a message but the last are of the same length,
- * so that they are the same ones when they have to be sent again. */
+/* Room without which no frame is begun.  All frames of a message but the last are of the same
+ * length, so that they are the same ones when they have to be sent again. */
 static size_t frame_room(const struct soft_link *link)
 {
 	return SOFT_FRAME_HEADER + (size_t)link->wire->frame_most;

@@ -4,8 +4,8 @@
  * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
  * every address, so it is reserved on the unspecified address (bound there, but not listening), and
  * the process listens only where one of its queue pairs has an address: on loopback from the start,
- * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too, for
- * datagrams (datagram.c).
+ * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too,
+ * for datagrams (datagram.c).
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>

@@ -5,9 +5,9 @@
  * TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every probe and whose process
  * has merely been stopped: to a card that is no failure, and to us neither.
  *
- * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its time
- * (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel does.  The
- * least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
+ * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
+ * time (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
+ * does.  The least is AIORDMA_EMBEDDED_PATH_TIMEOUT, in seconds.
  *
  * On this machine nothing gets lost: a peer that says nothing is a process that has been stopped,
  * and its end would be told.

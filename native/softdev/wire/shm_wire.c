@@ -1,8 +1,8 @@
 /* The shared-memory wire: a channel, to another process of this host or to ourselves.
  *
  * A channel carries records, and each record whole frames: payload is copied from the application's
- * memory into the ring, and out of it to where it belongs.  Frames and records are short enough that
- * the other side can copy out while we copy in.
+ * memory into the ring, and out of it to where it belongs.  Frames and records are short enough
+ * that the other side can copy out while we copy in.
  */
 #include <errno.h>
 #include <string.h>
@@ -143,7 +143,7 @@ static const struct soft_wire wire = {
 	.frames_most = WAY_FRAMES_MOST,
 };
 
-/* ---- channels for links ------------------------------------------------------------------------ */
+/* ---- channels for links ---------------------------------------------------------------------- */
 
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, uint16_t lid)
 {

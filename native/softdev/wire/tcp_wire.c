@@ -146,8 +146,8 @@ static ssize_t give(struct soft_link *link, struct iovec *iov, int count)
 	do
 		n = sendmsg(link->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
-	/* What the other side said before it closed, as that it did so in order, is still to be read;
-	 * that reading comes to the end as well. */
+	/* What the other side said before it closed, as that it did so in order, is still to be
+	 * read; that reading comes to the end as well. */
 	if (n < 0)
 		return errno == EAGAIN || errno == EPIPE || errno == ECONNRESET ? 0 : -errno;
 	soft_liveness_sent(link);

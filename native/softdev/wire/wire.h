@@ -1,4 +1,5 @@
-/* Links between queue pairs, as the connection manager and softdev.c know them.  link.h is the inside. */
+/* Links between queue pairs, as the connection manager and softdev.c know them. link.h is the
+ * inside. */
 #ifndef AIORDMA_SOFTDEV_WIRE_H
 #define AIORDMA_SOFTDEV_WIRE_H
 
@@ -10,8 +11,8 @@ extern const struct soft_subsystem soft_wire_subsystem;
 extern const struct soft_link_calls soft_wire_links;
 extern const struct soft_fault_hooks soft_delay_hooks;
 
-/* The connection manager: it is told of each queue pair that has come to RTR with an address whose dlid
- * is 0, which means that the CM has its stream. */
+/* The connection manager: it is told of each queue pair that has come to RTR with an address whose
+ * dlid is 0, which means that the CM has its stream. */
 void soft_wire_use_cm(void (*offer)(struct soft_qp *qp));
 
 /* soft_shm_acceptor. */

@@ -1,10 +1,11 @@
 /* The CM's stream, or a channel through shared memory?
  *
  * Where both sides have named their LIDs in the handshake, the side that asked for the connection
- * tries to open a channel, and sends nothing else before it knows.  The other side waits for what comes
- * first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So there is one wire
- * at any time, and both know which.  What the first side says on the stream when there is no channel is
- * an acknowledgement of nothing.  A side that ends the link before that does so on the stream.
+ * tries to open a channel, and sends nothing else before it knows.  The other side waits for what
+ * comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the stream.  So
+ * there is one wire at any time, and both know which.  What the first side says on the stream when
+ * there is no channel is an acknowledgement of nothing.  A side that ends the link before that does
+ * so on the stream.
  */
 #include <errno.h>
 #include <sys/epoll.h>
