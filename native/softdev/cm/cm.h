@@ -383,5 +383,7 @@ void soft_cm_offer(struct soft_qp *qp);
 void soft_cm_device_sweep(void);
 /* cm_device_events.c */
 extern const struct soft_subsystem soft_cm_subsystem;
+extern pthread_mutex_t soft_cm_opening;     /* of cm_device.c */
+extern pthread_mutex_t soft_cm_acknowledge; /* of cm_event.c */
 
 #endif

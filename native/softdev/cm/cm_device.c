@@ -15,28 +15,12 @@
 
 #include "objects/objects.h"
 
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t soft_cm_opening = PTHREAD_MUTEX_INITIALIZER;
 static struct soft_context own;
 static struct ibv_pd *pd;
 static bool is_open;
 static unsigned holds;
 static struct soft_node bound = {&bound, &bound}; /* soft_cm_id.on_device */
-
-/* As in cm_event.c. */
-static void before_fork(void)
-{
-	pthread_mutex_lock(&opening);
-}
-
-static void after_fork(void)
-{
-	pthread_mutex_unlock(&opening);
-}
-
-static void guard_fork(void)
-{
-	(void)pthread_atfork(before_fork, after_fork, after_fork);
-}
 
 static int open_context(void)
 {
@@ -62,11 +46,9 @@ static int open_context(void)
 
 int soft_cm_device_get(void)
 {
-	static pthread_once_t guarded = PTHREAD_ONCE_INIT;
 	int error = 0;
 
-	pthread_once(&guarded, guard_fork);
-	pthread_mutex_lock(&opening);
+	pthread_mutex_lock(&soft_cm_opening);
 	if (is_open && own.fork_generation != soft_engine_fork_generation()) {
 		is_open = false; /* the parent's, before a fork */
 		holds = 0;
@@ -81,7 +63,7 @@ int soft_cm_device_get(void)
 		soft_cm_device_hold();
 		soft_unlock();
 	}
-	pthread_mutex_unlock(&opening);
+	pthread_mutex_unlock(&soft_cm_opening);
 	return error;
 }
 
@@ -97,7 +79,7 @@ void soft_cm_device_sweep(void)
 {
 	bool unused;
 
-	pthread_mutex_lock(&opening);
+	pthread_mutex_lock(&soft_cm_opening);
 	soft_lock();
 	unused = is_open && !holds && own.children == 1 &&
 		 !soft_container(pd, struct soft_pd, ibv)->users &&
@@ -110,7 +92,7 @@ void soft_cm_device_sweep(void)
 		soft_ibv_dealloc_pd(pd);
 		soft_context_stop(&own);
 	}
-	pthread_mutex_unlock(&opening);
+	pthread_mutex_unlock(&soft_cm_opening);
 }
 
 void soft_cm_device_hold(void)

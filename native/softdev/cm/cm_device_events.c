@@ -52,4 +52,8 @@ static void port_changed(enum soft_port_change change)
 		moved();
 }
 
-const struct soft_subsystem soft_cm_subsystem = {.port_changed = port_changed};
+const struct soft_subsystem soft_cm_subsystem = {
+	.port_changed = port_changed,
+	.outer = &soft_cm_opening,
+	.leaf = &soft_cm_acknowledge,
+};

@@ -15,35 +15,16 @@
 #include "engine/engine.h"
 
 /* Guards soft_cm_id.acked alone; a leaf, so that acknowledging never waits for the engine. */
-static pthread_mutex_t acknowledge = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t soft_cm_acknowledge = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
-
-/* The child of a fork must not find the mutex locked by a thread that it does not have. */
-static void before_fork(void)
-{
-	pthread_mutex_lock(&acknowledge);
-}
-
-static void after_fork(void)
-{
-	pthread_mutex_unlock(&acknowledge);
-}
-
-static void guard_fork(void)
-{
-	/* Without memory for it the child of a fork takes its chances. */
-	(void)pthread_atfork(before_fork, after_fork, after_fork);
-}
 
 struct rdma_event_channel *soft_rdma_create_event_channel(void)
 {
-	static pthread_once_t guarded = PTHREAD_ONCE_INIT;
 	struct soft_cm_channel *channel = calloc(1, sizeof(*channel));
 	int error;
 
 	if (!channel)
 		return NULL;
-	pthread_once(&guarded, guard_fork);
 	error = soft_engine_get();
 	if (error) {
 		free(channel);
@@ -376,10 +357,10 @@ int soft_rdma_ack_cm_event(struct rdma_cm_event *application)
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	event = soft_container(application, struct soft_cm_event, event);
-	pthread_mutex_lock(&acknowledge);
+	pthread_mutex_lock(&soft_cm_acknowledge);
 	event->owner->acked++;
 	pthread_cond_broadcast(&acknowledged);
-	pthread_mutex_unlock(&acknowledge);
+	pthread_mutex_unlock(&soft_cm_acknowledge);
 	free(event);
 	return 0;
 }
@@ -391,8 +372,8 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	soft_lock();
 	reported = id->reported;
 	soft_unlock();
-	pthread_mutex_lock(&acknowledge);
+	pthread_mutex_lock(&soft_cm_acknowledge);
 	while (id->acked != reported)
-		pthread_cond_wait(&acknowledged, &acknowledge);
-	pthread_mutex_unlock(&acknowledge);
+		pthread_cond_wait(&acknowledged, &soft_cm_acknowledge);
+	pthread_mutex_unlock(&soft_cm_acknowledge);
 }

@@ -79,6 +79,7 @@ struct soft_engine engine = {
 void soft_engine_use(const struct soft_subsystem *const subsystems[])
 {
 	engine.subsystems = subsystems;
+	(void)soft_engine_guard_fork(); /* without memory for it: tried again by the first start */
 	for (const struct soft_subsystem *const *it = subsystems; *it; it++) {
 		if ((*it)->poll)
 			engine.poller = *it;

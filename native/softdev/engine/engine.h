@@ -7,6 +7,7 @@
 #ifndef AIORDMA_SOFTDEV_ENGINE_H
 #define AIORDMA_SOFTDEV_ENGINE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -270,6 +271,10 @@ struct soft_subsystem {
 	void (*stop)(void);
 	/* In the child of a fork, where all watched descriptors are closed already. */
 	void (*forked)(void);
+	/* The subsystem's own mutexes, held during a fork, so that the child does not find them locked
+	 * by a thread that it does not have: one that is taken before the engine's, and a leaf. */
+	pthread_mutex_t *outer;
+	pthread_mutex_t *leaf;
 	void (*port_changed)(enum soft_port_change change);
 
 	/* At most one subsystem has these three: input that no descriptor tells of. poll: take it
@@ -285,6 +290,8 @@ struct soft_subsystem {
 
 /* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
+/* 0 or an errno value; safe to repeat. */
+int soft_engine_guard_fork(void);
 void soft_engine_port_changed(enum soft_port_change change);
 
 /* Hints of the subsystems, which are read without the lock: is there something to be polled; has

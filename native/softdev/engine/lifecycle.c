@@ -10,6 +10,7 @@
 
 static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER; /* starting and stopping */
 static unsigned users;
+static bool has_started; /* once, in this process or in one that forked it */
 
 static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
 {
@@ -63,22 +64,34 @@ static void close_all(void)
 
 static void before_fork(void)
 {
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->outer)
+			pthread_mutex_lock((*it)->outer);
 	pthread_mutex_lock(&users_mutex);
 	pthread_mutex_lock(&engine.lock);
 	soft_note_locked(true);
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->leaf)
+			pthread_mutex_lock((*it)->leaf);
 }
 
 static void after_fork_in_parent(void)
 {
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->leaf)
+			pthread_mutex_unlock((*it)->leaf);
 	soft_note_locked(false);
 	pthread_mutex_unlock(&engine.lock);
 	pthread_mutex_unlock(&users_mutex);
+	for (const struct soft_subsystem *const *it = engine.subsystems; *it; it++)
+		if ((*it)->outer)
+			pthread_mutex_unlock((*it)->outer);
 }
 
 /* The child has none of the parent's device: it must neither serve the parent's peers nor keep
  * their streams open after the parent's death.  It may open a device of its own.  What it inherited
  * of objects may only be forgotten (ibv_fork_init(3)). */
-static void after_fork_in_child(void)
+static void forget_device(void)
 {
 	while (!soft_list_empty(&engine.watches)) {
 		struct soft_fd_watch *watch =
@@ -106,9 +119,24 @@ static void after_fork_in_child(void)
 	engine.waiting = 0;
 	engine.holding = 0;
 	users = 0;
-	soft_note_locked(false);
-	pthread_mutex_unlock(&engine.lock);
-	pthread_mutex_unlock(&users_mutex);
+}
+
+static void after_fork_in_child(void)
+{
+	if (has_started)
+		forget_device();
+	after_fork_in_parent();
+}
+
+/* Called as soon as there are subsystems: their mutexes are in use before the engine starts. */
+int soft_engine_guard_fork(void)
+{
+	static bool guarded;
+	int rc = guarded ? 0
+			 : pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+
+	guarded = !rc;
+	return rc;
 }
 
 unsigned soft_engine_fork_generation(void)
@@ -118,17 +146,11 @@ unsigned soft_engine_fork_generation(void)
 
 static int start(void)
 {
-	static bool fork_handled;
 	sigset_t all, before;
-	int rc;
+	int rc = soft_engine_guard_fork();
 
-	if (!fork_handled) {
-		rc = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-		if (rc)
-			return rc;
-		fork_handled = true;
-	}
-	rc = 0;
+	if (!rc)
+		has_started = true;
 	for (const struct soft_subsystem *const *it = engine.subsystems; *it && !rc; it++)
 		if ((*it)->start)
 			rc = (*it)->start();
