@@ -443,7 +443,7 @@ def memory_of(conn: Connection) -> int:
 
 def broken_off(error: aiordma.ProtocolError) -> bool:
     """The other process was killed while it sent its endpoint."""
-    return "exchange" in str(error)
+    return "bootstrap" in str(error)
 
 
 def where(task: asyncio.Task[Any]) -> str:

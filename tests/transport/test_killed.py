@@ -178,7 +178,7 @@ async def test_killed_at_any_moment(factory: ConnectionFactory) -> None:
                 async with factory.within(10):
                     await asyncio.wait([meeting])
                 error = meeting.exception()
-                assert isinstance(error, ENDS) or "exchange" in str(error), error
+                assert isinstance(error, ENDS) or "bootstrap" in str(error), error
                 if number % 4 == 0:
                     await witness.check()
             await witness.check()
