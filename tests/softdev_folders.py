@@ -41,7 +41,7 @@ RANKS = {
 READS = {("trace", "objects/objects.h")}
 """Includes against the order: the trace reads the objects' structures, and calls none of them."""
 
-EVERYBODYS = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
+COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
 """Headers outside the folders: the device's own calls and the ABI."""
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -113,7 +113,7 @@ def includes_against_the_order(device: Path = DEVICE) -> list[str]:
         folder = path.parent.name if path.parent != device else "softdev"
         for name in INCLUDE.findall(path.read_text()):
             of, _, header = name.rpartition("/")
-            if name in EVERYBODYS or (not of and (path.parent / name).is_file()):
+            if name in COMMON or (not of and (path.parent / name).is_file()):
                 continue
             known = of in RANKS and header == f"{of}.h" and is_allowed(folder, of)
             if not known and (folder, name) not in READS:

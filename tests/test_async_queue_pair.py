@@ -128,7 +128,7 @@ async def test_a_full_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -
         assert one.queue.qp.free_send_slots == size
 
 
-async def test_nobody_overtakes_who_needs_more_room(pd: verbs.ProtectionDomain) -> None:
+async def test_a_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=4)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         order: list[str] = []
@@ -213,7 +213,7 @@ async def test_cancelled_after_posting_changes_nothing(pd: verbs.ProtectionDomai
         assert one.queue.qp.free_send_slots == one.queue.qp.capabilities.max_send_wr
 
 
-async def test_a_refused_request_keeps_nobody_waiting(pd: verbs.ProtectionDomain) -> None:
+async def test_a_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         wrong = SendWorkRequest(0, WROpcode.TSO)
@@ -232,7 +232,7 @@ async def test_a_refused_request_keeps_nobody_waiting(pd: verbs.ProtectionDomain
         assert not isinstance(results[2], BaseException)
 
 
-async def test_a_failure_lets_everybody_go(pd: verbs.ProtectionDomain) -> None:
+async def test_a_failure_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         receive = one.queue.recv_nowait([one.piece(64)])
@@ -252,7 +252,7 @@ async def test_a_failure_lets_everybody_go(pd: verbs.ProtectionDomain) -> None:
         assert caught.value.__cause__ is first
 
 
-async def test_closing_lets_everybody_go(pd: verbs.ProtectionDomain) -> None:
+async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, _):
         task = asyncio.create_task(one.queue.recv([one.piece()]))
         await asyncio.sleep(0)

@@ -122,7 +122,7 @@ def test_results_say_what_was_measured() -> None:
     assert text.count("\n**") == 1
 
 
-def test_what_nobody_looked_into_is_said() -> None:
+def test_a_missing_note_is_said() -> None:
     text = markdown(made_up(), COMPARISONS, {}, {})
     assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
 

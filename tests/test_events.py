@@ -61,7 +61,7 @@ async def test_events_as_they_happen(device: verbs.Device, addresses_change: Hap
     assert events.context.closed
 
 
-async def test_everybody_hears(device: verbs.Device, addresses_change: Happen) -> None:
+async def test_every_subscriber_hears(device: verbs.Device, addresses_change: Happen) -> None:
     with device.open() as context:
         async with (
             aiordma.device_events(context) as one,
@@ -121,7 +121,7 @@ async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
         assert first.cancelled() or (await asyncio.wait([first]))[0]
 
 
-async def test_nobody_looks(device: verbs.Device, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_task_polls(device: verbs.Device, caplog: pytest.LogCaptureFixture) -> None:
     async with aiordma.device_events(device.name) as events:
         router = EventRouter.of(events.context)
         for port in range(1, KEPT + 3):
@@ -139,7 +139,7 @@ async def test_a_device_that_is_not_there() -> None:
         aiordma.device_events("nobody0")
 
 
-async def test_another_loop_that_has_ended_holds_nobody_up(
+async def test_another_loop_that_has_ended_blocks_no_other(
     device: verbs.Device, host: str, addresses_change: Happen
 ) -> None:
     """It went without closing: its subscription goes with the next event."""

@@ -1,6 +1,6 @@
 """Which module may import which, and what importing must not do.
 
-The table is the one of ``docs/design.md``: rooms point one way, from the shells to the pure core.
+The table is the one of ``docs/design.md``: groups point one way, from the shells to the pure core.
 A new module or package needs a row here before anything can be imported into it.
 """
 
@@ -31,9 +31,9 @@ PUBLIC = {
     "verbs",
 }
 
-# Room, or module of a room -> rooms or modules that it may import, besides itself.  The modules of
-# a room that has such rows each need one.
-ROOMS: dict[str, set[str]] = {
+# A group or a module -> the groups or modules that it may import, besides itself.  If one module of
+# a group has a row, each needs one.
+GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
     "config": set(),
@@ -122,12 +122,12 @@ class Import:
         return f"aiordma/{self.where}:{self.line} imports {self.module}"
 
 
-def room_of(path: Path) -> str:
+def group_of(path: Path) -> str:
     """``""`` for the package itself, else its row: the first part of the name, or the first two."""
-    room, *inner = (part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts)
-    if inner and inner[0] != "__init__" and any(row.startswith(f"{room}.") for row in ROOMS):
-        return f"{room}.{inner[0]}"
-    return "" if room == "__init__" else room
+    group, *inner = (part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts)
+    if inner and inner[0] != "__init__" and any(row.startswith(f"{group}.") for row in GROUPS):
+        return f"{group}.{inner[0]}"
+    return "" if group == "__init__" else group
 
 
 def modules() -> list[Path]:
@@ -178,7 +178,7 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists() or path.with_suffix(".pyi").exists()
 
 
-def room_and_module(name: str) -> tuple[str, str]:
+def group_and_module(name: str) -> tuple[str, str]:
     """Of ``aiordma._core.frames``: ``_core`` and ``_core.frames``."""
     inner = name.removeprefix("aiordma").removeprefix(".")
     parts = inner.split(".")
@@ -186,54 +186,54 @@ def room_and_module(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_import_only_what_they_may(path: Path) -> None:
-    room = room_of(path)
-    assert room in ROOMS, f"{path.name}: say in the table of this test what {room} may import"
-    allowed = ROOMS[room]
+def test_groups_import_only_what_they_may(path: Path) -> None:
+    group = group_of(path)
+    assert group in GROUPS, f"{path.name}: say in the table of this test what {group} may import"
+    allowed = GROUPS[group]
     wrong = []
     for found in imports(path):
         top = found.module.partition(".")[0]
         if top == "aiordma":
-            target, module = room_and_module(found.module)
-            if target != room and target not in allowed and module not in allowed:
+            target, module = group_and_module(found.module)
+            if target != group and target not in allowed and module not in allowed:
                 wrong.append(found)
         elif top not in sys.stdlib_module_names:
             typed = found.only_for_types and top == "typing_extensions"
-            if top not in THIRD_PARTY.get(room, set()) and not typed:
+            if top not in THIRD_PARTY.get(group, set()) and not typed:
                 wrong.append(found)
     assert not wrong, "; ".join(map(str, wrong))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_event_loop_below_the_driver_and_nothing_impure_in_the_core(path: Path) -> None:
-    room = room_of(path)
-    banned = IMPURE if room in PURE else {"asyncio"} if room in WITHOUT_EVENT_LOOP else set()
+    group = group_of(path)
+    banned = IMPURE if group in PURE else {"asyncio"} if group in WITHOUT_EVENT_LOOP else set()
     wrong = [str(found) for found in imports(path) if found.module.partition(".")[0] in banned]
     assert not wrong or path.suffix == ".pyi", "; ".join(wrong)  # a stub loads nothing
 
 
-def test_rooms_form_no_circle() -> None:
+def test_groups_form_no_cycle() -> None:
     done: set[str] = set()
 
-    def visit(room: str, way: tuple[str, ...]) -> None:
-        assert room not in way, f"{' -> '.join((*way, room))} is a circle"
-        if room not in done:
-            below = {name if name in ROOMS else name.partition(".")[0] for name in ROOMS[room]}
-            for target in below | {row for row in ROOMS if row.startswith(f"{room}.") and room}:
-                visit(target, (*way, room))
-            done.add(room)
+    def visit(group: str, path: tuple[str, ...]) -> None:
+        assert group not in path, f"{' -> '.join((*path, group))} is a cycle"
+        if group not in done:
+            below = {name if name in GROUPS else name.partition(".")[0] for name in GROUPS[group]}
+            for target in below | {row for row in GROUPS if row.startswith(f"{group}.") and group}:
+                visit(target, (*path, group))
+            done.add(group)
 
-    for room in ROOMS:
-        visit(room, ())
+    for group in GROUPS:
+        visit(group, ())
 
 
-def test_only_the_native_room_imports_the_compiled_module() -> None:
+def test_only_native_imports_the_compiled_modules() -> None:
     wrong = [
         str(found)
         for path in modules()
-        if room_of(path) != "_native"
+        if group_of(path) != "_native"
         for found in imports(path)
-        if found.module.startswith("aiordma._native._lib")
+        if found.module.startswith(("aiordma._native._lib", "aiordma._native._fast"))
     ]
     assert not wrong
 
@@ -285,12 +285,12 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_the_pure_rooms_load_without_the_rest() -> None:
+def test_the_pure_groups_load_without_the_rest() -> None:
     """In an interpreter where ``aiordma`` is an empty package, so that only they are loaded."""
     names = [
         ".".join(("aiordma", *path.relative_to(PACKAGE).with_suffix("").parts))
         for path in modules()
-        if room_of(path) in PURE
+        if group_of(path) in PURE
     ]
     loaded = run(
         "import importlib, sys, types\n"
@@ -302,8 +302,8 @@ def test_the_pure_rooms_load_without_the_rest() -> None:
     ).split()
     assert "aiordma._core.protocol" in loaded
     assert {"asyncio", "_asyncio", "_cffi_backend", "aiordma._native"}.isdisjoint(loaded)
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("aiordma.")}
-    assert rooms <= set(PURE)
+    groups = {name.split(".")[1] for name in loaded if name.startswith("aiordma.")}
+    assert groups <= set(PURE)
 
 
 def test_importing_aiordma_has_no_effects() -> None:

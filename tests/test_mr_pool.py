@@ -93,7 +93,7 @@ def test_few_registrations(pool: MemoryPool) -> None:
         buffer.release()
 
 
-def test_slabs_that_nobody_uses_are_deregistered(pool: MemoryPool) -> None:
+def test_unused_slabs_are_deregistered(pool: MemoryPool) -> None:
     kept = pool.alloc(1 << 20)
     kept.view[:4] = b"kept"
     rush = [pool.alloc(8192) for _ in range(10 * SLAB_SIZE // 8192)]

@@ -22,7 +22,7 @@ class ConnectionState(Enum):
     AUTHENTICATING = "the handshake is done; both sides are proving that they have the key"
     OPEN = "messages and operations on memory are possible"
     DRAINING = "`close` was called; work under way is finished, new work is refused"
-    GOODBYE_SENT = "the goodbye was sent after all work; its acknowledgement is awaited"
+    GOODBYE_SENT = "all work is done and the goodbye is sent; its acknowledgement is awaited"
     PEER_CLOSED = "the peer's goodbye has arrived; completions of earlier work are awaited"
     BOTH_CLOSING = "`close` was called and the peer's goodbye has arrived"
     ENDED = "all waiters have got the error; the resources go in the loop's next turn"
@@ -40,7 +40,10 @@ class LifecycleEvent(Enum):
     PEER_GOODBYE = "the peer's goodbye arrives"
     FINISHED = "the last awaited completion has come, or `close_timeout` has passed"
     BROKEN = "a disconnect, a silent peer or a failed work request"
-    ABORTED = "`abort`, a dropped connection, a failed handshake, a protocol error, the loop's end"
+    ABORTED = (
+        "`abort`, a dropped connection, a failed handshake, a protocol error, a device event, "
+        "the loop's end"
+    )
     RELEASED = "the resources have been given back"
 
 

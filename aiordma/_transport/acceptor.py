@@ -108,7 +108,7 @@ class Acceptor:
                 connection = await request.handshake(self)
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
-            logger.info("%r failed: %s", request, error)
+            logger.info("%r failed: %r", request, error)
             request.give_up(error)
             if not isinstance(error, (RDMAError, OSError)):
                 raise

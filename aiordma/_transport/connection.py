@@ -86,8 +86,10 @@ class Connection(ConnectionLifecycle):
     def __repr__(self) -> str:
         if self._close_cause is not None:
             state = "closed" if isinstance(self._close_cause, ConnectionClosedError) else "broken"
+        elif self._state in CLOSING:
+            state = "closing"
         else:
-            state = "closing" if self._state in CLOSING else "open"
+            state = self._state.name.lower().replace("_", " ")
         peer = host_port(self.peer_address) if self.peer_address is not None else "a peer"
         return f"<Connection on {self.device} with {peer}, {state}>"
 
@@ -435,9 +437,9 @@ class Connection(ConnectionLifecycle):
             self._queue.accepting = False
             try:
                 await self._messages.drained()
-                self._advance(LifecycleEvent.DRAINED)
-                await self._sharing.tell(protocol.GOODBYE)
-                self._finish(at_once=True)
+                if self._advance(LifecycleEvent.DRAINED):
+                    await self._sharing.tell(protocol.GOODBYE)
+                    self._finish(at_once=True)
             except RDMAError:
                 pass  # the peer is gone, or does not read: it will see the disconnect
             finally:

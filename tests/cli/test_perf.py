@@ -136,7 +136,7 @@ def test_a_server_of_several_clients(device_name: str, host: str) -> None:
     assert server.status == 130
 
 
-def test_nobody_serves(device_name: str, host: str) -> None:
+def test_no_loop_serves(device_name: str, host: str) -> None:
     done = perf("client", host, "send", "lat", "--device", device_name, "--port", "9")
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: ")

@@ -406,7 +406,7 @@ def test_many_connections(events: cm.EventChannel, listener: ConnectionId) -> No
         os.sched_yield()
 
 
-def test_a_tcp_port_of_somebody_else(events: cm.EventChannel, host: str) -> None:
+def test_a_tcp_port_of_another_program(events: cm.EventChannel, host: str) -> None:
     """A card has a port space of its own; the embedded device rejects a peer that is not one."""
     with socket.create_server((host, 0)) as server, events.create_id() as id:
         id.resolve_addr((host, server.getsockname()[1]), timeout=30)

@@ -54,7 +54,7 @@ def test_they_shrink_when_none_has_needed_it_for_long() -> None:
     assert own.wanted == SMALL
 
 
-def test_nobody_need_look_before_they_could_shrink() -> None:
+def test_no_check_before_they_could_shrink() -> None:
     own = OwnReceives(SMALL, LARGE)
     own.arrived(LARGE, GROW_AFTER - 1)
     assert own.patience > SHRINK_AFTER

@@ -620,7 +620,7 @@ async def test_a_driver_ends_a_moment_after_its_last_use(
         assert other is not first
 
 
-async def test_a_driver_that_nobody_uses_still_looks_after_its_device(device: verbs.Device) -> None:
+async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -> None:
     """It hears of what happens there, or the loop would be called for it again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
@@ -633,7 +633,7 @@ async def test_a_driver_that_nobody_uses_still_looks_after_its_device(device: ve
         assert other is not driver
 
 
-async def test_memory_is_its_owners_when_nobody_uses_the_driver(device: verbs.Device) -> None:
+async def test_memory_is_its_owners_when_the_driver_is_unused(device: verbs.Device) -> None:
     view = memoryview(bytearray(1 << 20))
     async with the_driver(device) as driver:
         driver.registrations.set_up(4, 4 << 20)

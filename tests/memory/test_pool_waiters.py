@@ -59,7 +59,7 @@ class Waiting:
             (await task).release()
 
 
-async def test_what_is_there_is_not_waited_for(pool: MemoryPool) -> None:
+async def test_free_memory_is_not_waited_for(pool: MemoryPool) -> None:
     with await pool.lease(300) as buffer:
         assert len(buffer) == 300
         assert pool.statistics().leases == 1
@@ -199,7 +199,7 @@ async def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, count: 
     assert pool.statistics().leases == 0
 
 
-async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None:
+async def test_memory_that_was_not_released_is_given_on(pool: MemoryPool) -> None:
     held = pool.alloc(LIMIT)
     view = held.view
     held.release()
@@ -209,7 +209,7 @@ async def test_memory_that_nobody_released_is_given_on(pool: MemoryPool) -> None
     await waiting.release_all()
 
 
-async def test_slabs_that_nobody_uses_make_room(pool: MemoryPool) -> None:
+async def test_unused_slabs_make_room(pool: MemoryPool) -> None:
     """Kept for the next small need, they must not keep a large one waiting for ever."""
     small = [pool.alloc(SLAB_SIZE // 2) for _ in range(4)]
     waiting = Waiting(pool)
@@ -323,7 +323,7 @@ STEP = st.one_of(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=40))
-async def test_nobody_waits_for_what_is_there(
+async def test_what_is_there_is_not_waited_for(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
     """Whatever happens in whatever order: no memory is lost, no waiter forgotten or overtaken."""

@@ -107,7 +107,7 @@ def test_a_slice_pins_what_it_was_sliced_from() -> None:
     assert memory.retired == 1
 
 
-def test_memory_of_nobody_cannot_be_pinned() -> None:
+def test_memory_without_an_owner_cannot_be_pinned() -> None:
     class Loose(Local):
         def _check(self) -> None:
             pass

@@ -371,7 +371,7 @@ def test_the_peer_has_no_more_to_answer_than_it_may_have(side: Sender) -> None:
     side.send(bytes(SIZE))
 
 
-def test_it_goes_at_once_but_past_nobody(side: Sender) -> None:
+def test_it_goes_at_once_but_overtakes_none(side: Sender) -> None:
     """It shares no frame, so it need not wait for others; but for those that do."""
     side.queue.table.loop = Collecting()
     first, second = b"first", b"second"
@@ -488,7 +488,7 @@ def test_what_is_wrong_with_an_answer_is_for_python(side: Sender, library: Libra
     assert side.counts.messages_sent == side.counts.bytes_sent == 0
 
 
-def test_nobody_waits_for_the_answer(side: Sender) -> None:
+def test_no_task_waits_for_the_answer(side: Sender) -> None:
     data = bytearray(SIZE)
     promise = side.send(data)
     promise.cancel()

@@ -257,7 +257,7 @@ async def test_looks_in_vain_become_rare() -> None:
     assert looks.lasted == [LONG, GLANCE, LONG, LONG]  # it has paid: no glance again
 
 
-async def test_nobody_looks_while_others_wait() -> None:
+async def test_no_task_polls_while_others_wait() -> None:
     looks = Looks()
     others = [asyncio.ensure_future(looks.promise()) for _ in range(2)]
     for other in others:

@@ -200,7 +200,9 @@ def test_address_gone(agents: Agents, wire: Network, via: str) -> None:
 # ---- unreachable hosts ---------------------------------------------------------------------------
 
 
-def test_connecting_to_nobody(agents: Agents, cut: Namespace, way: tuple[str, str]) -> None:
+def test_connecting_without_a_listener(
+    agents: Agents, cut: Namespace, way: tuple[str, str]
+) -> None:
     """The error comes within the time of the call, and names the host that it could not reach.
 
     With its own link down, the connection manager knows at once that there is no way.

@@ -14,7 +14,7 @@ BASE = {"operation": "write", "metric": "bw", "sizes": (64,), "depth": 8}
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_what_nobody_chooses_is_possible(operation: str, metric: str) -> None:
+def test_what_is_not_chosen_is_possible(operation: str, metric: str) -> None:
     Settings(
         operation=operation,
         metric=metric,

@@ -53,7 +53,7 @@ async def test_what_is_here_is_taken_without_python(
 
 
 @one_loop
-async def test_a_step_that_nobody_awaits_has_taken_nothing(factory: ConnectionFactory) -> None:
+async def test_a_step_that_is_not_awaited_has_taken_nothing(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"kept")

@@ -58,7 +58,7 @@ async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) ->
 
 @one_loop
 @pytest.mark.usefixtures("patient")
-async def test_a_task_that_never_leaves_the_device_keeps_nobody_waiting(
+async def test_a_task_that_never_leaves_the_device_blocks_no_other(
     factory: ConnectionFactory,
 ) -> None:
     async with (

@@ -129,7 +129,7 @@ async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_a_server_that_nobody_keeps_goes_on(factory: ConnectionFactory) -> None:
+async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) -> None:
     """As asyncio's: until its loop ends. `test_loops.py` looks at that."""
 
     async def echo(conn: Connection) -> None:

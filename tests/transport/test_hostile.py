@@ -328,7 +328,7 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
 
 
 @one_loop
-async def test_regions_that_nobody_knows(factory: ConnectionFactory) -> None:
+async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
     """Given back although it was never given: it may have been taken back in the meantime."""
     async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:

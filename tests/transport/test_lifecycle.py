@@ -398,7 +398,7 @@ async def test_messages_that_arrived_outlive_the_end(factory: ConnectionFactory)
 
 
 @one_loop
-async def test_messages_nobody_takes_go_back(factory: ConnectionFactory) -> None:
+async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -> None:
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
         async with factory.pair() as (client, server):
@@ -552,7 +552,7 @@ async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
             await check_alive(client, server)
 
 
-async def test_connections_that_nobody_accepted(factory: ConnectionFactory) -> None:
+async def test_connections_that_were_not_accepted(factory: ConnectionFactory) -> None:
     listener = await factory.listen()
     clients = [await factory.connect(listener.port) for _ in range(3)]
     await barrier(clients[0])

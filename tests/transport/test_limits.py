@@ -88,7 +88,7 @@ async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_who_has_ended_before_anybody_accepted_it(factory: ConnectionFactory) -> None:
+async def test_connections_that_end_before_they_are_accepted(factory: ConnectionFactory) -> None:
     """A slow listener does not keep all of them; those still open are accepted in order."""
     async with await listen(
         factory.host, 0, device=factory.device, via=factory.via, backlog=4, config=SMALL

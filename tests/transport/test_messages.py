@@ -81,7 +81,7 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
 
 
 @one_loop
-async def test_memory_of_the_pool_is_nobody_elses_until_it_is_sent(
+async def test_memory_of_the_pool_is_leased_until_it_is_sent(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair(Config()) as (client, server):
@@ -544,7 +544,7 @@ async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -
 
 @one_loop
 @by_cm
-async def test_whom_somebody_waits_for_is_read_whatever_may_be_read_ahead(
+async def test_a_message_that_is_waited_for_is_read_whatever_may_be_read_ahead(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair(Config(fetch_ahead=0)) as (client, server):

@@ -327,7 +327,7 @@ async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> No
                 await factory.connect(port, config)
 
 
-async def test_port_that_nobody_listens_on(factory: ConnectionFactory) -> None:
+async def test_port_without_a_listener(factory: ConnectionFactory) -> None:
     async with factory.witness():
         with pytest.raises(RejectedError):
             async with factory.within(2):

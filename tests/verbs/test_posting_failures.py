@@ -70,7 +70,7 @@ def test_outside_of_the_region(
         assert not any(two.mr.buf)
 
 
-def test_a_key_that_nobody_has(pair: tuple[End, End]) -> None:
+def test_a_key_that_does_not_exist(pair: tuple[End, End]) -> None:
     one, two = pair
     one.qp.post_send_one(
         1, WROpcode.RDMA_WRITE, SIGNALED, one.mr.addr, 8, one.mr.lkey,
@@ -141,7 +141,7 @@ def test_not_ready_receiver_is_waited_for(connected_pair: ConnectedPair) -> None
     assert one.completion().ok
 
 
-def test_nobody_there(connected_pair: ConnectedPair) -> None:
+def test_no_listener_there(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(retry_cnt=1, timeout=0.001)
     two.qp.to_reset()
     one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, one.mr.addr, 8, one.mr.lkey)

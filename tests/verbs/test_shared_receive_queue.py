@@ -221,7 +221,7 @@ def test_lists_and_batches(star: Star) -> None:
 # --- receiving ---------------------------------------------------------------------------------
 
 
-def test_whoever_comes_takes_the_first(star: Star) -> None:
+def test_the_next_waiter_takes_the_first(star: Star) -> None:
     hub, ends = star(3)
     hub.post(*range(8))
     for turn in range(40):
