@@ -33,7 +33,6 @@ from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import printable
-from .._loop.driver import Driver
 from .._native import fork
 from ..config import Config
 from ..errors import (
@@ -234,8 +233,7 @@ async def _connect(
     config: Config,
     security: Security,
 ) -> Connection:
-    driver = Driver.for_device(device, config.pool_limit, config.polling)
-    attempt = ConnectAttempt(AddressedEndpoint(driver, config, security, group.local_address))
+    attempt = ConnectAttempt(AddressedEndpoint(device, config, security, group.local_address))
     try:
         pending = initiator.request(group, attempt.endpoint)
     except BaseException as error:
@@ -247,8 +245,6 @@ async def _connect(
         attempt.make()  # while the other side makes its own
         reply = await pending.reply
         remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
-        if remote == attempt.endpoint.endpoint:
-            raise ProtocolError("the peer sends back our own endpoint")
         security.agree(peer)
         attempt.endpoint.connect(remote)
         attempt.post_receives()
@@ -371,10 +367,12 @@ class InbandRequest:
 
     def _endpoint(self) -> AddressedEndpoint:
         acceptor = self._responder._acceptor
-        config = acceptor.config
-        driver = Driver.for_device(self._responder.device, config.pool_limit, config.polling)
         return AddressedEndpoint(
-            driver, config, acceptor.security, self._member.local_address, in_band=True
+            self._responder.device,
+            acceptor.config,
+            acceptor.security,
+            self._member.local_address,
+            in_band=True,
         )
 
     def _reply(self, endpoint: AddressedEndpoint) -> None:

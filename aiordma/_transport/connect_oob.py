@@ -7,7 +7,6 @@ from typing import Self
 
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
-from .._loop.driver import Driver
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
 from .auth import Security
@@ -35,8 +34,7 @@ class PendingConnection:
         self, device: verbs.Device, address: Address | None, config: Config, security: Security
     ) -> None:
         self._security = security
-        driver = Driver.for_device(device, config.pool_limit, config.polling)
-        self._attempt = ConnectAttempt(AddressedEndpoint(driver, config, security, address))
+        self._attempt = ConnectAttempt(AddressedEndpoint(device, config, security, address))
         self._link = NoLink()
         self._peer: Hello | None = None
         self._client = False
@@ -63,8 +61,6 @@ class PendingConnection:
         data = bytes(endpoint)
         if len(data) != SIZE:
             raise ProtocolError(f"this is no endpoint of aiordma: {len(data)} bytes, not {SIZE}")
-        if data == self.endpoint:
-            raise ProtocolError("this is this side's own endpoint, not that of the peer")
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)

@@ -21,10 +21,10 @@ import socket
 from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from .._core.refusal import pack_refusal
-from .._loop.driver import Driver, Watch
+from .._loop.driver import Watch
 from .._native import fork
 from ..config import Config
-from ..errors import AddressError, ProtocolError, host_port
+from ..errors import AddressError, host_port
 from . import connect_inband
 from .acceptor import Acceptor, ConnectionLimitError
 from .auth import Security
@@ -76,16 +76,11 @@ async def connect(
     link: Link = tcp
     attempt: ConnectAttempt[AddressedEndpoint] | None = None
     try:
-        driver = Driver.for_device(device, config.pool_limit, config.polling)
-        endpoint = AddressedEndpoint(driver, config, security, tcp.local_address)
+        endpoint = AddressedEndpoint(device, config, security, tcp.local_address)
         attempt = ConnectAttempt(endpoint)
         tcp.write(MAGIC + endpoint.packed())
         attempt.make()  # while the other side makes its own
         remote, peer = await read_message(tcp)
-        if remote == endpoint.endpoint:
-            raise ProtocolError(
-                f"{host_port(address)} sends back this side's own endpoint: an echo server?"
-            )
         security.agree(peer)
         endpoint.connect(remote)
         attempt.post_receives()
@@ -199,8 +194,12 @@ class TCPRequest:
         try:
             self._attempt = attempt = acceptor.attempt(
                 tcp.peer_address,
-                lambda: device_endpoint(
-                    self._listener.device, acceptor, tcp.local_address, in_band=in_band
+                lambda: AddressedEndpoint(
+                    self._listener.device,
+                    acceptor.config,
+                    acceptor.security,
+                    tcp.local_address,
+                    in_band=in_band,
                 ),
             )
         except ConnectionLimitError as error:
@@ -231,12 +230,3 @@ class TCPRequest:
             self._link.release()
         elif self._socket is not None:
             self._socket.close()
-
-
-def device_endpoint(
-    device: verbs.Device, acceptor: Acceptor, address: Address | None, *, in_band: bool
-) -> AddressedEndpoint:
-    """A listener's endpoint on a device, to be reached by the GID of `address`."""
-    config = acceptor.config
-    driver = Driver.for_device(device, config.pool_limit, config.polling)
-    return AddressedEndpoint(driver, config, acceptor.security, address, in_band=in_band)

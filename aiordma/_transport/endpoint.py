@@ -103,7 +103,7 @@ class AddressedEndpoint(LocalEndpoint):
 
     def __init__(
         self,
-        driver: Driver,
+        device: verbs.Device,
         config: Config,
         security: Security,
         address: Address | None,
@@ -111,6 +111,7 @@ class AddressedEndpoint(LocalEndpoint):
         in_band: bool = False,
     ) -> None:
         """Uses the GID of `address`, or the best one if there is none of it."""
+        driver = Driver.for_device(device, config.pool_limit, config.polling)
         super().__init__(driver, config, security, in_band=in_band)
         context = driver.context
         try:
@@ -134,6 +135,8 @@ class AddressedEndpoint(LocalEndpoint):
     def connect(self, remote: Endpoint) -> None:
         """Brings the queue pair up; the peer must not send before it has been told."""
         assert self.qp is not None
+        if remote == self.endpoint:
+            raise ProtocolError("the peer sends back this side's own endpoint: an echo server?")
         try:
             self.qp.connect(self.endpoint, remote, access=REMOTE_RIGHTS, retry_cnt=RETRIES)
         except ValueError as error:
