@@ -66,7 +66,7 @@ static struct incoming *incoming_at(struct soft_node *list)
 	return soft_list_entry(list->next, struct incoming, node);
 }
 
-static unsigned stranger_limit(void)
+static unsigned half_open_limit(void)
 {
 	struct rlimit files;
 	unsigned limit = soft_cm_limits.half_open;
@@ -110,7 +110,7 @@ static uint16_t objection(const struct incoming *incoming)
 		return SOFT_CM_REASON_INVALID_SERVICE_ID;
 	if (incoming->request.qp_type != IBV_QPT_RC)
 		return SOFT_CM_REASON_INVALID_TRANSPORT;
-	if (incoming->listener->parked_count >= stranger_limit())
+	if (incoming->listener->parked_count >= half_open_limit())
 		return SOFT_CM_REASON_NO_RESOURCES;
 	return 0;
 }
@@ -187,7 +187,7 @@ static void admit(struct soft_cm_listener *listener, int fd, const struct sockad
 	struct incoming *incoming;
 	int error;
 
-	if (half_open_count >= stranger_limit())
+	if (half_open_count >= half_open_limit())
 		drop(incoming_at(&half_open));
 	incoming = calloc(1, sizeof(*incoming));
 	if (!incoming) {
@@ -211,7 +211,7 @@ static bool out_of_files(int error)
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-static void attempt_shm(struct soft_fd_watch *watch, uint32_t events)
+static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 {
 	struct soft_cm_listener *listener = soft_container(watch, struct soft_cm_listener, watch);
 
@@ -263,7 +263,7 @@ static int open_listener(struct soft_cm_id *id, int backlog)
 	}
 	listener->id = id;
 	listener->watch.fd = id->sock;
-	listener->watch.ready = attempt_shm;
+	listener->watch.ready = accept_ready;
 	listener->pause.expired = pause_over;
 	soft_list_init(&listener->parked);
 	listener->backlog = backlog <= 0 || backlog > BACKLOG_MAX ? BACKLOG_MAX : (unsigned)backlog;
