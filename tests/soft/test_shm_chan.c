@@ -23,7 +23,7 @@ static int open_sockets(void)
 	return count;
 }
 
-/* A message each channel, and what the other side's memory holds. */
+/* A message each way, and what the other side's memory holds. */
 static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
 {
 	struct address address = address_of_side(b);
@@ -126,7 +126,7 @@ static void many(void)
 	join(&process);
 }
 
-/* Writes and reads of more than a ring holds, of several links, both channels at once. */
+/* Writes and reads of more than a ring holds, of several links, both ways at once. */
 static void crowded(void)
 {
 	enum {

@@ -51,7 +51,7 @@ static const union ibv_gid *peer_gid(const struct soft_qp *qp)
 
 /* ---- through shared memory ----------------------------------------------------------------- */
 
-/* False: there is no channel there. */
+/* False: no channel to the peer can be opened; TCP may do. */
 static bool attempt_shm(struct soft_link *link)
 {
 	if (link->refused || !soft_gid_is_of_host(peer_gid(link->qp)) ||
@@ -158,7 +158,7 @@ void soft_connect_abandon(struct soft_link *link)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
-	/* Of a channel, the end says that by itself. */
+	/* A channel needs no DISCONNECT: its END tells the peer the same. */
 	if (link->watch.fd < 0)
 		return;
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});

@@ -1,4 +1,5 @@
-/* The channel that frames and datagrams take before they are taken in, when there is a fault spec.
+/* The delay queue: what frames and datagrams pass before they are taken in, when there is a fault
+ * spec.
  *
  * It begins where whole frames are known, so it is the same for every wire.  What belongs together
  * keeps its order: a frame that is late makes those behind it late.  What a stream says of itself

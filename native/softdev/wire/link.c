@@ -1,9 +1,10 @@
 /* The stream of a queue pair: its life, from a connected socket to the last byte.
  *
- * A stream ends in one of two channels.  Orderly: the side that stops (its queue pair went to ERR,
- * was reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame
- * and the end of its direction, then waits for the other side's end, so that unread data does not
- * turn its last words into a reset.  Broken: everything else, a process that was killed above all.
+ * A stream ends in one of two ways.  Orderly: the side that stops (its queue pair went to ERR, was
+ * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
+ * the end of its direction, then waits for the other side's end: closing a socket with unread data
+ * would reset the connection, and the peer could lose these last frames.  Broken: everything else,
+ * a process that was killed above all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -161,7 +162,7 @@ void soft_link_leave(struct soft_link *link)
 {
 	struct soft_qp *qp = link->qp;
 
-	/* What is delayed to the other side is said now, while the queue pair knows it. */
+	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
 	soft_link_close(link);
 	link = soft_link_of(qp);
 	if (!link)
@@ -297,7 +298,7 @@ static int configure(void)
 	return EINVAL;
 }
 
-/* ---- as the folders below know them --------------------------------------------------------- */
+/* ---- as the lower folders know them --------------------------------------------------------- */
 
 static struct soft_link *whole(struct soft_qp_link *link)
 {
