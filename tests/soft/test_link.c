@@ -133,23 +133,23 @@ static void hostile_peers(void)
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
 	expect_hung_up(fd);
 	for (int wrong = 0; wrong < 4; wrong++) {
-		struct soft_handshake handshake = {
+		struct soft_hello hello = {
 			.kind = SOFT_HELLO,
 			.from = a.qp->qp_num,
 			.to = b.qp->qp_num,
 			.receive_psn = b.psn,
 			.send_psn = a.psn,
-			.flags = SOFT_HANDSHAKE_SENDS,
+			.flags = SOFT_HELLO_SENDS,
 		};
 
 		if (wrong == 0)
-			handshake.kind = SOFT_HELLO_ACK;
+			hello.kind = SOFT_HELLO_ACK;
 		if (wrong == 1)
-			handshake.to ^= 0x800000;
+			hello.to ^= 0x800000;
 		if (wrong == 2)
-			handshake.receive_psn ^= 1;
+			hello.receive_psn ^= 1;
 		/* 3: right in everything, but there is a stream already */
-		soft_handshake_encode(bytes, &handshake);
+		soft_hello_encode(bytes, &hello);
 		fd = dial(address.lid);
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 		expect_hung_up(fd);
@@ -158,7 +158,7 @@ static void hostile_peers(void)
 	/* Many connections that send nothing, or half a handshake, do not keep others out. */
 	int fds[300];
 
-	soft_handshake_encode(bytes, &(struct soft_handshake){.kind = SOFT_HELLO});
+	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO});
 	for (int i = 0; i < 300; i++) {
 		fds[i] = dial(address.lid);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);

@@ -309,14 +309,14 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 
 	*raw = (struct raw){.chan.calls = &raw_calls};
 	CHECK(peer);
-	soft_handshake_encode(handshake, &(struct soft_handshake){
-						 .kind = SOFT_HELLO,
-						 .from = from,
-						 .to = to->qpn,
-						 .receive_psn = to->psn,
-						 .send_psn = from_psn,
-						 .flags = SOFT_HANDSHAKE_SENDS,
-					 });
+	soft_hello_encode(handshake, &(struct soft_hello){
+					     .kind = SOFT_HELLO,
+					     .from = from,
+					     .to = to->qpn,
+					     .receive_psn = to->psn,
+					     .send_psn = from_psn,
+					     .flags = SOFT_HELLO_SENDS,
+				     });
 	CHECK_EQUAL(soft_shm_chan_open(&raw->chan, peer, handshake), 0);
 }
 

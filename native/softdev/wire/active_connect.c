@@ -143,8 +143,7 @@ void soft_connect_answered(struct soft_link *link)
 {
 	struct soft_qp *qp = link->qp;
 
-	if (link->handshake.kind != SOFT_HELLO_ACK ||
-	    !soft_handshake_matches(&link->handshake, qp)) {
+	if (link->peer_hello.kind != SOFT_HELLO_ACK || !soft_hello_matches(&link->peer_hello, qp)) {
 		/* It takes us for its peer, but we know better. */
 		soft_connect_abandon(link);
 		soft_connect_later(link);

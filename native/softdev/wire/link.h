@@ -58,8 +58,8 @@ struct soft_link {
 	struct soft_node node;
 	struct soft_timer timer; /* retry, patience, lingering */
 	unsigned attempts;
-	bool handshake_done;
-	struct soft_handshake handshake; /* of the other side */
+	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
+	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
 
 	/* input */
 	uint8_t header[SOFT_HANDSHAKE_SIZE]; /* the beginning of a header or handshake */
@@ -180,7 +180,7 @@ int soft_link_over_itself(struct soft_link *link);
 int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, uint16_t lid, bool opens);
 bool soft_wire_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
 void soft_wire_selection_received(struct soft_link *link);
-void soft_wire_selection_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_wire_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pending_link);
 
@@ -192,17 +192,17 @@ void soft_handshake_received(struct soft_link *link);
 void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */
 void soft_handshake_find_pending(struct soft_qp *qp);
-void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_handshake_kind kind);
+void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
-			 enum soft_handshake_kind kind);
+			 enum soft_hello_kind kind);
 /* Is that our peer?  What neither side knows yet is compared in soft_handshake_check. */
-bool soft_handshake_matches(const struct soft_handshake *handshake, const struct soft_qp *qp);
+bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
 
 /* active_connect.c */
 void soft_connect_begin(struct soft_qp *qp);
 void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
 void soft_connect_established(struct soft_link *link);
-void soft_connect_answered(struct soft_link *link); /* `handshake` is the answer */
+void soft_connect_answered(struct soft_link *link); /* `peer_hello` is the answer */
 void soft_connect_later(struct soft_link *link);
 /* It may take us for its peer, but we are leaving: an orderly end. */
 void soft_connect_abandon(struct soft_link *link);

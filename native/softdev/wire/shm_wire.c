@@ -25,9 +25,9 @@ static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HA
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 
 	memcpy(bytes, handshake, sizeof(bytes)); /* which it could change while we look */
-	link->handshake_done = soft_handshake_decode(bytes, &link->handshake);
-	if (!link->handshake_done)
-		link->handshake.kind = 0; /* matches no peer */
+	link->hello_valid = soft_hello_decode(bytes, &link->peer_hello);
+	if (!link->hello_valid)
+		link->peer_hello.kind = 0; /* matches no peer */
 	if (link->base.state == SOFT_LINK_SELECTING)
 		soft_wire_selection_answered(link);
 	else

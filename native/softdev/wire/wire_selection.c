@@ -57,7 +57,7 @@ void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 	up(link);
 }
 
-/* The stream has something to say. */
+/* The stream is readable. */
 void soft_wire_selection_received(struct soft_link *link)
 {
 	uint8_t byte;
@@ -76,8 +76,8 @@ void soft_wire_selection_received(struct soft_link *link)
 
 void soft_wire_selection_answered(struct soft_link *link)
 {
-	if (link->handshake.kind != SOFT_HELLO_ACK ||
-	    !soft_handshake_matches(&link->handshake, link->qp)) {
+	if (link->peer_hello.kind != SOFT_HELLO_ACK ||
+	    !soft_hello_matches(&link->peer_hello, link->qp)) {
 		soft_wire_selection_use_tcp(link, true);
 		return;
 	}
@@ -91,8 +91,8 @@ void soft_wire_selection_use_shm(struct soft_link *link, struct soft_link *pendi
 		link->wire = &soft_tcp_wire; /* which it will fall back to */
 		return;
 	}
-	link->handshake = pending_link->handshake;
-	link->handshake_done = true;
+	link->peer_hello = pending_link->peer_hello;
+	link->hello_valid = true;
 	soft_link_close_socket(link);
 	up(link);
 }
