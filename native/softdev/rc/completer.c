@@ -34,6 +34,7 @@ static uint32_t unanswered(const struct soft_qp *qp, uint32_t first)
 
 bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
+	soft_assert_locked();
 	uint32_t first = soft_send_psn(qp, qp->sq.oldest);
 	uint32_t count = (psn + 1 - first) & SOFT_PSN_MASK;
 
@@ -182,6 +183,7 @@ static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_fr
 
 enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
 
 	if (!data && frame->length)
@@ -206,6 +208,7 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, const struct soft_frame *fr
 int soft_answer_scatter(struct soft_qp *qp, uint32_t from, uint32_t length, struct iovec *iov,
 			int room)
 {
+	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
 				  (uint64_t)send->received + from, length, IBV_ACCESS_LOCAL_WRITE,
@@ -245,6 +248,7 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 
 void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
+	soft_assert_locked();
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {

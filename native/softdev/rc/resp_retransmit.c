@@ -93,6 +93,7 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint32_t offset = responder->active ? responder->offset : 0;
 
@@ -106,6 +107,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 
 void soft_responder_missed(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	if (!qp->responder.resend_wanted)
 		soft_responder_nak(qp, SOFT_NAK, SOFT_NAK_SEQUENCE);
 	qp->responder.resend_wanted = true;

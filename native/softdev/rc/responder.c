@@ -24,6 +24,7 @@
 /* When a queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint32_t slots = 1;
 
@@ -43,6 +44,7 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 
 void soft_responder_forget(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	free(qp->responder.responses);
 	free(qp->responder.atomics);
 	memset(&qp->responder, 0, sizeof(qp->responder));
@@ -52,6 +54,7 @@ void soft_responder_forget(struct soft_qp *qp)
 
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 {
+	soft_assert_locked();
 	qp->link->nak_opcode = opcode;
 	qp->link->nak_syndrome = syndrome;
 	qp->link->nak_psn = qp->responder.psn;
@@ -61,6 +64,7 @@ void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	responder->failed = true;
@@ -249,6 +253,7 @@ static void found(struct soft_qp *qp)
 
 enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	if (!well_formed(frame))
@@ -302,6 +307,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 
 void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 {
+	soft_assert_locked();
 	if (frame->opcode == SOFT_SEND)
 		/* IBTA 9.9.3: local protection error for us, operational error there */
 		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
@@ -312,6 +318,7 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,
 			 uint32_t length, struct iovec *iov, int room)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	uint64_t offset = (uint64_t)frame->offset + from;
 
@@ -340,6 +347,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,
 					    uint8_t opcode, uint32_t total)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response =
 		&responder->responses[responder->response_tail++ & responder->response_mask];
@@ -389,6 +397,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	switch (frame->opcode) {
@@ -436,6 +445,7 @@ static struct soft_response *response_at(const struct soft_qp *qp, uint32_t inde
 
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
+	soft_assert_locked();
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
@@ -459,6 +469,7 @@ static uint32_t acked_with(uint32_t acked, uint32_t psn)
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	if (cursor->response == qp->responder.response_tail)
 		return false;
 	const struct soft_response *response = response_at(qp, cursor->response);
@@ -491,6 +502,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
+	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
 
 	if (out->index != responder->response_head)
@@ -507,6 +519,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, uint32_t from,
 			  uint32_t length, struct iovec *iov, int room)
 {
+	soft_assert_locked();
 	struct soft_response *response = response_at(qp, out->index);
 	void *memory;
 

@@ -151,6 +151,7 @@ static void close_source(struct soft_fd_watch *watch)
 
 void soft_attach_end(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	leave_strangers(peer);
 	soft_timer_stop(&peer->timeout);
 	close_source(&peer->socket);
@@ -306,11 +307,13 @@ static void notified(struct soft_fd_watch *watch, uint32_t events)
 
 void soft_attach_ack_notify(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	listen_to(peer);
 }
 
 void soft_attach_notify(struct soft_shm_peer *peer)
 {
+	soft_assert_locked();
 	soft_notify_pipe_notify(&peer->pipe);
 }
 
@@ -350,6 +353,7 @@ static bool bring_memory(struct soft_shm_peer *peer)
 
 struct soft_shm_peer *soft_attach_begin(uint16_t lid)
 {
+	soft_assert_locked();
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -422,6 +426,7 @@ static void tell_lid(struct soft_shm_peer *peer)
 /* Without a listening socket there is TCP. */
 void soft_attach_listen(uint16_t lid)
 {
+	soft_assert_locked();
 	struct sockaddr_un address;
 	socklen_t length = name_of(lid, &address);
 
@@ -438,6 +443,7 @@ void soft_attach_listen(uint16_t lid)
 
 void soft_attach_unlisten(void)
 {
+	soft_assert_locked();
 	soft_timer_stop(&rest);
 	close_source(&listener);
 }

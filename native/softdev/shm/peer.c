@@ -105,6 +105,7 @@ static void forget(struct soft_shm_chan *chan)
 
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 {
+	soft_assert_locked();
 	if (peer->dead)
 		return;
 	peer->dead = true;
@@ -274,6 +275,7 @@ int soft_shm_chan_accept(struct soft_shm_chan *chan, struct soft_shm_peer *peer,
 
 void soft_shm_peer_refuse(struct soft_shm_peer *peer, uint32_t remote_id)
 {
+	soft_assert_locked();
 	queue_ctrl(peer, END, remote_id, 0, NULL);
 }
 
@@ -328,6 +330,7 @@ void soft_shm_chan_write(struct soft_shm_chan *chan, const struct iovec *iov, in
 
 void soft_shm_chan_wait(struct soft_shm_chan *chan)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = chan->peer;
 
 	if (!soft_list_empty(&chan->waiting))
@@ -440,6 +443,7 @@ static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 {
+	soft_assert_locked();
 	struct soft_record record;
 	size_t taken = 0;
 
@@ -489,6 +493,7 @@ static struct soft_shm_peer *ourselves(void)
 
 int soft_shm_chan_to_self(struct soft_shm_chan *chan)
 {
+	soft_assert_locked();
 	struct soft_shm_peer *peer = ourselves();
 	int rc = peer ? enter(chan, peer, 0) : ENOMEM;
 

@@ -30,6 +30,7 @@ static void try_again(struct soft_timer *timer)
 
 void soft_connect_later(struct soft_link *link)
 {
+	soft_assert_locked();
 	uint64_t delay = RETRY_LEAST_NS << (link->attempts < 7 ? link->attempts : 7);
 
 	if (delay > RETRY_MOST_NS)
@@ -121,6 +122,7 @@ static void attempt(struct soft_link *link)
 
 void soft_connect_established(struct soft_link *link)
 {
+	soft_assert_locked();
 	int error = 0;
 	socklen_t length = sizeof(error);
 
@@ -141,6 +143,7 @@ void soft_connect_established(struct soft_link *link)
 
 void soft_connect_answered(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 
 	if (link->peer_hello.kind != SOFT_HELLO_ACK || !soft_hello_matches(&link->peer_hello, qp)) {
@@ -155,6 +158,7 @@ void soft_connect_answered(struct soft_link *link)
 
 void soft_connect_abandon(struct soft_link *link)
 {
+	soft_assert_locked();
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
 	/* A channel needs no DISCONNECT: its END tells the peer the same. */
@@ -218,6 +222,7 @@ static void to_self(struct soft_qp *qp)
 /* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
 void soft_connect_begin(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 	struct soft_gid own;
 	struct soft_link *link;
@@ -245,6 +250,7 @@ void soft_connect_begin(struct soft_qp *qp)
 /* Not at once, or the two would keep each other busy.  The other side may have been quicker. */
 void soft_connect_again(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_link *link;
 
 	if (is_self(qp)) {

@@ -93,6 +93,7 @@ bool soft_handshake_send(struct soft_link *link, const struct soft_qp *qp,
 
 void soft_handshake_check(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
 
 	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid ||
@@ -200,6 +201,7 @@ static void hello(struct soft_link *link)
 
 void soft_handshake_find_pending(struct soft_qp *qp)
 {
+	soft_assert_locked();
 	for (int i = 0; i < pending_count; i++) {
 		struct soft_link *link = pending[i];
 
@@ -224,6 +226,7 @@ void soft_handshake_drop_pending(void)
 
 void soft_handshake_accepted(int fd)
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_create(fd, SOFT_LINK_HANDSHAKE);
 
 	if (!link) {
@@ -238,6 +241,7 @@ void soft_handshake_accepted(int fd)
 void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
+	soft_assert_locked();
 	struct soft_link *link = soft_link_create(-1, SOFT_LINK_HANDSHAKE);
 
 	if (!link) {
@@ -257,6 +261,7 @@ void soft_handshake_requested(struct soft_shm_peer *peer, uint32_t remote_id,
 
 void soft_handshake_withdrawn(struct soft_shm_peer *peer, uint32_t remote_id)
 {
+	soft_assert_locked();
 	for (int i = pending_count - 1; i >= 0; i--)
 		if (pending[i]->from_peer == peer &&
 		    (remote_id == 0 || pending[i]->from_chan == remote_id)) {
@@ -277,6 +282,7 @@ static void give_up(struct soft_link *link)
 
 void soft_handshake_received(struct soft_link *link)
 {
+	soft_assert_locked();
 	ssize_t n;
 
 	if (link->base.state == SOFT_LINK_CONNECTING) {

@@ -27,6 +27,7 @@ static void lingered(struct soft_timer *timer)
 
 void soft_link_flush(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->base.state == SOFT_LINK_CLOSING)
 		soft_link_write_end(link);
 	else if (!soft_port_is_down())
@@ -58,6 +59,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state)
 
 int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 {
+	soft_assert_locked();
 	int rc = link->wire->up(link);
 
 	if (rc)
@@ -96,6 +98,7 @@ void soft_links_fault_spec_changed(void)
 
 void soft_link_lost(struct soft_link *link, int error)
 {
+	soft_assert_locked();
 	if (!soft_delay_outlives(link, error))
 		soft_link_finish(link, error);
 }
@@ -160,6 +163,7 @@ void soft_link_close(struct soft_link *link)
 
 void soft_link_leave(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 
 	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
@@ -189,6 +193,7 @@ void soft_link_output_now(struct soft_link *link)
 
 void soft_link_writable(struct soft_link *link)
 {
+	soft_assert_locked();
 	link->base.blocked = false;
 	soft_defer(&link->base.output);
 }

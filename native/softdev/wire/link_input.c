@@ -152,6 +152,7 @@ void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
 
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
+	soft_assert_locked();
 	link->cma_bytes = 0;
 	while (length && link->base.state == SOFT_LINK_UP) {
 		const uint8_t *header = data;
@@ -205,6 +206,7 @@ void soft_link_release(struct soft_link *link)
 
 void soft_link_take(struct soft_link *link, const uint8_t *data, size_t length)
 {
+	soft_assert_locked();
 	link->busy = true;
 	soft_link_parse(link, data, length);
 	soft_link_release(link);

@@ -395,6 +395,7 @@ static bool has_more(const struct soft_qp *qp)
 
 void soft_link_write(struct soft_link *link)
 {
+	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 	size_t total = 0;
 
@@ -447,6 +448,7 @@ void soft_link_write(struct soft_link *link)
  * needs any more. */
 void soft_link_write_end(struct soft_link *link)
 {
+	soft_assert_locked();
 	if (link->ended || link->base.state != SOFT_LINK_CLOSING)
 		return;
 	if (link->sent == 0 && link->qp) {

@@ -136,6 +136,7 @@ static void release(void)
 
 uint16_t soft_listener_port(void)
 {
+	soft_assert_locked();
 	for (int i = 0; i < ATTEMPTS && !port; i++)
 		if (!reserve() || !soft_datagram_reserve(port) || !listen_at(&soft_gid_loopback))
 			release();
@@ -146,6 +147,7 @@ uint16_t soft_listener_port(void)
 
 void soft_listener_open(const union ibv_gid *gid)
 {
+	soft_assert_locked();
 	if (!soft_listener_port())
 		return;
 	for (int i = 0; i < listening_count; i++)
@@ -168,6 +170,7 @@ static void close_all(void)
 
 void soft_listener_stop(void)
 {
+	soft_assert_locked();
 	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
@@ -176,6 +179,7 @@ void soft_listener_stop(void)
 
 int soft_listener_move(void)
 {
+	soft_assert_locked();
 	union ibv_gid gids[ADDRESSES];
 	int count = listening_count, old = reserved;
 
