@@ -291,8 +291,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 	struct soft_node *node = half_open.next;
 
 	id->listener = NULL;
-	soft_unwatch(&listener->watch);
-	close(listener->watch.fd);
+	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
 	while (!soft_list_empty(&listener->parked))
 		refuse(incoming_at(&listener->parked), SOFT_CM_REASON_CONSUMER);

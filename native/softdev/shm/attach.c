@@ -141,21 +141,13 @@ static void leave_strangers(struct soft_shm_peer *peer)
 	soft_list_remove(&peer->unidentified);
 }
 
-static void close_source(struct soft_fd_watch *watch)
-{
-	soft_unwatch(watch);
-	if (watch->fd >= 0)
-		close(watch->fd);
-	watch->fd = -1;
-}
-
 void soft_attach_end(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
 	leave_strangers(peer);
 	soft_timer_stop(&peer->timeout);
-	close_source(&peer->socket);
-	close_source(&peer->process);
+	soft_watch_close(&peer->socket);
+	soft_watch_close(&peer->process);
 	soft_notify_pipe_close(&peer->pipe);
 }
 
@@ -445,7 +437,7 @@ void soft_attach_unlisten(void)
 {
 	soft_assert_locked();
 	soft_timer_stop(&rest);
-	close_source(&listener);
+	soft_watch_close(&listener);
 }
 
 /* The sockets are closed already. */

@@ -99,14 +99,6 @@ static bool go_deaf(int fd)
 	return true;
 }
 
-static void close_socket(void)
-{
-	soft_unwatch(&udp);
-	if (udp.fd >= 0)
-		close(udp.fd);
-	udp.fd = -1;
-}
-
 /* Should it fail, nothing is received: a datagram may always be lost. */
 static void listen_up(void)
 {
@@ -121,13 +113,13 @@ bool soft_datagram_reserve(uint16_t port)
 	soft_assert_locked();
 	const int off = 0, size = BUFFER, fragment = IP_PMTUDISC_DONT;
 
-	close_socket();
+	soft_watch_close(&udp);
 	udp.fd = bound(AF_INET6, port);
 	six = udp.fd >= 0;
 	if (!six)
 		udp.fd = bound(AF_INET, port);
 	if (udp.fd < 0 || !go_deaf(udp.fd)) {
-		close_socket();
+		soft_watch_close(&udp);
 		return false;
 	}
 	/* As much as the system's limit allows, or more if we are privileged. */
@@ -151,7 +143,7 @@ bool soft_datagram_reserve(uint16_t port)
 void soft_datagram_shutdown(void)
 {
 	soft_assert_locked();
-	close_socket();
+	soft_watch_close(&udp);
 	holders = 0;
 }
 

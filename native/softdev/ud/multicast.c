@@ -197,9 +197,7 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 
 static void group_close(struct group *group)
 {
-	soft_unwatch(&group->watch);
-	if (group->watch.fd >= 0)
-		close(group->watch.fd);
+	soft_watch_close(&group->watch);
 	soft_list_remove(&group->node);
 	group_count--;
 	free(group);

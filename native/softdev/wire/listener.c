@@ -159,12 +159,10 @@ void soft_listener_open(const union ibv_gid *gid)
 static void close_all(void)
 {
 	while (listening_count) {
-		struct soft_fd_watch *watch = &listening[--listening_count].watch;
+		struct listening *slot = &listening[--listening_count];
 
-		soft_timer_stop(&listening[listening_count].pause);
-		soft_unwatch(watch);
-		if (watch->fd >= 0)
-			close(watch->fd);
+		soft_timer_stop(&slot->pause);
+		soft_watch_close(&slot->watch);
 	}
 }
 

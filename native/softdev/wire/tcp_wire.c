@@ -183,8 +183,5 @@ void soft_link_over_socket(struct soft_link *link, int fd)
 void soft_link_close_socket(struct soft_link *link)
 {
 	soft_timer_stop(&link->liveness_timer);
-	soft_unwatch(&link->watch);
-	if (link->watch.fd >= 0)
-		close(link->watch.fd);
-	link->watch.fd = -1;
+	soft_watch_close(&link->watch);
 }
