@@ -18,7 +18,7 @@
 #define LINGER_NS 2000000000u
 
 static struct soft_node links = {&links, &links};
-static bool meet; /* in shared memory, where that can be */
+static bool may_use_shm; /* links use shared memory where that is possible */
 
 static void lingered(struct soft_timer *timer)
 {
@@ -288,15 +288,15 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t lid, bool opens
 
 bool soft_links_may_use_shm(void)
 {
-	return meet;
+	return may_use_shm;
 }
 
 static int configure(void)
 {
 	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
 
-	meet = !wish || !*wish || !strcmp(wish, "shared");
-	if (meet || !strcmp(wish, "tcp"))
+	may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
+	if (may_use_shm || !strcmp(wish, "tcp"))
 		return 0;
 	fprintf(stderr, "aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared' or 'tcp'\n",
 		wish);

@@ -165,10 +165,10 @@ static bool add_next(struct batch *batch,
 	const struct soft_tx_cursor before = batch->cursor;
 	uint32_t done = soft_responder_done(qp, &before);
 
-	for (int may_refer = 1; may_refer >= 0; may_refer--) {
+	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
 		batch->cursor.cma_most =
-			may_refer ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
+			with_cma ? soft_cma_desc_most(batch->link, &batch->cursor.cma_least) : 0;
 		*there = next(qp, &batch->cursor, out);
 		if (!*there)
 			return false;
@@ -251,7 +251,7 @@ static void add_control(struct batch *batch)
 /* ---- one batch ----------------------------------------------------------------------------- */
 
 /* The positions as they will be when `out` has been sent. */
-static void plan_after(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
+static void advance_cursor(struct soft_tx_cursor *cursor, const struct soft_tx_packet *out)
 {
 	const struct soft_frame *frame = &out->frame;
 
@@ -293,7 +293,7 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	if (link->base.partial) {
 		if (!add(batch, &link->base.packet, link->sent))
 			return false;
-		plan_after(&batch->cursor, &link->base.packet);
+		advance_cursor(&batch->cursor, &link->base.packet);
 	}
 	add_warning(batch);
 	do {
