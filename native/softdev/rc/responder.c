@@ -44,7 +44,6 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 
 void soft_responder_forget(struct soft_qp *qp)
 {
-	soft_assert_locked();
 	free(qp->responder.responses);
 	free(qp->responder.atomics);
 	memset(&qp->responder, 0, sizeof(qp->responder));

@@ -304,7 +304,6 @@ void soft_attach_ack_notify(struct soft_shm_peer *peer)
 
 void soft_attach_notify(struct soft_shm_peer *peer)
 {
-	soft_assert_locked();
 	soft_notify_pipe_notify(&peer->pipe);
 }
 
