@@ -263,7 +263,7 @@ enum soft_port_change {
 	SOFT_PORT_FATAL, /* the device has failed */
 };
 
-/* A folder above the engine, as the engine sees it: the calls that it makes there.  Each may be
+/* A higher folder, as the engine sees it: the calls that it makes there.  Each may be
  * NULL; all are made under the lock. */
 struct soft_subsystem {
 	/* The engine starts: what the environment asks for. 0 or an errno value, and the reason is

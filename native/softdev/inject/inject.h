@@ -51,7 +51,7 @@ extern bool soft_faults_set; /* there is a spec */
 extern struct soft_fault_spec soft_faults;
 extern struct aiordma_fault_counts soft_fault_counts;
 
-/* What the folders above do about faults; softdev.c gives it. */
+/* What higher folders do about faults; softdev.c gives it. */
 struct soft_fault_hooks {
 	/* There is another spec, or none. */
 	void (*spec_changed)(void);
