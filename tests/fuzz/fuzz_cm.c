@@ -11,7 +11,7 @@
 #include "fuzz.h"
 
 #include "objects/frame.h"
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 #include "cm/cm_sidr_wire.h"
 
 enum {

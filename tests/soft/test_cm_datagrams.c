@@ -1,7 +1,7 @@
 /* Datagram services: asked for, found, refused, asked for again; hostile and lost datagrams. */
 #include "cm_side.h"
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 #include "cm/cm_sidr_wire.h"
 
 static struct side datagram_side(void)

@@ -4,7 +4,7 @@
 
 #include <sys/resource.h>
 
-#include "cm/cm.h"
+#include "cm/cm_internal.h"
 
 /* ---- plain sockets ------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
  * that does not belong to a message ends it, and reading stops with the handshake, since what
  * follows is the queue pair's.
  */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * wait (MRA) and waits.
  */
 #define _GNU_SOURCE /* accept4 */
-#include "cm.h"
+#include "cm_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

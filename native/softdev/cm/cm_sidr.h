@@ -3,7 +3,7 @@
 #ifndef AIORDMA_SOFTDEV_CM_SIDR_H
 #define AIORDMA_SOFTDEV_CM_SIDR_H
 
-#include "cm.h"
+#include "cm_internal.h"
 #include "cm_sidr_wire.h"
 
 /* The request of an id, until it is answered. */
