@@ -7,8 +7,8 @@
 
 struct soft_qp;
 
-/* For soft_wire_use_cm: the queue pair has come to RTR with an address whose LID is 0.  It adopts the
- * stream of its handshake at once if the other side was quicker than the application. */
+/* For soft_wire_use_cm: the queue pair has come to RTR with an address whose LID is 0.  It adopts
+ * the stream of its handshake at once if the other side was quicker than the application. */
 void soft_cm_offer(struct soft_qp *qp);
 
 extern const struct soft_subsystem soft_cm_subsystem;

@@ -27,7 +27,7 @@
 /* How long the other side may take, and how many handshakes may be half open.  A variable, so that
  * the tests need not wait as long as a slow network may take. */
 struct soft_cm_limits {
-	uint32_t response_ms; /* rdma_connect until the other side's first word */
+	uint32_t response_ms; /* rdma_connect until the other side's first message */
 	uint32_t refused_ms;  /* a port without a listener: how long it is tried again */
 	uint32_t service_ms;  /* then until its application's answer; REP until RTU */
 	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
@@ -62,7 +62,7 @@ static inline struct soft_cm_channel *soft_cm_channel_of(struct rdma_event_chann
 	return soft_container(channel, struct soft_cm_channel, channel);
 }
 
-/* Where to send datagrams, and what was said with it: struct rdma_ud_param.  The private data is
+/* Where to send datagrams, and what came with it: struct rdma_ud_param.  The private data is
  * copied; without a length it is a pointer of the application's (rdma_join_multicast(3)). */
 struct soft_cm_destination {
 	struct ibv_ah_attr vector;

@@ -3,8 +3,8 @@
  * Any process can connect to the TCP port.  A connection becomes the application's business with a
  * whole REQ only; until then it is half open: few of them (the oldest goes when there are too many;
  * a peer of this protocol sends REQ at once, and leaves the list), for a short time, and at the
- * cost of about a kilobyte.  A request that the application's backlog has no room for is told to
- * wait (MRA) and waits.
+ * cost of about a kilobyte.  A request that the application's backlog has no room for gets MRA and
+ * waits.
  */
 #define _GNU_SOURCE /* accept4 */
 #include "cm_internal.h"
@@ -229,7 +229,7 @@ static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
 		} else if (out_of_files(errno) && half_open_count) {
 			drop(incoming_at(&half_open));
 		} else if (out_of_files(errno)) {
-			/* The socket stays readable: looking again at once would not end. */
+			/* The socket stays readable: without a pause this would not end. */
 			soft_unwatch(watch);
 			soft_timer_start(&listener->pause,
 					 soft_now() + soft_cm_limits.pause_ms * UINT64_C(1000000));

@@ -344,7 +344,7 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || engine.holding) /* else it was said before a fork */
+	if (change >= 0 || engine.holding) /* else the +1 was before a fork */
 		engine.holding += (unsigned)change;
 	if (change >= 0)
 		wake_engine_thread();

@@ -47,7 +47,7 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 	};
 
 	qp->sq.oldest++;
-	/* An error is always told, signaled or not (IBTA 10.7.3.1). */
+	/* An error always has a completion, signaled or not (IBTA 10.7.3.1). */
 	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }

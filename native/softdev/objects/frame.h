@@ -9,10 +9,10 @@
  * there is no MTU, but a message longer than SOFT_FRAME_MAX is cut into several frames with the
  * same PSN and growing offsets, so that acknowledgements and answers find room in between.
  *
- * Two UC queue pairs say SEND, WRITE and DISCONNECT only, and nothing is answered.
+ * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.
  *
- * A stream loses nothing.  But a side that has been told to lose or double what comes in (fault.c)
- * says LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
+ * A stream loses nothing.  But a side whose fault spec loses or doubles what comes in (fault.c)
+ * sends LOSSY first, and from then on both sides keep to what the InfiniBand specification has for
  * lossy ways: requests are sent again, duplicates and gaps are expected.  READ asks again for the
  * rest of the message; its answers are known by how much of it is still to come.
  *

@@ -1,7 +1,7 @@
 /* The completer: answers come in, requests complete.
  *
- * Every answer tells something about all requests before it: an acknowledgement of PSN n, data for
- * PSN n + 1 and a NAK of PSN n + 1 all say that everything up to n is done (IBTA 9.7.5.1.2).
+ * Every answer concerns all requests before it: an acknowledgement of PSN n, data for
+ * PSN n + 1 and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2).
  * Answers come in the order of the requests, so they always concern the oldest one.
  */
 #include <string.h>
@@ -42,7 +42,7 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 		return false; /* nothing there is acknowledged */
 	if (count == 0)
 		return true;
-	/* Never transmitted, or acknowledged before: on a lossy link that is said again. */
+	/* Never transmitted, or acknowledged before: on a lossy link that may be repeated. */
 	if (count > unanswered(qp, first))
 		return qp->link->lossy;
 	uint32_t before = count;
@@ -92,7 +92,7 @@ static uint64_t rnr_delay_ns(uint8_t code)
 static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	if (qp->rnr_waiting)
-		return SOFT_SINK_NONE; /* said twice */
+		return SOFT_SINK_NONE; /* a duplicate */
 	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
@@ -119,7 +119,7 @@ static enum soft_sink gap(struct soft_qp *qp, const struct soft_frame *frame)
 		return SOFT_SINK_BROKEN;
 	if (qp->rnr_waiting ||
 	    (qp->sq.next == qp->sq.oldest && qp->sq.next_offset == frame->offset))
-		return SOFT_SINK_NONE; /* said twice */
+		return SOFT_SINK_NONE; /* a duplicate */
 	if (frame->offset > qp->sq.resumed) {
 		qp->sq.resumed = frame->offset;
 		soft_requester_progress(qp);

@@ -1,6 +1,6 @@
 /* Requests that are transmitted again: what a lossy link needs of the requester.
  *
- * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder tells of a gap (a NAK
+ * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder reports a gap (a NAK
  * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
  * 4.096 us * 2^timeout.  Each time the requester goes back to its oldest request and transmits all
  * from there on again, at most retry_cnt times in a row; whatever is answered begins a new row.
@@ -11,8 +11,8 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-/* A process is not a card: what is asked for is the least, four times that the most
- * (IBTA 9.7.6.1.3), and less than this says nothing but that a thread had to wait for its turn. */
+/* The timeout of the queue pair is the least time, four times that the most (IBTA 9.7.6.1.3).  A
+ * process is slower than a card: in less time its thread may just not have run. */
 #define LEAST_NS 1000000u
 
 static bool is_lossy(const struct soft_qp *qp)

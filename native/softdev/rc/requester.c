@@ -106,7 +106,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				.offset = cursor->next_offset,
 			},
 	};
-	if (opcode == SOFT_READ) { /* what has come of it is not asked for again */
+	if (opcode == SOFT_READ) { /* bytes that have come are not requested again */
 		out->frame.address += send->received;
 		out->frame.total -= send->received;
 	}

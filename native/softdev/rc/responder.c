@@ -69,7 +69,7 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	responder->failed = true;
 	responder->active = false;
 	responder->psn = psn; /* nothing from this one on will be acknowledged */
-	/* IBTA 11.6.3.2: affiliated errors of the responder, which no completion tells. */
+	/* IBTA 11.6.3.2: affiliated errors of the responder, which have no completion. */
 	if (nak == SOFT_NAK_REMOTE_ACCESS)
 		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
 	else if (nak == SOFT_NAK_INVALID_REQUEST)
@@ -121,8 +121,8 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* More than was agreed.  Unless frames get lost: then places are also held by answers that are told
- * again and have not gone out, or were given up in the middle of a frame, and it is as if the
+/* More than was agreed.  Unless frames get lost: then places are also held by answers that are
+ * sent again and have not gone out, or were given up in the middle of a frame, and it is as if the
  * request had got lost. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
@@ -179,7 +179,7 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	return SOFT_SINK_NONE;
 }
 
-/* To write is the right of an atomic write, which does not tell what was there (IBTA annex A19). */
+/* To write is the right of an atomic write, which returns no old value (IBTA annex A19). */
 static unsigned atomic_right(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
@@ -280,7 +280,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, const struct soft_frame *f
 	}
 	if (!qp->communicated) {
 		qp->communicated = true;
-		/* IBTA 11.6.3.1: told only to a peer that may not know it from its own requests. */
+		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}
@@ -448,7 +448,7 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_curs
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return cursor->acked; /* there is never anything to tell */
+		return cursor->acked; /* UC: nothing is acknowledged */
 	uint32_t next = cursor->response == responder->response_tail
 				? responder->psn
 				: response_at(qp, cursor->response)->psn;

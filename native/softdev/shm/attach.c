@@ -163,8 +163,8 @@ static void process_died(struct soft_fd_watch *watch, uint32_t events)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* False: its process is of another user.  Its death will be known by its pidfd, or by its socket alone
- * if it lives in a process name space that this one cannot see. */
+/* False: its process is of another user.  Its death will be known by its pidfd, or by its socket
+ * alone if it lives in a process name space that this one cannot see. */
 static bool identify(struct soft_shm_peer *peer)
 {
 	struct ucred credentials;

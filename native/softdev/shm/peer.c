@@ -160,7 +160,7 @@ void *soft_shm_peer_their_area(struct soft_shm_peer *peer)
 	return peer->their_area;
 }
 
-/* ---- what is sent about channels ------------------------------------------------------------- */
+/* ---- control records ------------------------------------------------------------------------ */
 
 /* The ring's positions are impossible, or there is no memory: the peer is ended when the lock is
  * given back. */

@@ -73,8 +73,8 @@ static struct soft_gid own_gid(const struct soft_qp *qp)
 
 /* ---- by TCP -------------------------------------------------------------------------------- */
 
-/* From the address that the queue pair has chosen, if it says one that others can see: of several
- * networks, that is the one to go by. */
+/* From the address that the queue pair has chosen, if that is one which other hosts can reach: of
+ * several networks, that one is used. */
 static int bind_source(int fd, const struct ibv_ah_attr *ah)
 {
 	struct sockaddr_storage address;
@@ -131,8 +131,8 @@ void soft_connect_established(struct soft_link *link)
 		soft_connect_later(link);
 		return;
 	}
-	/* On this machine the other side's end is told; should it be slow and take us for its peer
-	 * one day, another HELLO would be a pending link's. */
+	/* Within this machine the end of the other process closes the socket, so no timeout is
+	 * needed: a slow peer answers one day, and a second HELLO would only be a pending link. */
 	soft_liveness_watch(link);
 	if (!link->liveness_limit)
 		soft_timer_stop(&link->timer);
@@ -219,7 +219,7 @@ static void to_self(struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-/* RTR.  Whatever fails here is as if the peer could not be reached: requests will tell. */
+/* RTR.  Whatever fails here is as if the peer could not be reached: requests will fail. */
 void soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();

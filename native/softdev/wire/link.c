@@ -147,7 +147,7 @@ void soft_link_close(struct soft_link *link)
 	if (link->base.state == SOFT_LINK_HANDSHAKE)
 		soft_connect_abandon(link);
 	/* A frame that has been sent in part cannot be finished once its memory is the
-	 * application's again, and nothing can be said in the middle of it. */
+	 * application's again, and no other frame can begin in the middle of it. */
 	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
 
 	if (link->base.state != SOFT_LINK_UP || link->base.partial || over || link->to_self) {
@@ -155,7 +155,7 @@ void soft_link_close(struct soft_link *link)
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_settled(link); /* DISCONNECT tells it too */
+	soft_ack_settled(link); /* DISCONNECT carries it too */
 	link->sent = 0;
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
@@ -220,7 +220,7 @@ static void resume(void)
 	}
 }
 
-/* The engine stops: what still lingers has had its last words given to the kernel. */
+/* The engine stops: the last frames of lingering links have been given to the kernel. */
 static void stop_links(void)
 {
 	soft_handshake_drop_pending();

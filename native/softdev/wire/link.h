@@ -30,7 +30,7 @@ struct soft_wire {
 	ssize_t (*send)(struct soft_link *link, struct iovec *iov, int count);
 	/* Call soft_link_writable when there is room; 0 or an errno value. */
 	int (*wait)(struct soft_link *link);
-	/* Everything has been sent: finishes the link now, or when the other side says the same. */
+	/* Everything has been sent: finishes the link now, or when the other side has ended too. */
 	void (*end)(struct soft_link *link);
 	uint32_t frame_most; /* bytes of payload in one frame */
 	int frames_most;     /* given to it together, at most SOFT_LINK_FRAMES */
@@ -56,7 +56,7 @@ struct soft_link {
 	struct soft_delay_queue *delay_queue; /* delay_queue.c: NULL without a fault spec */
 	struct soft_qp *qp; /* NULL: not known yet, or left behind */
 	struct soft_node node;
-	struct soft_timer timer; /* retry, patience, lingering */
+	struct soft_timer timer; /* retry, timeout of a handshake, lingering */
 	unsigned attempts;
 	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
 	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
@@ -101,7 +101,7 @@ struct soft_link *soft_link_create(int fd, enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* There is another fault spec. */
 void soft_links_fault_spec_changed(void);
-/* The wire has come to its end without a word.  The link is finished when all is taken in. */
+/* The wire has ended without DISCONNECT.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
 /* Close the wires now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
@@ -112,11 +112,11 @@ void soft_link_close(struct soft_link *link);
 void soft_link_leave(struct soft_link *link);
 /* The port is up again: what has waited may go. */
 void soft_links_resume(void);
-/* What comes in on it gets lost from now on; the other side is told (req_retransmit.c). */
+/* What comes in on it gets lost from now on; LOSSY tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */
 void soft_link_flush(struct soft_link *link);
-/* There is, as far as that has been said; then it is not put off any longer. */
+/* Is output deferred to the end of the step?  Send it now. */
 bool soft_link_is_due(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 /* The wire has room again. */

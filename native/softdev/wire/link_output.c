@@ -87,7 +87,7 @@ static int zero_fill(uint32_t length, struct iovec *iov)
 	return length ? 1 : 0;
 }
 
-/* A frame that says where its payload is; false: this one cannot. */
+/* A frame with a descriptor of its payload; false: this one cannot have one. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -142,7 +142,7 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out, uint32_t 
 	return true;
 }
 
-/* With the acknowledgement, if one is due and may be told at this place. */
+/* With the acknowledgement, if one is due and may go at this place. */
 static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
 		      uint32_t acked)
 {
@@ -306,7 +306,7 @@ static bool build(struct batch *batch, struct soft_link *link, size_t room)
 	return true;
 }
 
-/* After this NAK there is nothing more to say. */
+/* No frame follows this NAK. */
 static bool is_last(enum soft_nak syndrome)
 {
 	/* A gap will be filled; what the requester did not have is no error of ours. */

@@ -1,7 +1,7 @@
 /* The data listener: where peers without a connection manager reach this process's queue pairs.
  *
- * Its TCP port is the port's LID, because that is what verbs applications tell each other beside
- * GID and QP number: the GID says the host, the LID the process on it.  The number must be free on
+ * Its TCP port is the port's LID, because that is what verbs applications exchange beside
+ * GID and QP number: the GID names the host, the LID the process on it.  The number must be free on
  * every address, so it is reserved on the unspecified address (bound there, but not listening), and
  * the process listens only where one of its queue pairs has an address: on loopback from the start,
  * elsewhere when a queue pair chooses another GID.  The UDP port of that number is reserved too,

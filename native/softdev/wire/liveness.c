@@ -1,9 +1,9 @@
 /* Liveness of the path to another machine, which can be lost without a sign.
  *
- * While nothing is under way, the kernel probes the other machine (keep-alive).  While something is,
- * a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also gives
- * up a peer whose machine answers every probe and whose process has merely been stopped: that is no
- * failure to a card, nor to this device.
+ * While nothing is under way, the kernel probes the other machine (keep-alive).  While something
+ * is, a timer checks whether anything at all comes back.  That is not TCP_USER_TIMEOUT, which also
+ * gives up a peer whose machine answers every probe and whose process has merely been stopped: that
+ * is no failure to a card, nor to this device.
  *
  * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
  * time (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel

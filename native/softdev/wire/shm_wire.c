@@ -17,7 +17,7 @@ enum {
 	LONG_RECORD = 16 * 1024, /* takes longer to copy than an answer to it */
 };
 
-/* ---- what the local peer says --------------------------------------------------------------- */
+/* ---- callbacks of the channel --------------------------------------------------------------- */
 
 static void accepted(struct soft_shm_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
@@ -57,7 +57,7 @@ static void writable(struct soft_shm_chan *chan)
 {
 	struct soft_link *link = soft_container(chan, struct soft_link, chan);
 
-	/* Now, and not when the lock is given back: then it would be another channel's turn. */
+	/* Now, and not when the lock is given back: by then other channels would have the room. */
 	link->base.blocked = false;
 	soft_link_flush(link);
 }
